@@ -58,7 +58,7 @@ def _print_summary(destination: str, summary: Summary) -> None:
     rows = [(noun, f"{summary.num_samples}")]
     if not is_audio:
         rows += [
-            ("  bytes kept", f"{summary.num_kept}"),
+            ("  bytes kept", f"{summary.num_visible}"),
             *([("  markers added", f"{summary.num_marked}")] if summary.num_marked else []),
             ("  encoded anew", f"{summary.num_encoded}"),
         ]

@@ -17,15 +17,13 @@ key             shape            dtype    written by meaning
                                                      upright original image, before the flip;
                                                      a view that was padded reaches a little over
 ``g/flip``      (B, V)           bool     loader     the device step mirrors this view left–right
-``g/keep``      (B, K)           int64    host       patches the encoder sees, in the host's order
-``g/removed``   (B, N−K)         int64    host       the other patches
-``g/visible``   (B, K)           int64    host       patches not masked, where the encoder sees all
-                                                     of them, some behind a mask token
-``g/masked``    (B, N)           bool     host       the patches behind a mask token
+``g/visible``   (B, K)           int64    host       patches whose content the encoder sees, in the
+                                                     host's order
+``g/hidden``    (B, N−K)         int64    host       the others: left out, or behind a mask token
+``g/masked``    (B, N)           bool     host       tokens that are replaced by a mask token
 ``g/target``    (B, K)           int64    lut        patches that the teacher sees, if not all
-``global/…``    (B, 2, N)        bool     dinov2,    ``content_mask`` and ``position_mask``: patches
-                                         masked_    of the student's global crops whose content, or
-                                         position   whose position, is masked
+``a/known``     (B, …)           bool     algorithm  tokens whose places the encoder knows; it
+                                                     forgets the others
 ``g/field_box`` (B, V, 4)        float32  algorithm  x0, y0, x1, y1 of the view in the position
                                                      field, the whole of which is [0, 1]; x0 > x1
                                                      where positions are mirrored with the view
@@ -54,6 +52,9 @@ Batch = dict[str, Tensor]
 INDEX = "index"
 EPOCH = "epoch"
 LABEL = "label"
+VISIBLE = "view/visible"
+HIDDEN = "view/hidden"
+MASKED = "view/masked"
 
 
 def from_images(

@@ -21,6 +21,7 @@ import pospre
 from pospre.algorithms.mae import MAE
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_names
+from pospre.model.attached import attach_algorithm
 from tests.algorithms.cases import DECODER, HOST_OF, Case
 
 ROOT = Path(__file__).parents[1]
@@ -114,7 +115,7 @@ def test_the_number_of_the_epoch_comes_from_the_trainer() -> None:
             super().write(batch, model)
 
     model, algorithm = Case(()).build()[0], Watched(**SMALL)
-    algorithm.attach(model)
+    attach_algorithm(model, algorithm)
     batch = {key: value for key, value in case.batch().items() if key != "epoch"}
     Trainer(
         model=model,
@@ -300,7 +301,7 @@ def test_a_plain_loop_that_leaves_something_out_is_an_error() -> None:
     with pytest.raises(UserError, match=r"lacks 'epoch', .*epoch=…"):
         model.prepare(batch, 0.0)
     batch = pospre.batch.numbered(batch, epoch=0)
-    with pytest.raises(UserError, match=r"lacks 'view/keep', which algorithms.mae writes"):
+    with pytest.raises(UserError, match=r"lacks 'view/visible', which algorithms.mae writes"):
         model(batch)
     with pytest.raises(UserError, match=r"progress is 3; give the share"):
         model.prepare(batch, 3)

@@ -144,7 +144,7 @@ def _note(
     item: Item, main: "PreparedImage | PreparedClip", fields: dict[str, Any], record: Record
 ) -> None:
     if isinstance(main, PreparedImage):
-        record.num_kept += main.kept
+        record.num_visible += main.kept
         record.num_marked += main.marked
         record.sides.append((main.width, main.height))
         if main.deep is not None:

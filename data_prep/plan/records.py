@@ -48,7 +48,7 @@ class Record:
         num_shares: that the conversion was divided into when the block was converted.
         files: name, bytes and SHA-256 of each file.
         shards: their entries of ``index.json``, for MDS.
-        num_kept: images whose bytes were kept.
+        num_visible: images whose bytes were kept.
         num_marked: images whose pixels were kept, but restart markers were added to the bytes; all
             others were encoded anew.
         skipped: path and reason of what cannot be read.
@@ -68,7 +68,7 @@ class Record:
     num_shares: int = 1
     files: list[tuple[str, int, str]] = field(default_factory=list)
     shards: list[dict[str, Any]] = field(default_factory=list)
-    num_kept: int = 0
+    num_visible: int = 0
     num_marked: int = 0
     skipped: list[dict[str, str]] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -138,9 +138,9 @@ class Summary:
         return sum(len(record.labels) for record in self.records)
 
     @property
-    def num_kept(self) -> int:
+    def num_visible(self) -> int:
         """Images whose own bytes were kept."""
-        return sum(record.num_kept for record in self.records)
+        return sum(record.num_visible for record in self.records)
 
     @property
     def num_marked(self) -> int:
@@ -150,7 +150,7 @@ class Summary:
     @property
     def num_encoded(self) -> int:
         """Images encoded anew."""
-        return self.num_samples - self.num_kept - self.num_marked
+        return self.num_samples - self.num_visible - self.num_marked
 
     @property
     def skipped(self) -> list[dict[str, str]]:

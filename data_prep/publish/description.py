@@ -85,7 +85,7 @@ def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
         "version": VERSION,
         "samples": summary.num_samples,
         "classes": plan.classes,
-        "kept": summary.num_kept,
+        "kept": summary.num_visible,
         "marked": summary.num_marked,
         "encoded": summary.num_encoded,
         "ignored": plan.num_ignored,

@@ -7,7 +7,6 @@ positions with a width that shrinks to zero, and every patch is weighted by its 
 class token.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,30 +16,18 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.batch import Batch
+from pospre.batch import EPOCH, INDEX, VISIBLE, Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress, require_one_view
+from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, ForgottenPlaces
-from pospre.model.position_task import (
-    Answers,
-    Distance,
-    PositionObjective,
-    check_temperature,
-    weighted_mean,
-)
+from pospre.model.position_task import Answers, Distance, PositionObjective, weighted_mean
 from pospre.model.question import Question
-from pospre.nn.decoder import DecoderBlocks, check_heads, split_tokens
+from pospre.nn.decoder import DecoderBlocks, split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
-from pospre.nn.masking import (
-    Sampling,
-    check_uniform,
-    num_kept,
-    slot_mask,
-    uniform_patches,
-    visible_patches,
-)
+from pospre.nn.masking import PatchMasking, Sampling, slot_mask
 from pospre.nn.places import Places
 from pospre.nn.vit import Encoder
 from pospre.ranges import PositiveShare, Ratio, Width
@@ -49,70 +36,39 @@ from pospre.schedules import linear
 PositionToken = Literal["learned", "zeros", "wrong"]
 
 
-def num_shown(visible: int, position_mask_ratio: float) -> int:
+def num_known(visible: int, position_mask_ratio: float) -> int:
     """Return how many of the visible patches keep their position: ``int(K·(1 − γ_pos))``.
 
     Raises:
         UserError: the ratio drops no position at all.
     """
-    shown = int(visible * (1 - position_mask_ratio))
-    if shown == visible:
+    known = int(visible * (1 - position_mask_ratio))
+    if known == visible:
         raise UserError(
             f"droppos.position_mask_ratio = {position_mask_ratio} drops none of {visible} "
             "positions. 0.75 is usual."
         )
-    return shown
+    return known
 
 
-def draw_dropped(batch: Batch, visible: int, position_mask_ratio: float, seed: int) -> Batch:
-    """Return ``droppos/order`` and ``droppos/shown``: which visible slots keep their position."""
-    keys = draws.sample_keys(seed, batch["epoch"], batch["index"], 0, "droppos/positions")
+def draw_known(batch: Batch, visible: int, position_mask_ratio: float, seed: int) -> Batch:
+    """Return ``droppos/order`` and ``droppos/known``: which visible slots keep their position."""
+    keys = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "droppos/positions")
     order = draws.permutation(keys, visible)
-    shown = slot_mask(order[:, : num_shown(visible, position_mask_ratio)], visible)
-    return {"droppos/order": order, "droppos/shown": shown}
-
-
-def draw_masks(
-    batch: Batch,
-    grid: tuple[int, int],
-    *,
-    mask_ratio: float,
-    position_mask_ratio: float,
-    seed: int,
-    sampling: Sampling = "random",
-) -> Batch:
-    """Return the keys that DropPos writes when it is alone, drawn from (seed, epoch, index)."""
-    patches = math.prod(grid)
-    visible = num_kept(patches, mask_ratio, key="droppos.mask_ratio")
-    masking = (
-        uniform_patches(batch, grid, seed)
-        if sampling == "uniform"
-        else visible_patches(batch, patches, visible, seed)
-    )
-    return {
-        "view/keep": masking.keep,
-        "view/removed": masking.removed,
-        **draw_dropped(batch, visible, position_mask_ratio, seed),
-    }
+    known = slot_mask(order[:, : num_known(visible, position_mask_ratio)], visible)
+    return {"droppos/order": order, "droppos/known": known}
 
 
 class WrongPlaces(nn.Module):
-    """Hands the i-th slot that is not shown the place of the i-th in random order."""
+    """Hands the i-th slot without position the place of the i-th in random order."""
 
     def forward(self, places: Places, batch: Batch, where: EncoderPass) -> Places:
-        """Return the places with those that are not shown exchanged, perhaps for their own."""
-        order, shown, cells = batch["droppos/order"], batch["droppos/shown"], batch["view/keep"]
-        turn = shown.sum(1, keepdim=True) + (~shown).cumsum(1) - 1
+        """Return the places with those that are dropped exchanged, perhaps for their own."""
+        assert where.visible is not None
+        order, known, cells = batch["droppos/order"], batch["droppos/known"], batch[where.visible]
+        turn = known.sum(1, keepdim=True) + (~known).cumsum(1) - 1
         others = cells.gather(1, order.gather(1, turn))
-        return places.move(torch.where(shown, cells, others))
-
-
-def _dropped(dim: int, kind: PositionToken) -> nn.Module:
-    """Return what hides the places that are not shown, or exchanges them."""
-    if kind == "wrong":
-        return WrongPlaces()
-    mark = token_parameter(dim) if kind == "learned" else None
-    return ForgottenPlaces("droppos/shown", mark, shown=True)
+        return places.move(torch.where(known, cells, others))
 
 
 class PositionClassification(PositionObjective):
@@ -143,20 +99,20 @@ class PositionClassification(PositionObjective):
         source = "teacher" if self.affinity == "teacher" else "affinity"
         if self.temperature is not None and source in passes:
             # a pass over the visible patches has no others to leave out
-            keep = None if self.affinity == "visible" else batch["view/keep"]
-            outputs["affinity"] = self.attentive_weights(passes[source], keep)
+            seen = None if self.affinity == "visible" else batch[VISIBLE]
+            outputs["affinity"] = self.attentive_weights(passes[source], seen)
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return Σ w·CE / Σ w over the patches without position (Eq. 8)."""
-        keep = batch["view/keep"]
+        true = batch[VISIBLE]
         log_prob = F.log_softmax(outputs["logits"].float(), dim=-1)
         smooth = self.targets(official=self.official)
-        cross_entropy = -(smooth[keep] * log_prob).sum(-1)
-        weights = (~batch["droppos/shown"]).float()
+        cross_entropy = -(smooth[true] * log_prob).sum(-1)
+        weights = (~batch["droppos/known"]).float()
         if self.ignore_confident:
-            confidence = log_prob.detach().gather(2, keep.unsqueeze(-1)).squeeze(-1).exp()
-            weights = weights * (confidence < smooth.diagonal()[keep])
+            confidence = log_prob.detach().gather(2, true.unsqueeze(-1)).squeeze(-1).exp()
+            weights = weights * (confidence < smooth.diagonal()[true])
         if "affinity" in outputs:
             weights = weights * outputs["affinity"]
         # all patches may be confident at once: then the loss is 0, not 0/0
@@ -164,17 +120,17 @@ class PositionClassification(PositionObjective):
 
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
         """Return where it puts the visible patches; those without position count."""
-        told = batch["droppos/shown"]
-        return Answers(outputs["logits"], batch["view/keep"], told, ~told)
+        told = batch["droppos/known"]
+        return Answers(outputs["logits"], batch[VISIBLE], told, ~told)
 
 
 @dataclass(kw_only=True, eq=False)
 class DropPos(PretrainAlgorithm):
     """Predict the positions of visible patches; alone, or beside a host that masks.
 
-    Writes ``droppos/order`` (B, K), the visible slots in random order, and ``droppos/shown``, bool
-    (B, K): the first of that order keep their position. Alone it also writes ``view/keep`` and
-    ``view/removed``; beside MAE (multi-task) it takes MAE's visible patches, and one encoder pass
+    Writes ``droppos/order`` (B, K), the visible slots in random order, and ``droppos/known``, bool
+    (B, K): the first of that order keep their position. Alone it also writes ``view/visible`` and
+    ``view/hidden``; beside MAE (multi-task) it takes MAE's visible patches, and one encoder pass
     serves both.
 
     Args:
@@ -213,6 +169,7 @@ class DropPos(PretrainAlgorithm):
         "share of these patches put in their place",
         "position_grid",
     )
+
     objective = PositionClassification
 
     mask_ratio: Ratio | None = None
@@ -233,38 +190,60 @@ class DropPos(PretrainAlgorithm):
 
     takes_merged_patches: ClassVar[bool] = True
 
+    def needs(self, encoder: Encoder) -> Needs:
+        """Return what must be there: patches that show what is in them, perhaps a teacher."""
+        weighs = self.temperature is not None
+        return Needs(
+            patches="shown",
+            class_token="droppos.temperature" if weighs else None,
+            teacher="droppos.affinity = teacher" if weighs and self.affinity == "teacher" else None,
+            heads={"decoder": (self.decoder_dim, self.decoder_heads)},
+            hint="Use droppos alone or with mae.",
+        )
+
     def attach(self, model: PretrainModel) -> None:
-        """Add decoder, passes and the editor of places; a no-op if they are there."""
-        if "droppos" in model.objectives:
-            _check_teacher(self, model)
-            return
-        require_one_view(model, "droppos", "view")
-        _check(self, model, self._host(model))
-        if self._host(model) is None:
-            kept = num_kept(model.encoder.num_patches, self._ratio)
-            model.registry.claim("view/keep", "droppos", count=kept)
-            model.registry.claim("view/removed", "droppos", shuffled=True)
-            model.registry.add_pass("student", "droppos", EncoderPass(keep="view/keep"))
-        model.registry.claim("droppos/order", "droppos")
+        """Add the decoder, the passes and the editor of places."""
+        registry, encoder, hidden = model.registry, model.encoder, model.registry.hidden
+        if hidden is None:
+            masking = self._masking(encoder)
+            visible = masking.num_visible
+            registry.add_pass(
+                "student", "droppos", registry.hide("droppos", visible, shuffled=True)
+            )
+        else:
+            host = f"the host {hidden.owner}, which chooses the visible patches"
+            self.check_used("mask_ratio", False, host)
+            self.check_used("sampling", False, host)
+            visible = hidden.visible or encoder.num_patches
+        num_known(visible, self.position_mask_ratio)
+        registry.claim("droppos/order", "droppos")
         told = "of the patches framed in green the position is told"
-        model.registry.claim("droppos/shown", "droppos", green=told)
-        model.places.named["droppos"] = _dropped(model.encoder.embed_dim, self.position_token)
-        model.registry.join_pass("student", "droppos", places=("droppos",))
+        registry.claim("droppos/known", "droppos", green=told)
+        model.places.named["droppos"] = self._dropped(encoder)
+        registry.join_pass("student", "droppos", places=("droppos",))
         if self.temperature is not None and self.affinity == "teacher":
-            model.registry.add_pass("teacher", "droppos", EncoderPass(teacher=True))
+            registry.add_pass("teacher", "droppos", EncoderPass(teacher=True))
         elif self.temperature is not None:
-            keep = "view/keep" if self.affinity == "visible" else None
-            model.registry.add_pass("affinity", "droppos", EncoderPass(keep=keep, grad=False))
-        model.add_objective("droppos", PositionClassification(model.encoder, self))
+            seen = VISIBLE if self.affinity == "visible" else None
+            registry.add_pass("affinity", "droppos", EncoderPass(visible=seen, grad=False))
+        model.add_objective("droppos", PositionClassification(encoder, self))
 
-    def _host(self, model: PretrainModel) -> str | None:
-        """Return the algorithm that chooses the visible patches; None: this one."""
-        writer = model.registry.writers.get("view/keep", "droppos")
-        return None if writer == "droppos" else writer
+    def _masking(self, encoder: Encoder) -> PatchMasking:
+        ratio = 0.75 if self.mask_ratio is None else self.mask_ratio
+        return PatchMasking.by_ratio("droppos", encoder.grid, ratio, self.sampling)
 
-    @property
-    def _ratio(self) -> float:
-        return 0.75 if self.mask_ratio is None else self.mask_ratio
+    def _dropped(self, encoder: Encoder) -> nn.Module:
+        """Return what hides the places that are not known, or exchanges them."""
+        if encoder.patches_per_token > 1 and self.position_token != "zeros":
+            raise UserError(
+                f"droppos.position_token is '{self.position_token}', but swin_tiny has offsets "
+                "between patches instead of positions to replace. Use zeros."
+            )
+        if self.position_token == "wrong":
+            return WrongPlaces()
+        learned = self.position_token == "learned"
+        mark = token_parameter(encoder.embed_dim) if learned else None
+        return ForgottenPlaces("droppos/known", mark)
 
     def couples_samples(self) -> str | None:
         """Return what looks at all samples of a forward at once."""
@@ -273,79 +252,13 @@ class DropPos(PretrainAlgorithm):
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the visible patches (unless a host did) and which of them keep their position."""
-        _check_teacher(self, model)
-        if self._host(model) is not None:
-            visible = batch["view/keep"].shape[1]
-            masks = draw_dropped(batch, visible, self.position_mask_ratio, model.seed)
-        else:
-            masks = draw_masks(
-                batch,
-                model.encoder.grid,
-                mask_ratio=self._ratio,
-                position_mask_ratio=self.position_mask_ratio,
-                seed=model.seed,
-                sampling=self.sampling,
-            )
-        batch.update(masks)
+        if model.registry.writers[VISIBLE] == "droppos":
+            batch.update(self._masking(model.encoder).draw(batch, model.seed))
+        visible = batch[VISIBLE].shape[1]
+        batch.update(draw_known(batch, visible, self.position_mask_ratio, model.seed))
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Set σ: from σ0 to σT per step, or as published per epoch."""
-        objective = model.objectives["droppos"]
-        assert isinstance(objective, PositionClassification)
         fraction = progress.epoch if self.official else progress.step
-        objective.sigma.fill_(linear(self.sigma_start, self.sigma_end, fraction))
-
-
-def _check(options: DropPos, model: PretrainModel, host: str | None) -> None:
-    """Raise ``UserError`` for options that cannot work together, or beside ``host``."""
-    writers = model.registry.writers
-    masking = writers.get("view/visible", writers.get("view/hidden"))
-    if masking is not None:
-        raise UserError(
-            f"algorithms: droppos classifies the patches that the encoder sees, but '{masking}' "
-            "gives it masked ones as well, which only their positions tell apart. Use droppos "
-            "alone or with mae."
-        )
-    if host is not None and options.mask_ratio is not None:
-        raise UserError(
-            f"droppos.mask_ratio = {options.mask_ratio}, but '{host}' already chooses the visible "
-            f"patches. Remove it (or set it to null) and use {host}.mask_ratio."
-        )
-    check_heads("droppos", "decoder", options.decoder_dim, options.decoder_heads)
-    check_temperature("droppos", model.encoder, options.temperature)
-    _check_positions(options, model.encoder)
-    if options.sampling == "uniform":
-        _check_uniform(options, model.encoder.grid, host)
-    visible = model.encoder.num_patches
-    if host is None:
-        visible = num_kept(visible, options._ratio, key="droppos.mask_ratio")
-    num_shown(visible, options.position_mask_ratio)
-
-
-def _check_positions(options: DropPos, encoder: Encoder) -> None:
-    """Raise ``UserError`` for positions that this encoder cannot drop."""
-    if encoder.patches_per_token > 1 and options.position_token != "zeros":
-        raise UserError(
-            f"droppos.position_token is '{options.position_token}', but swin_tiny has offsets "
-            "between patches instead of positions to replace. Use zeros."
-        )
-
-
-def _check_uniform(options: DropPos, grid: tuple[int, int], host: str | None) -> None:
-    """Raise ``UserError`` where one patch of every 2×2 cannot be what is visible."""
-    if host is not None:
-        raise UserError(
-            f"droppos.sampling = uniform chooses the visible patches, but '{host}' does so "
-            "already. Use random, or droppos alone."
-        )
-    check_uniform("droppos", options._ratio, grid)
-
-
-def _check_teacher(options: DropPos, model: PretrainModel) -> None:
-    """Raise ``UserError`` if nobody has brought the teacher; it may come after DropPos."""
-    needed = options.affinity == "teacher" and options.temperature is not None
-    if needed and model.teacher is None:
-        raise UserError(
-            "droppos.affinity = teacher takes another algorithm's momentum teacher, and none has "
-            "one. Add lut or ema_teacher, or use droppos.affinity = full."
-        )
+        sigma = linear(self.sigma_start, self.sigma_end, fraction)
+        model.objectives.of(PositionClassification).sigma.fill_(sigma)

@@ -10,7 +10,9 @@ from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.teacher import Momentum
+from pospre.nn.vit import Encoder
 
 
 @dataclass(kw_only=True, eq=False)
@@ -30,10 +32,12 @@ class EmaTeacher(PretrainAlgorithm):
     momentum_end: float = 1.0
     shape: Literal["constant", "cosine", "linear"] = "constant"
 
+    def needs(self, encoder: Encoder) -> Needs:
+        """Return what must be there: nothing."""
+        return Needs(views={})
+
     def attach(self, model: PretrainModel) -> None:
-        """Add the teacher; a no-op if it is there."""
-        if model.teachers.owner == "ema_teacher":
-            return
+        """Add the teacher."""
         if model.teachers.owner is not None:
             raise UserError(
                 f"algorithms: '{model.teachers.owner}' has a teacher of its own, so ema_teacher is "

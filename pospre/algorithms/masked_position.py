@@ -24,13 +24,15 @@ from pospre.batch import Batch, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs, Predicts
 from pospre.model.passes import ForgottenPlaces
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen
+from pospre.nn.vit import Encoder
 from pospre.ranges import RatioRange
 
-MASK_KEY = "global/position_mask"
+KNOWN = "global/known"
 
 
 def cross_order(keys: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -94,7 +96,7 @@ class PositionMatching(Objective):
 
     def __init__(self, model: PretrainModel, options: "MaskedPosition") -> None:
         super().__init__()
-        host = _host(model).options
+        host = model.objectives.of(PrototypeMatching).options
         self.host, self.weight, self.mask_ratio = host, options.weight, options.mask_ratio
         self.num_prefix = model.encoder.num_prefix_tokens
         self.head = prototype_head(model, host)
@@ -114,7 +116,7 @@ class PositionMatching(Objective):
 
         Also how often the student names the teacher's prototype, ``agreement``.
         """
-        mask = batch[MASK_KEY]
+        mask = ~batch[KNOWN]
         num_samples, _, patches = mask.shape
         most = int(patches * self.mask_ratio[1])
         slots = masked_slots(mask, num_free_crops(num_samples, self.host) * most)
@@ -135,7 +137,7 @@ class PositionMatching(Objective):
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean over all global crops of each crop's mean over its masked patches."""
-        num_crops = NUM_CROPS * len(batch[MASK_KEY])
+        num_crops = NUM_CROPS * len(batch[KNOWN])
         return patch_loss(outputs["cross_entropy"], outputs["weight"], num_crops)
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
@@ -147,7 +149,7 @@ class PositionMatching(Objective):
 class MaskedPosition(PretrainAlgorithm):
     """Masks positions on those global crops of DINOv2 whose content is not masked.
 
-    Writes ``global/position_mask``, bool (B, 2, N). Prototypes, temperatures, centering and the
+    Writes ``global/known``, bool (B, 2, N). Prototypes, temperatures, centering and the
     freeze at the beginning are those of ``dinov2``; the head is one more of the same size. The host
     decides what is left to mask: with ``dinov2.mask_crop_rate`` 0.5 one global crop of each image
     has masked content and the other masked positions, with 0 both have masked positions. Works with
@@ -170,15 +172,21 @@ class MaskedPosition(PretrainAlgorithm):
     mask_ratio: RatioRange = (0.1, 0.5)
     weight: NonNegativeFloat = 1.0
 
+    def needs(self, encoder: Encoder) -> Needs:
+        """Return what must be there: DINOv2, its teacher and its global crops."""
+        return Needs(
+            views={},
+            objective=(PrototypeMatching, "dinov2"),
+            hint="Add dinov2, or use droppos, which needs no teacher.",
+        )
+
     def attach(self, model: PretrainModel) -> None:
-        """Add the editor of places, the head and its teacher; a no-op if they are there."""
-        if "masked_position" in model.objectives:
-            return
+        """Add the editor of places, the head and its teacher."""
         _check(self, model)
-        green = "patches framed in green lose their position"
-        model.registry.claim(MASK_KEY, "masked_position", green=green)
+        green = "of the patches framed in green the position is known"
+        model.registry.claim(KNOWN, "masked_position", green=green)
         mark = nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim))
-        model.places.named["masked_position"] = ForgottenPlaces(MASK_KEY, mark)
+        model.places.named["masked_position"] = ForgottenPlaces(KNOWN, mark)
         model.registry.join_pass("global", "masked_position", places=("masked_position",))
         model.registry.join_pass("teacher", "masked_position")
         model.add_objective("masked_position", PositionMatching(model, self))
@@ -196,7 +204,9 @@ class MaskedPosition(PretrainAlgorithm):
         ).squeeze(-1)
         low, high = self.mask_ratio
         count = (patches * (low + (high - low) * share)).long().clamp_max(int(patches * high))
-        count = torch.where(free_crops(batch[CONTENT_KEY], _host(model).options), count, 0)
+        count = torch.where(
+            free_crops(batch[CONTENT_KEY], model.objectives.of(PrototypeMatching).options), count, 0
+        )
         keys = view_keys(batch, NUM_CROPS, model.seed, f"masked_position/{self.shape}")
         if self.shape == "box":
             mask = block_masks(keys.flatten(), count.flatten(), grid).unflatten(0, keys.shape)
@@ -204,29 +214,17 @@ class MaskedPosition(PretrainAlgorithm):
             order = cross_order(keys, grid)
             first = torch.arange(patches, device=count.device) < count.unsqueeze(-1)
             mask = torch.zeros_like(first).scatter(-1, order, first)
-        batch[MASK_KEY] = mask
+        batch[KNOWN] = ~mask
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Take over the host's temperature of the teacher."""
-        objective = model.objectives["masked_position"]
-        assert isinstance(objective, PositionMatching)
-        objective.temperature.copy_(_host(model).temperature)
-
-
-def _host(model: PretrainModel) -> PrototypeMatching:
-    host = model.objectives["dinov2"]
-    assert isinstance(host, PrototypeMatching)
-    return host
+        host = model.objectives.of(PrototypeMatching)
+        model.objectives.of(PositionMatching).temperature.copy_(host.temperature)
 
 
 def _check(options: MaskedPosition, model: PretrainModel) -> None:
     """Raise ``UserError`` for options that cannot be, or a host that cannot serve."""
-    if "dinov2" not in model.objectives:
-        raise UserError(
-            "masked_position compares patches with a momentum teacher's on global crops, which "
-            "algorithms.dinov2 brings. Add dinov2, or use droppos, which needs no teacher."
-        )
-    if _host(model).options.mask_crop_rate == 1:
+    if model.objectives.of(PrototypeMatching).options.mask_crop_rate == 1:
         raise UserError(
             "masked_position masks the global crops that dinov2 leaves unmasked, but "
             "dinov2.mask_crop_rate = 1.0 leaves none. Use 0.5, or leave masked_position out."

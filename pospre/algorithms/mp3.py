@@ -20,15 +20,10 @@ from pospre.batch import Batch, image_key, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, ForgottenPlaces
-from pospre.model.position_task import (
-    Answers,
-    Distance,
-    PositionObjective,
-    check_temperature,
-    weighted_mean,
-)
+from pospre.model.position_task import Answers, Distance, PositionObjective, weighted_mean
 from pospre.model.question import Question
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
@@ -144,11 +139,17 @@ class MP3(PretrainAlgorithm):
     count_shown: bool = False
     weight: NonNegativeFloat = 1.0
 
+    def needs(self, encoder: Encoder) -> Needs:
+        """Return what must be there: views of which the encoder gets all patches."""
+        return Needs(
+            views={"view": None},
+            patches="all",
+            class_token=None if self.temperature is None else "mp3.temperature",
+            hint="Use mp3 alone or beside dinov2; or droppos, which goes with mae.",
+        )
+
     def attach(self, model: PretrainModel) -> None:
-        """Add the pass with context-only keys and the linear head; a no-op if they are there."""
-        if "mp3" in model.objectives:
-            return
-        model.registry.require_views("mp3", "view")
+        """Add the pass with context-only keys and the linear head."""
         _check(self, model)
         patches = model.encoder.num_patches
         # without masking there is nothing to gather
@@ -159,7 +160,7 @@ class MP3(PretrainAlgorithm):
         model.registry.claim("mp3/context", "mp3", green=green)
         model.registry.claim("mp3/known", "mp3")
         if editors:
-            model.places.named["mp3"] = ForgottenPlaces("mp3/known", None, shown=True)
+            model.places.named["mp3"] = ForgottenPlaces("mp3/known", None)
         if self.temperature is not None:
             model.registry.add_pass("affinity", "mp3", EncoderPass(grad=False, places=editors))
         model.add_objective("mp3", PatchPositions(model.encoder, self))
@@ -182,9 +183,8 @@ class MP3(PretrainAlgorithm):
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Set the width of the label smoothing."""
-        objective = model.objectives["mp3"]
-        assert isinstance(objective, PatchPositions)
-        objective.sigma.fill_(linear(self.sigma_start, self.sigma_end, progress.step))
+        sigma = linear(self.sigma_start, self.sigma_end, progress.step)
+        model.objectives.of(PatchPositions).sigma.fill_(sigma)
 
 
 def _check(options: MP3, model: PretrainModel) -> None:
@@ -214,4 +214,3 @@ def _check(options: MP3, model: PretrainModel) -> None:
             f"{key} tells some patches their position, but encoder.positions = {positions.name} "
             "has none to tell. Set encoder.positions: sincos, or mp3.position_rate to 0."
         )
-    check_temperature("mp3", encoder, options.temperature)

@@ -5,29 +5,23 @@ that are masked, and regresses their raw pixels with one linear layer.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from pospre.batch import Batch
+from pospre.batch import HIDDEN, MASKED, Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, require_one_view
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
-from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.model.passes import MaskedTokens
 from pospre.model.pixel_task import PixelObjective
 from pospre.model.question import Question
 from pospre.nn.initialisation import token_parameter
-from pospre.nn.masking import cell_patches, gather_tokens, slot_mask, visible_patches
+from pospre.nn.masking import PatchMasking, gather_tokens, slot_mask
 from pospre.nn.vit import Encoder
-
-
-def visible_cells(encoder: Encoder, options: "SimMIM") -> tuple[int, int]:
-    """Return how many cells an image has, and how many of them stay visible."""
-    cells = math.prod(side // options.mask_cell for side in encoder.image_size)
-    return cells, cells - math.ceil(cells * options.mask_ratio)
 
 
 class RawPixelRegression(PixelObjective):
@@ -43,7 +37,7 @@ class RawPixelRegression(PixelObjective):
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return predicted and true pixels of the masked patches, each (B, N−K, h·w·C)."""
         # only masked patches enter the loss, so only they are predicted
-        tokens = gather_tokens(passes["student"][:, self.num_prefix :], batch["view/removed"])
+        tokens = gather_tokens(passes["student"][:, self.num_prefix :], batch[HIDDEN])
         return {"predicted": self.predict(tokens), "target": self.target(batch)}
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
@@ -55,7 +49,7 @@ class RawPixelRegression(PixelObjective):
 class SimMIM(PretrainAlgorithm):
     """The host that encodes all patches, some of them masked, and predicts raw pixels.
 
-    Writes ``view/visible`` (B, K) and ``view/removed`` (B, N−K), cell after cell, and
+    Writes ``view/visible`` (B, K) and ``view/hidden`` (B, N−K), cell after cell, and
     ``view/masked``, bool (B, N).
 
     Args:
@@ -77,51 +71,44 @@ class SimMIM(PretrainAlgorithm):
     is_host: ClassVar[bool] = True
 
     def attach(self, model: PretrainModel) -> None:
-        """Add the mask token, the pass and the pixel objective; a no-op if they are there."""
-        if "simmim" in model.objectives:
-            return
-        require_one_view(model, "simmim", "view")
-        _check(self, model.encoder)
-        cells, visible = visible_cells(model.encoder, self)
-        shown = visible * (model.encoder.num_patches // cells)
-        model.registry.claim("view/visible", "simmim", count=shown)
-        model.registry.claim("view/removed", "simmim", shuffled=True)
-        model.registry.claim("view/masked", "simmim")
-        model.contents.named["simmim"] = MaskedTokens(
-            token_parameter(model.encoder.embed_dim, cut=True), "masked"
-        )
-        model.registry.add_pass("student", "simmim", EncoderPass(content=("simmim",)))
-        model.add_objective("simmim", RawPixelRegression(model.encoder, self.weight))
+        """Add the mask token, the pass and the pixel objective."""
+        registry, encoder = model.registry, model.encoder
+        visible = self._masking(encoder).num_visible
+        student = registry.hide("simmim", visible, shuffled=True, left_out=False)
+        token = token_parameter(encoder.embed_dim, cut=True)
+        model.contents.named["simmim"] = MaskedTokens(token, "masked")
+        registry.add_pass("student", "simmim", replace(student, content=("simmim",)))
+        model.add_objective("simmim", RawPixelRegression(encoder, self.weight))
+
+    def _masking(self, encoder: Encoder) -> PatchMasking:
+        """Return which cells are shown.
+
+        Raises:
+            UserError: cells that do not fit the image, or all of them masked.
+        """
+        (height, width), side = encoder.patch_size, self.mask_cell
+        if side % height or side % width:
+            raise UserError(
+                f"simmim.mask_cell is {side}, but must be a multiple of the patch size "
+                f"{max(height, width)}. Try {2 * max(height, width)}."
+            )
+        if any(length % side for length in encoder.image_size):
+            raise UserError(
+                f"simmim.mask_cell = {side} does not divide encoder.image_size = "
+                f"{max(encoder.image_size)}. Use a divisor of it that is a multiple of the patch "
+                f"size {max(height, width)}."
+            )
+        cells = math.prod(length // side for length in encoder.image_size)
+        visible = cells - math.ceil(cells * self.mask_ratio)
+        if visible < 1:
+            raise UserError(
+                f"simmim.mask_ratio = {self.mask_ratio} leaves none of the {cells} cells visible. "
+                "Use a smaller ratio, or a smaller simmim.mask_cell."
+            )
+        cell = (side // height, side // width)
+        return PatchMasking(encoder.grid, visible * math.prod(cell), cell=cell)
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw which cells stay visible."""
-        encoder = model.encoder
-        cells, visible = visible_cells(encoder, self)
-        height, width = encoder.patch_size
-        split = visible_patches(batch, cells, visible, model.seed)
-        batch["view/visible"], batch["view/removed"] = (
-            cell_patches(part, encoder.grid, (self.mask_cell // height, self.mask_cell // width))
-            for part in split
-        )
-        batch["view/masked"] = slot_mask(batch["view/removed"], encoder.num_patches)
-
-
-def _check(options: SimMIM, encoder: Encoder) -> None:
-    """Raise ``UserError`` for cells that do not fit the image, or all of them masked."""
-    if any(options.mask_cell % side for side in encoder.patch_size):
-        raise UserError(
-            f"simmim.mask_cell is {options.mask_cell}, but must be a multiple of the patch size "
-            f"{max(encoder.patch_size)}. Try {2 * max(encoder.patch_size)}."
-        )
-    if any(side % options.mask_cell for side in encoder.image_size):
-        raise UserError(
-            f"simmim.mask_cell = {options.mask_cell} does not divide encoder.image_size = "
-            f"{max(encoder.image_size)}. Use a divisor of it that is a multiple of the patch size "
-            f"{max(encoder.patch_size)}."
-        )
-    cells, visible = visible_cells(encoder, options)
-    if visible < 1:
-        raise UserError(
-            f"simmim.mask_ratio = {options.mask_ratio} leaves none of the {cells} cells visible. "
-            "Use a smaller ratio, or a smaller simmim.mask_cell."
-        )
+        batch.update(self._masking(model.encoder).draw(batch, model.seed))
+        batch[MASKED] = slot_mask(batch[HIDDEN], model.encoder.num_patches)

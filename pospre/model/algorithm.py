@@ -18,12 +18,14 @@ from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.attached import attach_algorithm, check_given, write_draws
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.objective import Objective
 from pospre.model.optimizer_check import check_optimized
 from pospre.model.outside import is_outside, load_class
 from pospre.model.progress import Progress, training_progress
 from pospre.model.question import Question
 from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.vit import Encoder
 
 _FORWARDS = (Event.BEFORE_FORWARD, Event.EVAL_BEFORE_FORWARD, Event.PREDICT_BEFORE_FORWARD)
 
@@ -31,9 +33,9 @@ _FORWARDS = (Event.BEFORE_FORWARD, Event.EVAL_BEFORE_FORWARD, Event.PREDICT_BEFO
 class PretrainAlgorithm(Algorithm):
     """A host or a position algorithm as a Composer ``Algorithm``.
 
-    ``attach`` adds its modules before the optimiser is made, and does nothing the second time (at
-    ``Event.INIT``). Before each forward it sets its schedules and writes its masks into the batch.
-    Its options are the fields of a dataclass.
+    What it ``needs`` is checked first; then ``attach`` adds its modules, once, before the optimiser
+    is made. Before each forward it sets its schedules and writes its masks into the batch. Its
+    options are the fields of a dataclass.
 
     Attributes:
         question: what it asks of a model, with which a run's page begins; None: nothing.
@@ -97,9 +99,37 @@ class PretrainAlgorithm(Algorithm):
                 f"only {', '.join(able)} take such an encoder."
             )
 
+    def needs(self, encoder: Encoder) -> Needs:
+        """Return what must be there before it attaches; by default one view of ``view``."""
+        return Needs()
+
     @abstractmethod
     def attach(self, model: PretrainModel) -> None:
-        """Add passes, objectives and position modules to ``model``; idempotent."""
+        """Check the options, and add passes, objectives and position modules to ``model``."""
+
+    def check_company(self, model: PretrainModel) -> None:
+        """Raise ``UserError`` for algorithms that it cannot work beside.
+
+        It is called before ``attach``, and once more when all are attached.
+        """
+        return
+
+    def check_used(self, option: str, used: bool, other: str) -> None:
+        """Raise ``UserError`` if an option is set, but has no effect.
+
+        Args:
+            option: by name.
+            used: whether it has an effect.
+            other: the option of this algorithm that decides so, or what else does, in words.
+        """
+        value, name = getattr(self, option), self.module_name()
+        if used or value == getattr(type(self), option):
+            return
+        reason = f"{name}.{other} = {getattr(self, other)}" if hasattr(self, other) else other
+        raise UserError(
+            f"{name}.{option} = {value} has no effect with {reason}. Remove it, or change the "
+            "latter."
+        )
 
     @abstractmethod
     def write(self, batch: Batch, model: PretrainModel) -> None:
@@ -196,16 +226,6 @@ def unwrapped(model: nn.Module) -> PretrainModel:
             f"and got {type(own).__name__}."
         )
     return own
-
-
-def require_one_view(model: PretrainModel, owner: str, group: str) -> None:
-    """Raise ``UserError`` unless ``group`` is there and holds exactly one view per sample."""
-    count = model.registry.require_views(owner, group).count
-    if count != 1:
-        raise UserError(
-            f"algorithms.{owner} works on one view of the group '{group}', but "
-            f"data.views.{group}.count is {count}. Set it to 1."
-        )
 
 
 def algorithm_names() -> list[str]:

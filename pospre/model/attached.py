@@ -9,6 +9,7 @@ from composer.core import Algorithm
 
 from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, whole_numbers
 from pospre.errors import UserError
+from pospre.model.needs import check_needs
 from pospre.model.optimizer_check import check_followed
 from pospre.model.progress import Progress, as_progress
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:  # the model knows its algorithms, and they know the model
 
 
 def attach_algorithm(model: PretrainModel, algorithm: PretrainAlgorithm) -> None:
-    """Attach ``algorithm`` to ``model`` and list it there; one that is listed is only asked again.
+    """Attach ``algorithm`` to ``model`` and list it there, unless it is listed.
 
     Raises:
         UserError: it is no algorithm, another of its name is attached, or it cannot work with this
@@ -30,31 +31,26 @@ def attach_algorithm(model: PretrainModel, algorithm: PretrainAlgorithm) -> None
             "such as [pospre.MAE(mask_ratio=0.75), pospre.DropPos(weight=0.05)]."
         )
     name, listed = algorithm.module_name(), model.algorithms
-    is_new = not any(each is algorithm for each in listed)
-    if is_new and name in [each.module_name() for each in listed]:
+    if any(each is algorithm for each in listed):
+        return
+    if name in [each.module_name() for each in listed]:
         raise UserError(
             f"algorithms.{name} is attached to this model already; attach it once, and give a "
             "Trainer algorithms=model.algorithms."
         )
     joining = [each.module_name() for each in listed if not each.is_host]
-    if is_new and algorithm.is_host and joining:
+    if algorithm.is_host and joining:
         raise UserError(
             f"algorithms.{name} is a host, and {joining[0]} is attached already, which joins what "
             f"it finds: attach {name} first, then {joining[0]}."
         )
     algorithm.check_encoder(model.encoder)
+    check_needs(model, name, algorithm.needs(model.encoder))
+    algorithm.check_company(model)
     algorithm.attach(model)
-    if is_new:
-        model.check_places()
-        model.to(next(model.encoder.parameters()).device)  # where the encoder was moved before
-        model.algorithms.append(algorithm)
-
-
-def attach_again(model: PretrainModel) -> None:
-    """Let each algorithm take from those after it what is there now, and check the whole."""
-    for algorithm in model.algorithms:
-        algorithm.attach(model)
-    model.check_complete()
+    model.check_places()
+    model.to(next(model.encoder.parameters()).device)  # where the encoder was moved before
+    model.algorithms.append(algorithm)
 
 
 def check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
@@ -83,7 +79,7 @@ def begin_step(model: PretrainModel, batch: Batch, progress: Progress | float) -
     if not isinstance(progress, Progress):  # a loop without Composer
         check_given(model, model.algorithms)
         if not model.is_prepared:
-            attach_again(model)
+            model.check_complete()
             model.is_prepared = True
         check_followed(model)
     write_draws(model, model.algorithms, batch, as_progress(progress))

@@ -15,8 +15,9 @@ from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, plac
 from pospre.data.views.options import ViewGroup, Views, named_groups
 from pospre.data.views.plan import first_view
 from pospre.errors import UserError
-from pospre.model.attached import attach_again, attach_algorithm, begin_step
+from pospre.model.attached import attach_algorithm, begin_step
 from pospre.model.loop_check import NumberCheck, check_unwrapped
+from pospre.model.needs import check_teacher
 from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs, StepOutputs
 from pospre.model.optimizer_check import check_stepped
 from pospre.model.passes import EditSet, EncoderPass
@@ -98,7 +99,7 @@ class PretrainModel(ComposerModel):
         for algorithm in sorted(algorithms, key=lambda each: not getattr(each, "is_host", False)):
             attach_algorithm(self, algorithm)
         if self.algorithms:
-            attach_again(self)
+            self.check_complete()
 
     # -- what algorithms attach ---------------------------------------------------------------
 
@@ -135,6 +136,9 @@ class PretrainModel(ComposerModel):
         self.registry.check_read(list(self.objectives))
         self.registry.check_editors(self.contents.named, self.places.named)
         self.check_places()
+        for algorithm in self.algorithms:
+            check_teacher(self, algorithm.needs(self.encoder))
+            algorithm.check_company(self)
 
     def check_places(self) -> None:
         """Raise ``UserError`` where the encoder is told what an objective shall predict."""
@@ -194,26 +198,26 @@ class PretrainModel(ComposerModel):
         with torch.set_grad_enabled(torch.is_grad_enabled() and declared.has_grad):
             encoder = self.teacher if declared.teacher else self.encoder
             assert encoder is not None
-            keep = _rows(batch, declared.keep, len(images))
+            visible = _rows(batch, declared.visible, len(images))
             return encoder(
                 images,
-                keep,
-                self.pass_places(declared, batch, keep),
+                visible,
+                self.pass_places(declared, batch, visible),
                 content=self._edit_content(declared, batch),
                 context_BM=_rows(batch, declared.context, len(images)),
                 keys_B=self._dropping_keys(name, declared, batch, images_BVCHW.shape[1]),
                 prefix_only=not declared.needs_patches,
             )
 
-    def pass_places(self, declared: EncoderPass, batch: Batch, keep_RK: Tensor | None) -> Places:
+    def pass_places(self, declared: EncoderPass, batch: Batch, visible_RK: Tensor | None) -> Places:
         """Return the places of a pass' tokens: where the views lie, then as algorithms edit them.
 
         Args:
             declared: the pass.
             batch: with the masks that these write.
-            keep_RK: the patches that it runs over.
+            visible_RK: the patches that it runs over.
         """
-        own = view_places(batch, declared.group, self.grid(declared.group), keep_RK)
+        own = view_places(batch, declared.group, self.grid(declared.group), visible_RK)
         if declared.teacher:  # it sees places as they are
             own = replace(own, keys=None)
         return self.places(declared.places, batch, declared, own)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
@@ -62,6 +62,9 @@ class Objective(nn.Module, ABC):
         return []
 
 
+Kind = TypeVar("Kind", bound=Objective)
+
+
 class ObjectiveSet(nn.Module):
     """The objectives of a model by name, run in the order of their attachment.
 
@@ -84,6 +87,15 @@ class ObjectiveSet(nn.Module):
     def find(self, kind: type) -> tuple[str, Any]:
         """Return the name of the first objective that is a ``kind``, and itself."""
         return next((name, each) for name, each in self.named.items() if isinstance(each, kind))
+
+    def of(self, kind: type[Kind]) -> Kind:
+        """Return the first objective that is a ``kind``."""
+        found: Kind = self.find(kind)[1]
+        return found
+
+    def has(self, kind: type) -> bool:
+        """Tell whether an objective is a ``kind``."""
+        return any(isinstance(each, kind) for each in self.named.values())
 
     def __contains__(self, name: str) -> bool:
         return name in self.named

@@ -16,7 +16,7 @@ class EncoderPass:
 
     Attributes:
         group: the view group.
-        keep: batch key of the patches to encode, (B, K) or (B, V, K), or None for all of them.
+        visible: batch key of the patches to encode, (B, K) or (B, V, K), or None for all of them.
         context: batch key of those among them that give keys and values, or None for all.
         content: names of the modules in ``PretrainModel.contents`` that edit patch embeddings.
         places: names of the modules in ``PretrainModel.places`` that edit places.
@@ -29,7 +29,7 @@ class EncoderPass:
     """
 
     group: str = "view"
-    keep: str | None = None
+    visible: str | None = None
     context: str | None = None
     content: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
@@ -88,22 +88,19 @@ class MaskedTokens(nn.Module):
 
 
 class ForgottenPlaces(nn.Module):
-    """Hides the places that a mask marks; the tokens there get one learned vector, or nothing.
+    """Hides the places that are not known; the tokens there get one learned vector, or nothing.
 
     Args:
-        mask: the batch key, bool (B, K) or (B, V, K).
+        known: the batch key, bool (B, K) or (B, V, K).
         mark: (1, 1, D), learned; None: nothing.
-        shown: the mask marks what is not hidden.
     """
 
-    def __init__(self, mask: str, mark: nn.Parameter | None, *, shown: bool = False) -> None:
+    def __init__(self, known: str, mark: nn.Parameter | None) -> None:
         super().__init__()
-        self.mask, self.mark, self.shown = mask, mark, shown
+        self.known, self.mark = known, mark
 
     def forward(self, places: Places, batch: Batch, where: EncoderPass) -> Places:
         """Return the places that the encoder knows."""
-        mask = batch[self.mask]
-        hidden = ~mask if self.shown else mask
         # FSDP2 takes a module's parameters away after its forward
         mark = None if self.mark is None else self.mark.clone()
-        return places.forget(hidden.flatten(0, -2), mark)
+        return places.forget(~batch[self.known].flatten(0, -2), mark)

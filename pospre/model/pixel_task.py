@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pospre.batch import Batch
+from pospre.batch import HIDDEN, Batch
 from pospre.model.objective import Objective, Outputs
 from pospre.nn.decoder import patchify
 from pospre.nn.masking import gather_tokens
@@ -12,7 +12,7 @@ from pospre.nn.vit import Encoder
 class PixelObjective(Objective):
     """An objective whose ``forward`` returns ``predicted`` and ``target``, each (B, N−K, F).
 
-    F values of each patch of ``view/removed``, in the units that are learned. That is all that the
+    F values of each patch of ``view/hidden``, in the units that are learned. That is all that the
     evaluation ``reconstructions`` asks of it.
 
     Args:
@@ -28,7 +28,7 @@ class PixelObjective(Objective):
     def target(self, batch: Batch) -> Tensor:
         """Return the hidden patches in the units that are learned."""
         patches = patchify(batch["view/pixels"][:, 0], self.patch_size)
-        target = gather_tokens(patches, batch["view/removed"])
+        target = gather_tokens(patches, batch[HIDDEN])
         if not self.norm_pix:
             return target
         mean = target.mean(-1, keepdim=True)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import Batch
-from pospre.errors import UserError
 from pospre.model.objective import Objective, Outputs, Predicts
 from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.vit import Encoder
@@ -112,7 +111,7 @@ class PositionObjective(Objective):
         """Return the unweighted top-1 ``accuracy``."""
         return {"accuracy": self.answers(outputs, batch).accuracy()}
 
-    def attentive_weights(self, tokens: Tensor, keep_BK: Tensor | None = None) -> Tensor:
+    def attentive_weights(self, tokens: Tensor, visible_BK: Tensor | None = None) -> Tensor:
         """Return the share of each patch in the image's meaning (Eq. 9): (B, K), sum 1.
 
         The published code takes the softmax over all patches and renormalises it over the visible
@@ -120,25 +119,16 @@ class PositionObjective(Objective):
 
         Args:
             tokens: (B, P+N, D) of a pass; no gradient goes there.
-            keep_BK: the patches among them that are weighed; None: all.
+            visible_BK: the patches among them that are weighed; None: all.
         """
         assert self.temperature is not None
         tokens = tokens.detach().float()
         similarity = F.cosine_similarity(tokens[:, :1], tokens[:, self.num_prefix :], dim=-1)
-        if keep_BK is not None:
-            similarity = torch.gather(similarity, 1, keep_BK)
+        if visible_BK is not None:
+            similarity = torch.gather(similarity, 1, visible_BK)
         return torch.softmax(similarity / self.temperature, dim=-1)
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     """Return Σ w·v / Σ w (Eq. 8); 0 if all weights are 0."""
     return (weights * values).sum() / weights.sum().clamp_min(1e-12)
-
-
-def check_temperature(owner: str, encoder: Encoder, temperature: float | None) -> None:
-    """Raise ``UserError`` naming ``owner`` if there is nothing to compare patches with."""
-    if temperature is not None and not encoder.has_class_token:
-        raise UserError(
-            f"{owner}.temperature = {temperature} compares patches with the class token, "
-            "but encoder.class_token is false. Set one of them the other way (null is off)."
-        )

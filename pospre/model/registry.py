@@ -1,11 +1,11 @@
 """What the algorithms of a model declare: batch keys, encoder passes, and who reads which."""
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 from torch import Tensor
 
-from pospre.batch import Batch, image_key
+from pospre.batch import HIDDEN, MASKED, VISIBLE, Batch, image_key
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.objective import Predicts
@@ -14,18 +14,27 @@ from pospre.nn.positions import schemes_that
 from pospre.nn.vit import Encoder
 
 
+@dataclass(frozen=True)
+class HiddenPatches:
+    """Which algorithm hides patches of ``view``, and how; see ``Registry.hide``."""
+
+    owner: str
+    visible: int | None
+    shuffled: bool
+    left_out: bool
+
+
 class Registry:
     """The declarations of all attached algorithms, each checked as it is made.
 
     Attributes:
         passes: the encoder passes by name, in the order of their declaration.
         writers: by batch key, the algorithm that writes it.
-        counts: by batch key, how many patches it lists of every sample.
-        shuffled: the batch keys that list patches in random order, so that any first of them are a
-            random choice.
+        hidden: who hides patches of ``view``, and how; None: they are all visible.
         captions: by batch key that marks patches, the colour of these in pictures of a step, grey
             or green, and what it means.
         mixes: by view group, what mixes its views (B, V, 3, H, W) in training.
+        twins: by pass, the one that it is like in another group.
         readers: by pass, the algorithms that declared or joined it: their objectives get it.
         editors: by editor of places, the algorithm that brought it.
         place_source: the algorithm that says where views lie (``g/field_box``), if one does.
@@ -35,11 +44,11 @@ class Registry:
         self._encoder, self._views = encoder, views
         self.passes: dict[str, EncoderPass] = {}
         self.writers: dict[str, str] = {}
-        self.counts: dict[str, int] = {}
-        self.shuffled: set[str] = set()
+        self.hidden: HiddenPatches | None = None
         self.captions: dict[str, tuple[str, str]] = {}
         self.mixes: dict[str, Callable[[Tensor, Batch], Tensor]] = {}
         self.readers: dict[str, list[str]] = {}
+        self.twins: dict[str, str] = {}
         self.editors: dict[str, str] = {}
         self.place_source: str | None = None
 
@@ -67,23 +76,12 @@ class Registry:
             )
         return found
 
-    def claim(
-        self,
-        key: str,
-        writer: str,
-        *,
-        count: int | None = None,
-        shuffled: bool = False,
-        grey: str = "",
-        green: str = "",
-    ) -> None:
+    def claim(self, key: str, writer: str, *, grey: str = "", green: str = "") -> None:
         """Register ``writer`` as the only algorithm that writes the batch key ``key``.
 
         Args:
             key: of the batch.
             writer: the algorithm's name.
-            count: of the patches it lists, for those who must know before anything is drawn.
-            shuffled: it lists them in random order.
             grey: the words below pictures of a step in which the patches that it marks are grey.
             green: the same of patches framed in green. It marks patches by their numbers, or by a
                 bool for each patch, or for each visible one.
@@ -97,12 +95,40 @@ class Registry:
                 f"algorithms: '{owner}' and '{writer}' both write the batch key '{key}'. "
                 "Use one of them, or attach the host first."
             )
-        if count is not None:
-            self.counts[key] = count
-        if shuffled:
-            self.shuffled.add(key)
         if grey or green:
             self.captions[key] = ("grey", grey) if grey else ("green", green)
+
+    def hide(
+        self, owner: str, visible: int | None, *, shuffled: bool, left_out: bool = True
+    ) -> EncoderPass:
+        """Let ``owner`` alone hide patches of ``view`` and write which are visible.
+
+        Args:
+            owner: the algorithm's name.
+            visible: how many patches of a sample are visible; None: that varies.
+            shuffled: both lists are in random order, so that any first of them are a random choice.
+            left_out: the encoder does not get the hidden ones; if not, ``owner`` also writes
+                ``view/masked`` and puts a mask token in their place.
+
+        Returns:
+            The pass over what the encoder gets, for ``add_pass``.
+
+        Raises:
+            UserError: another algorithm hides some already, or the encoder cannot take these.
+        """
+        if left_out and visible is not None and not self._encoder.takes(visible):
+            raise UserError(
+                f"algorithms.{owner} leaves {visible} patches visible, which fill no square for "
+                f"{self._encoder.timm_name}. Use mask_ratio: 0.75, with sampling: uniform."
+            )
+        self.claim(VISIBLE, owner)
+        if left_out:
+            self.claim(HIDDEN, owner, grey="grey patches are hidden from the encoder")
+        else:
+            self.claim(HIDDEN, owner)
+            self.claim(MASKED, owner, grey="grey patches are masked")
+        self.hidden = HiddenPatches(owner, visible, shuffled, left_out)
+        return EncoderPass(visible=VISIBLE if left_out else None)
 
     def place_views(self, owner: str) -> None:
         """Let ``owner`` alone say where the views of every pass lie.
@@ -159,7 +185,7 @@ class Registry:
                     f"(B, {', '.join(map(str, shape))}): views, channels, height and width. Cut "
                     "the images to that size, or make encoder and model for theirs."
                 )
-            for patches in (declared.keep, declared.context):
+            for patches in (declared.visible, declared.context):
                 if patches in self.writers and patches not in batch:
                     raise self.lacking(patches)
 
@@ -182,6 +208,7 @@ class Registry:
                 f"algorithms: the encoder pass '{name}' needs the view group "
                 f"'{encoder_pass.group}', but data.views has {', '.join(self._views)}."
             )
+        self._check_grid(owner, encoder_pass.group)
         before = self.passes.get(name)
         if before is not None:
             _check_same_tokens(name, before, encoder_pass)
@@ -193,6 +220,16 @@ class Registry:
                 places=encoder_pass.places,
             )
         return self._set(name, owner, replace(encoder_pass, count=self._count(encoder_pass)))
+
+    def _check_grid(self, owner: str, group: str) -> None:
+        """Raise ``UserError`` for views of another grid than the one that the positions know."""
+        positions, grid = self._encoder.positions, self._encoder.grid_of(*self._views[group].shape)
+        if grid != self._encoder.grid and not positions.takes_any_grid:
+            raise UserError(
+                f"algorithms.{owner}: encoder.positions = {positions.name} knows one grid only, "
+                f"that of encoder.image_size, but the views of data.views.{group} have another. "
+                f"Use {schemes_that('takes_any_grid')}."
+            )
 
     def join_pass(
         self,
@@ -213,8 +250,8 @@ class Registry:
             places: editors of places to add to it; no other algorithm's beside them.
 
         Returns:
-            The pass: its ``keep`` names the batch key of the patches it runs over (None: all), its
-            ``count`` how many they are (None: that varies).
+            The pass: its ``visible`` names the batch key of the patches it runs over (None: all),
+            its ``count`` how many they are (None: that varies).
 
         Raises:
             UserError: it is not declared, or another algorithm edits its places.
@@ -235,6 +272,20 @@ class Registry:
         )
         return self._set(name, owner, joined)
 
+    def add_twin(self, name: str, owner: str, of: str, group: str, visible: str | None) -> None:
+        """Declare a pass like another one over another group: what edits that one edits it, too.
+
+        Args:
+            name: of the new pass.
+            owner: the algorithm whose objective reads its tokens.
+            of: the other pass.
+            group: of the views.
+            visible: batch key of the patches that the new pass encodes; None: all.
+        """
+        self.twins[name] = of
+        twin = replace(self.passes[of], group=group, visible=visible, needs_patches=True)
+        self.add_pass(name, owner, twin)
+
     def _set(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
         if encoder_pass.places and not self._encoder.positions.can_forget:
             raise UserError(
@@ -253,6 +304,10 @@ class Registry:
             )
         self.editors = editors
         self.passes[name] = encoder_pass
+        for twin in (each for each, of in self.twins.items() if of == name and each in self.passes):
+            self.passes[twin] = replace(
+                self.passes[twin], content=encoder_pass.content, places=encoder_pass.places
+            )
         readers = self.readers.setdefault(name, [])
         if owner not in readers:
             readers.append(owner)
@@ -260,8 +315,9 @@ class Registry:
 
     def _count(self, encoder_pass: EncoderPass) -> int | None:
         """Return how many patches of a view the pass runs over; None if only the batch says."""
-        if encoder_pass.keep is not None:
-            return self.counts.get(encoder_pass.keep)
+        if encoder_pass.visible is not None:
+            hidden = self.hidden if encoder_pass.visible == VISIBLE else None
+            return None if hidden is None else hidden.visible
         rows, cols = self._encoder.grid_of(*self._views[encoder_pass.group].shape)
         return rows * cols
 
@@ -329,7 +385,7 @@ def _check_same_tokens(name: str, before: EncoderPass, after: EncoderPass) -> No
     different = [
         f"{field.name} = {getattr(before, field.name)} and {getattr(after, field.name)}"
         for field in fields(EncoderPass)
-        if field.name in ("group", "keep", "context", "teacher", "grad")
+        if field.name in ("group", "visible", "context", "teacher", "grad")
         and getattr(before, field.name) != getattr(after, field.name)
     ]
     if different:

@@ -1,12 +1,14 @@
 """Fixed-count random masking and the gathers that go with it."""
 
+import math
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pospre import draws
-from pospre.batch import EPOCH, INDEX, Batch
+from pospre.batch import EPOCH, HIDDEN, INDEX, VISIBLE, Batch
 from pospre.errors import UserError
 
 Sampling = Literal["random", "uniform"]
@@ -14,18 +16,18 @@ Sampling = Literal["random", "uniform"]
 
 
 class Masking(NamedTuple):
-    """A split of every sample's slots into kept and removed ones, in random order.
+    """A split of every sample's slots into visible and hidden ones.
 
     Attributes:
-        keep: int64 (B, K) indices of the kept slots.
-        removed: int64 (B, N−K) indices of the others.
+        visible: int64 (B, K) indices of the visible slots.
+        hidden: int64 (B, N−K) indices of the others.
     """
 
-    keep: Tensor
-    removed: Tensor
+    visible: Tensor
+    hidden: Tensor
 
 
-def num_kept(num_slots: int, mask_ratio: float, *, key: str = "mask_ratio") -> int:
+def num_visible(num_slots: int, mask_ratio: float, *, key: str = "mask_ratio") -> int:
     """Return how many of ``num_slots`` stay: ``int(num_slots·(1 − mask_ratio))`` as in MAE's code.
 
     The floor is of a float product, so (100, 0.9) keeps 9, not 10; published runs depend on it.
@@ -33,71 +35,105 @@ def num_kept(num_slots: int, mask_ratio: float, *, key: str = "mask_ratio") -> i
     Raises:
         UserError: nothing would be left; ``key`` names the ratio.
     """
-    kept = int(num_slots * (1 - mask_ratio))
-    if kept < 1:
+    visible = int(num_slots * (1 - mask_ratio))
+    if visible < 1:
         largest = 1 - 1 / num_slots
         raise UserError(
             f"{key} = {mask_ratio} leaves none of the {num_slots} tokens visible. "
             f"Use at most {largest:.4f}, or a finer grid (smaller patch, larger image)."
         )
-    return kept
+    return visible
 
 
-def random_masking(keys: Tensor, num_slots: int, kept: int) -> Masking:
-    """Keep ``kept`` of ``num_slots`` slots per sample, uniformly and without ties.
+def random_masking(keys: Tensor, num_slots: int, visible: int) -> Masking:
+    """Show ``visible`` of ``num_slots`` slots per sample, in random order and without ties.
 
     Args:
         keys: int64 (B,) draw keys, see ``pospre.draws.sample_keys``.
         num_slots: N.
-        kept: K, the same for every sample, so that shapes never depend on data.
+        visible: K, the same for every sample, so that shapes never depend on data.
     """
     shuffled = draws.permutation(keys, num_slots)
-    return Masking(keep=shuffled[:, :kept], removed=shuffled[:, kept:])
+    return Masking(visible=shuffled[:, :visible], hidden=shuffled[:, visible:])
 
 
-def visible_patches(batch: Batch, num_patches: int, kept: int, seed: int) -> Masking:
-    """Draw which ``kept`` patches of every sample stay visible, from (seed, epoch, index) alone.
+@dataclass(frozen=True)
+class PatchMasking:
+    """Which patches of ``view`` are visible, drawn from (seed, epoch, index) alone.
 
-    Hosts and position algorithms share this draw: the same sample hides the same patches for all.
+    All methods with random masks share this draw: it hides the same patches of a sample for all.
+
+    Attributes:
+        grid: (rows, columns) of patches.
+        num_visible: K, the patches that stay visible.
+        sampling: ``random``, or ``uniform``, one of every 2×2 (Li et al. 2022, UM-MAE).
+        cell: (h, w) of the cells, in patches, that are shown or hidden as one.
+        in_rows: uniform patches come row by row; if not, in random order.
     """
-    keys = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "mask")
-    return random_masking(keys, num_patches, kept)
+
+    grid: tuple[int, int]
+    num_visible: int
+    sampling: Sampling = "random"
+    cell: tuple[int, int] = (1, 1)
+    in_rows: bool = False
+
+    @classmethod
+    def by_ratio(
+        cls,
+        owner: str,
+        grid: tuple[int, int],
+        mask_ratio: float,
+        sampling: Sampling = "random",
+        *,
+        in_rows: bool = False,
+    ) -> "PatchMasking":
+        """Return the masking that hides ``mask_ratio`` of the patches.
+
+        Raises:
+            UserError: no patch stays visible, or not one of every 2×2; ``owner`` names the method.
+        """
+        key = f"{owner}.mask_ratio"
+        if sampling == "uniform" and (mask_ratio != 0.75 or any(side % 2 for side in grid)):
+            raise UserError(
+                f"{owner}.sampling = uniform keeps one patch of every 2×2: {key} must be 0.75, not "
+                f"{mask_ratio}, and the grid of {grid[0]}×{grid[1]} patches even."
+            )
+        count = num_visible(math.prod(grid), mask_ratio, key=key)
+        return cls(grid, count, sampling, in_rows=in_rows and sampling == "uniform")
+
+    def draw(self, batch: Batch, seed: int) -> Batch:
+        """Return ``view/visible`` (B, K) and ``view/hidden`` (B, N−K)."""
+        keys = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "mask")
+        if self.sampling == "uniform":
+            pick = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "mask/square")
+            split = uniform_masking(None if self.in_rows else keys, pick, self.grid)
+        else:
+            size = math.prod(self.cell)
+            cells = math.prod(self.grid) // size
+            split = random_masking(keys, cells, self.num_visible // size)
+            if size > 1:
+                split = Masking(*(cell_patches(part, self.grid, self.cell) for part in split))
+        return {VISIBLE: split.visible, HIDDEN: split.hidden}
 
 
-def uniform_patches(
-    batch: Batch, grid: tuple[int, int], seed: int, *, shuffled: bool = True
-) -> Masking:
-    """Keep one patch of every square of 2×2 (Li et al. 2022, UM-MAE).
+def uniform_masking(order: Tensor | None, pick: Tensor, grid: tuple[int, int]) -> Masking:
+    """Show one patch of every square of 2×2 (Li et al. 2022, UM-MAE).
 
     Args:
-        batch: its epoch and index decide, as in ``visible_patches``.
+        order: int64 (B,) draw keys of the order of squares; None: row by row.
+        pick: int64 (B,) draw keys of which patch of a square is shown.
         grid: (rows, columns), both even.
-        seed: of the run.
-        shuffled: the squares come in random order; if not, row by row.
     """
     rows, cols = grid
-    index = torch.arange(rows * cols, device=batch[INDEX].device)
+    index = torch.arange(rows * cols, device=pick.device)
     index = index.view(rows // 2, 2, cols // 2, 2).transpose(1, 2).flatten(2).flatten(0, 1)
-    order, pick = (
-        draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, purpose)
-        for purpose in ("mask", "mask/square")
-    )
-    squares = index.expand(len(order), -1, -1)  # B, squares, 4
-    if shuffled:
+    squares = index.expand(len(pick), -1, -1)  # B, squares, 4
+    if order is not None:
         squares = index[draws.permutation(order, len(index))]
     first = (draws.uniform(pick, len(index)) * 4).long().unsqueeze(-1)
     turned = (first + torch.arange(4, device=index.device)) % 4
     members = torch.gather(squares, 2, turned)
-    return Masking(keep=members[..., 0], removed=members[..., 1:].flatten(1))
-
-
-def check_uniform(owner: str, mask_ratio: float, grid: tuple[int, int]) -> None:
-    """Raise ``UserError`` where one patch of every 2×2 cannot be what is visible."""
-    if mask_ratio != 0.75 or any(side % 2 for side in grid):
-        raise UserError(
-            f"{owner}.sampling = uniform keeps one patch of every 2×2: {owner}.mask_ratio must be "
-            f"0.75, not {mask_ratio}, and the grid of {grid[0]}×{grid[1]} patches even."
-        )
+    return Masking(visible=members[..., 0], hidden=members[..., 1:].flatten(1))
 
 
 def gather_tokens(tokens_BND: Tensor, index_BK: Tensor) -> Tensor:

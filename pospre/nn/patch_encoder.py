@@ -18,7 +18,7 @@ Edit = Callable[[Tensor], Tensor]
 
 
 class PatchEncoder(nn.Module, ABC):
-    """A network from the kept patches of an image to tokens.
+    """A network from the visible patches of an image to tokens.
 
     Attributes:
         options: what it was made with.
@@ -68,12 +68,12 @@ class PatchEncoder(nn.Module, ABC):
         """Return (rows, columns) of patches of an image of that size."""
         return height // self.patch_size[0], width // self.patch_size[1]
 
-    def places_of(self, images_BCHW: Tensor, keep_BK: Tensor | None = None) -> Places:
-        """Return where the kept patches of whole images are; None keeps all."""
-        return Places(self.grid_of(*images_BCHW.shape[-2:]), keep_BK)
+    def places_of(self, images_BCHW: Tensor, visible_BK: Tensor | None = None) -> Places:
+        """Return where the visible patches of whole images are; None: all."""
+        return Places(self.grid_of(*images_BCHW.shape[-2:]), visible_BK)
 
-    def pixels(self, images_BCHW: Tensor, keep_BK: Tensor | None) -> Tensor:
-        """Return the pixels (B, K, C, h, w) of the kept patches; others are not even copied.
+    def pixels(self, images_BCHW: Tensor, visible_BK: Tensor | None) -> Tensor:
+        """Return the pixels (B, K, C, h, w) of the visible patches; others are not even copied.
 
         Raises:
             UserError: these are no images that the encoder takes.
@@ -88,10 +88,10 @@ class PatchEncoder(nn.Module, ABC):
             )
         patches = images_BCHW.unflatten(3, (cols, wide)).unflatten(2, (rows, high))
         patches = patches.permute(0, 2, 4, 1, 3, 5)  # B, rows, cols, channel, high, wide
-        if keep_BK is None:
+        if visible_BK is None:
             return patches.flatten(1, 2)
-        batch = torch.arange(len(patches), device=keep_BK.device).unsqueeze(1)
-        return patches[batch, keep_BK // cols, keep_BK % cols]
+        batch = torch.arange(len(patches), device=visible_BK.device).unsqueeze(1)
+        return patches[batch, visible_BK // cols, visible_BK % cols]
 
     def takes(self, num_visible: int) -> bool:
         """Return whether so many patches can be encoded."""

@@ -126,7 +126,7 @@ class Encoder(PatchEncoder):
     def forward(
         self,
         images_BCHW: Tensor,
-        keep_BK: Tensor | None = None,
+        visible_BK: Tensor | None = None,
         places: Places | None = None,
         *,
         content: Edit | None = None,
@@ -135,11 +135,11 @@ class Encoder(PatchEncoder):
         prefix_only: bool = False,
         layers: Sequence[int] | None = None,
     ) -> Tensor | list[Tensor]:
-        """Encode the kept patches of normalised images, of any size that the patch divides.
+        """Encode the visible patches of normalised images, of any size that the patch divides.
 
         Args:
             images_BCHW: normalised float images.
-            keep_BK: int64 indices of the patches to encode, in output order; None takes all.
+            visible_BK: int64 indices of the patches to encode, in output order; None takes all.
             places: of those patches; None: where they are in their image.
             content: edits the embeddings (B, K, D) of those patches before positions are added.
             context_BM: int64 indices, among the K patches, of those that give keys and values in
@@ -160,9 +160,9 @@ class Encoder(PatchEncoder):
         if wrong:
             raise UserError(f"layer {wrong[0]}, but the encoder has {self.depth} blocks")
         if places is None:
-            places = self.places_of(images_BCHW, keep_BK)
+            places = self.places_of(images_BCHW, visible_BK)
         self.positions.check(places)
-        tokens = self.patch_embed(self.pixels(images_BCHW, keep_BK))
+        tokens = self.patch_embed(self.pixels(images_BCHW, visible_BK))
         tokens = self.positions.added(tokens if content is None else content(tokens), places)
         # under autocast the sum is float32, and so is the residual stream, as in the published code
         tokens = self.norm_pre(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))

@@ -21,10 +21,6 @@ NUM_SAMPLES = 3
 SIDES = 96, 192  # least pixels of a drawn view, one of many or one of two; in whole steps
 GAP = 6
 GREY = 128
-_HIDDEN = {
-    "keep": "grey patches are hidden from the encoder",
-    "masked": "grey patches are masked",
-}
 
 
 @torch.no_grad()
@@ -99,11 +95,6 @@ def _marks(
     rows = len(batch["index"]) * views
     hidden, framed = (torch.zeros(rows, patches, dtype=torch.bool) for _ in range(2))
     legend = ["before they are mixed"] if group in model.registry.mixes else []
-    for name, words in _HIDDEN.items():
-        if f"{group}/{name}" in batch:
-            mask = per_row(batch[f"{group}/{name}"], rows).cpu()
-            hidden |= mask if mask.dtype == torch.bool else ~slot_mask(mask, patches)
-            legend.append(words)
     for key, (colour, words) in sorted(model.registry.captions.items(), key=_grey_first):
         own = key.partition("/")[0]
         if key in batch and group == (own if own in model.views else "view"):
@@ -124,5 +115,5 @@ def _places(batch: Batch, key: str, rows: int, patches: int) -> Tensor:
         return slot_mask(marked, patches)
     if marked.shape[1] == patches:
         return marked
-    visible = per_row(batch["view/keep"], rows)
+    visible = per_row(batch["view/visible"], rows)
     return slot_mask(torch.where(marked, visible, patches), patches + 1)[:, :patches]

@@ -15,7 +15,7 @@ from pospre.model.algorithm import (
     Progress,
     algorithm_class,
 )
-from pospre.model.attached import write_draws
+from pospre.model.attached import attach_algorithm, write_draws
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 
@@ -81,7 +81,7 @@ class Case:
             with torch.device("meta"):
                 model = self._model(GROUPS)
                 for algorithm in self.algorithms():
-                    algorithm.attach(model)
+                    attach_algorithm(model, algorithm)
         except UserError:  # a refusal, which building them says again
             return GROUPS
         read = {declared.group for declared in model.registry.passes.values()} or {"view"}

@@ -54,18 +54,6 @@ def test_functional_and_class_form_agree(name: str) -> None:
     assert functional.registry.writers == by_class.registry.writers
 
 
-def test_attaching_again_changes_nothing(name: str) -> None:
-    model, algorithms = case_of(name).build()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    passes, pairs = dict(model.registry.passes), len(model.teachers.pairs)
-    for algorithm in algorithms:
-        algorithm.attach(model)
-    assert model.registry.passes == passes and len(model.teachers.pairs) == pairs
-    after = model.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(after[key], value) for key, value in before.items())
-
-
 def test_gradient_reaches_every_trained_parameter_and_no_teacher(name: str) -> None:
     case = case_of(name)
     model, algorithms = case.build()

@@ -12,11 +12,14 @@ import pospre
 from pospre.algorithms.crop_field.crop_field import CropField
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, require_one_view
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.attached import attach_algorithm
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs, Predicts
 from pospre.model.passes import EncoderPass
 from pospre.nn.places import Places
+from pospre.nn.vit import Encoder
 from tests.algorithms.cases import GROUPS, Case
 
 
@@ -44,10 +47,10 @@ class Loca(PretrainAlgorithm):
 
     head: ClassVar[type[PlaceInReference]] = PlaceInReference
 
+    def needs(self, encoder: Encoder) -> Needs:
+        return Needs(views={"view": 1, "second": 1})
+
     def attach(self, model: PretrainModel) -> None:
-        if "Loca" in model.objectives:
-            return
-        require_one_view(model, "Loca", "second")
         model.registry.claim("loca/place", "Loca")
         model.registry.add_pass("student", "Loca", EncoderPass())
         model.registry.add_pass("query", "Loca", EncoderPass(group="second"))
@@ -84,10 +87,9 @@ class SilentLoca(Loca):
 
     def attach(self, model: PretrainModel) -> None:
         """Add an editor of places to the query's pass."""
-        if "Loca" not in model.objectives:
-            super().attach(model)
-            model.places.named["Loca"] = Forgetting()
-            model.registry.join_pass("query", "Loca", places=("Loca",))
+        super().attach(model)
+        model.places.named["Loca"] = Forgetting()
+        model.registry.join_pass("query", "Loca", places=("Loca",))
 
 
 class Forgetting(nn.Module):
@@ -146,10 +148,9 @@ def test_alone_it_trains_with_a_table_that_knows_its_own_view_only(positions: st
 
 def test_under_a_trainer_it_is_refused_when_the_training_starts() -> None:
     model = model_of()
-    for algorithm in (Loca(), CropField()):
-        algorithm.attach(model)  # as at ``Event.INIT``: one after the other
+    attach_algorithm(model, Loca())  # as at ``Event.INIT``: one after the other
     with pytest.raises(UserError, match=r"Loca predicts places"):
-        model.check_complete()
+        attach_algorithm(model, CropField())
 
 
 def test_an_editor_of_places_must_say_what_it_predicts() -> None:

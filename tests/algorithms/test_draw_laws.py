@@ -11,7 +11,7 @@ from pospre.algorithms.dinov2.masks import CropMasking, block_masks
 from pospre.algorithms.ijepa.blocks import Blocks, draw_blocks
 from pospre.algorithms.masked_position import cross_order
 from pospre.batch import Batch
-from pospre.nn.masking import slot_mask, uniform_patches
+from pospre.nn.masking import PatchMasking, slot_mask
 from tests.algorithms.cases import Case
 
 SAMPLES, LIMIT = 20_000, 5.5
@@ -85,32 +85,33 @@ TOO_FAR = 2.2  # of Kolmogorov's distribution 1.2e-4 lie beyond
 @pytest.mark.parametrize("name", ["mae", "droppos", "supervised"])
 def test_visible_patches_are_a_random_subset(name: str) -> None:
     batch = drawn(name, **{name: {"mask_ratio": 0.75}})
-    check_random_subset(slot_mask(batch["view/keep"], PATCHES), 4)
-    kept, removed = batch["view/keep"][:, 0], batch["view/removed"][:, 0]  # in random order
-    check_independent(kept, removed - (removed > kept).long(), (PATCHES, PATCHES - 1))
+    check_random_subset(slot_mask(batch["view/visible"], PATCHES), 4)
+    visible, hidden = batch["view/visible"][:, 0], batch["view/hidden"][:, 0]  # in random order
+    check_independent(visible, hidden - (hidden > visible).long(), (PATCHES, PATCHES - 1))
 
 
 @pytest.mark.parametrize("names", [("droppos",), ("mae", "droppos")])
 def test_known_places_are_a_random_subset_of_the_visible_ones(names: tuple[str, ...]) -> None:
     batch = drawn(*names, **{names[0]: {"mask_ratio": 0.5}})
-    known = batch["droppos/shown"]
+    known = batch["droppos/known"]
     check_random_subset(known, 2)
-    check_random_subset(slot_mask(batch["view/keep"][known].view(-1, 2), PATCHES), 2)
+    check_random_subset(slot_mask(batch["view/visible"][known].view(-1, 2), PATCHES), 2)
 
 
 def test_uniform_sampling_draws_each_square_by_itself() -> None:
-    keep = uniform_patches(samples(), GRID, 0, shuffled=False).keep
-    member = keep // 4 % 2 * 2 + keep % 2  # of its square
-    assert torch.equal(keep // 8 * 2 + keep % 4 // 2, torch.arange(4).expand(SAMPLES, -1))
+    in_rows = PatchMasking(GRID, 4, "uniform", in_rows=True)
+    visible = in_rows.draw(samples(), 0)["view/visible"]
+    member = visible // 4 % 2 * 2 + visible % 2  # of its square
+    assert torch.equal(visible // 8 * 2 + visible % 4 // 2, torch.arange(4).expand(SAMPLES, -1))
     for square in range(3):
         check_independent(member[:, square], member[:, square + 1], (4, 4))
-    shuffled = uniform_patches(samples(), GRID, 0).keep
+    shuffled = PatchMasking(GRID, 4, "uniform").draw(samples(), 0)["view/visible"]
     check_independent(shuffled[:, 0], shuffled[:, 1] % 2, (PATCHES, 2))
 
 
 def test_hidden_visible_patches_are_a_random_subset() -> None:
     batch = drawn("mae", mae={"mask_ratio": 0.5, "second_mask_ratio": 0.25})
-    check_random_subset(batch["view/hidden"], 2)
+    check_random_subset(batch["view/masked"], 2)
 
 
 def test_cells_of_simmim_are_a_random_subset() -> None:
@@ -204,7 +205,7 @@ def test_hidden_places_of_crops_have_counts_by_their_law(shape: str) -> None:
     batch = {**samples(4000), "global/image": torch.zeros(4000, 2)}
     for algorithm in (dinov2, position):
         algorithm.write(batch, model)
-    counts = batch["global/position_mask"].sum(-1)
+    counts = (~batch["global/known"]).sum(-1)
     law = count_law(0.1, 0.5, 64)
     found = torch.bincount(counts.flatten(), minlength=65)
     if shape == "box":  # a block stops short now and then

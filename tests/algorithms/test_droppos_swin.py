@@ -50,11 +50,11 @@ def test_swin_classifies_positions_that_cannot_leak() -> None:
     model = build_model(swin_recipe(position_mask_ratio=1.0)).eval()
     inputs = two_images(seed=4)
     build_algorithms(resolve(swin_recipe(position_mask_ratio=1.0)))[0].write(inputs, model)
-    assert inputs["view/keep"].shape == (2, 16)
+    assert inputs["view/visible"].shape == (2, 16)
     logits = model(inputs)["droppos"]["logits"]
     assert logits.shape == (2, 16, 64)
     # the same patches from elsewhere in the image, in the same slots, give the same logits
-    moved = {**inputs, "view/keep": 63 - inputs["view/keep"]}
+    moved = {**inputs, "view/visible": 63 - inputs["view/visible"]}
     patches = patchify(inputs["view/image"][:, 0], (16, 16)).flip(1)
     moved["view/image"] = unpatchify(patches, (8, 8)).unsqueeze(1)
     assert torch.equal(model(moved)["droppos"]["logits"], logits)

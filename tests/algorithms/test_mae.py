@@ -33,7 +33,7 @@ def test_removed_patches_reach_the_target_and_never_the_prediction():
     inputs["view/flip"][:] = False
     before = model(inputs)["mae"]
     images = inputs["view/image"].clone()
-    for sample, patch in enumerate(inputs["view/removed"][:, 3].tolist()):
+    for sample, patch in enumerate(inputs["view/hidden"][:, 3].tolist()):
         row, col = 8 * (patch // 6), 8 * (patch % 6)
         images[sample, 0, :, row : row + 8, col : col + 8] ^= 255
     after = model(inputs | {"view/image": images})["mae"]
@@ -77,7 +77,7 @@ def test_visible_patches_have_the_relative_biases_of_their_cells(positions):
             table.normal_()
     inputs = batch()
     algorithm.write(inputs, model)
-    keep, images = inputs["view/keep"], torch.randn(4, 3, 48, 48, dtype=torch.float64)
+    keep, images = inputs["view/visible"], torch.randn(4, 3, 48, 48, dtype=torch.float64)
     alone = model.encode("student", images.unsqueeze(1), inputs)
     whole = encoder(images, context_BM=keep)
     rows = torch.arange(4)[:, None]
@@ -97,7 +97,7 @@ def test_parameter_count_of_vit_small_with_the_published_decoder():
     ("options", "message"),
     [
         ({"mask_ratio": 1.2}, r"'mae.mask_ratio' is 1.2 .*less than 1"),
-        ({"mask_ratio": 0.0}, "removes no patch to predict"),
+        ({"mask_ratio": 0.0}, "hides no patch to predict"),
         ({"mask_ratio": 0.99}, "leaves none of the 36 tokens visible"),
         ({"decoder_dim": 36, "decoder_heads": 5}, "mae.decoder_heads = 5 does not divide"),
         ({"weight": -1.0}, "'mae.weight' is -1.0 .*greater than or equal to 0"),

@@ -38,13 +38,13 @@ def written() -> tuple[PretrainModel, dict[str, Tensor]]:
 def test_one_patch_of_every_square_is_visible_row_by_row_and_a_quarter_of_them_hidden(
     written: tuple[PretrainModel, dict[str, Tensor]],
 ) -> None:
-    keep = written[1]["view/keep"]
+    keep = written[1]["view/visible"]
     squares = keep // 8 // 2 * 4 + keep % 8 // 2
     assert torch.equal(squares, torch.arange(16).expand(2, -1))
-    everything = torch.cat([keep, written[1]["view/removed"]], dim=1).sort(1).values
+    everything = torch.cat([keep, written[1]["view/hidden"]], dim=1).sort(1).values
     assert torch.equal(everything, torch.arange(64).expand(2, -1))
-    assert written[1]["view/hidden"].sum(1).tolist() == [4, 4]  # 16 − int(16·(1 − .25))
-    assert not torch.equal(*written[1]["view/hidden"])
+    assert written[1]["view/masked"].sum(1).tolist() == [4, 4]  # 16 − int(16·(1 − .25))
+    assert not torch.equal(*written[1]["view/masked"])
 
 
 def test_hidden_and_removed_patches_never_reach_the_prediction(
@@ -53,9 +53,9 @@ def test_hidden_and_removed_patches_never_reach_the_prediction(
     model, batch = written
     before = model(batch)["mae"]["predicted"]
     hidden = torch.zeros(2, 64, dtype=torch.bool).scatter(
-        1, batch["view/keep"], batch["view/hidden"]
+        1, batch["view/visible"], batch["view/masked"]
     )
-    removed = torch.zeros(2, 64, dtype=torch.bool).scatter(1, batch["view/removed"], True)
+    removed = torch.zeros(2, 64, dtype=torch.bool).scatter(1, batch["view/hidden"], True)
     for where, same in ((hidden | removed, True), (~(hidden | removed), False)):
         patches = patchify(batch["view/image"][:, 0], (16, 16))
         images = unpatchify(torch.where(where[..., None], patches ^ 255, patches), (8, 8))
@@ -78,9 +78,9 @@ def test_hidden_patches_enter_as_the_published_code_has_it(
     whole = embed.norm(embed.proj(images).permute(0, 2, 3, 1))  # B, 32, 32, 96
     (tokens,) = seen
     for sample, slot in ((0, 0), (0, 7), (1, 15)):
-        row, col = (4 * int(part) for part in divmod(batch["view/keep"][sample, slot].item(), 8))
+        row, col = (4 * int(part) for part in divmod(batch["view/visible"][sample, slot].item(), 8))
         expected = whole[sample, row : row + 4, col : col + 4]
-        if batch["view/hidden"][sample, slot]:
+        if batch["view/masked"][sample, slot]:
             expected = embed.norm(token[0, 0]).expand(4, 4, -1)
         torch.testing.assert_close(tokens[sample, slot], expected, rtol=1e-4, atol=1e-5)
 
@@ -101,9 +101,9 @@ def test_merged_tokens_are_told_apart_as_by_the_published_pixel_shuffle(
     assert isinstance(objective.positions, SinCos)
     vectors = objective.positions.at((8, 8))
     maps = F.pixel_shuffle(maps.transpose(1, 2).unflatten(2, (2, 2)), 2)
-    tokens = maps.flatten(2).transpose(1, 2) + vectors[batch["view/keep"]]
+    tokens = maps.flatten(2).transpose(1, 2) + vectors[batch["view/visible"]]
     for sample in range(2):
-        found = entered[0][sample, batch["view/keep"][sample]]
+        found = entered[0][sample, batch["view/visible"][sample]]
         torch.testing.assert_close(found, tokens[sample])
 
 
@@ -132,7 +132,7 @@ def test_it_learns_and_resumes() -> None:
         ({"mask_ratio": 0.5}, r"one patch of every 2×2.*must be 0\.75, not 0\.5"),
         (
             {"mask_ratio": 0.5, "sampling": "random"},
-            r"mae\.mask_ratio = 0\.5 leaves 32 patches, which fill no square.*uniform",
+            r"mae leaves 32 patches visible, which fill no square.*uniform",
         ),
         ({"second_mask_ratio": 1.0}, r"second_mask_ratio' is 1"),
     ],

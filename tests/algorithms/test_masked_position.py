@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from pospre import attach
-from pospre.algorithms.masked_position import MaskedPosition
 from pospre.errors import UserError
 from tests.algorithms.cases import Case, written
 
-CONTENT, POSITION = "global/content_mask", "global/position_mask"
+CONTENT, KNOWN = "global/masked", "global/known"
 
 
 def filled(*names, size=4, seed=None, dinov2=None, encoder=None, **options):
@@ -35,12 +34,13 @@ def terms(model, batch):
 @pytest.mark.parametrize("official", [False, True])
 def test_each_global_crop_has_masked_content_or_masked_positions(shape, official):
     model, batch = filled(shape=shape, size=16, dinov2={"official": official})
-    content, position = batch[CONTENT].any(-1), batch[POSITION].any(-1)
-    assert not (batch[CONTENT] & batch[POSITION]).any()
+    hidden = ~batch[KNOWN]
+    content, position = batch[CONTENT].any(-1), hidden.any(-1)
+    assert not (batch[CONTENT] & hidden).any()
     assert (content ^ position).all() and position.sum() == 16
     if not official:
         assert (position.sum(1) == 1).all()
-    counts = batch[POSITION].sum(-1)[position]
+    counts = hidden.sum(-1)[position]
     assert counts.max() <= 32 and counts.float().mean() == pytest.approx(0.3 * 64, rel=0.25)
     assert model.registry.passes["local"].places == ()
     assert model.registry.passes["teacher"].places == ()
@@ -48,7 +48,7 @@ def test_each_global_crop_has_masked_content_or_masked_positions(shape, official
 
 def test_counts_of_crosses_are_those_drawn():
     _, batch = filled(mask_ratio=(0.25, 0.25), size=8)
-    assert set(batch[POSITION].sum(-1).flatten().tolist()) == {0, 16}
+    assert set((~batch[KNOWN]).sum(-1).flatten().tolist()) == {0, 16}
 
 
 def test_masks_are_a_function_of_the_sample_alone():
@@ -56,13 +56,13 @@ def test_masks_are_a_function_of_the_sample_alone():
     case = Case(("dinov2", "masked_position"), {}, {"positions": "learned"})
     _, algorithms = case.build()
     rows = {key: value[1:3] for key, value in case.batch().items()}
-    assert torch.equal(written(model, algorithms, rows)[POSITION], whole[POSITION][1:3])
+    assert torch.equal(written(model, algorithms, rows)[KNOWN], whole[KNOWN][1:3])
 
 
 @pytest.mark.parametrize("names", [(), ("crop_field",)])
 def test_the_student_does_not_see_masked_positions(names):
     model, batch = filled(*names)
-    mask = batch[POSITION].flatten(0, 1)
+    mask = ~batch[KNOWN].flatten(0, 1)
     places = model.pass_places(model.registry.passes["global"], batch, None)
     assert (places.box is not None) == bool(names)
     added = model.encoder.positions.added
@@ -80,7 +80,7 @@ def test_the_token_takes_the_place_of_the_position_and_content_stays():
     places = model.pass_places(model.registry.passes["global"], batch, None)
     content = torch.randn(8, 64, 192)
     added = model.encoder.positions.added(content, places) - content
-    mask, table = batch[POSITION].flatten(0, 1), model.encoder.positions.at((8, 8))
+    mask, table = ~batch[KNOWN].flatten(0, 1), model.encoder.positions.at((8, 8))
     torch.testing.assert_close(added[mask], torch.full_like(added[mask], 3.0))
     torch.testing.assert_close(added[~mask], table.expand(8, -1, -1)[~mask])
 
@@ -103,7 +103,7 @@ def test_the_loss_is_that_of_a_plain_loop():
     objective = model.objectives["masked_position"]
     student = model.encode("global", model.images(batch, "global"), batch)[:, 1:]
     teacher = model.encode("teacher", model.images(batch, "global"), batch)[:, 1:]
-    mask = batch[POSITION].flatten(0, 1)
+    mask = ~batch[KNOWN].flatten(0, 1)
     logits = objective.teacher_head.module(teacher[mask]).double() / objective.temperature
     plan = (logits - logits.max()).exp()
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_uniform_logits_give_half_the_log_of_the_prototypes():
 
 def test_without_masked_positions_it_is_dinov2_to_the_bit():
     model, batch = filled()
-    batch[POSITION] = torch.zeros_like(batch[POSITION])
+    batch[KNOWN] = torch.ones_like(batch[KNOWN])
     alone, algorithms = Case(("dinov2",), {}, {"positions": "learned"}).build()
     written(alone, algorithms, batch)
     alone.load_state_dict(
@@ -159,7 +159,7 @@ def test_gradient_reaches_token_and_its_own_head_only():
 def test_masks_of_the_student_leave_the_targets_alone():
     model, batch = filled("crop_field")
     before = model.encode("teacher", model.images(batch, "global"), batch)
-    batch[POSITION] = ~batch[POSITION]
+    batch[KNOWN] = ~batch[KNOWN]
     assert torch.equal(model.encode("teacher", model.images(batch, "global"), batch), before)
 
 
@@ -182,7 +182,7 @@ def test_it_takes_over_the_temperature_of_the_host():
 
 def test_all_positions_masked_is_an_ablation():
     model, batch = filled(dinov2={"mask_crop_rate": 0.0})
-    assert not batch[CONTENT].any() and batch[POSITION].any(-1).all()
+    assert not batch[CONTENT].any() and (~batch[KNOWN]).any(-1).all()
     measured = terms(model, batch)
     assert measured["total"].isfinite() and float(measured["metric/dinov2_ibot"]) == 0
 
@@ -227,10 +227,3 @@ def test_hosts_that_leave_nothing_to_mask_are_refused():
         UserError, match=r"there are none to change: encoder.positions is none. Use"
     ):
         attach(model, "masked_position")
-
-
-def test_attaching_twice_is_attaching_once():
-    model, _ = filled()
-    names = [name for name, _ in model.named_parameters()]
-    MaskedPosition(shape="box").attach(model)
-    assert [name for name, _ in model.named_parameters()] == names

@@ -42,7 +42,7 @@ def test_mae_equals_the_official_code(case):
     model.augment = RecordedImages()
     load_weights(model, position_task=False)
     order = torch.tensor(recorded["order"])
-    inputs = batch() | {"view/keep": order[:, :9], "view/removed": order[:, 9:]}
+    inputs = batch() | {"view/visible": order[:, :9], "view/hidden": order[:, 9:]}
     loss = model.loss(model(inputs), inputs)["total"]
     loss.backward()
     assert abs(float(loss) - recorded["loss"]) < 1e-5
@@ -73,9 +73,9 @@ def test_droppos_equals_the_official_code(case):
     keep = torch.tensor(recorded["keep"])
     removed = torch.tensor(recorded["restore"]).argsort(1)[:, keep.shape[1] :]
     inputs = batch() | {
-        "view/keep": keep,
-        "view/removed": removed,
-        "droppos/shown": ~torch.tensor(recorded["mask_pos"]).bool(),
+        "view/visible": keep,
+        "view/hidden": removed,
+        "droppos/known": ~torch.tensor(recorded["mask_pos"]).bool(),
     }
     outputs = model(inputs)
     terms = model.loss(outputs, inputs)

@@ -8,6 +8,7 @@ import torch
 from pospre import attach
 from pospre.algorithms.simmim import SimMIM
 from pospre.errors import UserError
+from pospre.model.attached import attach_algorithm
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.masking import cell_patches
@@ -36,7 +37,7 @@ def test_published_counts_are_30_of_49_cells_and_120_of_196_patches():
     inputs = {"index": torch.arange(3), "epoch": torch.zeros(3, dtype=torch.int64)}
     algorithm.write(inputs, model)
     assert inputs["view/visible"].shape == (3, 76)
-    assert inputs["view/removed"].shape == (3, 120)
+    assert inputs["view/hidden"].shape == (3, 120)
     assert inputs["view/masked"].sum(1).tolist() == [120] * 3
     cells = inputs["view/masked"].unflatten(1, (7, 2, 7, 2)).float().mean((2, 4))
     assert set(cells.flatten().tolist()) == {0.0, 1.0}
@@ -45,9 +46,9 @@ def test_published_counts_are_30_of_49_cells_and_120_of_196_patches():
 
 def test_visible_and_masked_patches_are_all_patches():
     _, inputs = model_and_batch()
-    both = torch.cat([inputs["view/visible"], inputs["view/removed"]], dim=1)
+    both = torch.cat([inputs["view/visible"], inputs["view/hidden"]], dim=1)
     assert torch.equal(both.sort(1).values, torch.arange(36).expand(4, -1))
-    assert inputs["view/masked"].gather(1, inputs["view/removed"]).all()
+    assert inputs["view/masked"].gather(1, inputs["view/hidden"]).all()
 
 
 def test_oblong_cells_hold_their_patches_row_by_row():
@@ -141,13 +142,12 @@ def test_two_hosts_are_refused():
         attach(model, "mae")
 
 
-def test_class_and_functional_form_agree_and_attach_once():
+def test_class_and_functional_form_agree():
     functional, by_class = small_model(), small_model()
     torch.manual_seed(1)
-    algorithm = attach(functional, "simmim", mask_cell=16)
-    algorithm.attach(functional)
+    attach(functional, "simmim", mask_cell=16)
     torch.manual_seed(1)
-    SimMIM(mask_cell=16).attach(by_class)
+    attach_algorithm(by_class, SimMIM(mask_cell=16))
     ours, theirs = functional.state_dict(), by_class.state_dict()
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)

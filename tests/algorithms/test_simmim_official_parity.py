@@ -85,8 +85,8 @@ def test_simmim_equals_the_official_code(case, monkeypatch):
     monkeypatch.setattr(model, "images", lambda batch, group: official_images())
     masked = torch.tensor(recorded["mask"]).flatten(1).bool()
     inputs = batch() | {"view/masked": masked}
-    inputs["view/removed"] = masked.nonzero()[:, 1].view(4, -1)
-    assert torch.equal(slot_mask(inputs["view/removed"], 36), masked)
+    inputs["view/hidden"] = masked.nonzero()[:, 1].view(4, -1)
+    assert torch.equal(slot_mask(inputs["view/hidden"], 36), masked)
     loss = model.loss(model(inputs), inputs)["total"]
     loss.backward()
     assert abs(float(loss) - recorded["loss"]) < 1e-5

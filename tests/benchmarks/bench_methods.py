@@ -230,7 +230,7 @@ def _ijepa_counts(size: str) -> tuple[int, int]:
     """Return how many tokens our I-JEPA's context and each of its target blocks have."""
     model = build_ours("ijepa", size, "cpu")
     batch = model.prepare(make_batch(model.views, 1, "cpu"), 0.0)
-    return batch["view/keep"].shape[1], batch["ijepa/targets"].shape[2]
+    return batch["view/visible"].shape[1], batch["ijepa/targets"].shape[2]
 
 
 def make_step(name: str, *settings: Any) -> Step:

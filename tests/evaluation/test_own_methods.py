@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,16 +13,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from pospre.batch import Batch
+from pospre.batch import VISIBLE, Batch
 from pospre.evaluation.run import run_evaluation
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
-from pospre.model.passes import EncoderPass, ForgottenPlaces
+from pospre.model.passes import ForgottenPlaces
 from pospre.model.pixel_task import PixelObjective
 from pospre.model.position_task import Answers, PositionObjective
 from pospre.model.question import QUESTIONS, Question, to_json
-from pospre.nn.masking import num_kept, slot_mask, visible_patches
+from pospre.nn.masking import PatchMasking, slot_mask
 from pospre.ranges import Ratio
 from pospre.recipe.recipe import Recipe
 from pospre.report.page import write_report
@@ -43,11 +43,11 @@ class Reader(PositionObjective):
         return {"logits": self.read(passes["student"][:, self.num_prefix :])}
 
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
-        lost = batch["lost/lost"]
-        return Answers(outputs["logits"], batch["view/keep"], ~lost, lost)
+        known = batch["lost/known"]
+        return Answers(outputs["logits"], batch[VISIBLE], known, ~known)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(outputs["logits"].mT, batch["view/keep"])
+        return nn.functional.cross_entropy(outputs["logits"].mT, batch[VISIBLE])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -59,21 +59,20 @@ class Lost(PretrainAlgorithm):
     mask_ratio: Ratio = 0.5
 
     def attach(self, model: PretrainModel) -> None:
-        if "lost" in model.objectives:
-            return
-        kept = num_kept(model.encoder.num_patches, self.mask_ratio)
-        model.registry.claim("view/keep", "lost", count=kept)
-        model.registry.claim("lost/lost", "lost", green="patches framed in green are lost")
-        model.places.named["lost"] = ForgottenPlaces("lost/lost", None)
-        model.registry.add_pass("student", "lost", EncoderPass(keep="view/keep", places=("lost",)))
+        student = model.registry.hide("lost", self._masking(model).num_visible, shuffled=True)
+        model.registry.claim("lost/known", "lost", green="patches framed in green are known")
+        model.places.named["lost"] = ForgottenPlaces("lost/known", None)
+        model.registry.add_pass("student", "lost", replace(student, places=("lost",)))
         model.add_objective("lost", Reader(model))
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        patches = model.encoder.num_patches
-        kept = num_kept(patches, self.mask_ratio)
-        batch["view/keep"], _ = visible_patches(batch, patches, kept, model.seed)
-        half = torch.arange(kept // 2, device=batch["index"].device)
-        batch["lost/lost"] = slot_mask(half.expand(len(batch["index"]), -1), kept)
+        batch.update(self._masking(model).draw(batch, model.seed))
+        rows, visible = batch[VISIBLE].shape
+        half = torch.arange(visible // 2, device=batch["index"].device)
+        batch["lost/known"] = slot_mask(half.expand(rows, -1), visible)
+
+    def _masking(self, model: PretrainModel) -> PatchMasking:
+        return PatchMasking.by_ratio("lost", model.encoder.grid, self.mask_ratio)
 
 
 class Painter(PixelObjective):
@@ -99,16 +98,13 @@ class Paints(PretrainAlgorithm):
     objective = Painter
 
     def attach(self, model: PretrainModel) -> None:
-        if "paints" in model.objectives:
-            return
-        model.registry.claim("view/keep", "paints")
-        model.registry.claim("view/removed", "paints")
-        model.registry.add_pass("student", "paints", EncoderPass(keep="view/keep"))
+        model.registry.add_pass(
+            "student", "paints", model.registry.hide("paints", 4, shuffled=True)
+        )
         model.add_objective("paints", Painter(model))
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        patches = model.encoder.num_patches
-        batch["view/keep"], batch["view/removed"] = visible_patches(batch, patches, 4, model.seed)
+        batch.update(PatchMasking(model.encoder.grid, 4).draw(batch, model.seed))
 
 
 def recipe_of(folder: Path, kind: type[PretrainAlgorithm]) -> Recipe:
@@ -157,13 +153,13 @@ def test_pictures_of_a_step_have_its_own_caption(tmp_path: Path) -> None:
     batch = {"index": numbers, "epoch": numbers, "view/image": images, "view/flip": flip}
     draw_views(model, model.algorithms, batch, tmp_path / "views", step=1)
     (group,) = json.loads((tmp_path / "views" / "views.json").read_text())["groups"]
-    assert group["legend"].endswith("; patches framed in green are lost")
+    assert group["legend"].endswith("; patches framed in green are known")
     strip = np.asarray(Image.open(tmp_path / "views" / group["files"][0]))
     side = strip.shape[0] // 4
     corners = strip.reshape(4, side, 4, side, 3)[:, 0, :, 0].reshape(16, 3).astype(int)
     framed = (corners[:, 1] - corners[:, [0, 2]].max(1) > 20).nonzero()[0]
     model.algorithms[0].write(batch, model)
-    assert set(batch["view/keep"][0, :4].tolist()) == {*framed.tolist()}
+    assert set(batch[VISIBLE][0, :4].tolist()) == {*framed.tolist()}
 
 
 def test_its_page_says_how_to_measure_it(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 import pospre
 from pospre.algorithms.ema_teacher import EmaTeacher
 from pospre.algorithms.mae import MAE
-from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.attached import check_given
@@ -103,14 +102,11 @@ def test_an_algorithm_given_twice_is_refused() -> None:
         Trainer(model=model, algorithms=[MAE(**SMALL)], progress_bar=False, device="cpu")
 
 
-def test_a_plain_loop_checks_what_came_late() -> None:
-    views = {name: ViewGroup(name, size=32) for name in ("view", "second")}
-    model = empty_model(views=views)
-    for name, options in (("mae", SMALL), ("lut", {"symmetric": True}), ("droppos", SMALL)):
-        pospre.attach(model, name, **options)
-    batch = {**images(), **images(group="second")}
-    with pytest.raises(UserError, match=r"with lut.symmetric = true list droppos before lut"):
-        model.prepare(batch, 0.0)
+def test_a_plain_loop_checks_what_never_came() -> None:
+    model = empty_model()
+    pospre.attach(model, "droppos", affinity="teacher", **SMALL)
+    with pytest.raises(UserError, match=r"droppos.affinity = teacher takes another"):
+        model.prepare(images(), 0.0)
 
 
 def test_parts_are_made_where_the_encoder_is() -> None:
@@ -122,10 +118,10 @@ def test_parts_are_made_where_the_encoder_is() -> None:
 @pytest.mark.parametrize("kind", [torch.int32, torch.uint8])
 def test_draws_are_the_same_of_any_whole_numbers(kind: torch.dtype) -> None:
     model = Case(("mae",)).build()[0]
-    expected = model.prepare(images(epoch=3), 0.0)["view/keep"]
+    expected = model.prepare(images(epoch=3), 0.0)["view/visible"]
     batch = images(epoch=3)
     batch.update({key: batch[key].to(kind) for key in ("index", "epoch")})
-    assert torch.equal(model.prepare(batch, 0.0)["view/keep"], expected)
+    assert torch.equal(model.prepare(batch, 0.0)["view/visible"], expected)
 
 
 @pytest.mark.parametrize("value", [torch.rand(4), torch.arange(4)[:, None], [0, 1, 2, 3], 0])
@@ -206,7 +202,7 @@ def test_a_class_of_ones_own_is_attached_by_itself() -> None:
     assert model.algorithms == [own]
     with pytest.raises(UserError, match=r"unknown key 'Alone.mask_rato'"):
         pospre.attach(empty_model(), Alone, mask_rato=0.5)
-    assert "view/keep" in model.prepare(images(), 0.0)
+    assert "view/visible" in model.prepare(images(), 0.0)
 
 
 class Averaged(EmaTeacher):

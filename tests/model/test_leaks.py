@@ -88,7 +88,7 @@ class Swap:
     @property
     def places(self) -> Places:
         """The places of the pass, as the algorithms leave them."""
-        keep = None if self.declared.keep is None else self.batch[self.declared.keep]
+        keep = None if self.declared.visible is None else self.batch[self.declared.visible]
         return self.model.pass_places(self.declared, self.batch, keep)
 
     def exchange_context(self, order: Tensor) -> None:

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pospre
 from pospre.algorithms.crop_field.crop_field import CropField
 from pospre.errors import UserError
+from pospre.model.attached import attach_algorithm
 from tests.algorithms.cases import DECODER, Case
 from tests.model.test_algorithm import empty_model
 
@@ -31,7 +32,7 @@ def test_what_is_attached_after_ddp_or_fsdp_is_refused(wrapper: Any, one_rank: N
         with pytest.raises(UserError, match=rf"{name} is attached to a model that DDP .* first"):
             pospre.attach(model, name, **options)
     with pytest.raises(UserError, match=r"crop_field is attached to a model that DDP"):
-        CropField().attach(model)  # beside the pass that mae has declared
+        attach_algorithm(model, CropField())  # beside the pass that mae has declared
     assert not list(model.objectives) and model.teacher is None
     del wrapped
 

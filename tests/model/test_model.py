@@ -22,6 +22,7 @@ from pospre.model.algorithm import (
     algorithm_names,
     training_progress,
 )
+from pospre.model.attached import attach_algorithm
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
@@ -98,10 +99,10 @@ def test_under_autocast_a_pass_without_gradient_takes_none_from_the_others(attac
 
 def test_a_key_has_one_writer():
     model = small_model()
-    model.registry.claim("view/keep", "mae")
-    model.registry.claim("view/keep", "mae")
-    with pytest.raises(UserError, match=r"'mae' and 'simmim' both write .*'view/keep'"):
-        model.registry.claim("view/keep", "simmim")
+    model.registry.claim("view/visible", "mae")
+    model.registry.claim("view/visible", "mae")
+    with pytest.raises(UserError, match=r"'mae' and 'simmim' both write .*'view/visible'"):
+        model.registry.claim("view/visible", "simmim")
 
 
 def test_algorithms_are_found_by_module_name():
@@ -121,7 +122,7 @@ def test_class_and_functional_form_agree():
     torch.manual_seed(1)
     attach(functional, "droppos", **SMALL)
     torch.manual_seed(1)
-    DropPos(**SMALL).attach(by_class)
+    attach_algorithm(by_class, DropPos(**SMALL))
     ours, theirs = functional.state_dict(), by_class.state_dict()
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
@@ -159,7 +160,7 @@ def test_progress_is_zero_before_the_duration_is_known():
 def test_before_a_forward_sigma_is_set_and_masks_are_written():
     model = small_model()
     algorithm = DropPos(sigma_start=2.0, sigma_end=1.0, **SMALL)
-    algorithm.attach(model)
+    attach_algorithm(model, algorithm)
     state = SimpleNamespace(
         model=model,
         batch=make_batch(),
@@ -170,18 +171,22 @@ def test_before_a_forward_sigma_is_set_and_masks_are_written():
     state.get_elapsed_duration = partial(State.get_elapsed_duration, cast(State, state))
     algorithm.apply(Event.BEFORE_FORWARD, cast(State, state), cast(Logger, None))
     assert model.objectives["droppos"].sigma.item() == 1.5
-    assert {"view/keep", "droppos/shown"} <= set(state.batch)
+    assert {"view/visible", "droppos/known"} <= set(state.batch)
 
 
 def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
     model = small_model()
-    model.registry.add_pass("student", "test", EncoderPass(keep="view/keep", places=("first",)))
-    model.registry.add_pass("student", "test", EncoderPass(keep="view/keep", places=("other",)))
+    model.registry.add_pass(
+        "student", "test", EncoderPass(visible="view/visible", places=("first",))
+    )
+    model.registry.add_pass(
+        "student", "test", EncoderPass(visible="view/visible", places=("other",))
+    )
     assert model.registry.passes["student"].places == ("first", "other")
-    more = EncoderPass(keep="view/keep", content=("mask",))
+    more = EncoderPass(visible="view/visible", content=("mask",))
     assert model.registry.add_pass("student", "else", more).content == ("mask",)
     with pytest.raises(
-        UserError, match=r"pass 'student' over other tokens \(keep = view/keep and None\)"
+        UserError, match=r"pass 'student' over other tokens \(visible = view/visible and None\)"
     ):
         model.registry.add_pass("student", "test", EncoderPass())
 

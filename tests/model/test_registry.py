@@ -43,14 +43,14 @@ def beside(*hosts: str) -> tuple[PretrainModel, dict[str, Tensor]]:
 
 @pytest.mark.parametrize(
     ("host", "keep", "count"),
-    [("supervised", None, 64), ("mae", "view/keep", 16), ("ijepa", "view/keep", 16)],
+    [("supervised", None, 64), ("mae", "view/visible", 16), ("ijepa", "view/visible", 16)],
 )
 def test_whoever_joins_a_host_gets_the_patches_that_it_needs(
     host: str, keep: str | None, count: int
 ) -> None:
     model, batch = beside(host)
     joined = model.registry.join_pass("student", "last_patch")
-    assert (joined.keep, joined.count) == (keep, count)
+    assert (joined.visible, joined.count) == (keep, count)
     model.add_objective("last_patch", LastPatch(model.encoder.embed_dim))
     model.check_complete()
     outputs = model(batch)
@@ -82,7 +82,9 @@ def test_joining_a_pass_that_nobody_runs_is_refused() -> None:
 
 def test_a_pass_over_all_patches_is_not_that_of_a_host_that_hides_some() -> None:
     model, _ = beside("mae")
-    with pytest.raises(UserError, match=r"'student' over other tokens \(keep = view/keep and None"):
+    with pytest.raises(
+        UserError, match=r"'student' over other tokens \(visible = view/visible and None"
+    ):
         model.registry.add_pass("student", "last_patch", EncoderPass())
 
 
@@ -90,7 +92,7 @@ def test_editors_of_a_joined_pass_form_a_chain() -> None:
     model, _ = beside("mae")
     for editor in ("first", "second", "first"):
         joined = model.registry.join_pass("student", "test", places=(editor,))
-    assert joined.places == ("first", "second") and joined.keep == "view/keep"
+    assert joined.places == ("first", "second") and joined.visible == "view/visible"
     assert joined.count == 16
 
 

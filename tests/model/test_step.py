@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import pospre
-from pospre import LUT, MAE, DropPos, EmaTeacher, PretrainModel
+from pospre import IJEPA, MAE, DropPos, EmaTeacher, PretrainModel, StoP
 from pospre.errors import UserError
 from pospre.model.objective import StepOutputs
 from tests.algorithms.cases import DECODER
@@ -144,10 +144,11 @@ def test_a_compiled_step_is_compiled_once() -> None:
 
 
 def test_what_comes_late_in_the_list_is_checked_when_the_model_is_made() -> None:
-    views = {name: pospre.ViewGroup(size=32) for name in ("view", "second")}
     encoder = pospre.build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
-    late = [MAE(**SMALL), LUT(symmetric=True), DropPos(**SMALL)]
-    with pytest.raises(UserError, match=r"with lut.symmetric = true list droppos before lut"):
-        PretrainModel(encoder, late, seed=0, views=views)
+    late = [MAE(**SMALL), DropPos(affinity="teacher", **SMALL)]
+    with pytest.raises(UserError, match=r"droppos.affinity = teacher takes another"):
+        PretrainModel(encoder, late, seed=0)
+    with pytest.raises(UserError, match=r"stop.variant = both puts noise"):
+        PretrainModel(encoder, [IJEPA(), StoP(variant="both"), DropPos(**SMALL)], seed=0)
     with pytest.raises(UserError, match=r"none of those listed has a loss"):
         PretrainModel(encoder, [EmaTeacher()], seed=0)

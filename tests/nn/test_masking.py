@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from pospre import draws
 from pospre.errors import UserError
 from pospre.nn.masking import (
+    Masking,
+    PatchMasking,
     gather_tokens,
-    num_kept,
+    num_visible,
     random_masking,
     scatter_tokens,
     slot_mask,
-    uniform_patches,
 )
 
 
@@ -22,12 +23,12 @@ from pospre.nn.masking import (
     [(196, 0.75, 49), (100, 0.9, 9), (64, 0.8, 12), (196, 0.9, 19), (49, 0.75, 12), (196, 0, 196)],
 )
 def test_counts_are_the_published_floor(slots, ratio, kept):
-    assert num_kept(slots, ratio) == kept
+    assert num_visible(slots, ratio) == kept
 
 
 def test_ratio_that_leaves_no_token_is_refused():
     with pytest.raises(UserError, match=r"leaves none of the 4 tokens .* at most 0.75"):
-        num_kept(4, 0.9)
+        num_visible(4, 0.9)
 
 
 @given(slots=st.integers(1, 60), seed=st.integers(0, 2**40), data=st.data())
@@ -35,17 +36,17 @@ def test_kept_and_removed_partition_the_slots(slots, seed, data):
     kept = data.draw(st.integers(1, slots))
     keys = draws.sample_keys(seed, 0, torch.arange(3), 0, "mask")
     masking = random_masking(keys, slots, kept)
-    assert masking.keep.shape == (3, kept)
+    assert masking.visible.shape == (3, kept)
     both = torch.cat(masking, dim=1).sort(1).values
     assert torch.equal(both, torch.arange(slots).expand(3, -1))
 
 
 def test_a_mask_depends_on_its_own_sample_only():
     index = torch.tensor([5, 11, 2])
-    whole = random_masking(draws.sample_keys(0, 4, index, 0, "mask"), 36, 9).keep
-    alone = random_masking(draws.sample_keys(0, 4, index[1:2], 0, "mask"), 36, 9).keep
+    whole = random_masking(draws.sample_keys(0, 4, index, 0, "mask"), 36, 9).visible
+    alone = random_masking(draws.sample_keys(0, 4, index[1:2], 0, "mask"), 36, 9).visible
     assert torch.equal(whole[1:2], alone)
-    later = random_masking(draws.sample_keys(0, 5, index, 0, "mask"), 36, 9).keep
+    later = random_masking(draws.sample_keys(0, 5, index, 0, "mask"), 36, 9).visible
     assert not torch.equal(whole, later)
 
 
@@ -59,14 +60,14 @@ def test_scatter_undoes_gather():
 
 def test_uniform_masking_keeps_one_of_every_square():
     batch = {"index": torch.arange(300), "epoch": torch.ones(300, dtype=torch.int64)}
-    masking = uniform_patches(batch, (4, 6), seed=3)
-    assert masking.keep.shape == (300, 6) and masking.removed.shape == (300, 18)
-    both = torch.cat([masking.keep, masking.removed], dim=1).sort(dim=1).values
+    masking = Masking(*PatchMasking((4, 6), 6, "uniform").draw(batch, seed=3).values())
+    assert masking.visible.shape == (300, 6) and masking.hidden.shape == (300, 18)
+    both = torch.cat([masking.visible, masking.hidden], dim=1).sort(dim=1).values
     assert torch.equal(both, torch.arange(24).expand(300, -1))
-    row, col = masking.keep // 6, masking.keep % 6
+    row, col = masking.visible // 6, masking.visible % 6
     squares = (row // 2 * 3 + col // 2).sort(dim=1).values
     assert torch.equal(squares, torch.arange(6).expand(300, -1))
     # every patch is kept a quarter of the time, and every slot holds any square
-    kept = torch.bincount(masking.keep.flatten(), minlength=24) / 300
+    kept = torch.bincount(masking.visible.flatten(), minlength=24) / 300
     assert float((kept - 0.25).abs().max()) < 0.12
     assert len((row // 2 * 3 + col // 2)[:, 0].unique()) == 6

@@ -49,7 +49,7 @@ def test_products_are_what_the_profiler_counts_and_attention_comes_on_top() -> N
         counted = count_flops(lambda: model(batch))
     attention = 0
     decoder = model.objectives["mae"]
-    kept, every = batch["view/keep"].shape[1] + 1, model.encoder.num_patches + 1
+    kept, every = batch["view/visible"].shape[1] + 1, model.encoder.num_patches + 1
     for blocks, tokens, width in (
         (model.encoder.blocks, kept, model.encoder.embed_dim),
         (decoder.blocks, every, decoder.embed.out_features),

@@ -37,7 +37,7 @@ def test_hidden_patches_are_grey_and_the_others_as_the_encoder_gets_them(tmp_pat
         image, flip = batch["view/image"][row, 0], batch["view/flip"][row, 0]
         pixels = (image.flip(-1) if flip else image).permute(1, 2, 0)
         patches = pixels.unflatten(1, (8, 4)).unflatten(0, (8, 4)).transpose(1, 2).flatten(0, 1)
-        patches[batch["view/removed"][row]] = GREY
+        patches[batch["view/hidden"][row]] = GREY
         mended = patches.unflatten(0, (8, 8)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
         assert torch.equal(small, mended)
 
@@ -49,7 +49,7 @@ def test_hidden_patches_are_grey_and_the_others_as_the_encoder_gets_them(tmp_pat
         (("mp3",), "patches framed in green are the context"),
         (("ijepa",), "the features of patches framed in green are predicted"),
         (("simmim",), "grey patches are masked"),
-        (("dinov2", "masked_position"), "the content of grey patches is masked; patches framed"),
+        (("dinov2", "masked_position"), "the content of grey patches is masked; of the patches"),
     ],
 )
 def test_each_method_says_what_its_colours_mean(

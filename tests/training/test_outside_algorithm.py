@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from pospre.model.algorithm import PretrainAlgorithm, require_one_view
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.objective import Objective
 from pospre.model.passes import EncoderPass
 
@@ -49,10 +49,8 @@ class LOCA(PretrainAlgorithm):
     weight: float = 1.0
 
     def attach(self, model):
-        if self.module_name() not in model.objectives:
-            require_one_view(model, self.module_name(), "view")
-            model.registry.add_pass("student", self.module_name(), EncoderPass())
-            model.add_objective(self.module_name(), Places(model.encoder, self))
+        model.registry.add_pass("student", self.module_name(), EncoderPass())
+        model.add_objective(self.module_name(), Places(model.encoder, self))
 
     def write(self, batch, model):
         """Everything is asked for: nothing is drawn."""

@@ -27,9 +27,11 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.loop_check import check_unwrapped
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.question import Question
 from pospre.nn.interpolation import Interpolation
 from pospre.nn.positions.scheme import Scheme
+from pospre.nn.vit import Encoder
 from pospre.ranges import ShareRange
 
 BoxScale = Literal["beta", "uniform", "const", "fill"]
@@ -78,10 +80,12 @@ class CropField(PretrainAlgorithm):
     enclose: Enclose = "all"
     flip_field: FlipField = "with_view"
 
+    def needs(self, encoder: Encoder) -> Needs:
+        """Return what must be there: nothing but another algorithm's passes."""
+        return Needs(views={})
+
     def attach(self, model: PretrainModel) -> None:
-        """Say where views lie, and make the table a field; a no-op if that is done."""
-        if model.registry.place_source == "crop_field":
-            return
+        """Say where views lie, and make the table a field."""
         check_unwrapped(model, "crop_field")
         _check(self, model)
         _check_unused(self, model.encoder.positions)
@@ -170,16 +174,7 @@ def _check_unused(options: CropField, positions: Scheme) -> None:
     if not positions.takes_boxes:
         return  # which the registry refuses
     drawn, placed = options.box_scale in ("beta", "uniform"), options.box_scale != "const"
-    scale = f"crop_field.box_scale = {options.box_scale}"
-    kind = f"encoder.positions = {positions.name}"
-    for key, value, used, other in (
-        ("field_size", options.field_size, positions.learns, kind),
-        ("interpolation", options.interpolation, positions.learns, kind),
-        ("scale_range", options.scale_range, drawn, scale),
-        ("enclose", options.enclose, placed, scale),
-    ):
-        if not used and value not in (None, "bicubic", "all"):
-            raise UserError(
-                f"crop_field.{key} = {value} is of no use with {other}. Remove it, or change the "
-                "other."
-            )
+    for option in ("field_size", "interpolation"):
+        options.check_used(option, positions.learns, f"encoder.positions = {positions.name}")
+    options.check_used("scale_range", drawn, "box_scale")
+    options.check_used("enclose", placed, "box_scale")

@@ -28,16 +28,16 @@ from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen, Momentum
-from pospre.nn.positions import schemes_that
+from pospre.nn.vit import Encoder
 from pospre.ranges import RatioRange, Share
 from pospre.schedules import linear
 
-MASK = "content_mask"
-MASK_KEY = f"global/{MASK}"
+MASK_KEY = "global/masked"
 
 
 class PrototypeMatching(Objective):
@@ -188,7 +188,7 @@ class DINOv2(PretrainAlgorithm):
     """The host that matches a student's crops and masked patches with a momentum teacher's.
 
     Needs the view group ``global`` with two views; ``local`` may have any number or be missing.
-    Writes ``global/content_mask``, bool (B, 2, N). The targets and KoLeo look at all samples of a
+    Writes ``global/masked``, bool (B, 2, N). The targets and KoLeo look at all samples of a
     forward pass (Sinkhorn and centering at those of all ranks), so the loss depends, unlike
     MAE's, on the microbatch.
 
@@ -255,17 +255,19 @@ class DINOv2(PretrainAlgorithm):
 
     is_host: ClassVar[bool] = True
 
+    def needs(self, encoder: Encoder) -> Needs:
+        """Return what must be there: two global crops and a class token."""
+        return Needs(views={"global": NUM_CROPS}, class_token="algorithms.dinov2")
+
     def attach(self, model: PretrainModel) -> None:
-        """Add the passes over crops, the teacher and the objective; a no-op if they are there."""
-        if "dinov2" in model.objectives:
-            return
+        """Add the passes over crops, the teacher and the objective."""
         _check(self, model)
         grey = "the content of grey patches is masked"
         model.registry.claim(MASK_KEY, "dinov2", grey=grey)
         start = self.momentum_start
         model.add_teacher("dinov2", None if start is None else Momentum(start, self.momentum_end))
         model.contents.named["dinov2"] = MaskedTokens(
-            nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), MASK
+            nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), "masked"
         )
         passes = {"global": EncoderPass(group="global", content=("dinov2",))}
         if "local" in model.views:
@@ -290,9 +292,7 @@ class DINOv2(PretrainAlgorithm):
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Set the teacher's temperature."""
-        objective = model.objectives["dinov2"]
-        assert isinstance(objective, PrototypeMatching)
-        objective.temperature.fill_(self.temperature(progress))
+        model.objectives.of(PrototypeMatching).temperature.fill_(self.temperature(progress))
 
     def temperature(self, progress: Progress) -> float:
         """Return the teacher's temperature; the last step of the warm-up has its end."""
@@ -304,11 +304,6 @@ class DINOv2(PretrainAlgorithm):
 
 def _check(options: DINOv2, model: PretrainModel) -> None:
     """Raise ``UserError`` for options that cannot work together."""
-    if model.registry.require_views("dinov2", "global", NUM_CROPS).count != NUM_CROPS:
-        raise UserError(f"algorithms.dinov2: data.views.global.count must be {NUM_CROPS}.")
-    if not model.encoder.has_class_token:
-        raise UserError("dinov2 needs a class token. Set encoder.class_token: true.")
-    _check_grids(model)
     if not options.official and options.mask_crop_rate not in (0.0, 0.5, 1.0):
         raise UserError(
             f"dinov2.mask_crop_rate = {options.mask_crop_rate} masks no whole number of an image's "
@@ -316,11 +311,7 @@ def _check(options: DINOv2, model: PretrainModel) -> None:
         )
     if int(math.prod(model.grid("global")) * options.mask_ratio[1]) < 1:
         raise UserError(f"dinov2.mask_ratio = {list(options.mask_ratio)} masks no patch.")
-    if options.patch_head_bottleneck is not None and not options.separate_heads:
-        raise UserError(
-            f"dinov2.patch_head_bottleneck is {options.patch_head_bottleneck}, but is for "
-            "dinov2.separate_heads = true. Remove it, or set both."
-        )
+    options.check_used("patch_head_bottleneck", options.separate_heads, "separate_heads")
     dino, ibot, spread = options.dino_weight, options.ibot_weight, options.koleo_weight
     # without masked crops there are no patches to match
     if not (dino or spread or ibot * options.mask_crop_rate):
@@ -329,17 +320,3 @@ def _check(options: DINOv2, model: PretrainModel) -> None:
             f"{spread} with dinov2.mask_crop_rate = {options.mask_crop_rate} leave no loss. 1, 1 "
             "and 0.1 with 0.5 are published; to serve masked_position only, set dinov2.weight to 0."
         )
-
-
-def _check_grids(model: PretrainModel) -> None:
-    """Refuse relative positions where crops are not of the grid whose bias is learned."""
-    positions = model.encoder.positions
-    if positions.takes_any_grid:
-        return
-    for group in model.views.keys() & {"global", "local"}:
-        if model.grid(group) != model.encoder.grid:
-            raise UserError(
-                f"dinov2: encoder.positions = {positions.name} knows one grid "
-                f"only, but the crops of data.views.{group} have another. "
-                f"Use {schemes_that('takes_any_grid')}."
-            )

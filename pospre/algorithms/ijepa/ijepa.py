@@ -17,15 +17,14 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.algorithms.ijepa.blocks import Blocks, check_blocks, draw_blocks, draw_official
 from pospre.algorithms.ijepa.predictor import Predictor, gather_blocks
-from pospre.batch import EPOCH, INDEX, Batch
-from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, require_one_view
+from pospre.batch import EPOCH, HIDDEN, INDEX, VISIBLE, Batch
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.model.teacher import Momentum
-from pospre.nn.decoder import check_heads
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
 from pospre.nn.vit import Encoder
@@ -40,10 +39,7 @@ class FeaturePrediction(Objective):
     Attributes:
         predictor: projects the context by a Linear, ``predictor.embed``.
         extra: a further term of the loss, or None.
-        edited_by: the algorithm that has replaced parts of these, or None.
     """
-
-    edited_by: str | None = None
 
     def __init__(self, encoder: Encoder, options: "IJEPA") -> None:
         super().__init__()
@@ -61,8 +57,8 @@ class FeaturePrediction(Objective):
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return ``predicted`` and ``target`` features, each (B, M, T, D)."""
-        keep, targets = batch["view/keep"], batch["ijepa/targets"]
-        features = self.predictor(passes["student"][:, self.num_prefix :], keep, targets, batch)
+        visible, targets = batch[VISIBLE], batch["ijepa/targets"]
+        features = self.predictor(passes["student"][:, self.num_prefix :], visible, targets, batch)
         whole = passes["teacher"][:, self.num_prefix :].float()
         whole = F.layer_norm(whole, whole.shape[-1:])
         outputs = {
@@ -133,7 +129,7 @@ def feature_distance(predicted: Tensor, target: Tensor, kind: Loss) -> Tensor:
 class IJEPA(PretrainAlgorithm):
     """The host that predicts the teacher's features in target blocks.
 
-    Writes ``view/keep`` (B, K), the context, ``view/removed`` (B, N−K), and ``ijepa/targets``
+    Writes ``view/visible`` (B, K), the context, ``view/hidden`` (B, N−K), and ``ijepa/targets``
     (B, M, T), the tokens of M target blocks; all sorted. The defaults are the published ones; the
     class token, where the encoder has one (published: none), is not shown to the predictor.
 
@@ -185,20 +181,23 @@ class IJEPA(PretrainAlgorithm):
     objective = FeaturePrediction
     is_host: ClassVar[bool] = True
 
+    def needs(self, encoder: Encoder) -> Needs:
+        """Return what must be there: one view."""
+        return Needs(heads={"predictor": (self.predictor_dim, self.heads(encoder))})
+
     def attach(self, model: PretrainModel) -> None:
-        """Add the teacher, the passes and the predictor; a no-op if they are there."""
-        if "ijepa" in model.objectives:
-            return
-        require_one_view(model, "ijepa", "view")
-        _check(self, model.encoder)
-        kept = None if self.official else self.blocks(model.encoder).context_tokens
-        model.registry.claim("view/keep", "ijepa", count=kept)
-        model.registry.claim("view/removed", "ijepa")
+        """Add the teacher, the passes and the predictor."""
+        for option in ("target_tokens", "context_tokens"):
+            self.check_used(option, not self.official, "official")
+        blocks, registry = self.blocks(model.encoder), model.registry
+        check_blocks(blocks, "ijepa", official=self.official)
+        visible = None if self.official else blocks.context_tokens
+        student = registry.hide("ijepa", visible, shuffled=False)
         green = "the features of patches framed in green are predicted"
-        model.registry.claim("ijepa/targets", "ijepa", green=green)
+        registry.claim("ijepa/targets", "ijepa", green=green)
         model.add_teacher("ijepa", self._momentum)
-        model.registry.add_pass("student", "ijepa", EncoderPass(keep="view/keep"))
-        model.registry.add_pass("teacher", "ijepa", EncoderPass(teacher=True))
+        registry.add_pass("student", "ijepa", student)
+        registry.add_pass("teacher", "ijepa", EncoderPass(teacher=True))
         model.add_objective("ijepa", FeaturePrediction(model.encoder, self))
 
     def heads(self, encoder: Encoder) -> int:
@@ -236,18 +235,7 @@ class IJEPA(PretrainAlgorithm):
         keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "ijepa/blocks")
         draw = draw_official if self.official else draw_blocks
         masks = draw(keys, self.blocks(model.encoder))
-        batch["view/keep"], batch["ijepa/targets"] = masks.context, masks.targets
+        batch[VISIBLE], batch["ijepa/targets"] = masks.context, masks.targets
         patches = model.encoder.num_patches
         order = torch.argsort(slot_mask(masks.context, patches), dim=1, stable=True)
-        batch["view/removed"] = order[:, : patches - masks.context.shape[1]]
-
-
-def _check(options: IJEPA, encoder: Encoder) -> None:
-    """Raise ``UserError`` for options that cannot work together."""
-    check_heads("ijepa", "predictor", options.predictor_dim, options.heads(encoder))
-    if options.official and (options.target_tokens, options.context_tokens) != (None, None):
-        raise UserError(
-            "ijepa.official = true takes the counts of each batch. Remove ijepa.target_tokens "
-            "and ijepa.context_tokens (or set them to null), or official."
-        )
-    check_blocks(options.blocks(encoder), "ijepa", official=options.official)
+        batch[HIDDEN] = order[:, : patches - masks.context.shape[1]]

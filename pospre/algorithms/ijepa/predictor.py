@@ -66,13 +66,13 @@ class Predictor(nn.Module):
         self.positions: Scheme = decoder_positions(encoder, space)
 
     def forward(
-        self, context_BKD: Tensor, keep_BK: Tensor, targets_BMT: Tensor, batch: Batch
+        self, context_BKD: Tensor, visible_BK: Tensor, targets_BMT: Tensor, batch: Batch
     ) -> Tensor:
         """Return features at the target positions, (B, M, T, d), after the last norm.
 
         Args:
             context_BKD: the encoder's tokens of the context.
-            keep_BK: their positions.
+            visible_BK: their positions.
             targets_BMT: the positions of M target blocks.
             batch: may hold noise, and boxes in a position field.
         """
@@ -82,7 +82,7 @@ class Predictor(nn.Module):
         count = targets_BMT.shape[1]
         context = context.unsqueeze(1).expand(-1, count, -1, -1)
         tokens = torch.cat([context, masked], dim=2).flatten(0, 1)
-        cells = torch.cat([keep_BK.unsqueeze(1).expand(-1, count, -1), targets_BMT], dim=2)
+        cells = torch.cat([visible_BK.unsqueeze(1).expand(-1, count, -1), targets_BMT], dim=2)
         places = view_places(batch, "view", self.grid).repeat(count).move(cells.flatten(0, 1))
         tokens = self.positions.added(tokens, places)
         decoded = self.blocks(tokens, self.positions.clues(places))

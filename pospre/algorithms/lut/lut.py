@@ -5,7 +5,7 @@ towards that of a second, augmented and complete view, which a momentum teacher 
 encoder makes of few patches learns the context of all of them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -16,16 +16,17 @@ from torch import Tensor, nn
 
 from pospre import draws
 from pospre.algorithms.lut.projector import Projector
-from pospre.batch import EPOCH, INDEX, Batch, box_key, flip_key, image_key
+from pospre.batch import EPOCH, HIDDEN, INDEX, VISIBLE, Batch, box_key, flip_key, image_key
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, require_one_view
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen, Momentum
 from pospre.nn.initialisation import init_weights
-from pospre.nn.masking import gather_tokens, num_kept, random_masking, slot_mask
+from pospre.nn.masking import gather_tokens, num_visible, random_masking, slot_mask
 from pospre.nn.vit import Encoder
 from pospre.ranges import Ratio
 
@@ -40,12 +41,12 @@ WHOLE = {"view": "whole", "second": "whole/second"}
 class BroaderContext(Objective):
     """Projector and predictor of the student, projector of the teacher, and their distance."""
 
-    def __init__(self, encoder: Encoder, options: "LUT", dropping: bool) -> None:
+    def __init__(self, encoder: Encoder, options: "LUT", left_out: bool) -> None:
         super().__init__()
         dim = encoder.embed_dim
         self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
         self.online, self.supervision = options._online, options.supervision
-        self.pool, self.steer, self.dropping = options.pool, options.steer, dropping
+        self.pool, self.steer, self.left_out = options.pool, options.steer, left_out
         self.distance, self.temperature = options.distance, options.temperature
         self.head = Projector(dim, options.hidden_dim, dim)
         self.predictor = Projector(dim, options.hidden_dim, dim)
@@ -89,11 +90,10 @@ class BroaderContext(Objective):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the student's tokens that are taught, and their patches' places (None: all)."""
         if self.steer == "both":
-            return passes[(WHOLE if self.dropping else STUDENT)[group]], None
-        tokens = passes[STUDENT[group]]
-        if self.dropping:
-            return tokens, batch[f"{group}/keep"]
-        places = batch[f"{group}/visible"]
+            return passes[(WHOLE if self.left_out else STUDENT)[group]], None
+        tokens, places = passes[STUDENT[group]], batch[f"{group}/visible"]
+        if self.left_out:
+            return tokens, places
         prefix, patches = tokens[:, : self.num_prefix], tokens[:, self.num_prefix :]
         return torch.cat([prefix, gather_tokens(patches, places)], dim=1), places
 
@@ -134,7 +134,7 @@ class LUT(PretrainAlgorithm):
     one forward pass sees, and so (slightly) on the microbatch size and the number of ranks.
 
     Writes for ``symmetric`` the visible patches of the second view, none of which is visible in
-    the first: ``second/keep``, or beside simmim ``second/visible`` and ``second/masked``.
+    the first: ``second/visible``, and beside simmim ``second/masked``.
 
     Args:
         symmetric: false, the paper: the masked view is encoded once and learns from the second
@@ -175,24 +175,32 @@ class LUT(PretrainAlgorithm):
     momentum_end: float = 1.0
     weight: NonNegativeFloat = 0.25
 
+    def needs(self, encoder: Encoder) -> Needs:
+        """Return what must be there: two views, some patches of the first hidden by a host."""
+        return Needs(
+            views={"view": 1, "second": 1},
+            patches="part",
+            class_token="lut.pool = class_token" if self.pool == "class_token" else None,
+            hint="Put it beside mae or another host that hides some by its mask_ratio, and list it "
+            "after whatever chooses them.",
+        )
+
     def attach(self, model: PretrainModel) -> None:
-        """Add the teacher, the passes and the heads; a no-op if they are there."""
-        if "lut" in model.objectives:
-            _check_late(model)
-            return
-        host = _host(model)
+        """Add the teacher, the passes and the heads."""
+        hidden = model.registry.hidden
+        assert hidden is not None
         _check(self, model)
         for group in self._online:
-            self._add_student(model, host, group)
+            self._add_student(model, hidden.left_out, group)
         for group in self._targets:
-            keep = None
+            target = None
             if self.target_mask_ratio:
-                keep = f"{group}/target"
-                model.registry.claim(keep, "lut")
-            model.registry.add_pass(TEACHER[group], "lut", EncoderPass(group, keep, teacher=True))
+                target = f"{group}/target"
+                model.registry.claim(target, "lut")
+            model.registry.add_pass(TEACHER[group], "lut", EncoderPass(group, target, teacher=True))
         start = self.momentum_start
         model.add_teacher("lut", None if start is None else Momentum(start, self.momentum_end))
-        model.add_objective("lut", BroaderContext(model.encoder, self, host.keep is not None))
+        model.add_objective("lut", BroaderContext(model.encoder, self, hidden.left_out))
 
     @property
     def _online(self) -> tuple[str, ...]:
@@ -206,18 +214,17 @@ class LUT(PretrainAlgorithm):
     def _same_crop(self) -> bool:
         return self.supervision != "context"
 
-    def _add_student(self, model: PretrainModel, host: EncoderPass, group: str) -> None:
-        if self.steer == "both" and host.keep:
-            model.registry.add_pass(WHOLE[group], "lut", EncoderPass(group))
+    def _add_student(self, model: PretrainModel, left_out: bool, group: str) -> None:
+        registry = model.registry
+        if self.steer == "both" and left_out:
+            registry.add_pass(WHOLE[group], "lut", EncoderPass(group))
         elif group == "view":
-            model.registry.join_pass(STUDENT[group], "lut")
+            registry.join_pass("student", "lut")
         else:
-            keys = ("keep",) if host.keep else ("visible", "masked")
-            for key in keys:
-                model.registry.claim(f"second/{key}", "lut")
-            keep = "second/keep" if host.keep else None
-            twin = replace(host, group=group, keep=keep, needs_patches=True)
-            model.registry.add_pass(STUDENT[group], "lut", twin)
+            for key in ("visible",) if left_out else ("visible", "masked"):
+                registry.claim(f"second/{key}", "lut")
+            seen = "second/visible" if left_out else None
+            registry.add_twin("student/second", "lut", "student", "second", seen)
 
     def couples_samples(self) -> str | None:
         """Return what looks at all samples of a forward at once."""
@@ -238,64 +245,29 @@ class LUT(PretrainAlgorithm):
 
     def _write_second(self, batch: Batch, model: PretrainModel) -> None:
         """Show of the second view as many patches as of the first, and none of the same places."""
-        dropping = "view/keep" in batch
-        shown = batch["view/keep" if dropping else "view/visible"].shape[1]
-        chosen = batch["view/removed"][:, :shown]
-        if dropping:
-            batch["second/keep"] = chosen
-            return
+        chosen = batch[HIDDEN][:, : batch[VISIBLE].shape[1]]
         batch["second/visible"] = chosen
-        batch["second/masked"] = ~slot_mask(chosen, model.encoder.num_patches)
+        if "second/masked" in model.registry.writers:
+            batch["second/masked"] = ~slot_mask(chosen, model.encoder.num_patches)
 
     def _draw_target(self, batch: Batch, model: PretrainModel, group: str) -> Tensor:
         rows, cols = model.grid(group)
-        kept = num_kept(rows * cols, self.target_mask_ratio, key="lut.target_mask_ratio")
+        kept = num_visible(rows * cols, self.target_mask_ratio, key="lut.target_mask_ratio")
         keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, f"lut/target/{group}")
-        return random_masking(keys, rows * cols, kept).keep
-
-
-def _host(model: PretrainModel) -> EncoderPass:
-    """Return the pass that sees some patches of ``view`` only.
-
-    Raises:
-        UserError: there is none.
-    """
-    host = model.registry.passes.get("student")
-    if host is not None and (host.keep == "view/keep" or "view/visible" in model.registry.writers):
-        return host
-    others = ", ".join(model.objectives) or "nothing"
-    raise UserError(
-        "algorithms.lut teaches what a masked view shows of the whole, but before it there is "
-        f"{others}, which hides no random patches of one view. Put it beside mae or another host "
-        "that hides some by its mask_ratio, and list it after whatever chooses them."
-    )
+        return random_masking(keys, rows * cols, kept).visible
 
 
 def _check(options: LUT, model: PretrainModel) -> None:
     """Raise ``UserError`` for options that cannot work together, or on these views."""
-    require_one_view(model, "lut", "view")
-    require_one_view(model, "lut", "second")
     if model.registry.mixes:
         raise UserError(
             f"algorithms.lut compares two views of one image, but "
             f"{model.registry.writers['view/pixels']} mixes images in 'view'. Turn its mixing off, "
             "or leave lut out."
         )
-    num_kept(model.encoder.num_patches, options.target_mask_ratio, key="lut.target_mask_ratio")
-    if options.target_mask_ratio and options._same_crop:
-        raise UserError(
-            f"lut.supervision = {options.supervision} needs the target of every patch, but "
-            f"lut.target_mask_ratio = {options.target_mask_ratio} hides some. Set it to 0."
-        )
-    if options.pool == "class_token" and options.steer == "both":
-        raise UserError(
-            "lut.pool = class_token takes no mean that lut.steer = both could widen. Use "
-            "lut.steer = unmasked."
-        )
-    if options.pool == "class_token" and not model.encoder.has_class_token:
-        raise UserError(
-            "lut.pool = class_token, but encoder.class_token is false. Use lut.pool = patches."
-        )
+    num_visible(model.encoder.num_patches, options.target_mask_ratio, key="lut.target_mask_ratio")
+    options.check_used("target_mask_ratio", not options._same_crop, "supervision")
+    options.check_used("steer", options.pool == "patches", "pool")
     if options._same_crop and model.registry.place_source:
         raise UserError(
             f"lut.supervision = {options.supervision} cuts the second view where the first one "
@@ -312,30 +284,21 @@ def _check(options: LUT, model: PretrainModel) -> None:
 
 def _check_symmetric(options: LUT, model: PretrainModel) -> None:
     """Raise ``UserError`` unless the second view can show what the host hides of the first."""
-    registry, patches = model.registry, model.encoder.num_patches
-    if "view/removed" not in registry.shuffled:
+    hidden, patches = model.registry.hidden, model.encoder.num_patches
+    assert hidden is not None
+    if not hidden.shuffled or hidden.visible is None:
         raise UserError(
             "lut.symmetric = true shows of the second view what the host hides of the first, by "
-            f"ranks of a random mask, which '{registry.writers.get('view/removed')}' does not "
-            "draw. Use lut.symmetric = false."
+            f"ranks of a random mask, which '{hidden.owner}' does not draw. Use lut.symmetric = "
+            "false."
         )
-    key = "view/keep" if "view/keep" in registry.writers else "view/visible"
-    shown, host = registry.counts[key], registry.writers[key]
-    whole = options.steer == "both" and key == "view/keep"
-    if patches < 2 * shown and not whole:
+    whole = options.steer == "both" and hidden.left_out
+    if patches < 2 * hidden.visible and not whole:
         raise UserError(
-            f"lut.symmetric = true shows {shown} patches of each view at different places, but of "
-            f"{patches} only {patches - shown} are left. Set {host}.mask_ratio to 0.5 or more, or "
-            "lut.symmetric to false."
+            f"lut.symmetric = true shows {hidden.visible} patches of each view at different "
+            f"places, but of {patches} only {patches - hidden.visible} are left. Set "
+            f"{hidden.owner}.mask_ratio to 0.5 or more, or lut.symmetric to false."
         )
-
-
-def _check_late(model: PretrainModel) -> None:
-    """Raise ``UserError`` if what was attached after LUT changes positions in one view only."""
-    first, second = (model.registry.passes.get(STUDENT[group]) for group in ("view", "second"))
-    if first is not None and second is not None and first.places != second.places:
-        late = ", ".join(sorted({*first.places} - {*second.places}))
-        raise UserError(f"algorithms: with lut.symmetric = true list {late} before lut.")
 
 
 def _check_batch(batch: Batch, model: PretrainModel) -> None:

@@ -21,8 +21,10 @@ from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.question import Question
 from pospre.nn.positions import schemes_that
+from pospre.nn.vit import Encoder
 
 
 @dataclass(kw_only=True, eq=False)
@@ -59,13 +61,20 @@ class StoP(PretrainAlgorithm):
     l1_weight: PositiveFloat | None = None
     official: bool = False
 
+    def needs(self, encoder: Encoder) -> Needs:
+        """Return what must be there: I-JEPA's predictor, without which the noise would shrink."""
+        return Needs(
+            views={},
+            objective=(FeaturePrediction, "ijepa"),
+            hint="Its predictor projects the context by a Linear and takes mask tokens: without "
+            "one, the learned noise would shrink to nothing.",
+        )
+
     def attach(self, model: PretrainModel) -> None:
-        """Replace parts of I-JEPA's predictor; a no-op if that is done."""
-        objective = _objective_of(model)
-        _check(self, model)
-        if objective.edited_by == "stop":
-            return
-        objective.edited_by = "stop"
+        """Replace parts of I-JEPA's predictor."""
+        objective = model.objectives.of(FeaturePrediction)
+        self.check_used("l1_weight", self.variant == "l1", "variant")
+        self.check_used("official", self.variant == "masked", "variant")
         for key in ("stop/masked", "stop/context"):
             model.registry.claim(key, "stop")
         predictor, replaced = objective.predictor, VARIANTS[self.variant]
@@ -80,57 +89,29 @@ class StoP(PretrainAlgorithm):
             weight = 1e-5 if self.l1_weight is None else self.l1_weight
             objective.extra = replaced.extra(predictor, weight)
 
+    def check_company(self, model: PretrainModel) -> None:
+        """Raise ``UserError`` where positions are not added, or others change them as well."""
+        predictor = model.objectives.of(FeaturePrediction).predictor
+        if not predictor.positions.is_added:
+            raise UserError(
+                "stop makes the predictor's positions uncertain, but encoder.positions = "
+                f"{model.encoder.positions.name} tells it exactly, in attention, where a target "
+                f"lies. Use {schemes_that('is_added')}."
+            )
+        editors = model.registry.passes["student"].places
+        if self.variant in NOISY_CONTEXT and editors:
+            raise UserError(
+                f"stop.variant = {self.variant} puts noise on the positions of the context, which "
+                f"{', '.join(editors)} changes too. Use stop.variant = masked."
+            )
+        if self.variant == "learned_pos" and model.registry.place_source is not None:
+            raise UserError(
+                "stop.variant = learned_pos has one position for every patch, which cannot follow "
+                f"the positions of {model.registry.place_source}. Use another variant."
+            )
+
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw n."""
-        predictor = _objective_of(model).predictor
+        predictor = model.objectives.of(FeaturePrediction).predictor
         if isinstance(predictor.tokens, StochasticTokens):
             predictor.tokens.draw(batch, model.seed, predictor.embed)
-
-
-def _objective_of(model: PretrainModel) -> FeaturePrediction:
-    """Return the objective that StoP edits.
-
-    Raises:
-        UserError: there is none.
-    """
-    for name in model.objectives:
-        objective = model.objectives[name]
-        if isinstance(objective, FeaturePrediction):
-            return objective
-    raise UserError(
-        "algorithms.stop needs a predictor that projects the context by a Linear and takes mask "
-        "tokens: without one, the learned noise would shrink to nothing. Add the host ijepa, which "
-        f"has one; here: {', '.join(model.objectives) or 'no host'}."
-    )
-
-
-def _check(options: StoP, model: PretrainModel) -> None:
-    """Raise ``UserError`` for variants that cannot work, alone or beside other algorithms."""
-    if options.l1_weight is not None and options.variant != "l1":
-        raise UserError(
-            f"stop.l1_weight = {options.l1_weight} is for stop.variant = l1, not "
-            f"{options.variant}. Remove it, or change the variant."
-        )
-    if options.official and options.variant != "masked":
-        raise UserError(
-            f"stop.official = true reproduces the published code, which has stop.variant = "
-            f"masked only, not {options.variant}. Set one of them the other way."
-        )
-    predictor = _objective_of(model).predictor
-    if not predictor.positions.is_added:
-        raise UserError(
-            f"stop makes the predictor's positions uncertain, but encoder.positions = "
-            f"{model.encoder.positions.name} tells it exactly, in attention, where a target lies. "
-            f"Use {schemes_that('is_added')}."
-        )
-    editors = model.registry.passes["student"].places
-    if options.variant in NOISY_CONTEXT and editors:
-        raise UserError(
-            f"stop.variant = {options.variant} puts noise on the positions of the context, which "
-            f"{', '.join(editors)} changes too. Use stop.variant = masked."
-        )
-    if options.variant == "learned_pos" and model.registry.place_source is not None:
-        raise UserError(
-            f"stop.variant = learned_pos has one position for every patch, which cannot follow "
-            f"the positions of {model.registry.place_source}. Use another variant."
-        )

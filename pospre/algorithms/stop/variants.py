@@ -10,7 +10,7 @@ from pospre import draws
 from pospre.algorithms.ijepa.ijepa import ExtraTerm, Loss, feature_distance
 from pospre.algorithms.ijepa.predictor import Predictor, PredictorTokens, gather_blocks
 from pospre.algorithms.stop.noise import StochasticTokens, standard_normal
-from pospre.batch import EPOCH, INDEX, Batch
+from pospre.batch import EPOCH, INDEX, VISIBLE, Batch
 from pospre.model.objective import Outputs
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.positions.table import Table
@@ -47,7 +47,7 @@ class NoiseOnBoth(StochasticTokens):
     def draw_context(self, batch: Batch, seed: int, embed: nn.Linear) -> None:
         """Write ``stop/context``, new for every epoch and token."""
         keys = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "stop/context")
-        tokens = batch["view/keep"].shape[1]
+        tokens = batch[VISIBLE].shape[1]
         batch["stop/context"] = standard_normal(keys, tokens, self.width(embed))
 
 

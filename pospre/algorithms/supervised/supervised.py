@@ -5,7 +5,7 @@ The recipes of DeiT (Touvron et al. 2021, arXiv 2012.12877) and of MAE's fine-tu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch.nn.functional as F
@@ -17,13 +17,14 @@ from pospre import draws
 from pospre.algorithms.supervised.mixing import Mix, draw_mix, mix_pixels
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, whole_numbers
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, require_one_view
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
+from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen
-from pospre.nn.masking import num_kept, visible_patches
+from pospre.nn.masking import PatchMasking
 from pospre.nn.vit import Encoder
 from pospre.ranges import Ratio, Share
 
@@ -118,7 +119,7 @@ class Supervised(PretrainAlgorithm):
 
     Writes ``supervised/blend``, ``supervised/box`` and ``supervised/share`` if images are mixed
     (the partner depends on the microbatch and the rank's share of the batch, all else on the
-    sample), and ``view/keep`` and ``view/removed`` with a ``mask_ratio``.
+    sample), and ``view/visible`` and ``view/hidden`` with a ``mask_ratio``.
 
     Args:
         num_classes: None takes those of the training data.
@@ -184,23 +185,30 @@ class Supervised(PretrainAlgorithm):
             )
         return {**arguments, "num_classes": count or len(classes)}
 
+    def needs(self, encoder: Encoder) -> Needs:
+        """Return what must be there: one view, perhaps a class token."""
+        return Needs(class_token="supervised.pooling = cls" if self.pooling == "cls" else None)
+
     def attach(self, model: PretrainModel) -> None:
-        """Add the pass and the head; a no-op if they are there."""
-        if "supervised" in model.objectives:
-            return
-        _check(self, model)
-        keep = None
+        """Add the pass and the head."""
+        if self.num_classes is None:
+            raise UserError("supervised.num_classes is None; give the number of classes.")
+        self.check_used("label_smoothing", self.loss == "ce", "loss")
+        merges = model.encoder.patches_per_token > 1
+        self.check_used("mask_ratio", not merges, "swin_tiny, trained on whole images here")
+        registry, student = model.registry, EncoderPass()
         if self.mask_ratio:
-            keep = "view/keep"
-            kept = num_kept(model.encoder.num_patches, self.mask_ratio)
-            model.registry.claim(keep, "supervised", count=kept)
-            model.registry.claim("view/removed", "supervised", shuffled=True)
-        pooled = EncoderPass(keep=keep, needs_patches=self.pooling != "cls")
-        model.registry.add_pass("student", "supervised", pooled)
+            visible = self._masking(model.encoder).num_visible
+            student = registry.hide("supervised", visible, shuffled=True)
+        student = replace(student, needs_patches=self.pooling != "cls")
+        registry.add_pass("student", "supervised", student)
         if self._mixes:
-            model.registry.claim("view/pixels", "supervised")
-            model.registry.mixes["view"] = _mix_view
+            registry.claim("view/pixels", "supervised")
+            registry.mixes["view"] = _mix_view
         model.add_objective("supervised", Classification(model.encoder, self))
+
+    def _masking(self, encoder: Encoder) -> PatchMasking:
+        return PatchMasking.by_ratio("supervised", encoder.grid, self.mask_ratio)
 
     @property
     def _mixes(self) -> bool:
@@ -232,29 +240,8 @@ class Supervised(PretrainAlgorithm):
             )
             batch.update({f"supervised/{name}": value for name, value in mix._asdict().items()})
         if self.mask_ratio:
-            patches = model.encoder.num_patches
-            kept = num_kept(patches, self.mask_ratio)
-            batch["view/keep"], batch["view/removed"] = visible_patches(
-                batch, patches, kept, model.seed
-            )
+            batch.update(self._masking(model.encoder).draw(batch, model.seed))
 
 
 def _mix_view(pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
     return mix_pixels(pixels_BVCHW, Mix(*(batch[f"supervised/{name}"] for name in Mix._fields)))
-
-
-def _check(options: Supervised, model: PretrainModel) -> None:
-    """Raise ``UserError`` for options that cannot work."""
-    require_one_view(model, "supervised", "view")
-    num_kept(model.encoder.num_patches, options.mask_ratio, key="supervised.mask_ratio")
-    if options.mask_ratio and model.encoder.patches_per_token > 1:
-        raise UserError(
-            f"supervised.mask_ratio is {options.mask_ratio}, but swin_tiny is trained on whole "
-            "images here. Set it to 0."
-        )
-    if options.num_classes is None:
-        raise UserError("supervised.num_classes is None; give the number of classes.")
-    if options.pooling == "cls" and not model.encoder.has_class_token:
-        raise UserError("supervised.pooling = cls, but encoder.class_token is false. Use mean.")
-    if options.loss == "bce" and options.label_smoothing:
-        raise UserError("supervised.label_smoothing is for loss: ce; set it to 0 with bce.")

@@ -13,7 +13,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from pospre.batch import Batch
+from pospre.batch import HIDDEN, MASKED, Batch
 from pospre.errors import UserError
 from pospre.evaluation.alone import Alone
 from pospre.evaluation.drawing import (
@@ -30,7 +30,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.pixel_task import PixelObjective
 from pospre.nn.decoder import patchify, unpatchify
-from pospre.nn.masking import gather_tokens, num_kept, scatter_tokens, slot_mask, visible_patches
+from pospre.nn.masking import PatchMasking, gather_tokens, scatter_tokens, slot_mask
 from pospre.ranges import Ratio
 from pospre.text_table import format_table
 
@@ -102,11 +102,10 @@ def alone(model: PretrainModel) -> Alone:
 
 def hide(host: Alone, batch: Batch, mask_ratio: float, seed: int) -> Batch:
     """Return a batch in which so many patches are hidden from the method, any of them."""
-    patches = host.model.encoder.num_patches
-    kept = num_kept(patches, mask_ratio, key="mask_ratio")
-    keep, removed = visible_patches(batch, patches, kept, seed)
-    masked = slot_mask(removed, patches)
-    return {**host.draw(batch), "view/keep": keep, "view/removed": removed, "view/masked": masked}
+    encoder = host.model.encoder
+    masks = PatchMasking.by_ratio("reconstructions", encoder.grid, mask_ratio).draw(batch, seed)
+    masked = slot_mask(masks[HIDDEN], encoder.num_patches)
+    return {**host.draw(batch), **masks, MASKED: masked}
 
 
 def _errors(outputs: Outputs) -> tuple[Tensor, Tensor]:
@@ -118,7 +117,7 @@ def _errors(outputs: Outputs) -> tuple[Tensor, Tensor]:
 
 def painted(model: PretrainModel, batch: Batch, outputs: Outputs) -> tuple[Tensor, Tensor]:
     """Return uint8 (B, 3, H, W): the images without, and with predictions for, hidden patches."""
-    encoder, removed = model.encoder, batch["view/removed"]
+    encoder, removed = model.encoder, batch["view/hidden"]
     patches = patchify(model.images(batch)[:, 0], encoder.patch_size)
     _, objective = model.objectives.find(NEEDS)
     predicted = objective.painted(outputs, gather_tokens(patches, removed))

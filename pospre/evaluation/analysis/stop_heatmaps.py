@@ -105,10 +105,10 @@ def check(plan: Plan) -> None:
 
 
 def hide(model: PretrainModel, batch: Batch, seed: int) -> Batch:
-    """Return a batch with the context ``view/keep`` and hidden blocks, as I-JEPA's defaults are."""
+    """Return a batch with the context and the hidden blocks, as I-JEPA's defaults are."""
     keys_B = draws.sample_keys(seed, 0, batch[INDEX], 0, "stop_heatmaps")
     masks = draw_blocks(keys_B, IJEPA().blocks(model.encoder))
-    return {**batch, "view/keep": masks.context, "ijepa/targets": masks.targets}
+    return {**batch, "view/visible": masks.context, "ijepa/targets": masks.targets}
 
 
 @torch.no_grad()
@@ -117,12 +117,12 @@ def predicted_similarity(model: PretrainModel, batch: Batch) -> Tensor:
 
     Args:
         model: with I-JEPA, in eval mode.
-        batch: images, ``view/keep`` and ``ijepa/targets``, see ``hide``.
+        batch: images, ``view/visible`` and ``ijepa/targets``, see ``hide``.
     """
     (_, objective), teacher = model.objectives.find(NEEDS), model.teacher
     assert teacher is not None
     images = model.images(batch)[:, 0]
-    keep, context, every = batch["view/keep"], EncoderPass(keep="view/keep"), EncoderPass()
+    keep, context, every = batch["view/visible"], EncoderPass(visible="view/visible"), EncoderPass()
     seen = model.encoder(images, keep, model.pass_places(context, batch, keep))
     whole = teacher(images, places=model.pass_places(every, batch, None))
     predicted = objective({"student": seen, "teacher": whole}, batch)["predicted"]

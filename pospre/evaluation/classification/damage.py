@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import INDEX, Batch
-from pospre.nn.masking import num_kept, random_masking, slot_mask
+from pospre.nn.masking import num_visible, random_masking, slot_mask
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme
 
@@ -56,8 +56,8 @@ def drop_patches(
     """Paint a share of the encoder's patches in the mean colour."""
     patches = grid[0] * grid[1]
     keys = _keys(batch, seed, "robustness/drop")
-    masking = random_masking(keys, patches, num_kept(patches, ratio, key="patch_drop"))
-    hidden_BN = slot_mask(masking.removed, patches).view(-1, 1, *grid)
+    masking = random_masking(keys, patches, num_visible(patches, ratio, key="patch_drop"))
+    hidden_BN = slot_mask(masking.hidden, patches).view(-1, 1, *grid)
     size = images_BCHW.shape[-2:]
     hidden_B1HW = F.interpolate(hidden_BN.float(), size=size, mode="nearest").bool()
     return images_BCHW.masked_fill(hidden_B1HW, 0)

@@ -35,7 +35,7 @@ from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import blank_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Listed, Sampling
-from pospre.nn.masking import num_kept
+from pospre.nn.masking import num_visible
 from pospre.nn.sizes import pair
 from pospre.ranges import PositiveShare, Ratio
 from pospre.text_table import format_table, percent
@@ -152,7 +152,7 @@ def check(plan: Plan) -> tuple[list[ClassSet], Tensor | None, Tensor]:
             f"{encoder.grid[1]} patches; give less than {max(encoder.grid)}."
         )
     for ratio in settings["patch_drop"]:
-        num_kept(encoder.num_patches, ratio, key="patch_drop")
+        num_visible(encoder.num_patches, ratio, key="patch_drop")
     if settings["outliers"] is not None:
         with needing("evaluate", "robustness outliers=…"):
             import sklearn.metrics  # noqa: F401

@@ -30,7 +30,7 @@ from pospre.evaluation.position.predictions import Placed, Placer, patch_weights
 from pospre.evaluation.registry import Context
 from pospre.evaluation.settings import Sampling
 from pospre.model.position_task import PositionObjective
-from pospre.nn.masking import num_kept
+from pospre.nn.masking import num_visible
 from pospre.text_table import format_table, percent
 
 NEEDS = PositionObjective
@@ -66,7 +66,7 @@ def evaluate(
     predictors = {name: Placer(model, sampling.seed) for name, model in models.items()}
     batches = centre_batches(context, context.data, title="position_grid", sampling=sampling)
     encoder = context.model.encoder
-    packed = [each for each in MASK_RATIOS if encoder.takes(num_kept(encoder.num_patches, each))]
+    packed = [each for each in MASK_RATIOS if encoder.takes(num_visible(encoder.num_patches, each))]
     rows = ratios_of(context.model, NEEDS, "mask_ratio", packed)
     columns = ratios_of(context.model, NEEDS, "position_mask_ratio", POSITION_MASK_RATIOS)
     cells = list(itertools.product(rows, columns))

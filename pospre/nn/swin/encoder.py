@@ -182,7 +182,7 @@ class SwinEncoder(PatchEncoder):
     def forward(
         self,
         images_BCHW: Tensor,
-        keep_BK: Tensor | None = None,
+        visible_BK: Tensor | None = None,
         places: Places | None = None,
         *,
         content: Edit | None = None,
@@ -190,14 +190,13 @@ class SwinEncoder(PatchEncoder):
         keys_B: Tensor | None = None,
         prefix_only: bool = False,
     ) -> Tensor:
-        """Encode the kept patches, packed into a square in the order of ``keep_BK``.
+        """Encode the visible patches, packed into a square in the order of ``visible_BK``.
 
         Args:
             images_BCHW: normalised float images of ``image_size``.
-            keep_BK: int64 indices of K = s² patches in random order; None takes all in their place.
+            visible_BK: int64 indices of K = s² patches in random order; None: all, in their place.
             places: of those patches; None: where they are in their image.
-            content: edits the embeddings (B, K, h, w, C) of the kept patches' tokens before their
-                norm.
+            content: edits the embeddings (B, K, h, w, C) of the visible tokens before their norm.
             context_BM: not for Swin.
             keys_B: draw keys of drop path.
             prefix_only: not for Swin, which has no prefix tokens.
@@ -210,11 +209,11 @@ class SwinEncoder(PatchEncoder):
         """
         if context_BM is not None or prefix_only:
             raise UserError("encoder.name = swin_tiny takes whole patches: use mae's ViT for this.")
-        patches = self.pixels(images_BCHW, keep_BK)
+        patches = self.pixels(images_BCHW, visible_BK)
         side = self._side(patches.shape[1])
         tokens = spread(self.patch_embed(patches, content), side)
         if places is None:
-            places = self.places_of(images_BCHW, keep_BK)
+            places = self.places_of(images_BCHW, visible_BK)
         self.positions.check(places)
         maps = None  # a whole image: every token in its place
         if places.cells is not None or places.known is not None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from pospre import attach
-from pospre.algorithms.crop_field.crop_field import CropField
 from pospre.batch import box_key, field_box_key, flip_key
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
@@ -41,7 +40,7 @@ def field(model) -> Table:
 def given(model, batch) -> torch.Tensor:
     """Return the positions that the encoder adds in the pass ``student``."""
     declared = model.registry.passes["student"]
-    keep = None if declared.keep is None else batch[declared.keep]
+    keep = None if declared.visible is None else batch[declared.visible]
     vectors = model.encoder.positions.embed(model.pass_places(declared, batch, keep))
     assert vectors is not None
     return vectors
@@ -92,7 +91,7 @@ def test_boxes_are_a_function_of_the_sample_alone():
 def test_kept_patches_get_the_vectors_of_their_places(host):
     model, batch = filled(host)
     every = field(model).in_boxes(batch["view/field_box"][:, 0], (8, 8))
-    expected = every[torch.arange(4)[:, None], batch["view/keep"]]
+    expected = every[torch.arange(4)[:, None], batch["view/visible"]]
     torch.testing.assert_close(given(model, batch), expected)
 
 
@@ -260,11 +259,11 @@ def test_without_class_token_everything_learns():
         ({"scale_range": (0.2, math.inf)}, r"'crop_field.scale_range.1' is inf .*finite"),
         ({"box_scale": "beat"}, r"'crop_field.box_scale' is 'beat' .*'beta'"),
         ({"enclose": "globals"}, r"no group 'global' \(only view\)"),
-        ({"field_size": 9}, r"field_size = 9 is of no use with encoder.positions = sincos"),
+        ({"field_size": 9}, r"field_size = 9 has no effect with encoder.positions = sincos"),
         ({"interpolation": "bilinear"}, r"crop_field.interpolation = bilinear"),
         (
             {"box_scale": "const", "scale_range": (0.2, 1.0)},
-            r"scale_range = \(0.2, 1.0\) is of no use with crop_field.box_scale = const",
+            r"scale_range = \(0.2, 1.0\) has no effect with crop_field.box_scale = const",
         ),
         ({"box_scale": "fill", "scale_range": (0.2, 1.0)}, r"crop_field.box_scale = fill"),
     ],
@@ -287,10 +286,3 @@ def test_it_needs_company_that_was_attached_before():
     model = PretrainModel(build_encoder("vit_tiny16", image_size=32, depth=1), seed=0)
     with pytest.raises(UserError, match="none stands before it"):
         attach(model, "crop_field")
-
-
-def test_attaching_twice_is_attaching_once():
-    model, _ = filled("mae")
-    names = [name for name, _ in model.named_parameters()]
-    CropField(box_scale="const").attach(model)
-    assert [name for name, _ in model.named_parameters()] == names

@@ -87,7 +87,7 @@ def recorded_batch() -> dict[str, Tensor]:
         "epoch": torch.zeros(SAMPLES, dtype=torch.int64),
         "global/image": torch.zeros(SAMPLES, 2, 3, 48, 48, dtype=torch.uint8),
         "global/flip": torch.zeros(SAMPLES, 2, dtype=torch.bool),
-        "global/content_mask": masked.unflatten(1, (2, 36)),
+        "global/masked": masked.unflatten(1, (2, 36)),
         "local/image": torch.zeros(SAMPLES, LOCALS, 3, 48, 48, dtype=torch.uint8),
         "local/flip": torch.zeros(SAMPLES, LOCALS, dtype=torch.bool),
     }

@@ -53,8 +53,8 @@ def objective_of(model: PretrainModel) -> FeaturePrediction:
 
 def test_shapes_and_what_is_written() -> None:
     model, _, inputs = attached()
-    assert inputs["view/keep"].shape == (4, 16) and inputs["ijepa/targets"].shape == (4, 4, 9)
-    both = torch.cat([inputs["view/keep"], inputs["view/removed"]], dim=1)
+    assert inputs["view/visible"].shape == (4, 16) and inputs["ijepa/targets"].shape == (4, 4, 9)
+    both = torch.cat([inputs["view/visible"], inputs["view/hidden"]], dim=1)
     assert torch.equal(both.sort(1).values, torch.arange(64).expand(4, -1))
     outputs = model(inputs)["ijepa"]
     assert outputs["predicted"].shape == outputs["target"].shape == (4, 4, 9, 192)
@@ -101,7 +101,7 @@ def test_hidden_pixels_reach_the_target_and_never_the_prediction() -> None:
     before = model(inputs)["ijepa"]
     images = inputs["view/image"].clone()
     for sample in range(4):
-        for patch in inputs["view/removed"][sample].tolist():
+        for patch in inputs["view/hidden"][sample].tolist():
             row, col = 8 * (patch // 8), 8 * (patch % 8)
             images[sample, 0, :, row : row + 8, col : col + 8] ^= 255
     after = model(inputs | {"view/image": images})["ijepa"]
@@ -187,7 +187,7 @@ def test_official_masks_share_their_sizes_and_their_counts_vary() -> None:
     for epoch in range(20):
         inputs = make_batch(epoch=epoch)
         algorithm.write(inputs, model)
-        counts.add((inputs["view/keep"].shape[1], inputs["ijepa/targets"].shape[2]))
+        counts.add((inputs["view/visible"].shape[1], inputs["ijepa/targets"].shape[2]))
         assert (inputs["ijepa/targets"] // 14).max() < 13
     assert len(counts) > 5
 
@@ -219,7 +219,10 @@ def test_parameter_count_of_the_published_predictor() -> None:
         ({"momentum_start": 1.5}, r"ijepa: the teacher's momentum goes from 1.5"),
         ({"momentum_start": None}, r"ijepa needs a teacher, but its momentum is null"),
         ({"context_tokens": 60}, r"ijepa.context_tokens is 60"),
-        ({"official": True, "context_tokens": 9}, r"official = true takes the counts of each"),
+        (
+            {"official": True, "context_tokens": 9},
+            r"context_tokens = 9 has no effect with ijepa.official",
+        ),
         ({"official": True}, r"official = true keeps more than 10 tokens"),
         ({"weight": -1.0}, r"'ijepa.weight' is -1.0"),
     ],
@@ -232,7 +235,9 @@ def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message:
 def test_two_hosts_and_two_views_are_refused() -> None:
     model = small_model()
     attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=4)
-    with pytest.raises(UserError, match=r"'mae' and 'ijepa' both write the batch key 'view/keep'"):
+    with pytest.raises(
+        UserError, match=r"'mae' and 'ijepa' both write the batch key 'view/visible'"
+    ):
         attach(model, "ijepa", **PREDICTOR)
     model = small_model()
     model.views["view"] = ViewGroup(count=2, size=64)

@@ -89,7 +89,7 @@ def assert_as_recorded(
 
 def recorded_inputs(case: dict[str, Any]) -> dict[str, Tensor]:
     masks = {
-        "view/keep": torch.tensor(case["context"]),
+        "view/visible": torch.tensor(case["context"]),
         "ijepa/targets": torch.tensor(case["targets"]),
     }
     return batch() | masks

@@ -12,6 +12,7 @@ from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
+from pospre.model.needs import check_teacher
 from pospre.model.passes import EncoderPass
 from pospre.model.teacher import Momentum
 from pospre.nn.build import build_encoder
@@ -143,7 +144,8 @@ def test_the_same_view_unmasked_without_predictor_costs_nothing():
     objective.predictor = torch.nn.Identity()
     tokens = model.encoder(model.images(inputs)[:, 0])
     outputs = objective(
-        {"student": tokens, "teacher/second": tokens}, {"view/keep": torch.arange(36).expand(4, -1)}
+        {"student": tokens, "teacher/second": tokens},
+        {"view/visible": torch.arange(36).expand(4, -1)},
     )
     assert objective.loss(outputs, {}).abs() < 1e-6
 
@@ -151,8 +153,8 @@ def test_the_same_view_unmasked_without_predictor_costs_nothing():
 @pytest.mark.parametrize("host", ["mae", "droppos"])
 def test_the_views_show_different_places(host):
     _, inputs = model_and_batch(host, symmetric=True)
-    both = torch.cat([inputs["view/keep"], inputs["second/keep"]], dim=1)
-    assert inputs["second/keep"].shape == inputs["view/keep"].shape == (4, 9)
+    both = torch.cat([inputs["view/visible"], inputs["second/visible"]], dim=1)
+    assert inputs["second/visible"].shape == inputs["view/visible"].shape == (4, 9)
     assert all(len(set(row)) == 18 for row in both.tolist())
 
 
@@ -168,12 +170,12 @@ def test_swapping_the_views_and_their_masks_leaves_the_loss():
     model, inputs = model_and_batch(symmetric=True)
     before = model.loss(model(inputs), inputs)["lut"]
     swapped = dict(inputs)
-    for key in ("image", "flip", "keep"):
+    for key in ("image", "flip", "visible"):
         swapped[f"view/{key}"], swapped[f"second/{key}"] = (
             inputs[f"second/{key}"],
             inputs[f"view/{key}"],
         )
-    swapped["view/removed"] = torch.cat([inputs["view/keep"], inputs["view/removed"][:, 9:]], 1)
+    swapped["view/hidden"] = torch.cat([inputs["view/visible"], inputs["view/hidden"][:, 9:]], 1)
     torch.testing.assert_close(model.loss(model(swapped), swapped)["lut"], before)
 
 
@@ -256,7 +258,6 @@ def test_droppos_shares_the_teacher_pass_of_symmetric_lut():
     algorithm = attach(model, "lut", hidden_dim=32, symmetric=True)
     inputs = random_batch()
     for part in (droppos, algorithm):
-        part.attach(model)
         part.write(inputs, model)
     assert sorted(model.registry.passes) == [
         "student",
@@ -269,7 +270,7 @@ def test_droppos_shares_the_teacher_pass_of_symmetric_lut():
     outputs = model(inputs)["droppos"]
     with torch.no_grad():  # the teacher still is the student
         tokens = model.encoder(model.images(inputs)[:, 0])
-    expected = objective_affinity(tokens, inputs["view/keep"])
+    expected = objective_affinity(tokens, inputs["view/visible"])
     torch.testing.assert_close(outputs["affinity"], expected)
 
 
@@ -282,7 +283,7 @@ def test_droppos_without_a_teacher_says_so():
     model = small_model()
     droppos = attach_host("droppos", model, affinity="teacher")
     with pytest.raises(UserError, match=r"droppos.affinity = teacher .* Add lut or ema_teacher"):
-        droppos.write(random_batch(), model)
+        check_teacher(model, droppos.needs(model.encoder))
 
 
 @pytest.mark.parametrize(
@@ -333,8 +334,11 @@ def test_the_papers_variant_costs_1_6_of_mae_and_the_codes_2_65():
         ({"temperature": 0.0}, r"'lut.temperature' is 0.0 .*greater than 0"),
         ({"distance": "l2"}, r"'lut.distance' is 'l2' .*'cosine', 'infonce' or 'smooth_l1'"),
         ({"target_mask_ratio": 1.0}, r"'lut.target_mask_ratio' is 1.0 .*less than 1"),
-        ({"target_mask_ratio": 0.5, "supervision": "tokens"}, r"hides some. Set it to 0"),
-        ({"pool": "class_token", "steer": "both"}, r"Use lut.steer = unmasked"),
+        (
+            {"target_mask_ratio": 0.5, "supervision": "tokens"},
+            r"target_mask_ratio = 0.5 has no effect",
+        ),
+        ({"pool": "class_token", "steer": "both"}, r"lut.steer = both has no effect"),
         ({"momentum_start": None}, r"lut needs a teacher, but its momentum is null"),
         ({"momentum_start": 1.0}, r"the teacher's momentum goes from 1.0"),
     ],
@@ -375,7 +379,7 @@ def test_hosts_that_hide_nothing_are_refused():
         attach(small_model(), "lut")
     model = small_model(positions="none")
     attach(model, "mp3")
-    with pytest.raises(UserError, match=r"before it there is mp3, which hides no random patches"):
+    with pytest.raises(UserError, match=r"before it there is mp3, which hides none"):
         attach(model, "lut")
 
 
@@ -391,13 +395,19 @@ def test_symmetric_needs_random_masks_of_half_the_patches_or_more():
             attach(model, "lut", symmetric=True)
 
 
-def test_droppos_comes_before_symmetric_lut():
-    model = small_model()
-    attach_host("mae", model)
-    algorithm = attach(model, "lut", hidden_dim=32, symmetric=True)
-    attach_host("droppos", model)
-    with pytest.raises(UserError, match=r"list droppos before lut"):
-        algorithm.attach(model)
+def test_what_edits_the_first_view_edits_the_second_in_any_order():
+    passes = []
+    for late in (False, True):
+        model = small_model()
+        attach_host("mae", model)
+        if not late:
+            attach_host("droppos", model)
+        attach(model, "lut", hidden_dim=32, symmetric=True)
+        if late:
+            attach_host("droppos", model)
+        passes.append(model.registry.passes)
+    assert passes[0] == passes[1]
+    assert passes[1]["student/second"].places == ("droppos",)
 
 
 def test_one_sample_is_too_few_for_batch_norm_in_training_only():

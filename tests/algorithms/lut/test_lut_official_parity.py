@@ -75,8 +75,8 @@ def test_lut_equals_the_official_code(monkeypatch):
     model = recorded_model()
     monkeypatch.setattr(model, "images", lambda batch, group: images(group))
     order = torch.tensor(recorded["order"])
-    inputs = batch() | {"view/keep": order[:, :9], "view/removed": order[:, 9:]}
-    inputs["second/keep"] = order[:, 9:18]
+    inputs = batch() | {"view/visible": order[:, :9], "view/hidden": order[:, 9:]}
+    inputs["second/visible"] = order[:, 9:18]
     terms = model.loss(model(inputs), inputs)
     terms["total"].backward()
     assert abs(float(terms["mae"]) - recorded["loss_mae"]) < 1e-5
@@ -104,8 +104,8 @@ def test_the_teacher_follows_as_the_official_one(monkeypatch):
     model = recorded_model()
     monkeypatch.setattr(model, "images", lambda batch, group: images(group))
     order = torch.tensor(recorded["order"])
-    inputs = batch() | {"view/keep": order[:, :9], "view/removed": order[:, 9:]}
-    model(inputs | {"second/keep": order[:, 9:18]})
+    inputs = batch() | {"view/visible": order[:, :9], "view/hidden": order[:, 9:]}
+    model(inputs | {"second/visible": order[:, 9:18]})
     model.teachers.update(0.0)
     assert model.teacher is not None
     head = teacher_head(model)

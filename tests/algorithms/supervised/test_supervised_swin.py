@@ -62,8 +62,8 @@ def test_every_weight_learns_from_mixed_images() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pooling": "cls"}, r"pooling = cls, but encoder\.class_token is false\. Use mean"),
-        ({"mask_ratio": 0.75}, r"supervised\.mask_ratio is 0\.75, but swin_tiny .* Set it to 0"),
+        ({"pooling": "cls"}, r"supervised.pooling = cls needs a class token"),
+        ({"mask_ratio": 0.75}, r"supervised\.mask_ratio = 0\.75 has no effect with swin_tiny"),
     ],
 )
 def test_what_swin_cannot_do_is_refused(options: dict[str, object], message: str) -> None:

@@ -30,7 +30,7 @@ def test_what_others_add_to_the_pass_is_left_out() -> None:
     host = alone(model.eval())
     batch = hide(host, case.batch(3), 0.75, 0)
     algorithms[1].write(batch, model)
-    everything = {**batch, "droppos/shown": torch.ones_like(batch["droppos/shown"])}
+    everything = {**batch, "droppos/known": torch.ones_like(batch["droppos/known"])}
     expected = model(everything)["mae"]["predicted"]
     torch.testing.assert_close(host.outputs(batch)["predicted"], expected, rtol=1e-5, atol=1e-6)
 

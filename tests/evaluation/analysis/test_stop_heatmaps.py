@@ -50,9 +50,9 @@ def test_masks_are_those_of_the_image_whatever_the_batch() -> None:
     model = build_model(small_recipe(STOP)).eval()
     whole = hide(model, batch_of(4), seed=1)
     part = hide(model, {key: value[2:] for key, value in batch_of(4).items()}, seed=1)
-    for key in ("view/keep", "ijepa/targets"):
+    for key in ("view/visible", "ijepa/targets"):
         assert torch.equal(whole[key][2:], part[key])
-    shown, hidden = whole["view/keep"], whole["ijepa/targets"].flatten(1)
+    shown, hidden = whole["view/visible"], whole["ijepa/targets"].flatten(1)
     assert not bool((shown[:, :, None] == hidden[:, None]).any())
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from pospre.algorithms.droppos import draw_masks
 from pospre.evaluation.position.position_grid import (
     CELLS,
     MASK_RATIOS,
@@ -15,6 +14,7 @@ from pospre.evaluation.position.position_grid import (
 from pospre.evaluation.position.predictions import Placed
 from pospre.evaluation.run import run_evaluation
 from pospre.training.checkpoints.content import load_model
+from tests.algorithms.dropped import draw_masks
 
 # Kept and dropped positions per γ (K = 196, 147, 98, 49) and γ_pos, as published.
 PUBLISHED_COUNTS = [
@@ -42,9 +42,9 @@ def predictor(num_patches, answer):
             position_mask_ratio=position_mask_ratio,
             seed=0,
         )
-        keep = masks["view/keep"]
+        keep = masks["view/visible"]
         logits = torch.nn.functional.one_hot(answer(keep), num_patches).float()
-        asked = ~masks["droppos/shown"]
+        asked = ~masks["droppos/known"]
         return Placed(logits, keep, asked, torch.ones_like(asked))
 
     return predict
