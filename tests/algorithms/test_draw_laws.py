@@ -147,7 +147,7 @@ def test_the_second_view_and_the_targets_of_lut_are_random_subsets() -> None:
     batch = drawn(
         "mae", "lut", mae={"mask_ratio": 0.75}, lut={"symmetric": True, "target_mask_ratio": 0.5}
     )
-    first, second = (slot_mask(batch[f"{view}/keep"], PATCHES) for view in ("view", "second"))
+    first, second = (slot_mask(batch[f"{view}/visible"], PATCHES) for view in ("view", "second"))
     assert not (first & second).any()
     check_random_subset(second, 4)
     for view in ("view", "second"):
