@@ -63,10 +63,10 @@ class Answers(NamedTuple):
         places = torch.scatter(self.places, 1, slots, self.places.gather(1, turn))
         return self._replace(places=places)
 
-    def chance(self, times: int = 32) -> float:
+    def chance(self, times: int = 32) -> Tensor:
         """Return the mean accuracy of these answers to so many ``redraw``s."""
         found = [self.redraw(number).accuracy() for number in range(times)]
-        return float(torch.stack(found).mean())
+        return torch.stack(found).mean()
 
 
 class PositionObjective(Objective):

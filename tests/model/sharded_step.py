@@ -6,6 +6,7 @@ and wrapped by DDP; on four it is in two copies of two shards.
 """
 
 import sys
+from dataclasses import replace
 
 import torch
 from composer.core import Precision
@@ -22,6 +23,7 @@ from pospre.model.model import PretrainModel
 from pospre.training.scale.blocks import compile_blocks, recompute_blocks
 from pospre.training.scale.fsdp import gradient_of_ones, patch_fsdp_for_gloo
 from tests.algorithms.cases import Case, Options, written
+from tests.algorithms.test_schemes import case_of
 
 LEARNING_RATE = 0.1
 # KoLeo's nearest neighbours are those in the rank's own samples, as published; the other losses of
@@ -37,6 +39,14 @@ KOLEO = Case(
     ("dinov2",),
     options={"dinov2": {"koleo_weight": 1.0, "dino_weight": 0.0, "ibot_weight": 0.0}},
 )
+
+
+def named(title: str) -> Case:
+    """Return the case of algorithms, ``a+b``; or that of one over a scheme, ``a@scheme``."""
+    name, _, scheme = title.partition("@")
+    case = case_of(name, scheme) if scheme else Case(tuple(name.split("+")))
+    alone = BESIDE_BATCH_NORM if "lut" in case.names else WITHOUT_KOLEO
+    return replace(case, options={**case.options, **alone})
 
 
 def backward(
@@ -119,9 +129,9 @@ if __name__ == "__main__":
     patch_fsdp_for_gloo()
     shapes: list[tuple[int, ...] | None] = [(2,), None] if dist.get_world_size() == 2 else [(2, 2)]
     for shape in shapes:
-        for names in sys.argv[1:]:
-            options = BESIDE_BATCH_NORM if "lut" in names else WITHOUT_KOLEO
-            compare(Case(tuple(names.split("+")), options=options), names, shape)
+        for title in sys.argv[1:]:
+            if shape is not None or "@" not in title:
+                compare(named(title), title, shape)
         compare(Case(("dinov2",), options=CENTERING), "centering", shape)
         compare(KOLEO, "KoLeo alone", shape)
         if shape != (2, 2):

@@ -53,11 +53,10 @@ class PositionShortcut(Watcher):
             head = _head(model, name)
             assert head is not None
             answers = head.answers(outputs[name], batch)
-            accuracy = answers.accuracy().float()
-            dist.all_reduce(accuracy)
-            found = accuracy.item() / dist.get_world_size()
+            both = torch.stack([answers.accuracy(), answers.chance()]).float()
+            dist.all_reduce(both)
+            found, chance = (both / dist.get_world_size()).tolist()
             logger.log_metrics({f"metric/{name}_blank_accuracy": found})
-            chance = answers.chance()
             samples = len(batch["index"]) * dist.get_world_size()
             limit = chance + _DEVIATIONS * math.sqrt(chance * (1 - chance) / samples)
             warning = (

@@ -183,7 +183,7 @@ def test_chance_is_what_those_reach_who_see_no_image(
     right = torch.nn.functional.one_hot(places, 16) * told.unsqueeze(-1)
     answers = head.answers({"logits": logits + 99 * right}, batch)
     assert answers.accuracy().item() == pytest.approx(expected, abs=0.02)
-    assert answers.chance() == pytest.approx(expected, abs=0.01)
+    assert answers.chance().item() == pytest.approx(expected, abs=0.01)
 
 
 def asked(name: str, options: dict[str, Any], size: int) -> tuple[Batch, PositionObjective]:
