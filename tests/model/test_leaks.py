@@ -2,8 +2,9 @@
 
 Coordinates alone: hidden tokens get other places, those of tokens and of free cells, and nothing
 may change. Pixels with places: hidden patches exchange what they show, and their tokens must be
-exchanged with it, so that neither their order nor their slot tells anything. In float64, on noise,
-with every parameter drawn anew; each case first shows that it finds the planted fault.
+exchanged with it, so that neither their order nor their slot tells anything. Both are of what the
+head of places answers, if there is one. In float64, on noise, with every parameter drawn anew; each
+case first shows that it finds the planted fault.
 """
 
 from collections.abc import Callable
@@ -14,9 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pospre.batch import place_keys, view_keys
 from pospre.evaluation.classification.damage import reorder_tiles
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
+from pospre.model.position_task import PositionObjective
 from pospre.nn.places import Places
 from pospre.nn.positions import SCHEMES
 from tests.algorithms.cases import Case, written
@@ -34,12 +37,13 @@ HIDING = [
     ("mp3", "crop_field"),
 ]
 PASSES = {"droppos": "student", "masked_position": "global", "mp3": "student"}
+DRAWN = {"rotary": {"shift": 0.1, "jitter": 1.2, "rescale": 2.0}}
 TELLING = [name for name in SCHEMES if name != "none"]
 
 Change = Callable[[Places], Places]
 
 
-def case(names: tuple[str, ...], scheme: str, class_token: bool) -> Case:
+def case(names: tuple[str, ...], scheme: Any, class_token: bool, **encoder: Any) -> Case:
     """Return small algorithms over a scheme; without a class token they weigh all patches alike."""
     options: dict[str, dict[str, Any]] = {
         "droppos": {"temperature": None},
@@ -47,7 +51,7 @@ def case(names: tuple[str, ...], scheme: str, class_token: bool) -> Case:
     }
     if "crop_field" in names:
         options["crop_field"] = {"field_size": 9 if scheme.startswith("learned") else None}
-    encoder = {"positions": scheme, "class_token": class_token, "final_norm": False}
+    encoder |= {"positions": scheme, "class_token": class_token, "final_norm": False}
     return Case(names, {key: options[key] for key in options if key in names}, encoder)
 
 
@@ -70,19 +74,21 @@ def accepted() -> list[Any]:
 class Swap:
     """A model in float64 whose passes are run with changed places, or on changed pixels."""
 
-    def __init__(self, names: tuple[str, ...], scheme: str, class_token: bool) -> None:
-        self.model, algorithms = case(names, scheme, class_token).build()
-        self.model.double().eval()
+    def __init__(self, names: tuple[str, ...], chosen: Case, *, training: bool = False) -> None:
+        self.model, algorithms = chosen.build()
+        self.model.double().train(training)
         draw = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
                 parameter.copy_(0.1 * noise + (parameter.ndim == 1))
         self.name = next(PASSES[name] for name in names if name in PASSES)
-        batch = case(names, scheme, class_token).batch(3)
-        self.batch = written(self.model, algorithms, batch)
+        self.batch = written(self.model, algorithms, chosen.batch(3))
         self.declared = self.model.registry.passes[self.name]
-        shape = self.batch[f"{self.declared.group}/image"].shape
+        group = self.declared.group
+        shape = self.batch[f"{group}/image"].shape
+        if training:
+            self.batch[place_keys(group)] = view_keys(self.batch, shape[1], 7, "places")
         self.pixels = torch.randn(shape, generator=draw, dtype=torch.float64)
 
     @property
@@ -103,7 +109,7 @@ class Swap:
     def tokens(
         self, change: Change = lambda places: places, pixels: Tensor | None = None
     ) -> Tensor:
-        """Return the pass' tokens of the patches, with the places changed."""
+        """Return the pass' tokens of the patches, or what is answered, with the places changed."""
         own = PretrainModel.pass_places
 
         def changed(declared: EncoderPass, batch: dict[str, Tensor], keep: Any) -> Places:
@@ -111,6 +117,10 @@ class Swap:
 
         self.model.pass_places = changed  # type: ignore[assignment, method-assign]
         found = self.model.encode(self.name, self.pixels if pixels is None else pixels, self.batch)
+        for name in self.model.objectives:
+            head = self.model.objectives[name]
+            if isinstance(head, PositionObjective):
+                return head({self.name: found}, self.batch)["logits"]
         return found[:, self.model.encoder.num_prefix_tokens :]
 
 
@@ -139,7 +149,17 @@ def apart(one: Tensor, other: Tensor) -> float:
 def test_hidden_places_reach_no_token(
     names: tuple[str, ...], scheme: str, class_token: bool
 ) -> None:
-    swap = Swap(names, scheme, class_token)
+    check(Swap(names, case(names, scheme, class_token)))
+
+
+@pytest.mark.parametrize("names", [("droppos",), ("mp3",), ("dinov2", "masked_position")])
+@pytest.mark.parametrize("scheme", [DRAWN, "learned_rotary"], ids=["drawn", "learned_rotary"])
+def test_nor_in_training(names: tuple[str, ...], scheme: Any) -> None:
+    """With keys of which places are moved, and of which paths are dropped."""
+    check(Swap(names, case(names, scheme, True, drop_path=0.5), training=True))
+
+
+def check(swap: Swap) -> None:
     places = swap.places
     assert places.known is not None and not places.known.all()
 

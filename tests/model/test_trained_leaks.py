@@ -4,6 +4,7 @@ The swap tests look at the model alone; a leak in draws, labels or data they can
 models are trained on images that tell nothing, blank ones and noise, and asked about others. What
 they answer may fit the true places no better than places that are drawn anew (``redraw``), by
 accuracy and by log-likelihood. Noise is not resized: neighbours in a resized one have like edges.
+masked_position has no place to find: it predicts content, of a teacher that knows the place.
 """
 
 import itertools
