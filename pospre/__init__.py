@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imp
     from pospre.model.passes import EncoderPass as EncoderPass
     from pospre.nn.build import build_encoder as build_encoder
     from pospre.nn.timm_models import wrap_encoder as wrap_encoder
-    from pospre.training.optimizer.groups import parameter_groups as parameter_groups
+    from pospre.training.optimizer.optim import parameter_groups as parameter_groups
     from pospre.training.start_weights import load_run as load_run
     from pospre.training.start_weights import load_weights as load_weights
 
@@ -86,7 +86,7 @@ _HOMES = {
     "wrap_encoder": "nn.timm_models",
     "load_run": "training.start_weights",
     "load_weights": "training.start_weights",
-    "parameter_groups": "training.optimizer.groups",
+    "parameter_groups": "training.optimizer.optim",
     "build_loader": "data.loader",
     "ViewGroup": "data.views.options",
     "from_images": "batch",

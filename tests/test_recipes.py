@@ -11,8 +11,7 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import load_recipe
 from pospre.train import main
 from pospre.training.build import build_model
-from pospre.training.optimizer.groups import recipe_groups
-from pospre.training.optimizer.optim import batch_peak
+from pospre.training.optimizer.optim import batch_peak, recipe_groups
 
 YAMLS = Path(__file__).parents[1] / "yamls"
 RECIPES = sorted(YAMLS.glob("**/*.yaml"))

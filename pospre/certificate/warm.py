@@ -12,7 +12,7 @@ import pospre.certificate.life
 import pospre.certificate.observer
 import pospre.training.run  # noqa: F401
 from pospre.recipe.recipe import recipe_from_dict
-from pospre.training.components import build_components
+from pospre.training.build import build_components
 
 
 def warm_up() -> None:

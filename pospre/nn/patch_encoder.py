@@ -33,7 +33,6 @@ class PatchEncoder(nn.Module, ABC):
         positions: how it knows where patches are, see ``pospre.nn.positions``.
         table_from: what its table of positions was taken from, if it was not drawn here.
         pixel_mean: and ``pixel_std``, of the normalisation that its weights are used to, if known.
-        timm_name: the timm architecture, and ``timm_kwargs`` what differs from its defaults.
         timm_head: what that calls the linear layer of its classifier.
     """
 
@@ -51,8 +50,6 @@ class PatchEncoder(nn.Module, ABC):
     table_from: str | None = None
     pixel_mean: Sequence[float] | None = None
     pixel_std: Sequence[float] | None = None
-    timm_name: str
-    timm_kwargs: dict[str, Any]
     timm_head: str = "head"
     num_prefix_tokens: int = 0
     has_class_token: bool = False
@@ -101,6 +98,20 @@ class PatchEncoder(nn.Module, ABC):
         """Return which block a parameter of this encoder is a part of, counted from 0; or None."""
         found = re.match(r"blocks\.(\d+)\.", self.timm_name_of(name))
         return None if found is None else int(found[1])
+
+    @property
+    def timm_name(self) -> str:
+        """The timm architecture."""
+        return self.as_timm()[0]
+
+    @property
+    def timm_kwargs(self) -> dict[str, Any]:
+        """What that must be told to build this encoder, besides its defaults."""
+        return self.as_timm()[1]
+
+    @abstractmethod
+    def as_timm(self) -> tuple[str, dict[str, Any]]:
+        """Return ``timm_name`` and ``timm_kwargs``."""
 
     def timm_name_of(self, name: str) -> str:
         """Return timm's name of a tensor of this encoder."""

@@ -1,6 +1,7 @@
 """The Vision Transformer: patches, prefix tokens and blocks, run over the tokens that matter."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,24 +89,6 @@ class Encoder(PatchEncoder):
         )
         self.norm = nn.LayerNorm(dim, size.eps) if options.final_norm else nn.Identity()
         self.size = size
-        kind = {
-            "img_size": _side(self.image_size),
-            "patch_size": _side(self.patch_size),
-            "depth": depth,
-            "in_chans": self.channels,
-            "class_token": class_token,
-            "reg_tokens": num_registers,
-            "init_values": options.layer_scale,
-            "final_norm": options.final_norm,
-            "pre_norm": size.pre_norm,
-            "qkv_bias": size.qkv_bias,
-            "qk_norm": size.qk_norm,
-            "act_layer": size.activation,
-        }
-        if is_eva(size, self.positions):
-            self.timm_name, self.timm_kwargs = eva_model(size, kind, self.positions.as_given())
-        else:
-            self.timm_name, self.timm_kwargs = timm_model(size, kind, self.positions)
         self.init_parameters(options.init)
 
     @torch.no_grad()
@@ -200,6 +183,27 @@ class Encoder(PatchEncoder):
         prefix = torch.arange(self.num_prefix_tokens, device=context_BM.device)
         prefix = prefix.expand(len(context_BM), -1)
         return torch.cat([prefix, context_BM + self.num_prefix_tokens], dim=1)
+
+    def as_timm(self) -> tuple[str, dict[str, Any]]:
+        """Return timm's architecture, and the arguments in which it differs from its defaults."""
+        size = self.size
+        options = {
+            "img_size": _side(self.image_size),
+            "patch_size": _side(self.patch_size),
+            "depth": self.depth,
+            "in_chans": self.channels,
+            "class_token": self.has_class_token,
+            "reg_tokens": self.num_prefix_tokens - self.has_class_token,
+            "init_values": self.layer_scale,
+            "final_norm": isinstance(self.norm, nn.LayerNorm),
+            "pre_norm": size.pre_norm,
+            "qkv_bias": size.qkv_bias,
+            "qk_norm": size.qk_norm,
+            "act_layer": size.activation,
+        }
+        if is_eva(size, self.positions):
+            return eva_model(size, options, self.positions.as_given())
+        return timm_model(size, options, self.positions)
 
     def timm_name_of(self, name: str) -> str:
         """Return timm's name of a tensor of this encoder."""

@@ -13,12 +13,11 @@ from pydantic import Field, PrivateAttr
 from pospre.arguments import Section, validated
 from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
-from pospre.recipe.data_section import Data
 from pospre.recipe.environment import Taken, taken, with_references
 from pospre.recipe.extends import read_recipe
 from pospre.recipe.find import find_recipe
 from pospre.recipe.renamed import gone, with_new_names, without_old_defaults
-from pospre.recipe.sections import Callbacks, Encoder, Loggers, Optimizer, Schedule, Trainer
+from pospre.recipe.sections import Callbacks, Data, Encoder, Loggers, Optimizer, Schedule, Trainer
 from pospre.recipe.values import Arguments
 
 

@@ -12,8 +12,8 @@ from pospre.data.stores.reader import Reader
 from pospre.data.views.options import Augment, RandAugment, ViewGroup
 from pospre.errors import UserError
 from pospre.ranges import Size
-from pospre.recipe.data_section import View
 from pospre.recipe.recipe import Recipe
+from pospre.recipe.sections import View
 from pospre.recipe.yaml_text import VARIABLE
 
 

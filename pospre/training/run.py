@@ -17,6 +17,7 @@ from pospre.errors import Stopped, UserError
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
+from pospre.training.build import Components, build_components
 from pospre.training.callbacks.resume import Resume
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.checkpoints.content import (
@@ -35,7 +36,6 @@ from pospre.training.checkpoints.reading import Checkpoint, open_newest, read_on
 from pospre.training.checkpoints.sight import check_sight
 from pospre.training.checkpoints.uploads import Uploads, lacks
 from pospre.training.checkpoints.versions import warn_of_other_versions
-from pospre.training.components import Components, build_components
 from pospre.training.device import describe_precision, slow_precision
 from pospre.training.distributed.agreement import check_data
 from pospre.training.distributed.place import is_restart

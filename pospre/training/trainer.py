@@ -1,23 +1,30 @@
 """The Composer ``Trainer`` of a run: its components, callbacks and loggers put together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from composer import Trainer
 from composer.core import Callback, DataSpec
 from composer.utils import ParallelismConfig
 
-from pospre.training.callbacks.build import build_watchers
+from pospre.arguments import Section
+from pospre.recipe.recipe import Recipe
+from pospre.training.build import Components
+from pospre.training.callbacks.collapse import Collapse
 from pospre.training.callbacks.divergence import Divergence
 from pospre.training.callbacks.gradients import GradientNorms
 from pospre.training.callbacks.loader_position import LoaderPosition
+from pospre.training.callbacks.position_shortcut import PositionShortcut
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.recipe_record import RecipeRecord
 from pospre.training.callbacks.resume import Resume
+from pospre.training.callbacks.spikes import LossSpikes
+from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.stop_signals import StopSignals
+from pospre.training.callbacks.watcher import WARNINGS
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.checkpoints.uploads import Uploads
-from pospre.training.components import Components
 from pospre.training.device import composer_precision
 from pospre.training.loggers import build_loggers
 from pospre.training.optimizer.clipping import build_clipping
@@ -112,7 +119,7 @@ def _callbacks(
     divergence.before_stop.append(saver.wait)  # what it names as good is whole
     callbacks: list[Callback] = [
         signals,  # first: it decides whether a step is the last one
-        *build_watchers(recipe),
+        *_watchers(recipe),
         LoaderPosition(components.loader),
         RecipeRecord(recipe, components.loader.num_samples, components.loader.identity),
         divergence,
@@ -122,3 +129,16 @@ def _callbacks(
     if options.progress_bar:
         callbacks.append(ProgressBar(components.total_steps))
     return callbacks
+
+
+def _watchers(recipe: Recipe) -> list[Callback]:
+    """Return the callbacks of the recipe; their warnings go into the run's folder."""
+    options, log = recipe.callbacks, recipe.run_path() / WARNINGS
+    regularly = {"interval": recipe.trainer.log_interval}
+    found: list[tuple[Callable[..., Callback], Section | None, dict[str, Any]]] = [
+        (Stalls, options.stalls, regularly),
+        (LossSpikes, options.loss_spikes, {"recipe": recipe}),
+        (Collapse, options.collapse, regularly),
+        (PositionShortcut, options.position_shortcut, regularly),
+    ]
+    return [kind(log=log, **more, **own.model_dump()) for kind, own, more in found if own]

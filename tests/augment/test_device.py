@@ -13,8 +13,8 @@ from pospre.data.views.options import Augment, RandAugment, ViewGroup
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.recipe.data_section import Augment as Section
 from pospre.recipe.recipe import recipe_from_dict
+from pospre.recipe.sections import Augment as Section
 from pospre.training.data import build_views
 from tests.devices import DEVICES
 

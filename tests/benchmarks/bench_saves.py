@@ -16,8 +16,8 @@ import torch
 
 import pospre
 from pospre.training.checkpoints.file import write_checkpoint
+from pospre.training.checkpoints.saver import Staging
 from pospre.training.checkpoints.sharded import shard, write_shards
-from pospre.training.checkpoints.staging import Staging
 
 _ROUNDS = 4
 

@@ -26,9 +26,9 @@ from pospre.data.loader import ViewLoader
 from pospre.data.views.options import ViewGroup
 from pospre.planning.counts import flops_per_image
 from pospre.recipe.recipe import Recipe, load_recipe
+from pospre.training.build import Components, build_components, make_components
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.checkpoints.saver import CheckpointSaver
-from pospre.training.components import Components, build_components, make_components
 from pospre.training.data import build_views
 from pospre.training.device import build_device
 from pospre.training.resolve import resolve

@@ -18,8 +18,8 @@ from pospre.planning.layouts import Held, Layout, Parameters, layouts
 from pospre.planning.speed import Machine, StepTime, bus_bandwidth, step_time
 from pospre.planning.table import render
 from pospre.recipe.recipe import load_recipe
+from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.components import build_components
 from pospre.training.scale.fsdp import build_sharding
 from pospre.training.trainer import build_trainer
 

@@ -13,17 +13,17 @@ from pospre.data.reading import Reading
 from pospre.data.views import options
 from pospre.nn.build import build_encoder
 from pospre.nn.options import EncoderOptions
-from pospre.recipe import data_section, sections
+from pospre.recipe import sections
 
 
 @pytest.mark.parametrize(
     ("section", "declaration", "own"),
     [
         (sections.Encoder, EncoderOptions, {"weights", "weights_from"}),
-        (data_section.Data, Reading, {"path", "batch_size", "views", "mean", "std"}),
-        (data_section.View, options.ViewOptions, {"augment"}),  # sections of their own
-        (data_section.Augment, options.Augment, {"rand_augment"}),
-        (data_section.RandAugment, options.RandAugment, set()),
+        (sections.Data, Reading, {"path", "batch_size", "views", "mean", "std"}),
+        (sections.View, options.ViewOptions, {"augment"}),  # sections of their own
+        (sections.Augment, options.Augment, {"rand_augment"}),
+        (sections.RandAugment, options.RandAugment, set()),
     ],
 )
 def test_a_section_takes_over_every_option(section: Any, declaration: Any, own: set[str]) -> None:

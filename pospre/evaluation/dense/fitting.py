@@ -16,7 +16,7 @@ from pospre import draws
 from pospre.errors import UserError
 from pospre.evaluation.dense.maps import FeatureMaps
 from pospre.evaluation.registry import Context
-from pospre.training.optimizer.groups import parameter_groups
+from pospre.training.optimizer.optim import parameter_groups
 
 
 def fit(

@@ -163,8 +163,6 @@ class SwinEncoder(PatchEncoder):
         self.patch_embed = PatchEmbed()
         self.layers = nn.ModuleList(Stage(stage, window) for stage in range(len(DEPTHS)))
         self.norm = LayerNorm(self.embed_dim, eps=1e-5)
-        self.timm_name = "swin_tiny_patch4_window7_224"
-        self.timm_kwargs: dict[str, Any] = {"img_size": image_size, "window_size": window}
         self.init_parameters(options.init)
         for number, stage in enumerate(self.layers):
             assert isinstance(stage, Stage)
@@ -259,6 +257,11 @@ class SwinEncoder(PatchEncoder):
         """Count through the stages; the merging that opens one is a part of its first block."""
         found = re.match(r"layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.", name)
         return None if found is None else sum(DEPTHS[: int(found[1])]) + int(found[2] or 0)
+
+    def as_timm(self) -> tuple[str, dict[str, Any]]:
+        """Return timm's architecture, and the arguments in which it differs from its defaults."""
+        options = {"img_size": self.image_size[0], "window_size": self.window}
+        return "swin_tiny_patch4_window7_224", options
 
     def timm_state(self) -> dict[str, Tensor]:
         """Return the weights as timm's Swin takes them: the biases within a window as tables."""

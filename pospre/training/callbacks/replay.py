@@ -17,13 +17,13 @@ from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe, recorded_recipe
 from pospre.recipe.sections import Callbacks, Loggers
 from pospre.recipe.yaml_text import VARIABLE, apply_overrides
+from pospre.training.build import build_components
 from pospre.training.callbacks.metrics import losses_of
 from pospre.training.callbacks.resume import Resume
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.checkpoints.file import DamagedCheckpoint
 from pospre.training.checkpoints.finding import checkpoint_folders, checkpoints_in
 from pospre.training.checkpoints.reading import Checkpoint, read_checkpoint
-from pospre.training.components import build_components
 from pospre.training.start_weights import load_weights
 from pospre.training.trainer import build_trainer
 from pospre.untrusted_json import parse_object

@@ -7,6 +7,7 @@ steps, when all ranks have written theirs. What carries it into a bucket (``uplo
 ``after_save``.
 """
 
+import copy
 import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ import torch
 from composer.core import Callback, Event, State
 from composer.loggers import Logger
 from composer.utils import create_interval_scheduler, dist, reproducibility
+from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.training.checkpoints.file import why_not_written, write_checkpoint
@@ -31,7 +33,6 @@ from pospre.training.checkpoints.sharded import (
     write_manifest,
     write_shards,
 )
-from pospre.training.checkpoints.staging import Staging
 from pospre.training.checkpoints.versions import versions
 from pospre.training.distributed.ranks import Greatest, from_rank_zero, on_every_rank, wait_for_all
 
@@ -231,3 +232,39 @@ def plain_random(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         name, keys, *rest = state["numpy"]
         plain.append({**state, "numpy": (name, keys.tolist(), *rest)})
     return plain
+
+
+class Staging:
+    """Copies states into the CPU's memory: in the same buffers each time, pinned beside a GPU.
+
+    What an earlier call returned is overwritten by the next one.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def copy(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of nested dicts, lists and tuples with everything in them."""
+        used: dict[str, Tensor] = {}
+        staged: dict[str, Any] = self._copy(state, "", used)
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()  # the copies from the GPU are under way
+        self._buffers = used
+        return staged
+
+    def _copy(self, value: Any, place: str, used: dict[str, Tensor]) -> Any:
+        if isinstance(value, Tensor):
+            used[place] = self._buffer(place, value).copy_(value, non_blocking=True)
+            return used[place]
+        if isinstance(value, dict):
+            return {key: self._copy(item, f"{place}/{key}", used) for key, item in value.items()}
+        if type(value) in (list, tuple):
+            copies = (self._copy(item, f"{place}/{i}", used) for i, item in enumerate(value))
+            return type(value)(copies)
+        return copy.deepcopy(value)
+
+    def _buffer(self, place: str, like: Tensor) -> Tensor:
+        buffer = self._buffers.get(place)
+        if buffer is None or (buffer.shape, buffer.dtype) != (like.shape, like.dtype):
+            buffer = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+        return buffer

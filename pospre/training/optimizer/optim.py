@@ -1,12 +1,21 @@
-"""The optimiser with its parameter groups."""
+"""The optimiser and its parameter groups: who is decayed, how fast each part learns, what waits."""
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from pospre.arguments import typed
+from pospre.model.algorithm import unwrapped
+from pospre.model.model import PretrainModel
+from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.sections import Optimizer
-from pospre.training.optimizer.groups import recipe_groups
+
+# Whatever edits tokens on their way into the first block learns as the patch embedding does.
+_EDITORS = ("contents.", "places.")
+_TOKENS = ("cls_token", "reg_token", "patch_embed")
 
 
 def build_optimizer(
@@ -26,3 +35,106 @@ def batch_peak(options: Optimizer, batch_size: int) -> float:
     ratio = batch_size / options.lr_batch
     factors = {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}
     return options.base_lr * factors[options.lr_rule]
+
+
+@typed
+def parameter_groups(
+    model: nn.Module,
+    lr: float,
+    *,
+    weight_decay: float = 0.05,
+    layer_decay: float | None = None,
+    patch_embed_lr: float = 1.0,
+    no_decay: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Return what an optimiser of torch's takes: parameters by learning rate and weight decay.
+
+    Vectors (biases, norms, layer scale) are never decayed; the class and mask tokens have three
+    dimensions and are, as in MAE's code. Besides torch's own keys a group says whether it is
+    ``decayed``.
+
+    Args:
+        model: what is trained; parameters without gradient stay out.
+        lr: the full learning rate.
+        weight_decay: of what is decayed.
+        layer_decay: factor of the rate from each block of the encoder to the one below,
+            ``layer_decay ** (depth + 1 − id)`` (BEiT, MAE): id 0 for the patch embedding, tokens
+            and positions added to them, b + 1 for block b and its own relative positions,
+            depth + 1 for all else, those that blocks share included, which keeps the full rate.
+            Swin's blocks are counted through its stages (UM-MAE). None: one rate for all.
+            Of a ``PretrainModel`` only, or of the wrapper of DDP or ``torch.compile`` around it.
+        patch_embed_lr: factor of the patch embedding's rate.
+        no_decay: parts of names that are not decayed either.
+
+    Raises:
+        UserError: an argument is unknown, of another type or out of its range, or there are no
+            blocks to count.
+    """
+    options = Optimizer(
+        weight_decay=weight_decay,
+        layer_decay=layer_decay,
+        patch_embed_lr=patch_embed_lr,
+        no_decay=tuple(no_decay),
+    )
+    if layer_decay is not None:
+        model = unwrapped(model)
+    return _groups(model, options, lr, waiting={})
+
+
+def recipe_groups(model: nn.Module, options: Optimizer, peak: float) -> list[dict[str, Any]]:
+    """Return the groups of a recipe's optimiser, which our schedule moves.
+
+    They also say for how many epochs they are ``frozen`` (``Objective.frozen_epochs``).
+    """
+    return _groups(model, options, peak, waiting=dict(_frozen_epochs(model)))
+
+
+def _groups(
+    model: nn.Module, options: Optimizer, lr: float, waiting: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    groups: dict[tuple[bool, float, int], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decayed = parameter.ndim > 1 and not any(part in name for part in options.no_decay)
+        scale = rate_scale(model, name, options)
+        frozen = max((e for start, e in waiting.items() if name.startswith(start)), default=0)
+        group = groups.setdefault(
+            (decayed, scale, frozen),
+            {
+                "params": [],
+                "lr": lr * scale,
+                "weight_decay": options.weight_decay if decayed else 0.0,
+                "decayed": decayed,
+                "frozen": frozen,
+            },
+        )
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def rate_scale(model: nn.Module, name: str, options: Optimizer) -> float:
+    """Return the factor of a parameter's learning rate: layer decay and the patch embedding's."""
+    scale = options.patch_embed_lr if "patch_embed" in name else 1.0
+    if options.layer_decay is None or not isinstance(model, PretrainModel):
+        return scale
+    above = model.encoder.depth + 1 - _layer_id(name, model.encoder)
+    return scale * options.layer_decay**above
+
+
+def _layer_id(name: str, encoder: PatchEncoder) -> int:
+    own = name.removeprefix("encoder.")
+    block = encoder.block_of(own)
+    if block is not None:
+        return block + 1
+    inputs = (*_TOKENS, *(f"positions.{each}" for each in encoder.positions.inputs))
+    is_input = name.startswith(_EDITORS) or (own != name and own.startswith(inputs))
+    return 0 if is_input else encoder.depth + 1
+
+
+def _frozen_epochs(model: nn.Module) -> Iterator[tuple[str, int]]:
+    """Yield (start of a full parameter name, epochs for which it waits)."""
+    if isinstance(model, PretrainModel):
+        for name in model.objectives:
+            for start, epochs in model.objectives[name].frozen_epochs.items():
+                yield f"objectives.named.{name}.{start}", epochs

@@ -25,7 +25,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
-from pospre.training.components import Components
+from pospre.training.build import Components
 from pospre.training.device import composer_precision
 from pospre.training.distributed.ranks import print_once
 from pospre.training.optimizer.optim import build_optimizer

@@ -25,8 +25,7 @@ from pospre.training.checkpoints import saver as checkpoint_saver
 from pospre.training.checkpoints.file import manifest_of, write_checkpoint
 from pospre.training.checkpoints.finding import incomplete
 from pospre.training.checkpoints.reading import open_newest, read_checkpoint
-from pospre.training.checkpoints.saver import CheckpointSaver
-from pospre.training.checkpoints.staging import Staging
+from pospre.training.checkpoints.saver import CheckpointSaver, Staging
 from tests.processes import finished
 from tests.training.checkpoints.hostile import CONTENT as LEAST
 from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment, flat, metrics, no_space

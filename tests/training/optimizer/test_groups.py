@@ -15,8 +15,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective
 from pospre.nn.build import build_encoder
 from pospre.recipe.sections import Optimizer, Schedule
-from pospre.training.optimizer.groups import parameter_groups, rate_scale
-from pospre.training.optimizer.optim import build_optimizer
+from pospre.training.optimizer.optim import build_optimizer, parameter_groups, rate_scale
 from pospre.training.optimizer.schedule import build_schedule
 
 
