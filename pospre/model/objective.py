@@ -27,12 +27,15 @@ class Objective(nn.Module, ABC):
             the algorithm edits positions. ``places`` and ``view_places`` are refused if the
             encoder is told the answer.
         weight: factor of this loss in the total.
+        num_prototypes: its targets are shares of so many, and it logs their ``entropy``, of which a
+            run watches that it is neither 0 nor the greatest; None: its targets are others.
         frozen_epochs: by the start of a parameter's name within this module, the number of epochs
             at the beginning of training for which its learning rate is 0.
     """
 
     predicts: ClassVar[Predicts | None] = None
     weight: float = 1.0
+    num_prototypes: int | None = None
     frozen_epochs: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod

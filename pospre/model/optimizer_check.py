@@ -95,9 +95,9 @@ def _warn_of_unfrozen(model: PretrainModel, optimizers: Iterable[Optimizer]) -> 
         waiting = [part for part, epochs in model.objectives[name].frozen_epochs.items() if epochs]
         if waiting and not any(group.get("frozen") for group in groups):
             warnings.warn(
-                f"algorithms.{name} lets {', '.join(waiting)} wait at the beginning, as "
-                "dinov2.freeze_epochs says, which the optimiser of pospre.train sees to; this one "
-                "trains them at once. Set it to 0, or take their gradients away in these epochs.",
+                f"algorithms.{name} lets {', '.join(waiting)} wait for some epochs, which "
+                "the optimiser of pospre.train sees to; this one trains them at once. Take their "
+                "gradients away in these epochs, or let nothing wait (dinov2: freeze_epochs=0).",
                 stacklevel=2,
             )
 

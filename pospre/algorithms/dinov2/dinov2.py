@@ -55,6 +55,7 @@ class PrototypeMatching(Objective):
             else None
         )
         self.teacher_patch_head = None if self.patch_head is None else Frozen(self.patch_head)
+        self.num_prototypes = options.num_prototypes
         self.class_targets = Targets(options.centering, options.num_prototypes)
         self.patch_targets = Targets(options.centering, options.num_prototypes)
         frozen = {"head.last": options.freeze_epochs, "patch_head.last": options.freeze_epochs}

@@ -10,7 +10,6 @@ from composer.loggers import Logger
 from composer.utils import dist
 from torch import Tensor
 
-from pospre.algorithms.dinov2.dinov2 import PrototypeMatching
 from pospre.model.algorithm import pretrain_model
 from pospre.model.model import FEATURES, PretrainModel
 from pospre.training.callbacks.watcher import Watcher, is_due
@@ -46,7 +45,7 @@ class Collapse(Watcher):
     ``features/<pass>_std``: the standard deviation over the views of features of length 1, times
     √D: 1 where directions are random, 0 where all are the same. ``features/<pass>_rank``: RankMe
     (Garrido et al. 2023), from 1 (all the same, up to length) to min(views, D). Beside them it
-    looks at ``metric/dinov2_entropy``, of the teacher's targets: 0 where each is one prototype,
+    looks at ``metric/<objective>_entropy``, of a teacher's targets: 0 where each is one prototype,
     log K where it says nothing; within half a percent of log K, either is a collapse.
 
     Args:
@@ -135,10 +134,9 @@ def _entropies(state: State, model: PretrainModel) -> dict[str, Quantity]:
     """Return the entropies of teachers' targets that the step has logged."""
     found = {}
     for name in model.objectives:
-        objective, metric = model.objectives[name], f"metric/{name}_entropy"
-        if isinstance(objective, PrototypeMatching):
-            value = state.total_loss_dict[f"loss/train/{metric}"]
-            most = math.log(objective.options.num_prototypes)
+        prototypes, metric = model.objectives[name].num_prototypes, f"metric/{name}_entropy"
+        if prototypes is not None:
+            value, most = state.total_loss_dict[f"loss/train/{metric}"], math.log(prototypes)
             found[metric] = Quantity(value, (0.0, most), _ENTROPY * most, is_relative=False)
     return found
 

@@ -78,7 +78,12 @@ def test_gradient_norms_are_those_before_clipping() -> None:
 
 
 class Alike(Objective):
-    """The trivial solution of matching two views without anything that keeps them apart."""
+    """The trivial solution of matching two views without anything that keeps them apart.
+
+    Each of its targets is a share of four prototypes, and all shares are the same.
+    """
+
+    num_prototypes = 4
 
     def forward(self, passes: dict[str, Tensor], batch: dict[str, Tensor]) -> Outputs:
         """Return the tokens' mean over the patches."""
@@ -88,6 +93,10 @@ class Alike(Objective):
         """Return how far the images are from one another."""
         features = torch.nn.functional.normalize(outputs["features"], dim=1)
         return (features - features.mean(0)).square().sum(1).mean()
+
+    def metrics(self, outputs: Outputs, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the entropy of the targets."""
+        return {"entropy": torch.tensor(4.0).log()}
 
 
 def test_a_collapse_is_seen(capsys: Capture, tmp_path: Path) -> None:
@@ -101,8 +110,14 @@ def test_a_collapse_is_seen(capsys: Capture, tmp_path: Path) -> None:
     logged = fit(case, steps=40, lr=2e-3, built=built, callbacks=[watch])
     said = capsys.readouterr().err
     assert said.count("the training collapses: features/student_std is") == 1, logged
-    (first, *_) = [json.loads(line) for line in log.read_text().splitlines()]
-    assert first["watch"] == "Collapse" and first["step"] % 5 == 0 and "at the start" in said
+    assert said.count("the training collapses: metric/alike_entropy is") == 1
+    (entropy, first, *_) = [json.loads(line) for line in log.read_text().splitlines()]
+    assert (
+        entropy["step"] == 1
+        and first["watch"] == "Collapse"
+        and first["step"] % 5 == 0
+        and "at the start" in said
+    )
     start = watch.state_dict()["start"]
     assert start["features/student_std"] == logged["features/student_std"][0]
     other = Collapse()
