@@ -30,7 +30,7 @@ from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.callbacks.metrics import MetricsFile, drop_after, read_lines, write_lines
-from pospre.training.callbacks.recipe_record import RecipeRecord
+from pospre.training.callbacks.resume import RecipeRecord
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.checkpoints.content import model_of
 from pospre.training.checkpoints.reading import Checkpoint

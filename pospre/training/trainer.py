@@ -14,11 +14,9 @@ from pospre.training.build import Components
 from pospre.training.callbacks.collapse import Collapse
 from pospre.training.callbacks.divergence import Divergence
 from pospre.training.callbacks.gradients import GradientNorms
-from pospre.training.callbacks.loader_position import LoaderPosition
 from pospre.training.callbacks.position_shortcut import PositionShortcut
 from pospre.training.callbacks.progress import ProgressBar
-from pospre.training.callbacks.recipe_record import RecipeRecord
-from pospre.training.callbacks.resume import Resume
+from pospre.training.callbacks.resume import LoaderPosition, RecipeRecord, Resume
 from pospre.training.callbacks.spikes import LossSpikes
 from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.stop_signals import StopSignals

@@ -14,6 +14,10 @@ from pospre.data.views import options
 from pospre.nn.build import build_encoder
 from pospre.nn.options import EncoderOptions
 from pospre.recipe import sections
+from pospre.training.callbacks.collapse import Collapse
+from pospre.training.callbacks.position_shortcut import PositionShortcut
+from pospre.training.callbacks.spikes import LossSpikes
+from pospre.training.callbacks.stalls import Stalls
 
 
 @pytest.mark.parametrize(
@@ -44,3 +48,11 @@ def test_a_function_takes_what_is_declared(function: Any, declaration: Any) -> N
     assert signature(function).parameters == signature(declaration).parameters
     for field in fields(declaration):
         assert f"    {field.name}: " in function.__doc__, field.name
+
+
+@pytest.mark.parametrize("callback", [Collapse, LossSpikes, PositionShortcut, Stalls])
+def test_a_callback_has_the_defaults_of_its_section(callback: Any) -> None:
+    """It stands below the recipe, and is used without one, too."""
+    section, given = getattr(sections, callback.__name__), signature(callback).parameters
+    for name, field in section.model_fields.items():
+        assert given[name].default == field.default, name
