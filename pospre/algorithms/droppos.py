@@ -10,7 +10,6 @@ class token.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
@@ -18,22 +17,18 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, VISIBLE, Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress
+from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
-from pospre.model.passes import EncoderPass, ForgottenPlaces
-from pospre.model.position_task import Answers, Distance, PositionObjective, weighted_mean
+from pospre.model.passes import EncoderPass, ExchangedPlaces, ForgottenPlaces
+from pospre.model.position_task import Answers, PositionObjective, PositionTask, weighted_mean
 from pospre.model.question import Question
 from pospre.nn.decoder import DecoderBlocks, split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import PatchMasking, Sampling, slot_mask
-from pospre.nn.places import Places
 from pospre.nn.vit import Encoder
 from pospre.ranges import PositiveShare, Ratio, Width
-from pospre.schedules import linear
-
-PositionToken = Literal["learned", "zeros", "wrong"]
 
 
 def num_known(visible: int, position_mask_ratio: float) -> int:
@@ -59,31 +54,13 @@ def draw_known(batch: Batch, visible: int, position_mask_ratio: float, seed: int
     return {"droppos/order": order, "droppos/known": known}
 
 
-class WrongPlaces(nn.Module):
-    """Hands the i-th slot without position the place of the i-th in random order."""
-
-    def forward(self, places: Places, batch: Batch, where: EncoderPass) -> Places:
-        """Return the places with those that are dropped exchanged, perhaps for their own."""
-        assert where.visible is not None
-        order, known, cells = batch["droppos/order"], batch["droppos/known"], batch[where.visible]
-        turn = known.sum(1, keepdim=True) + (~known).cumsum(1) - 1
-        others = cells.gather(1, order.gather(1, turn))
-        return places.move(torch.where(known, cells, others))
-
-
 class PositionClassification(PositionObjective):
     """The position decoder, and the weighted cross-entropy with smoothed labels."""
 
     def __init__(self, encoder: Encoder, options: "DropPos") -> None:
-        super().__init__(
-            encoder,
-            sigma=options.sigma_start,
-            distance=options.distance,
-            temperature=options.temperature,
-        )
+        super().__init__(encoder, options)
         dim = options.decoder_dim
-        self.weight, self.official = options.weight, options.official
-        self.affinity, self.sampling = options.affinity, options.sampling
+        self.official, self.affinity = options.official, options.affinity
         self.ignore_confident = options.ignore_confident
         self.per_token = encoder.patches_per_token
         self.embed = nn.Linear(encoder.embed_dim, dim * self.per_token)
@@ -125,7 +102,7 @@ class PositionClassification(PositionObjective):
 
 
 @dataclass(kw_only=True, eq=False)
-class DropPos(PretrainAlgorithm):
+class DropPos(PositionTask):
     """Predict the positions of visible patches; alone, or beside a host that masks.
 
     Writes ``droppos/order`` (B, K), the visible slots in random order, and ``droppos/known``, bool
@@ -136,13 +113,6 @@ class DropPos(PretrainAlgorithm):
     Args:
         mask_ratio: γ, share of patches removed, in [0, 1). None: the host's, or 0.75 alone.
         position_mask_ratio: γ_pos, share of visible patches that lose their position, in (0, 1].
-        sigma_start: σ0, width of the label smoothing at the start, in patches; 0 is one-hot.
-        sigma_end: σT, its width at the end; the decay is linear in steps.
-        distance: ``squared`` Euclidean in the exponent (published code) or ``euclid`` (Eq. 5).
-        temperature: τ of the attentive weights; None weighs all dropped patches alike. As
-            published, the weights are normalised over what one forward pass sees, so that the loss
-            depends (slightly) on the microbatch size and the number of ranks; without them it does
-            not.
         affinity: the patches behind the attentive weights: the ``full`` image (published), or the
             ``visible`` ones with all their positions, at about a quarter of the cost, or the full
             image as another algorithm's momentum ``teacher`` sees it: free where that pass is made
@@ -160,7 +130,8 @@ class DropPos(PretrainAlgorithm):
         decoder_heads: its attention heads.
         official: the published code where it differs: label smoothing normalised over columns, and
             σ decayed once an epoch so that it never reaches σT.
-        weight: factor of this loss in the total (published multi-task: 0.05 for B, 0.1 for L).
+
+    ``PositionTask`` has the others. Published beside MAE: ``weight`` 0.05 for B, 0.1 for L.
     """
 
     question: ClassVar[Question | None] = Question(
@@ -175,18 +146,15 @@ class DropPos(PretrainAlgorithm):
     mask_ratio: Ratio | None = None
     position_mask_ratio: PositiveShare = 0.75
     sigma_start: NonNegativeFloat = 1.0
-    sigma_end: NonNegativeFloat = 0.0
-    distance: Distance = "squared"
     temperature: PositiveFloat | None = 0.1
     affinity: Literal["full", "visible", "teacher"] = "full"
-    position_token: PositionToken = "learned"
+    position_token: Literal["learned", "zeros", "wrong"] = "learned"
     sampling: Sampling = "random"
     ignore_confident: bool = False
     decoder_dim: Width = 512
     decoder_depth: NonNegativeInt = 2
     decoder_heads: PositiveInt = 16
     official: bool = False
-    weight: NonNegativeFloat = 1.0
 
     takes_merged_patches: ClassVar[bool] = True
 
@@ -205,15 +173,13 @@ class DropPos(PretrainAlgorithm):
         """Add the decoder, the passes and the editor of places."""
         registry, encoder, hidden = model.registry, model.encoder, model.registry.hidden
         if hidden is None:
-            masking = self._masking(encoder)
-            visible = masking.num_visible
-            registry.add_pass(
-                "student", "droppos", registry.hide("droppos", visible, shuffled=True)
-            )
+            visible = self._masking(encoder).num_visible
+            student = registry.hide("droppos", visible, shuffled=True)
+            registry.add_pass("student", "droppos", student)
         else:
             host = f"the host {hidden.owner}, which chooses the visible patches"
-            self.check_used("mask_ratio", False, host)
-            self.check_used("sampling", False, host)
+            for option in ("mask_ratio", "sampling"):
+                self.check_used(option, False, host)
             visible = hidden.visible or encoder.num_patches
         num_known(visible, self.position_mask_ratio)
         registry.claim("droppos/order", "droppos")
@@ -240,15 +206,14 @@ class DropPos(PretrainAlgorithm):
                 "between patches instead of positions to replace. Use zeros."
             )
         if self.position_token == "wrong":
-            return WrongPlaces()
+            return ExchangedPlaces("droppos/known", "droppos/order")
         learned = self.position_token == "learned"
         mark = token_parameter(encoder.embed_dim) if learned else None
         return ForgottenPlaces("droppos/known", mark)
 
     def couples_samples(self) -> str | None:
         """Return what looks at all samples of a forward at once."""
-        whole = self.temperature is not None or self.ignore_confident
-        return "the weights of patches" if whole else None
+        return "the weights of patches" if self.ignore_confident else super().couples_samples()
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the visible patches (unless a host did) and which of them keep their position."""
@@ -259,6 +224,5 @@ class DropPos(PretrainAlgorithm):
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Set σ: from σ0 to σT per step, or as published per epoch."""
-        fraction = progress.epoch if self.official else progress.step
-        sigma = linear(self.sigma_start, self.sigma_end, fraction)
-        model.objectives.of(PositionClassification).sigma.fill_(sigma)
+        done = progress._replace(step=progress.epoch) if self.official else progress
+        super().schedule(model, done)

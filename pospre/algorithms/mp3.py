@@ -12,24 +12,21 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
 from pospre import draws
 from pospre.batch import Batch, image_key, view_keys
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, ForgottenPlaces
-from pospre.model.position_task import Answers, Distance, PositionObjective, weighted_mean
+from pospre.model.position_task import Answers, PositionObjective, PositionTask, weighted_mean
 from pospre.model.question import Question
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
 from pospre.nn.vit import Encoder
 from pospre.ranges import Ratio
-from pospre.schedules import linear
 
 
 def num_context(num_patches: int, mask_ratio: float) -> int:
@@ -57,13 +54,8 @@ class PatchPositions(PositionObjective):
     """The linear head over patch tokens, and its cross-entropy."""
 
     def __init__(self, encoder: Encoder, options: "MP3") -> None:
-        super().__init__(
-            encoder,
-            sigma=options.sigma_start,
-            distance=options.distance,
-            temperature=options.temperature,
-        )
-        self.weight, self.count_shown = options.weight, options.count_shown
+        super().__init__(encoder, options)
+        self.count_shown = options.count_shown
         self.predict = nn.Linear(encoder.embed_dim, encoder.num_patches)
         init_trunc_normal(self)
 
@@ -101,7 +93,7 @@ class PatchPositions(PositionObjective):
 
 
 @dataclass(kw_only=True, eq=False)
-class MP3(PretrainAlgorithm):
+class MP3(PositionTask):
     """Predict the positions of all patches from the content of some; needs no host and takes none.
 
     Writes ``mp3/context`` (B, V, M), the patches that give keys and values (unless all of them do),
@@ -110,16 +102,12 @@ class MP3(PretrainAlgorithm):
 
     Args:
         mask_ratio: η, share of patches outside the context, in [0, 1).
-        sigma_start: width of DropPos's label smoothing at the start, in patches; 0 is one-hot.
-        sigma_end: its width at the end; the change is linear in steps.
-        distance: in the smoothing's exponent, ``squared`` Euclidean or ``euclid``.
-        temperature: τ of DropPos's attentive weights, here from a pass in which all patches are
-            context; None weighs all patches alike. As in DropPos, the weights make the loss depend
-            (slightly) on the microbatch size.
         position_rate: share of patches that are told their position, in [0, 1); the paper's
             speech has 0.05, under ``encoder.positions: sincos``.
         count_shown: whether those count in loss and accuracy (the paper does not say).
-        weight: factor of this loss in the total.
+
+    ``PositionTask`` has the others. The attentive weights, which are DropPos's, are here those of a
+    pass in which all patches are context.
     """
 
     question: ClassVar[Question | None] = Question(
@@ -131,13 +119,8 @@ class MP3(PretrainAlgorithm):
     objective = PatchPositions
 
     mask_ratio: Ratio = 0.75
-    sigma_start: NonNegativeFloat = 0.0
-    sigma_end: NonNegativeFloat = 0.0
-    distance: Distance = "squared"
-    temperature: PositiveFloat | None = None
     position_rate: Ratio = 0.0
     count_shown: bool = False
-    weight: NonNegativeFloat = 1.0
 
     def needs(self, encoder: Encoder) -> Needs:
         """Return what must be there: views of which the encoder gets all patches."""
@@ -165,10 +148,6 @@ class MP3(PretrainAlgorithm):
             model.registry.add_pass("affinity", "mp3", EncoderPass(grad=False, places=editors))
         model.add_objective("mp3", PatchPositions(model.encoder, self))
 
-    def couples_samples(self) -> str | None:
-        """Return what looks at all samples of a forward at once."""
-        return None if self.temperature is None else "the weights of patches"
-
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the context, and which patches are told their position."""
         patches = model.encoder.num_patches
@@ -180,11 +159,6 @@ class MP3(PretrainAlgorithm):
     def num_told(self, patches: int) -> int:
         """Return how many patches are told their position: N·rate, rounded."""
         return round(patches * self.position_rate)
-
-    def schedule(self, model: PretrainModel, progress: Progress) -> None:
-        """Set the width of the label smoothing."""
-        sigma = linear(self.sigma_start, self.sigma_end, progress.step)
-        model.objectives.of(PatchPositions).sigma.fill_(sigma)
 
 
 def _check(options: MP3, model: PretrainModel) -> None:

@@ -9,6 +9,8 @@ from composer.core import Algorithm
 
 from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, whole_numbers
 from pospre.errors import UserError
+from pospre.model.batch_check import check_is_batch, lacking
+from pospre.model.complete import check_places
 from pospre.model.needs import check_needs
 from pospre.model.optimizer_check import check_followed
 from pospre.model.progress import Progress, as_progress
@@ -48,7 +50,7 @@ def attach_algorithm(model: PretrainModel, algorithm: PretrainAlgorithm) -> None
     check_needs(model, name, algorithm.needs(model.encoder))
     algorithm.check_company(model)
     algorithm.attach(model)
-    model.check_places()
+    check_places(model)
     model.to(next(model.encoder.parameters()).device)  # where the encoder was moved before
     model.algorithms.append(algorithm)
 
@@ -97,7 +99,7 @@ def write_draws(
         UserError: the batch has no ``index`` or ``epoch`` of whole numbers, or others had the same;
             or it lacks what an algorithm reads.
     """
-    model.registry.check_is_batch(batch)
+    check_is_batch(batch)
     for key in (INDEX, EPOCH):
         if key not in batch:
             raise UserError(
@@ -115,4 +117,4 @@ def write_draws(
             key = error.args[0]
             if key in batch or key not in (*model.registry.writers, *loaded_keys(model.views)):
                 raise
-            raise model.registry.lacking(key) from error
+            raise lacking(model.registry, key) from error

@@ -16,8 +16,9 @@ from pospre.data.views.options import ViewGroup, Views, named_groups
 from pospre.data.views.plan import first_view
 from pospre.errors import UserError
 from pospre.model.attached import attach_algorithm, begin_step
+from pospre.model.batch_check import check_batch, lacking
+from pospre.model.complete import check_complete
 from pospre.model.loop_check import NumberCheck, check_unwrapped
-from pospre.model.needs import check_teacher
 from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs, StepOutputs
 from pospre.model.optimizer_check import check_stepped
 from pospre.model.passes import EditSet, EncoderPass
@@ -127,23 +128,8 @@ class PretrainModel(ComposerModel):
             self.teacher = self.teachers.copy(self.encoder)
 
     def check_complete(self) -> None:
-        """Raise ``UserError`` if nothing attached has a loss, or something is there for nobody."""
-        if not len(self.objectives.named):
-            raise UserError(
-                "algorithms: none of those listed has a loss of its own. Add a host, or another "
-                "algorithm that has one: pospre/algorithms/README.md lists them."
-            )
-        self.registry.check_read(list(self.objectives))
-        self.registry.check_editors(self.contents.named, self.places.named)
-        self.check_places()
-        for algorithm in self.algorithms:
-            check_teacher(self, algorithm.needs(self.encoder))
-            algorithm.check_company(self)
-
-    def check_places(self) -> None:
-        """Raise ``UserError`` where the encoder is told what an objective shall predict."""
-        predicts = {name: self.objectives[name].predicts for name in self.objectives}
-        self.registry.check_places(predicts)
+        """Raise ``UserError`` if nothing attached has a loss, or something has no use."""
+        check_complete(self)
 
     # -- what runs ----------------------------------------------------------------------------
 
@@ -154,7 +140,7 @@ class PretrainModel(ComposerModel):
         """
         for key in (image_key(group), flip_key(group)):
             if key not in batch:
-                raise self.registry.lacking(key)
+                raise lacking(self.registry, key)
         views, flips = batch[image_key(group)], batch[flip_key(group)]
         if not self.training or self.views[group].augment.is_off:
             return self.augment(views, flips)
@@ -291,7 +277,7 @@ class PretrainModel(ComposerModel):
         return self._run(batch)
 
     def _run(self, batch: Batch) -> dict[str, Outputs]:
-        self.registry.check_batch(batch)
+        check_batch(self.registry, batch)
         declared, mixes = self.registry.passes, self.registry.mixes
         groups = dict.fromkeys(each.group for each in declared.values())
         pixels = {group: self.images(batch, group) for group in groups}

@@ -87,6 +87,27 @@ class MaskedTokens(nn.Module):
         return torch.where(mask, self.token.to(tokens_RND.dtype), tokens_RND)
 
 
+class ExchangedPlaces(nn.Module):
+    """Hands the i-th token whose place is not known the place of the i-th of them in random order.
+
+    Args:
+        known: the batch key, bool (B, K).
+        order: the batch key of the tokens in random order, int64 (B, K): the known ones first.
+    """
+
+    def __init__(self, known: str, order: str) -> None:
+        super().__init__()
+        self.known, self.order = known, order
+
+    def forward(self, places: Places, batch: Batch, where: EncoderPass) -> Places:
+        """Return the places with those that are not known exchanged, perhaps for their own."""
+        assert where.visible is not None
+        known, cells = batch[self.known], batch[where.visible]
+        turn = known.sum(1, keepdim=True) + (~known).cumsum(1) - 1
+        others = cells.gather(1, batch[self.order].gather(1, turn))
+        return places.move(torch.where(known, cells, others))
+
+
 class ForgottenPlaces(nn.Module):
     """Hides the places that are not known; the tokens there get one learned vector, or nothing.
 

@@ -1,21 +1,26 @@
-"""What objectives that classify positions share: DropPos's two relaxations of the task.
+"""What methods that classify positions share: DropPos's two relaxations of the task.
 
 Labels are smoothed over neighbouring positions with a width that may shrink over training, and
 every patch may be weighted by its similarity to the class token (Wang et al. 2023, Sec. 3.2).
 """
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from pospre import draws
 from pospre.batch import Batch
+from pospre.model.algorithm import PretrainAlgorithm, Progress
+from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs, Predicts
 from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.vit import Encoder
+from pospre.schedules import linear
 
 Distance = Literal["squared", "euclid"]
 
@@ -69,6 +74,37 @@ class Answers(NamedTuple):
         return torch.stack(found).mean()
 
 
+@dataclass(kw_only=True, eq=False)
+class PositionTask(PretrainAlgorithm):
+    """A method that classifies positions, with the relaxations that DropPos has found.
+
+    Args:
+        sigma_start: σ0, width of the label smoothing at the start, in patches; 0 is one-hot.
+        sigma_end: σT, its width at the end; the change is linear in steps.
+        distance: in the smoothing's exponent, ``squared`` Euclidean (DropPos's code) or ``euclid``
+            (its Eq. 5).
+        temperature: τ of the attentive weights; None weighs all patches alike. As published, the
+            weights are normalised over what one forward pass sees, so that the loss depends
+            (slightly) on the microbatch size and the number of ranks.
+        weight: factor of this loss in the total.
+    """
+
+    sigma_start: NonNegativeFloat = 0.0
+    sigma_end: NonNegativeFloat = 0.0
+    distance: Distance = "squared"
+    temperature: PositiveFloat | None = None
+    weight: NonNegativeFloat = 1.0
+
+    def couples_samples(self) -> str | None:
+        """Return what looks at all samples of a forward at once."""
+        return None if self.temperature is None else "the weights of patches"
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Set σ, the width of the label smoothing."""
+        sigma = linear(self.sigma_start, self.sigma_end, progress.step)
+        model.objectives.find(PositionObjective)[1].sigma.fill_(sigma)
+
+
 class PositionObjective(Objective):
     """An objective over the N positions of the encoder's grid, with smoothed labels.
 
@@ -76,27 +112,20 @@ class PositionObjective(Objective):
 
     Args:
         encoder: whose grid and class token it is about.
-        sigma: width of the smoothing at the start, in patches; 0 is one-hot.
-        distance: in the smoothing's exponent, ``squared`` or not.
-        temperature: τ of the attentive weights, or None.
+        options: of the method; None: labels are one-hot, and weights alike.
     """
 
     predicts: ClassVar[Predicts | None] = "places"
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        *,
-        sigma: float = 0.0,
-        distance: Distance = "squared",
-        temperature: float | None = None,
-    ) -> None:
+    def __init__(self, encoder: Encoder, options: PositionTask | None = None) -> None:
         super().__init__()
-        self.num_prefix, self.temperature = encoder.num_prefix_tokens, temperature
+        given = PositionTask if options is None else options  # the class has the defaults
+        self.num_prefix, self.temperature = encoder.num_prefix_tokens, given.temperature
+        self.weight = given.weight
         self.sigma: Tensor
         self.distance_NN: Tensor
-        self.register_buffer("sigma", torch.tensor(sigma), persistent=False)
-        distance_NN = grid_distances(*encoder.grid, squared=distance == "squared")
+        self.register_buffer("sigma", torch.tensor(given.sigma_start), persistent=False)
+        distance_NN = grid_distances(*encoder.grid, squared=given.distance == "squared")
         self.register_buffer("distance_NN", distance_NN, persistent=False)
 
     def targets(self, *, official: bool = False) -> Tensor:

@@ -1,14 +1,13 @@
 """What the algorithms of a model declare: batch keys, encoder passes, and who reads which."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from torch import Tensor
 
-from pospre.batch import HIDDEN, MASKED, VISIBLE, Batch, image_key
+from pospre.batch import HIDDEN, MASKED, VISIBLE, Batch
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
-from pospre.model.objective import Predicts
 from pospre.model.passes import EncoderPass
 from pospre.nn.positions import schemes_that
 from pospre.nn.vit import Encoder
@@ -37,11 +36,13 @@ class Registry:
         twins: by pass, the one that it is like in another group.
         readers: by pass, the algorithms that declared or joined it: their objectives get it.
         editors: by editor of places, the algorithm that brought it.
+        encoder: whose passes these are.
+        views: the view groups by name.
         place_source: the algorithm that says where views lie (``g/field_box``), if one does.
     """
 
     def __init__(self, encoder: Encoder, views: Mapping[str, ViewGroup]) -> None:
-        self._encoder, self._views = encoder, views
+        self.encoder, self.views = encoder, views
         self.passes: dict[str, EncoderPass] = {}
         self.writers: dict[str, str] = {}
         self.hidden: HiddenPatches | None = None
@@ -58,12 +59,12 @@ class Registry:
         Raises:
             UserError: the batches have no such group, or too few views in it.
         """
-        if group not in self._views:
+        if group not in self.views:
             raise UserError(
                 f"algorithms.{owner} needs the view group '{group}', but data.views has "
-                f"{', '.join(self._views)}. Add data.views.{group} with count: {count}."
+                f"{', '.join(self.views)}. Add data.views.{group} with count: {count}."
             )
-        found, size = self._views[group], self._encoder.image_size
+        found, size = self.views[group], self.encoder.image_size
         if found.count < count:
             raise UserError(
                 f"algorithms.{owner} needs {count} views of the group '{group}', but "
@@ -116,10 +117,10 @@ class Registry:
         Raises:
             UserError: another algorithm hides some already, or the encoder cannot take these.
         """
-        if left_out and visible is not None and not self._encoder.takes(visible):
+        if left_out and visible is not None and not self.encoder.takes(visible):
             raise UserError(
                 f"algorithms.{owner} leaves {visible} patches visible, which fill no square for "
-                f"{self._encoder.timm_name}. Use mask_ratio: 0.75, with sampling: uniform."
+                f"{self.encoder.timm_name}. Use mask_ratio: 0.75, with sampling: uniform."
             )
         self.claim(VISIBLE, owner)
         if left_out:
@@ -141,7 +142,7 @@ class Registry:
                 f"algorithms: {self.place_source} and {owner} both say where views lie. Use one of "
                 "the two."
             )
-        positions = self._encoder.positions
+        positions = self.encoder.positions
         if not positions.takes_boxes:
             known = "whole cells of one grid only" if positions.can_forget else "no place at all"
             raise UserError(
@@ -149,45 +150,6 @@ class Registry:
                 f"{positions.name} knows {known}. Use {schemes_that('takes_boxes')}."
             )
         self.place_source = owner
-
-    def lacking(self, key: str) -> UserError:
-        """Return the error of a batch without ``key``, of an algorithm's or of a loader's."""
-        if key in self.writers:
-            return UserError(
-                f"the batch lacks '{key}', which algorithms.{self.writers[key]} writes before the "
-                "forward: call model(batch, progress=…), or give the Trainer "
-                "algorithms=model.algorithms."
-            )
-        group = key.rpartition("/")[0]
-        where = f", of the views of the group '{group}'" if group else ""
-        return UserError(
-            f"the batch lacks '{key}'{where}; pospre.build_loader writes it, and "
-            "pospre.from_images."
-        )
-
-    def check_is_batch(self, batch: Batch) -> None:
-        """Raise ``UserError`` if ``batch`` is none, such as images alone."""
-        if not isinstance(batch, dict):
-            raise UserError(
-                "a PretrainModel takes a batch, a dict as pospre.from_images makes it, and got "
-                f"{type(batch).__name__}; the tokens of whole images are model.tokens(images)."
-            )
-
-    def check_batch(self, batch: Batch) -> None:
-        """Raise ``UserError`` unless the passes' patches are there, and views are as declared."""
-        self.check_is_batch(batch)
-        for declared in self.passes.values():
-            views, key = self._views[declared.group], image_key(declared.group)
-            shape = (views.count, self._encoder.channels, *views.shape)
-            if key in batch and batch[key].shape[1:] != shape:
-                raise UserError(
-                    f"'{key}' has the shape {tuple(batch[key].shape)}, but the model was made for "
-                    f"(B, {', '.join(map(str, shape))}): views, channels, height and width. Cut "
-                    "the images to that size, or make encoder and model for theirs."
-                )
-            for patches in (declared.visible, declared.context):
-                if patches in self.writers and patches not in batch:
-                    raise self.lacking(patches)
 
     def add_pass(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
         """Declare an encoder pass; one that is declared already over the same tokens is shared.
@@ -203,10 +165,10 @@ class Registry:
         Raises:
             UserError: the pass is declared over other tokens.
         """
-        if encoder_pass.group not in self._views:
+        if encoder_pass.group not in self.views:
             raise UserError(
                 f"algorithms: the encoder pass '{name}' needs the view group "
-                f"'{encoder_pass.group}', but data.views has {', '.join(self._views)}."
+                f"'{encoder_pass.group}', but data.views has {', '.join(self.views)}."
             )
         self._check_grid(owner, encoder_pass.group)
         before = self.passes.get(name)
@@ -223,8 +185,8 @@ class Registry:
 
     def _check_grid(self, owner: str, group: str) -> None:
         """Raise ``UserError`` for views of another grid than the one that the positions know."""
-        positions, grid = self._encoder.positions, self._encoder.grid_of(*self._views[group].shape)
-        if grid != self._encoder.grid and not positions.takes_any_grid:
+        positions, grid = self.encoder.positions, self.encoder.grid_of(*self.views[group].shape)
+        if grid != self.encoder.grid and not positions.takes_any_grid:
             raise UserError(
                 f"algorithms.{owner}: encoder.positions = {positions.name} knows one grid only, "
                 f"that of encoder.image_size, but the views of data.views.{group} have another. "
@@ -287,11 +249,11 @@ class Registry:
         self.add_pass(name, owner, twin)
 
     def _set(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
-        if encoder_pass.places and not self._encoder.positions.can_forget:
+        if encoder_pass.places and not self.encoder.positions.can_forget:
             raise UserError(
                 f"algorithms.{owner} changes the places of the encoder pass '{name}' "
                 f"({', '.join(encoder_pass.places)}), but there are none to change: "
-                f"encoder.positions is {self._encoder.positions.name}. "
+                f"encoder.positions is {self.encoder.positions.name}. "
                 f"Use {schemes_that('can_forget')}."
             )
         editors = dict.fromkeys(encoder_pass.places, owner) | self.editors
@@ -318,66 +280,8 @@ class Registry:
         if encoder_pass.visible is not None:
             hidden = self.hidden if encoder_pass.visible == VISIBLE else None
             return None if hidden is None else hidden.visible
-        rows, cols = self._encoder.grid_of(*self._views[encoder_pass.group].shape)
+        rows, cols = self.encoder.grid_of(*self.views[encoder_pass.group].shape)
         return rows * cols
-
-    def check_read(self, objectives: list[str]) -> None:
-        """Raise ``UserError`` for an objective that joins no pass, and views cut for nobody."""
-        for name in objectives:
-            if not any(name in readers for readers in self.readers.values()):
-                raise UserError(
-                    f"algorithms: the objective '{name}' reads no encoder pass. Let its algorithm "
-                    f"declare one (add_pass) or join another's (join_pass) in the name of '{name}'."
-                )
-        read = {declared.group for declared in self.passes.values()}
-        for group in (name for name in self._views if name not in read):
-            raise UserError(
-                f"data.views.{group} would be decoded for nothing: no algorithm listed reads it, "
-                f"only {', '.join(sorted(read))}. Remove it, or add an algorithm that needs it."
-            )
-
-    def check_places(self, predicts: Mapping[str, Predicts | None]) -> None:
-        """Raise ``UserError`` where the encoder is told what an objective shall predict.
-
-        Args:
-            predicts: of each objective by name.
-        """
-        positions, source = self._encoder.positions, self.place_source
-        for name, predicted in predicts.items():
-            if name in self.editors.values():
-                if predicted is None:
-                    raise UserError(
-                        f"algorithms.{name} changes the places of an encoder pass, so its "
-                        "objective must say what it predicts: predicts = 'places', 'view_places' "
-                        "or 'content' (see pospre/model/objective.py)."
-                    )
-            elif predicted in ("places", "view_places") and source is not None:
-                raise UserError(
-                    f"algorithms.{name} predicts places, but {source} tells the encoder the place "
-                    "of every patch, and the answer with it. Use one of the two; or hide those "
-                    "places by an editor of places, as droppos does."
-                )
-            elif predicted == "places" and positions.can_forget:
-                raise UserError(
-                    f"algorithms.{name} predicts the places of patches, which encoder.positions = "
-                    f"{positions.name} tells the encoder. Set encoder.positions: "
-                    f"{schemes_that('can_forget', False)}; or hide them by an editor of places, "
-                    "as droppos does."
-                )
-
-    def check_editors(self, contents: Container[str], places: Container[str]) -> None:
-        """Raise ``UserError`` if a pass names an editor that is not among those of the model."""
-        for name, declared in self.passes.items():
-            parts = (
-                ("contents", declared.content, contents),
-                ("places", declared.places, places),
-            )
-            for place, asked, added in parts:
-                for editor in (each for each in asked if each not in added):
-                    raise UserError(
-                        f"algorithms: the encoder pass '{name}' names the editor '{editor}' in its "
-                        f"{place}, but model.{place}.named has none of that name."
-                    )
 
 
 def _check_same_tokens(name: str, before: EncoderPass, after: EncoderPass) -> None:

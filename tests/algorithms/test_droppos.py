@@ -9,7 +9,6 @@ import torch
 from pospre import attach
 from pospre.algorithms.droppos import (
     DropPos,
-    WrongPlaces,
     draw_known,
     num_known,
 )
@@ -17,7 +16,7 @@ from pospre.errors import UserError
 from pospre.evaluation.position.predictions import Placer, patch_weights
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
-from pospre.model.passes import EncoderPass
+from pospre.model.passes import EncoderPass, ExchangedPlaces
 from pospre.nn.build import build_encoder
 from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.masking import num_visible
@@ -222,7 +221,7 @@ def test_wrong_positions_are_distributed_as_published():
     batch |= draw_known(batch, visible, 0.5, seed=0)
     slots = torch.arange(visible).expand(num, -1)
     batch["view/visible"] = slots
-    seen = WrongPlaces()(
+    seen = ExchangedPlaces("droppos/known", "droppos/order")(
         Places((1, visible), slots), batch, EncoderPass(visible="view/visible")
     ).cells
     assert seen is not None
