@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from pospre.errors import UserError
 
+Shape = Literal["cosine", "linear", "constant"]
+
 
 @dataclass(frozen=True)
 class Momentum:
@@ -24,7 +26,12 @@ class Momentum:
 
     start: float
     end: float = 1.0
-    shape: Literal["cosine", "linear", "constant"] = "cosine"
+    shape: Shape = "cosine"
+
+    @classmethod
+    def given(cls, start: float | None, end: float, shape: Shape = "cosine") -> "Momentum | None":
+        """Return these options of an algorithm; None if ``start`` is, for another's teacher."""
+        return None if start is None else cls(start, end, shape)
 
     def at(self, progress: float) -> float:
         """Return the momentum after the step that began at ``progress`` in [0, 1)."""

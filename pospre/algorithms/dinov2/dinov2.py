@@ -265,8 +265,7 @@ class DINOv2(PretrainAlgorithm):
         _check(self, model)
         grey = "the content of grey patches is masked"
         model.registry.claim(MASK_KEY, "dinov2", grey=grey)
-        start = self.momentum_start
-        model.add_teacher("dinov2", None if start is None else Momentum(start, self.momentum_end))
+        model.add_teacher("dinov2", Momentum.given(self.momentum_start, self.momentum_end))
         model.contents.named["dinov2"] = MaskedTokens(
             nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), "masked"
         )

@@ -24,7 +24,7 @@ from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
-from pospre.model.teacher import Momentum
+from pospre.model.teacher import Momentum, Shape
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
 from pospre.nn.vit import Encoder
@@ -174,7 +174,7 @@ class IJEPA(PretrainAlgorithm):
     loss: Loss = "smooth_l1"
     momentum_start: float | None = 0.996
     momentum_end: float = 1.0
-    momentum_shape: Literal["linear", "cosine", "constant"] = "linear"
+    momentum_shape: Shape = "linear"
     official: bool = False
     weight: NonNegativeFloat = 1.0
 
@@ -195,7 +195,8 @@ class IJEPA(PretrainAlgorithm):
         student = registry.hide("ijepa", visible, shuffled=False)
         green = "the features of patches framed in green are predicted"
         registry.claim("ijepa/targets", "ijepa", green=green)
-        model.add_teacher("ijepa", self._momentum)
+        momentum = Momentum.given(self.momentum_start, self.momentum_end, self.momentum_shape)
+        model.add_teacher("ijepa", momentum)
         registry.add_pass("student", "ijepa", student)
         registry.add_pass("teacher", "ijepa", EncoderPass(teacher=True))
         model.add_objective("ijepa", FeaturePrediction(model.encoder, self))
@@ -219,12 +220,6 @@ class IJEPA(PretrainAlgorithm):
             target_tokens=least if self.target_tokens is None else self.target_tokens,
             context_tokens=quarter if self.context_tokens is None else self.context_tokens,
         )
-
-    @property
-    def _momentum(self) -> Momentum | None:
-        if self.momentum_start is None:
-            return None
-        return Momentum(self.momentum_start, self.momentum_end, self.momentum_shape)
 
     def couples_samples(self) -> str | None:
         """Return what looks at all samples of a forward at once."""

@@ -10,14 +10,12 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from composer.utils import dist
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from pospre import draws
-from pospre.algorithms.lut.projector import Projector
-from pospre.batch import EPOCH, HIDDEN, INDEX, VISIBLE, Batch, box_key, flip_key, image_key
-from pospre.errors import UserError
+from pospre.algorithms.lut import ablations, second_view
+from pospre.algorithms.lut.projector import Projector, check_rows
+from pospre.batch import INDEX, Batch
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
@@ -26,16 +24,14 @@ from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen, Momentum
 from pospre.nn.initialisation import init_weights
-from pospre.nn.masking import gather_tokens, num_visible, random_masking, slot_mask
+from pospre.nn.masking import gather_tokens
 from pospre.nn.vit import Encoder
 from pospre.ranges import Ratio
-
-Supervision = Literal["context", "tokens", "both"]
-Distance = Literal["cosine", "infonce", "smooth_l1"]
 
 STUDENT = {"view": "student", "second": "student/second"}
 TEACHER = {"view": "teacher", "second": "teacher/second"}
 WHOLE = {"view": "whole", "second": "whole/second"}
+OTHER = {"view": "second", "second": "view"}
 
 
 class BroaderContext(Objective):
@@ -45,7 +41,8 @@ class BroaderContext(Objective):
         super().__init__()
         dim = encoder.embed_dim
         self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
-        self.online, self.supervision = options._online, options.supervision
+        self.online, both = options._online, ("context", "tokens")
+        self.kinds = both if options.supervision == "both" else (options.supervision,)
         self.pool, self.steer, self.left_out = options.pool, options.steer, left_out
         self.distance, self.temperature = options.distance, options.temperature
         self.head = Projector(dim, options.hidden_dim, dim)
@@ -62,18 +59,15 @@ class BroaderContext(Objective):
 
         With patch-wise supervision also, or instead, ``tokens`` (S, B, K, D).
         """
-        pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        pairs: dict[str, list[tuple[Tensor, Tensor]]] = {kind: [] for kind in self.kinds}
         for group in self.online:
-            other = "second" if group == "view" else "view"
-            target = passes[TEACHER[other]]
-            tokens, places = self._steered(passes, batch, group)
-            if self.supervision != "tokens":
-                pooled, mean = self._pool(tokens), self._pool(target)
-                pairs.setdefault("context", []).append((pooled.unsqueeze(0), mean.unsqueeze(0)))
-            if self.supervision != "context":
-                same = target[:, self.num_prefix :]
-                same = same if places is None else gather_tokens(same, places)
-                pairs.setdefault("tokens", []).append((tokens[:, self.num_prefix :], same))
+            whole = passes[TEACHER[OTHER[group]]]
+            tokens, places = self._taught(passes, batch, group)
+            if "context" in pairs:
+                pairs["context"].append((self._pool(tokens)[None], self._pool(whole)[None]))
+            if "tokens" in pairs:
+                same = ablations.same_patches(whole[:, self.num_prefix :], places)
+                pairs["tokens"].append((tokens[:, self.num_prefix :], same))
         outputs = {}
         for kind, directions in pairs.items():
             predicted = [self.predictor(self.head(student)) for student, _ in directions]
@@ -85,7 +79,7 @@ class BroaderContext(Objective):
     def _pool(self, tokens: Tensor) -> Tensor:
         return tokens[:, 0] if self.pool == "class_token" else tokens[:, self.num_prefix :].mean(1)
 
-    def _steered(
+    def _taught(
         self, passes: dict[str, Tensor], batch: Batch, group: str
     ) -> tuple[Tensor, Tensor | None]:
         """Return the student's tokens that are taught, and their patches' places (None: all)."""
@@ -98,28 +92,23 @@ class BroaderContext(Objective):
         return torch.cat([prefix, gather_tokens(patches, places)], dim=1), places
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
-        """Return the mean distance of predictions and targets (Eq. 2), in [0, 4] for cosine."""
+        """Return the mean distance of predictions and targets, the D of Eq. 2."""
         losses = [
-            self._distance(outputs[name].float(), outputs[f"target_{kind}"].float())
-            for kind in ("context", "tokens")
-            if (name := f"predicted_{kind}") in outputs
+            self._distance(outputs[f"predicted_{kind}"].float(), outputs[f"target_{kind}"].float())
+            for kind in self.kinds
         ]
         return torch.stack(losses).mean()
 
     def _distance(self, predicted: Tensor, target: Tensor) -> Tensor:
-        """Return the distance of (S, G, n, D) embeddings; the n of a group are told apart."""
-        if self.distance == "smooth_l1":
-            return F.smooth_l1_loss(predicted, target)
+        """Return ‖ū − v̄‖² of normalised (S, G, n, D) embeddings, or another distance."""
+        if self.distance != "cosine":
+            return ablations.DISTANCES[self.distance](predicted, target, self.temperature)
         predicted, target = F.normalize(predicted, dim=-1), F.normalize(target, dim=-1)
-        if self.distance == "cosine":
-            return (2 - 2 * (predicted * target).sum(-1)).mean()
-        with torch.autocast(predicted.device.type, enabled=False):
-            logits = predicted @ target.mT / self.temperature
-        return -logits.log_softmax(-1).diagonal(dim1=-2, dim2=-1).mean()
+        return (2 - 2 * (predicted * target).sum(-1)).mean()
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the mean cosine ``similarity`` of predictions and targets."""
-        kind = "tokens" if self.supervision == "tokens" else "context"
+        kind = self.kinds[0]
         predicted, target = outputs[f"predicted_{kind}"], outputs[f"target_{kind}"]
         similarity = F.cosine_similarity(predicted.detach().float(), target.float(), dim=-1)
         return {"similarity": similarity.mean()}
@@ -164,10 +153,10 @@ class LUT(PretrainAlgorithm):
     )
 
     symmetric: bool = False
-    supervision: Supervision = "context"
+    supervision: ablations.Supervision = "context"
     pool: Literal["patches", "class_token"] = "patches"
     steer: Literal["unmasked", "both"] = "unmasked"
-    distance: Distance = "cosine"
+    distance: ablations.Distance = "cosine"
     temperature: PositiveFloat = 0.2
     target_mask_ratio: Ratio = 0.0
     hidden_dim: PositiveInt = 4096
@@ -189,42 +178,30 @@ class LUT(PretrainAlgorithm):
         """Add the teacher, the passes and the heads."""
         hidden = model.registry.hidden
         assert hidden is not None
-        _check(self, model)
+        ablations.check_options(self, model)
+        second_view.check_views(self, model)
         for group in self._online:
             self._add_student(model, hidden.left_out, group)
-        for group in self._targets:
+        for group in (OTHER[each] for each in self._online):
             target = None
             if self.target_mask_ratio:
                 target = f"{group}/target"
                 model.registry.claim(target, "lut")
             model.registry.add_pass(TEACHER[group], "lut", EncoderPass(group, target, teacher=True))
-        start = self.momentum_start
-        model.add_teacher("lut", None if start is None else Momentum(start, self.momentum_end))
+        model.add_teacher("lut", Momentum.given(self.momentum_start, self.momentum_end))
         model.add_objective("lut", BroaderContext(model.encoder, self, hidden.left_out))
 
     @property
     def _online(self) -> tuple[str, ...]:
         return ("view", "second") if self.symmetric else ("view",)
 
-    @property
-    def _targets(self) -> tuple[str, ...]:
-        return ("second", "view") if self.symmetric else ("second",)
-
-    @property
-    def _same_crop(self) -> bool:
-        return self.supervision != "context"
-
     def _add_student(self, model: PretrainModel, left_out: bool, group: str) -> None:
-        registry = model.registry
         if self.steer == "both" and left_out:
-            registry.add_pass(WHOLE[group], "lut", EncoderPass(group))
+            model.registry.add_pass(WHOLE[group], "lut", EncoderPass(group))
         elif group == "view":
-            registry.join_pass("student", "lut")
+            model.registry.join_pass("student", "lut")
         else:
-            for key in ("visible",) if left_out else ("visible", "masked"):
-                registry.claim(f"second/{key}", "lut")
-            seen = "second/visible" if left_out else None
-            registry.add_twin("student/second", "lut", "student", "second", seen)
+            second_view.add_masked_twin(model.registry, left_out)
 
     def couples_samples(self) -> str | None:
         """Return what looks at all samples of a forward at once."""
@@ -232,80 +209,10 @@ class LUT(PretrainAlgorithm):
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Choose what of the second view is seen, and share the crop for patch-wise targets."""
-        _check_batch(batch, model)
-        if self._same_crop:
-            for key in (image_key, flip_key, box_key):
-                if key("view") in batch:
-                    batch[key("second")] = batch[key("view")]
+        check_rows(len(batch[INDEX]), training=model.training)
+        if self.supervision != "context":
+            ablations.share_crop(batch)
         if STUDENT["second"] in model.registry.passes:
-            self._write_second(batch, model)
+            second_view.write_masks(batch, model)
         if self.target_mask_ratio:
-            for group in self._targets:
-                batch[f"{group}/target"] = self._draw_target(batch, model, group)
-
-    def _write_second(self, batch: Batch, model: PretrainModel) -> None:
-        """Show of the second view as many patches as of the first, and none of the same places."""
-        chosen = batch[HIDDEN][:, : batch[VISIBLE].shape[1]]
-        batch["second/visible"] = chosen
-        if "second/masked" in model.registry.writers:
-            batch["second/masked"] = ~slot_mask(chosen, model.encoder.num_patches)
-
-    def _draw_target(self, batch: Batch, model: PretrainModel, group: str) -> Tensor:
-        rows, cols = model.grid(group)
-        kept = num_visible(rows * cols, self.target_mask_ratio, key="lut.target_mask_ratio")
-        keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, f"lut/target/{group}")
-        return random_masking(keys, rows * cols, kept).visible
-
-
-def _check(options: LUT, model: PretrainModel) -> None:
-    """Raise ``UserError`` for options that cannot work together, or on these views."""
-    if model.registry.mixes:
-        raise UserError(
-            f"algorithms.lut compares two views of one image, but "
-            f"{model.registry.writers['view/pixels']} mixes images in 'view'. Turn its mixing off, "
-            "or leave lut out."
-        )
-    num_visible(model.encoder.num_patches, options.target_mask_ratio, key="lut.target_mask_ratio")
-    options.check_used("target_mask_ratio", not options._same_crop, "supervision")
-    options.check_used("steer", options.pool == "patches", "pool")
-    if options._same_crop and model.registry.place_source:
-        raise UserError(
-            f"lut.supervision = {options.supervision} cuts the second view where the first one "
-            f"is, before '{model.registry.place_source}' reads its box. List lut before it."
-        )
-    if (options.symmetric or options._same_crop) and model.grid("second") != model.grid("view"):
-        raise UserError(
-            f"lut.symmetric = {options.symmetric} with lut.supervision = {options.supervision} "
-            "needs views of one size. Give data.views.second the size of data.views.view."
-        )
-    if options.symmetric:
-        _check_symmetric(options, model)
-
-
-def _check_symmetric(options: LUT, model: PretrainModel) -> None:
-    """Raise ``UserError`` unless the second view can show what the host hides of the first."""
-    hidden, patches = model.registry.hidden, model.encoder.num_patches
-    assert hidden is not None
-    if not hidden.shuffled or hidden.visible is None:
-        raise UserError(
-            "lut.symmetric = true shows of the second view what the host hides of the first, by "
-            f"ranks of a random mask, which '{hidden.owner}' does not draw. Use lut.symmetric = "
-            "false."
-        )
-    whole = options.steer == "both" and hidden.left_out
-    if patches < 2 * hidden.visible and not whole:
-        raise UserError(
-            f"lut.symmetric = true shows {hidden.visible} patches of each view at different "
-            f"places, but of {patches} only {patches - hidden.visible} are left. Set "
-            f"{hidden.owner}.mask_ratio to 0.5 or more, or lut.symmetric to false."
-        )
-
-
-def _check_batch(batch: Batch, model: PretrainModel) -> None:
-    """Raise ``UserError`` for a single sample, which batch norm cannot train on."""
-    if len(batch[INDEX]) == 1 and model.training and dist.get_world_size() == 1:
-        raise UserError(
-            "algorithms.lut has batch norm in its heads and cannot train on one sample at a time. "
-            "Raise trainer.microbatch_size, or data.batch_size per device; no last microbatch may "
-            "be left with one sample."
-        )
+            ablations.draw_targets(batch, model, self.target_mask_ratio)

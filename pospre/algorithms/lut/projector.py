@@ -2,8 +2,11 @@
 
 import torch
 import torch.distributed as dist
+from composer.utils import dist as composer_dist
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
+
+from pospre.errors import UserError
 
 
 class RankBatchNorm(nn.BatchNorm1d):
@@ -54,3 +57,13 @@ class Projector(nn.Sequential):
     def forward(self, rows: Tensor) -> Tensor:
         """Map (…, in_dim) to (…, out_dim); the statistics are over all but the last dimension."""
         return super().forward(rows.flatten(0, -2)).unflatten(0, rows.shape[:-1])
+
+
+def check_rows(count: int, *, training: bool) -> None:
+    """Raise ``UserError`` for a single sample, which batch norm cannot train on."""
+    if count == 1 and training and composer_dist.get_world_size() == 1:
+        raise UserError(
+            "algorithms.lut has batch norm in its heads and cannot train on one sample at a time. "
+            "Raise trainer.microbatch_size, or data.batch_size per device; no last microbatch may "
+            "be left with one sample."
+        )

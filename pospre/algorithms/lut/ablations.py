@@ -1,0 +1,69 @@
+"""LUT's ablations (Kim et al. 2024, Table 4): what ``lut.py`` takes in place of its own."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre import draws
+from pospre.batch import EPOCH, INDEX, Batch, box_key, flip_key, image_key
+from pospre.model.model import PretrainModel
+from pospre.nn.masking import gather_tokens, num_visible, random_masking
+
+if TYPE_CHECKING:  # it calls what is here
+    from pospre.algorithms.lut.lut import LUT
+
+Supervision = Literal["context", "tokens", "both"]
+Distance = Literal["cosine", "infonce", "smooth_l1"]
+
+
+def infonce(predicted: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """Return how well each of a group's n targets is told from the others by its prediction."""
+    predicted, target = F.normalize(predicted, dim=-1), F.normalize(target, dim=-1)
+    with torch.autocast(predicted.device.type, enabled=False):
+        logits = predicted @ target.mT / temperature
+    return -logits.log_softmax(-1).diagonal(dim1=-2, dim2=-1).mean()
+
+
+def smooth_l1(predicted: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """Return the mean smooth L1 distance of the embeddings as they are."""
+    return F.smooth_l1_loss(predicted, target)
+
+
+DISTANCES: dict[Distance, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "infonce": infonce,
+    "smooth_l1": smooth_l1,
+}
+"""Table 4d, by name: of (S, G, n, D) predictions and targets; the temperature is InfoNCE's."""
+
+
+def same_patches(whole_BND: Tensor, places_BK: Tensor | None) -> Tensor:
+    """Return the teacher's patches at the student's places (Table 4c); None: at all."""
+    return whole_BND if places_BK is None else gather_tokens(whole_BND, places_BK)
+
+
+def share_crop(batch: Batch) -> None:
+    """Cut the second view where the first one is, so that patches have a patch to learn from."""
+    for key in (image_key, flip_key, box_key):
+        if key("view") in batch:
+            batch[key("second")] = batch[key("view")]
+
+
+def draw_targets(batch: Batch, model: PretrainModel, ratio: float) -> None:
+    """Write the patches of each view that the teacher sees (Table 4e), ``g/target`` (B, K)."""
+    for group in ("second", "view"):
+        if f"{group}/target" in model.registry.writers:
+            patches, purpose = math.prod(model.grid(group)), f"lut/target/{group}"
+            visible = num_visible(patches, ratio, key="lut.target_mask_ratio")
+            keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, purpose)
+            batch[f"{group}/target"] = random_masking(keys, patches, visible).visible
+
+
+def check_options(options: "LUT", model: PretrainModel) -> None:
+    """Raise ``UserError`` for ablations that have no effect together, or hide all patches."""
+    num_visible(model.encoder.num_patches, options.target_mask_ratio, key="lut.target_mask_ratio")
+    options.check_used("target_mask_ratio", options.supervision == "context", "supervision")
+    options.check_used("steer", options.pool == "patches", "pool")
