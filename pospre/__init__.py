@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imp
     from pospre.algorithms.ijepa.ijepa import IJEPA as IJEPA
     from pospre.algorithms.lut.lut import LUT as LUT
     from pospre.algorithms.mae import MAE as MAE
-    from pospre.algorithms.masked_position import MaskedPosition as MaskedPosition
+    from pospre.algorithms.masked_position.masked_position import MaskedPosition as MaskedPosition
     from pospre.algorithms.mp3 import MP3 as MP3
     from pospre.algorithms.simmim import SimMIM as SimMIM
     from pospre.algorithms.stop.stop import StoP as StoP
@@ -77,7 +77,7 @@ _HOMES = {
     "Supervised": "algorithms.supervised.supervised",
     "DropPos": "algorithms.droppos",
     "MP3": "algorithms.mp3",
-    "MaskedPosition": "algorithms.masked_position",
+    "MaskedPosition": "algorithms.masked_position.masked_position",
     "CropField": "algorithms.crop_field.crop_field",
     "StoP": "algorithms.stop.stop",
     "LUT": "algorithms.lut.lut",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pospre import draws
-from pospre.algorithms.masked_position import cross_order
+from pospre.algorithms.masked_position.masks import cross_order
 
 
 def keys(count):

@@ -6,7 +6,6 @@ prototypes, those of the teacher on another crop (DINO), its masked patches the 
 the same place (iBOT), and its class tokens are kept apart from one another (KoLeo).
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -14,25 +13,19 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from pospre.algorithms.dinov2.head import PrototypeHead
-from pospre.algorithms.dinov2.losses import (
-    cross_view_entropy,
-    cross_view_loss,
-    koleo,
-    patch_loss,
-    soft_cross_entropy,
-)
+from pospre.algorithms.dinov2 import losses
+from pospre.algorithms.dinov2.checks import check_options
 from pospre.algorithms.dinov2.masks import NUM_CROPS, CropMasking, masked_slots
+from pospre.algorithms.dinov2.prototype_task import TwoPrototypeTasks
 from pospre.algorithms.dinov2.targets import Centering, Targets
 from pospre.batch import Batch
-from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
-from pospre.model.objective import Objective, Outputs
+from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.question import Question
-from pospre.model.teacher import Frozen, Momentum
+from pospre.model.teacher import Momentum
 from pospre.nn.vit import Encoder
 from pospre.ranges import RatioRange, Share
 from pospre.schedules import linear
@@ -40,36 +33,14 @@ from pospre.schedules import linear
 MASK_KEY = "global/masked"
 
 
-class PrototypeMatching(Objective):
+class PrototypeMatching(TwoPrototypeTasks):
     """The student's and the teacher's heads, and the three losses."""
 
-    def __init__(self, model: PretrainModel, options: "DINOv2") -> None:
-        super().__init__()
-        self.options = options
-        self.weight, self.num_prefix = options.weight, model.encoder.num_prefix_tokens
-        self.head = prototype_head(model, options)
-        self.teacher_head = Frozen(self.head)
-        self.patch_head = (
-            prototype_head(model, options, options.patch_head_bottleneck)
-            if options.separate_heads
-            else None
-        )
-        self.teacher_patch_head = None if self.patch_head is None else Frozen(self.patch_head)
+    def __init__(self, encoder: Encoder, options: "DINOv2") -> None:
+        super().__init__(encoder, options, options.weight)
         self.num_prototypes = options.num_prototypes
         self.class_targets = Targets(options.centering, options.num_prototypes)
         self.patch_targets = Targets(options.centering, options.num_prototypes)
-        frozen = {"head.last": options.freeze_epochs, "patch_head.last": options.freeze_epochs}
-        self.frozen_epochs = frozen
-        self.temperature: Tensor
-        start = torch.tensor(options.teacher_temperature_start)
-        self.register_buffer("temperature", start, persistent=False)
-
-    def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Return the heads with their teachers."""
-        pairs: list[tuple[nn.Module, nn.Module]] = [(self.head, self.teacher_head.module)]
-        if self.patch_head is not None and self.teacher_patch_head is not None:
-            pairs.append((self.patch_head, self.teacher_patch_head.module))
-        return pairs
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return the cross-entropy of every prediction with its target, and the class tokens.
@@ -81,51 +52,28 @@ class PrototypeMatching(Objective):
         masked = batch[MASK_KEY]
         bounds = self.options.masking.bounds(len(masked), masked.shape[-1])
         slots = masked_slots(masked, max(sum(bounds), 1))  # padding alone where nothing is masked
-        student = passes["global"].unflatten(0, (-1, NUM_CROPS))
-        teacher = passes["teacher"].unflatten(0, (-1, NUM_CROPS))
-        classes = student[:, :, 0]
-        crops = torch.cat([classes, self._local(passes, classes)], dim=1)
-        class_logits, patch_logits = self._logits(
-            self.head, self.patch_head, crops, self._patches(student)[slots.patch]
-        )
+        student, teacher = passes["global"], passes["teacher"]
+        classes = student[:, 0].unflatten(0, (-1, NUM_CROPS))
+        crops = classes
+        if "local" in passes:
+            local = passes["local"][:, 0].unflatten(0, (len(classes), -1))
+            crops = torch.cat([classes, local], dim=1)
+        class_logits, patch_logits = self.logits(crops, self.patches(student)[slots.patch])
         with torch.no_grad():
-            targets, patch_targets = self._logits(
-                self.teacher_head,
-                self.teacher_patch_head,
-                teacher[:, :, 0],
-                self._patches(teacher)[slots.patch],
+            targets, patch_targets = self.teacher_logits(
+                teacher[:, 0].unflatten(0, (-1, NUM_CROPS)), self.patches(teacher)[slots.patch]
             )
             targets = self.class_targets(targets.flatten(0, 1), self.temperature)
             targets = targets.unflatten(0, (-1, NUM_CROPS))
             patch_targets = self.patch_targets(patch_targets, self.temperature, slots.weight)
         temperature = self.options.student_temperature
         return {
-            "class_entropy": cross_view_entropy(class_logits, targets, temperature),
-            "patch_entropy": soft_cross_entropy(patch_logits, patch_targets, temperature),
+            "class_entropy": losses.cross_view_entropy(class_logits, targets, temperature),
+            "patch_entropy": losses.soft_cross_entropy(patch_logits, patch_targets, temperature),
             "patch_weight": slots.weight,
-            "classes": crops[:, :NUM_CROPS],
-            **_measures(class_logits, targets),
+            "classes": classes,
+            **losses.measures(class_logits, targets),
         }
-
-    def _patches(self, tokens_BVTD: Tensor) -> Tensor:
-        return tokens_BVTD[:, :, self.num_prefix :].flatten(0, 2)
-
-    def _local(self, passes: dict[str, Tensor], classes_B2D: Tensor) -> Tensor:
-        """Return the class tokens of the local crops: (B, L, D), L may be 0."""
-        if "local" not in passes:
-            return classes_B2D[:, :0]
-        return passes["local"][:, 0].unflatten(0, (len(classes_B2D), -1))
-
-    def _logits(
-        self, head: nn.Module, patch_head: nn.Module | None, classes_BSD: Tensor, patches_SD: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the logits of class tokens (B, S, K) and of patches; a shared head runs once."""
-        shape = classes_BSD.shape[:2]
-        if patch_head is not None:
-            return head(classes_BSD), patch_head(patches_SD)
-        both = head(torch.cat([classes_BSD.flatten(0, 1), patches_SD]))
-        classes, patches = both.tensor_split([shape.numel()])
-        return classes.unflatten(0, shape), patches
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the weighted sum of the three losses."""
@@ -141,9 +89,9 @@ class PrototypeMatching(Objective):
         classes, weights = outputs["classes"], outputs["patch_weight"]
         spread = classes if self.options.koleo_crops == "both" else classes[:, :1]
         return {
-            "dino": cross_view_loss(outputs["class_entropy"]),
-            "ibot": patch_loss(outputs["patch_entropy"], weights, NUM_CROPS * len(classes)),
-            "koleo": torch.stack([koleo(crop) for crop in spread.unbind(1)]).sum(),
+            "dino": losses.cross_view_loss(outputs["class_entropy"]),
+            "ibot": losses.patch_loss(outputs["patch_entropy"], weights, NUM_CROPS * len(classes)),
+            "koleo": torch.stack([losses.koleo(crop) for crop in spread.unbind(1)]).sum(),
         }
 
     @torch.no_grad()
@@ -151,37 +99,6 @@ class PrototypeMatching(Objective):
         """Return the three losses before their weights, and how the class targets look."""
         measured = {name: outputs[name] for name in ("agreement", "entropy")}
         return {**self._terms(outputs), **measured}
-
-
-def prototype_head(
-    model: PretrainModel, options: "DINOv2", bottleneck: int | None = None
-) -> PrototypeHead:
-    """Return a new head of the size that the options say, but for its own ``bottleneck``."""
-    return PrototypeHead(
-        model.encoder.embed_dim,
-        options.num_prototypes,
-        hidden=options.head_hidden,
-        bottleneck=options.head_bottleneck if bottleneck is None else bottleneck,
-        layers=options.head_layers,
-        train_norm=options.train_norm,
-    )
-
-
-@torch.no_grad()
-def _measures(class_logits_BSK: Tensor, targets_B2K: Tensor) -> Outputs:
-    """Return how often the student names the teacher's prototype, and how sharp that is.
-
-    ``agreement``: share of class tokens whose likeliest prototype is the teacher's on the other
-    global crop (on the first, for local crops). ``entropy``: of a target, in nats; 0 and log K are
-    the two ways to collapse.
-    """
-    wanted = targets_B2K.argmax(-1)
-    num_local = class_logits_BSK.shape[1] - NUM_CROPS
-    wanted = torch.cat([wanted.flip(1), wanted[:, :1].expand(-1, num_local)], dim=1)
-    return {
-        "agreement": (class_logits_BSK.argmax(-1) == wanted).float().mean(),
-        "entropy": torch.special.entr(targets_B2K).sum(-1).mean(),
-    }
 
 
 @dataclass(kw_only=True, eq=False)
@@ -262,7 +179,7 @@ class DINOv2(PretrainAlgorithm):
 
     def attach(self, model: PretrainModel) -> None:
         """Add the passes over crops, the teacher and the objective."""
-        _check(self, model)
+        check_options(self, model)
         grey = "the content of grey patches is masked"
         model.registry.claim(MASK_KEY, "dinov2", grey=grey)
         model.add_teacher("dinov2", Momentum.given(self.momentum_start, self.momentum_end))
@@ -275,7 +192,7 @@ class DINOv2(PretrainAlgorithm):
         passes["teacher"] = EncoderPass(group="global", teacher=True)
         for name, encoder_pass in passes.items():
             model.registry.add_pass(name, "dinov2", encoder_pass)
-        model.add_objective("dinov2", PrototypeMatching(model, self))
+        model.add_objective("dinov2", PrototypeMatching(model.encoder, self))
 
     @property
     def masking(self) -> CropMasking:
@@ -300,23 +217,3 @@ class DINOv2(PretrainAlgorithm):
         last = self.teacher_warmup - one
         done = progress.step / last if last > 0 else 1.0
         return linear(self.teacher_temperature_start, self.teacher_temperature_end, done)
-
-
-def _check(options: DINOv2, model: PretrainModel) -> None:
-    """Raise ``UserError`` for options that cannot work together."""
-    if not options.official and options.mask_crop_rate not in (0.0, 0.5, 1.0):
-        raise UserError(
-            f"dinov2.mask_crop_rate = {options.mask_crop_rate} masks no whole number of an image's "
-            f"{NUM_CROPS} crops. Use 0.5, 1.0 or 0.0 (or dinov2.official: true for others)."
-        )
-    if int(math.prod(model.grid("global")) * options.mask_ratio[1]) < 1:
-        raise UserError(f"dinov2.mask_ratio = {list(options.mask_ratio)} masks no patch.")
-    options.check_used("patch_head_bottleneck", options.separate_heads, "separate_heads")
-    dino, ibot, spread = options.dino_weight, options.ibot_weight, options.koleo_weight
-    # without masked crops there are no patches to match
-    if not (dino or spread or ibot * options.mask_crop_rate):
-        raise UserError(
-            f"dinov2.dino_weight = {dino}, dinov2.ibot_weight = {ibot} and dinov2.koleo_weight = "
-            f"{spread} with dinov2.mask_crop_rate = {options.mask_crop_rate} leave no loss. 1, 1 "
-            "and 0.1 with 0.5 are published; to serve masked_position only, set dinov2.weight to 0."
-        )

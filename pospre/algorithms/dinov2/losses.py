@@ -61,3 +61,20 @@ def koleo(features_BD: Tensor) -> Tensor:
             nearest = cosines.fill_diagonal_(-1).argmax(1)
         distance = F.pairwise_distance(features, features[nearest], eps=1e-8)
         return -(distance + 1e-8).log().mean()
+
+
+@torch.no_grad()
+def measures(class_logits_BSK: Tensor, targets_B2K: Tensor) -> dict[str, Tensor]:
+    """Return how often the student names the teacher's prototype, and how sharp that is.
+
+    ``agreement``: share of class tokens whose likeliest prototype is the teacher's on the other
+    global crop (on the first, for local crops). ``entropy``: of a target, in nats; 0 and log K are
+    the two ways to collapse.
+    """
+    wanted = targets_B2K.argmax(-1)
+    num_local = class_logits_BSK.shape[1] - 2
+    wanted = torch.cat([wanted.flip(1), wanted[:, :1].expand(-1, num_local)], dim=1)
+    return {
+        "agreement": (class_logits_BSK.argmax(-1) == wanted).float().mean(),
+        "entropy": torch.special.entr(targets_B2K).sum(-1).mean(),
+    }

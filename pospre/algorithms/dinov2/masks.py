@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch, view_keys
+from pospre.errors import UserError
 from pospre.nn.replay import replayed
 
 NUM_CROPS = 2
@@ -69,13 +70,9 @@ class CropMasking:
 
     def _per_sample(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
         """Return the counts (B, 2) where each sample masks as many crops as any other."""
-        num_patches = grid[0] * grid[1]
         first = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "dinov2/masked_crop")
         rank = draws.permutation(first, NUM_CROPS)
-        share = draws.uniform(view_keys(batch, NUM_CROPS, seed, "dinov2/ratio"), 1).squeeze(-1)
-        low, high = self.ratio
-        count = (num_patches * (low + (high - low) * share)).long()
-        count = count.clamp_max(int(num_patches * high))
+        count = draw_counts(view_keys(batch, NUM_CROPS, seed, "dinov2/ratio"), self.ratio, grid)
         return torch.where(rank < int(NUM_CROPS * self.crop_rate), count, 0)
 
     def _stratified(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
@@ -92,6 +89,22 @@ class CropMasking:
         return torch.minimum((num_patches * ratio).long(), limit[rank]).unflatten(
             0, (-1, NUM_CROPS)
         )
+
+
+def check_ratio(owner: str, ratio: tuple[float, float], grid: tuple[int, int]) -> None:
+    """Raise ``UserError`` if the largest share of a crop's patches is none."""
+    if int(grid[0] * grid[1] * ratio[1]) < 1:
+        raise UserError(
+            f"{owner}.mask_ratio = {list(ratio)} masks none of the {grid[0] * grid[1]} patches of "
+            "a global crop. [0.1, 0.5] is published."
+        )
+
+
+def draw_counts(keys: Tensor, ratio: tuple[float, float], grid: tuple[int, int]) -> Tensor:
+    """Return how many patches are masked, a share of all that is uniform in ``ratio``: int64."""
+    num_patches, (low, high) = grid[0] * grid[1], ratio
+    share = draws.uniform(keys, 1).squeeze(-1)
+    return (num_patches * (low + (high - low) * share)).long().clamp_max(int(num_patches * high))
 
 
 @replayed

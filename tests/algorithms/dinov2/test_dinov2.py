@@ -278,7 +278,7 @@ def test_it_learns_to_name_the_teachers_prototypes():
     ("options", "message"),
     [
         ({"num_prototypes": 1}, r"'dinov2.num_prototypes' is 1 .*greater than or equal to 2"),
-        ({"mask_ratio": (0.0, 0.01)}, r"dinov2.mask_ratio = \[0.0, 0.01\] masks no patch"),
+        ({"mask_ratio": (0.0, 0.01)}, r"dinov2.mask_ratio = \[0.0, 0.01\] masks none of the"),
         ({"mask_ratio": (0.5, 0.2)}, r"'dinov2.mask_ratio' is \(0.5, 0.2\) .*low <= high < 1"),
         ({"mask_crop_rate": 0.3}, r"dinov2.mask_crop_rate = 0.3 masks no whole number"),
         ({"momentum_start": None}, r"dinov2.momentum_start"),

@@ -14,102 +14,43 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor, nn
 
-from pospre import draws
 from pospre.algorithms.dinov2.dinov2 import MASK_KEY as CONTENT_KEY
-from pospre.algorithms.dinov2.dinov2 import DINOv2, PrototypeMatching, prototype_head
+from pospre.algorithms.dinov2.dinov2 import PrototypeMatching
 from pospre.algorithms.dinov2.losses import patch_loss, soft_cross_entropy
-from pospre.algorithms.dinov2.masks import NUM_CROPS, block_masks, masked_slots
+from pospre.algorithms.dinov2.masks import (
+    NUM_CROPS,
+    block_masks,
+    check_ratio,
+    draw_counts,
+    masked_slots,
+)
+from pospre.algorithms.dinov2.prototype_task import PrototypeTask
 from pospre.algorithms.dinov2.targets import Targets
+from pospre.algorithms.masked_position.masks import cross_order, free_crops, num_free_crops
 from pospre.batch import Batch, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
-from pospre.model.objective import Objective, Outputs, Predicts
+from pospre.model.objective import Outputs, Predicts
 from pospre.model.passes import ForgottenPlaces
 from pospre.model.question import Question
-from pospre.model.teacher import Frozen
 from pospre.nn.vit import Encoder
 from pospre.ranges import RatioRange
 
 KNOWN = "global/known"
 
 
-def cross_order(keys: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return the order in which crosses cover a grid: int64 (…, rows·cols); its first n are a mask.
-
-    Crosses (one row and one column) around uniformly drawn centres are added one after the other.
-    When only part of a cross is left to take, the cells nearest to its centre go first (L1
-    distance, ties in random order): so a mask of any count is a start of this order, and no loop
-    over counts is needed.
-
-    Args:
-        keys: int64 draw keys of any shape, see ``pospre.draws.sample_keys``.
-        grid: (rows, columns).
-    """
-    rows, cols = grid
-    # so many centres leave a given row without one once in e^8 draws
-    num_crosses = 8 * max(rows, cols)
-    draw = draws.uniform(keys, 2 * num_crosses + rows * cols)
-    centre_row = (draw[..., :num_crosses] * rows).long()
-    centre_col = (draw[..., num_crosses : 2 * num_crosses] * cols).long()
-    cell = torch.arange(rows * cols, device=keys.device)
-    row, col = cell // cols, cell % cols
-    # the number of the cross that covers each cell first; cells that none covers come last
-    turn = torch.minimum(_first(centre_row, rows)[..., row], _first(centre_col, cols)[..., col])
-    by = turn.clamp_max(num_crosses - 1)
-    distance = (centre_row.gather(-1, by) - row).abs() + (centre_col.gather(-1, by) - col).abs()
-    rank = turn * (rows + cols) + distance
-    return torch.argsort(rank + draw[..., 2 * num_crosses :].double(), dim=-1, stable=True)
-
-
-def _first(drawn: Tensor, size: int) -> Tensor:
-    """Return the first place (…, size) at which each number occurs among ``drawn`` (…, T)."""
-    number = drawn.shape[-1]
-    found = drawn.unsqueeze(-2) == torch.arange(size, device=drawn.device).unsqueeze(-1)
-    place = torch.arange(number, device=drawn.device)
-    return torch.where(found, place, number).amin(-1)
-
-
-def num_free_crops(num_samples: int, host: DINOv2) -> int:
-    """Return how many global crops of so many samples have no content mask."""
-    return NUM_CROPS * num_samples - int(NUM_CROPS * num_samples * host.mask_crop_rate)
-
-
-def free_crops(content_mask_B2N: Tensor, host: DINOv2) -> Tensor:
-    """Return which global crops have no content mask, bool (B, 2), always equally many.
-
-    (A mask of DINOv2 may come out empty: its crop then still counts as masked.)
-    """
-    amount = content_mask_B2N.sum(-1)
-    # the published masks are dealt out over the batch, ours within each sample
-    pools = amount.flatten() if host.official else amount
-    free = num_free_crops(len(amount) if host.official else 1, host)
-    rank = pools.argsort(dim=-1, stable=True).argsort(dim=-1)
-    return (rank < free).view_as(amount)
-
-
-class PositionMatching(Objective):
+class PositionMatching(PrototypeTask):
     """The head, its teacher, and the loss over patches without position (Eq. 4)."""
 
     predicts: ClassVar[Predicts | None] = "content"  # the teacher's feature, which knows the place
 
     def __init__(self, model: PretrainModel, options: "MaskedPosition") -> None:
-        super().__init__()
         host = model.objectives.of(PrototypeMatching).options
-        self.host, self.weight, self.mask_ratio = host, options.weight, options.mask_ratio
-        self.num_prefix = model.encoder.num_prefix_tokens
-        self.head = prototype_head(model, host)
-        self.teacher_head = Frozen(self.head)
+        super().__init__(model.encoder, host, options.weight)
+        self.mask_ratio = options.mask_ratio
         self.targets = Targets(host.centering, host.num_prototypes)
-        self.frozen_epochs = {"head.last": host.freeze_epochs}
-        self.temperature: Tensor
-        start = torch.tensor(host.teacher_temperature_start)
-        self.register_buffer("temperature", start, persistent=False)
-
-    def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Return the head with its teacher."""
-        return [(self.head, self.teacher_head.module)]
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return the masked patches' ``cross_entropy`` with their targets, and their ``weight``.
@@ -119,21 +60,18 @@ class PositionMatching(Objective):
         mask = ~batch[KNOWN]
         num_samples, _, patches = mask.shape
         most = int(patches * self.mask_ratio[1])
-        slots = masked_slots(mask, num_free_crops(num_samples, self.host) * most)
-        logits = self.head(self._patches(passes["global"])[slots.patch])
+        slots = masked_slots(mask, num_free_crops(num_samples, self.options.masking) * most)
+        logits = self.head(self.patches(passes["global"])[slots.patch])
         with torch.no_grad():
-            targets = self.teacher_head(self._patches(passes["teacher"])[slots.patch])
+            targets = self.teacher_head(self.patches(passes["teacher"])[slots.patch])
             targets = self.targets(targets, self.temperature, slots.weight)
         masked = (slots.weight > 0).float()
         agree = (logits.argmax(-1) == targets.argmax(-1)) * masked
         return {
-            "cross_entropy": soft_cross_entropy(logits, targets, self.host.student_temperature),
+            "cross_entropy": soft_cross_entropy(logits, targets, self.options.student_temperature),
             "weight": slots.weight,
             "agreement": agree.sum() / masked.sum().clamp_min(1),
         }
-
-    def _patches(self, tokens_RTD: Tensor) -> Tensor:
-        return tokens_RTD[:, self.num_prefix :].flatten(0, 1)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean over all global crops of each crop's mean over its masked patches."""
@@ -197,22 +135,16 @@ class MaskedPosition(PretrainAlgorithm):
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw which positions of the student's global crops are masked."""
-        grid = model.grid("global")
-        patches = math.prod(grid)
-        share = draws.uniform(
-            view_keys(batch, NUM_CROPS, model.seed, "masked_position/ratio"), 1
-        ).squeeze(-1)
-        low, high = self.mask_ratio
-        count = (patches * (low + (high - low) * share)).long().clamp_max(int(patches * high))
-        count = torch.where(
-            free_crops(batch[CONTENT_KEY], model.objectives.of(PrototypeMatching).options), count, 0
-        )
+        grid, host = model.grid("global"), model.objectives.of(PrototypeMatching).options
+        keys = view_keys(batch, NUM_CROPS, model.seed, "masked_position/ratio")
+        count = draw_counts(keys, self.mask_ratio, grid)
+        count = torch.where(free_crops(batch[CONTENT_KEY], host.masking), count, 0)
         keys = view_keys(batch, NUM_CROPS, model.seed, f"masked_position/{self.shape}")
         if self.shape == "box":
             mask = block_masks(keys.flatten(), count.flatten(), grid).unflatten(0, keys.shape)
         else:
             order = cross_order(keys, grid)
-            first = torch.arange(patches, device=count.device) < count.unsqueeze(-1)
+            first = torch.arange(math.prod(grid), device=count.device) < count.unsqueeze(-1)
             mask = torch.zeros_like(first).scatter(-1, order, first)
         batch[KNOWN] = ~mask
 
@@ -229,9 +161,4 @@ def _check(options: MaskedPosition, model: PretrainModel) -> None:
             "masked_position masks the global crops that dinov2 leaves unmasked, but "
             "dinov2.mask_crop_rate = 1.0 leaves none. Use 0.5, or leave masked_position out."
         )
-    patches = math.prod(model.grid("global"))
-    if int(patches * options.mask_ratio[1]) < 1:
-        raise UserError(
-            f"masked_position.mask_ratio = {list(options.mask_ratio)} masks none of the {patches} "
-            "patches of a global crop. [0.1, 0.5] is published."
-        )
+    check_ratio("masked_position", options.mask_ratio, model.grid("global"))

@@ -1,0 +1,97 @@
+"""What objectives that match a teacher's prototypes share: heads, their teachers, temperature."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from pospre.algorithms.dinov2.head import PrototypeHead
+from pospre.model.objective import Objective
+from pospre.model.teacher import Frozen
+from pospre.nn.vit import Encoder
+
+if TYPE_CHECKING:  # whose objective is one
+    from pospre.algorithms.dinov2.dinov2 import DINOv2
+
+
+class PrototypeTask(Objective):
+    """A head over K prototypes whose teacher follows it by momentum.
+
+    Args:
+        encoder: whose tokens it reads.
+        options: of ``dinov2``: the head's size, the temperatures, the freeze at the beginning.
+        weight: factor of the loss in the total.
+    """
+
+    def __init__(self, encoder: Encoder, options: "DINOv2", weight: float) -> None:
+        super().__init__()
+        self.options, self.weight = options, weight
+        self.num_prefix = encoder.num_prefix_tokens
+        self.head = prototype_head(encoder, options, options.head_bottleneck)
+        self.teacher_head = Frozen(self.head)
+        self.frozen_epochs = {"head.last": options.freeze_epochs}
+        self.temperature: Tensor
+        start = torch.tensor(options.teacher_temperature_start)
+        self.register_buffer("temperature", start, persistent=False)
+
+    def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the head with its teacher."""
+        return [(self.head, self.teacher_head.module)]
+
+    def patches(self, tokens_RTD: Tensor) -> Tensor:
+        """Return the patches of all crops in a row: (R·N, D)."""
+        return tokens_RTD[:, self.num_prefix :].flatten(0, 1)
+
+
+class TwoPrototypeTasks(PrototypeTask):
+    """Class tokens and patches, over the prototypes of one head or with a head for each."""
+
+    def __init__(self, encoder: Encoder, options: "DINOv2", weight: float) -> None:
+        super().__init__(encoder, options, weight)
+        self.patch_head: nn.Module | None = None
+        self.teacher_patch_head: Frozen | None = None
+        if options.separate_heads:
+            bottleneck = options.patch_head_bottleneck or options.head_bottleneck
+            self.patch_head = prototype_head(encoder, options, bottleneck)
+            self.teacher_patch_head = Frozen(self.patch_head)
+            frozen = {"patch_head.last": options.freeze_epochs}
+            self.frozen_epochs = {**self.frozen_epochs, **frozen}
+
+    def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the heads with their teachers."""
+        pairs = super().mirrored()
+        if self.patch_head is not None and self.teacher_patch_head is not None:
+            pairs.append((self.patch_head, self.teacher_patch_head.module))
+        return pairs
+
+    def logits(self, classes_BSD: Tensor, patches_SD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the student's logits of class tokens (B, S, K) and of patches (S, K)."""
+        return _logits(self.head, self.patch_head, classes_BSD, patches_SD)
+
+    def teacher_logits(self, classes_BSD: Tensor, patches_SD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the teacher's."""
+        return _logits(self.teacher_head, self.teacher_patch_head, classes_BSD, patches_SD)
+
+
+def _logits(
+    head: nn.Module, patch_head: nn.Module | None, classes_BSD: Tensor, patches_SD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the logits of both; a shared head runs once."""
+    shape = classes_BSD.shape[:2]
+    if patch_head is not None:
+        return head(classes_BSD), patch_head(patches_SD)
+    both = head(torch.cat([classes_BSD.flatten(0, 1), patches_SD]))
+    classes, patches = both.tensor_split([shape.numel()])
+    return classes.unflatten(0, shape), patches
+
+
+def prototype_head(encoder: Encoder, options: "DINOv2", bottleneck: int) -> PrototypeHead:
+    """Return a new head of the size that the options say, with its own ``bottleneck``."""
+    return PrototypeHead(
+        encoder.embed_dim,
+        options.num_prototypes,
+        hidden=options.head_hidden,
+        bottleneck=bottleneck,
+        layers=options.head_layers,
+        train_norm=options.train_norm,
+    )
