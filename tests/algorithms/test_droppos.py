@@ -13,7 +13,7 @@ from pospre.algorithms.droppos import (
     num_known,
 )
 from pospre.errors import UserError
-from pospre.evaluation.position.predictions import Placer, patch_weights
+from pospre.evaluation.position.predictions import WEIGHT, Placer, weighed
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass, ExchangedPlaces
@@ -303,13 +303,12 @@ def test_prediction_at_other_ratios_draws_the_training_masks():
 
 def test_weights_of_an_evaluation_are_those_of_the_loss():
     model, inputs = model_and_batch()
-    weights, keep = patch_weights(model, random_batch()), inputs["view/visible"]
-    assert weights is not None
+    weights, keep = weighed(model, random_batch())[WEIGHT], inputs["view/visible"]
     visible = weights.gather(1, keep)
     torch.testing.assert_close(
         visible / visible.sum(1, keepdim=True), model(inputs)["droppos"]["affinity"].detach()
     )
-    assert patch_weights(model_and_batch(temperature=None)[0], random_batch()) is None
+    assert WEIGHT not in weighed(model_and_batch(temperature=None)[0], random_batch())
 
 
 def test_masks_are_a_function_of_the_sample_alone():

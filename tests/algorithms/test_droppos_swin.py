@@ -10,11 +10,10 @@ from pospre.errors import UserError
 from pospre.evaluation.position.position_grid import (
     CELLS,
     MASK_RATIOS,
-    measure_grid,
     summarise,
     table,
 )
-from pospre.evaluation.position.predictions import Placer
+from pospre.evaluation.position.predictions import Placer, tally
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_algorithms, build_model
@@ -130,7 +129,7 @@ def test_swin_is_measured_where_the_visible_patches_fill_a_square() -> None:
     ratios = [ratio for ratio in MASK_RATIOS if model.encoder.takes(round(64 * (1 - ratio)))]
     assert ratios == [0.0, 0.75]
     cells = [cell for cell in CELLS if cell[0] in ratios]
-    results = summarise(measure_grid({"accuracy": predict}, [two_images(seed=4)], cells), (8, 8))
+    results = summarise(tally({"trained": predict}, [two_images(seed=4)], cells), (8, 8))
     assert "mean of the 8 cells" in table(results)
     blocks = keep[0.75] // 16 * 4 + keep[0.75] % 8 // 2
     assert all(sorted(row.tolist()) == list(range(16)) for row in blocks)

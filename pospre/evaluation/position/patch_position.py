@@ -7,16 +7,14 @@ Chance is 1/N and 5/N. Patches that are told their position are not asked. Of an
 puts patches in places, the ratio is its ``mask_ratio``; one without is measured as it is trained.
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from pospre.batch import Batch
 from pospre.evaluation.alone import ratios_of
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.position.predictions import Placed, Placer
+from pospre.evaluation.position.predictions import TOP, Placer, Tally, tally
 from pospre.evaluation.registry import Context
 from pospre.evaluation.settings import Sampling, as_tuple
 from pospre.model.position_task import PositionObjective
@@ -25,12 +23,6 @@ from pospre.text_table import format_table, percent
 
 NEEDS = PositionObjective
 FIGURES = {"mean": "max"}
-TOP = 5
-
-Predictor = Callable[[Batch, float | None], Placed]
-Counts = Mapping[float | None, Mapping[str, Mapping[str, int]]]
-"""By mask ratio, then by predictor (``trained``, ``initial``), then by what is counted."""
-
 
 Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1), BeforeValidator(as_tuple)]
 
@@ -56,70 +48,28 @@ def evaluate(
     """
     models = context.models("trained", "initial", baseline=baseline)
     predictors = {name: Placer(model, sampling.seed) for name, model in models.items()}
-    ratios = ratios_of(context.model, NEEDS, "mask_ratio", mask_ratios)
+    cells = [(each,) for each in ratios_of(context.model, NEEDS, "mask_ratio", mask_ratios)]
     batches = centre_batches(context, context.data, title="patch_position", sampling=sampling)
     rows, columns = context.model.encoder.grid
-    return summarise(measure(predictors, batches, ratios), (rows, columns))
+    return summarise(tally(predictors, batches, cells), (rows, columns))
 
 
-def measure(
-    predictors: Mapping[str, Predictor],
-    batches: Iterable[Batch],
-    mask_ratios: Sequence[float | None],
-) -> Counts:
-    """Count right answers and what was asked, per mask ratio and predictor.
-
-    Args:
-        predictors: return where patches are put.
-        batches: batches of one view per image.
-        mask_ratios: the shares η; None: as trained.
-    """
-    sums: dict[float | None, dict[str, dict[str, Any]]] = {
-        ratio: {name: {} for name in predictors} for ratio in mask_ratios
-    }
-    for batch in batches:
-        for ratio, (name, predict) in itertools.product(sums, predictors.items()):
-            row = sums[ratio][name]
-            for key, count in _count(predict(batch, ratio)).items():
-                row[key] = row.get(key, 0) + count
-    return {
-        ratio: {name: {key: int(count) for key, count in row.items()} for name, row in rows.items()}
-        for ratio, rows in sums.items()
-    }
-
-
-def _count(found: Placed) -> dict[str, Any]:
-    """Return the counts of one batch: images, patches asked, and right answers (``top…``)."""
-    best_BKT = found.logits.topk(min(TOP, found.logits.shape[-1]), dim=-1).indices
-    right_BKT = (best_BKT == found.places.unsqueeze(-1)) & found.asked.unsqueeze(-1)
-    first_BK = right_BKT[..., 0]
-    return {
-        "images": len(found.logits),
-        "context": found.context.sum(),
-        "asked": found.asked.sum(),
-        "asked_context": (found.asked & found.context).sum(),
-        "top1": first_BK.sum(),
-        "top5": right_BKT.any(-1).sum(),
-        "top1_context": (first_BK & found.context).sum(),
-    }
-
-
-def summarise(counts: Counts, grid: tuple[int, int]) -> dict[str, Any]:
-    """Turn the counts of ``measure`` into the results (see ``evaluate``)."""
+def summarise(counts: Tally, grid: tuple[int, int]) -> dict[str, Any]:
+    """Turn counts by one ratio into the results (see ``evaluate``)."""
     patches = grid[0] * grid[1]
     ratios: list[dict[str, Any]] = []
-    for ratio, rows in counts.items():
+    for (ratio,), rows in counts.items():
         trained, initial = rows["trained"], rows.get("initial", {})
         accuracies = _accuracies(trained)
         untrained = {key: _accuracies(initial)[key] if initial else None for key in accuracies}
-        context = trained["context"] // trained["images"]
+        context = int(trained["context"] / trained["images"])
         ratios.append(
             {
                 "mask_ratio": 1 - context / patches if ratio is None else ratio,
                 "context": context,
                 **accuracies,
                 **{f"initial_{key}": value for key, value in untrained.items()},
-                "patches": trained["asked"],
+                "patches": int(trained["asked"]),
             }
         )
     asked = [row["top1"] for row in ratios if row["top1"] is not None]
@@ -129,11 +79,11 @@ def summarise(counts: Counts, grid: tuple[int, int]) -> dict[str, Any]:
         "chance": 1 / patches,
         "chance_top5": min(TOP / patches, 1.0),
         "grid": list(grid),
-        "samples": next(iter(counts.values()))["trained"]["images"],
+        "samples": int(next(iter(counts.values()))["trained"]["images"]),
     }
 
 
-def _accuracies(row: Mapping[str, int]) -> dict[str, float | None]:
+def _accuracies(row: Mapping[str, float]) -> dict[str, float | None]:
     """Return a predictor's accuracies; None where nobody was asked."""
     others = row["asked"] - row["asked_context"]
     return {
@@ -144,7 +94,7 @@ def _accuracies(row: Mapping[str, int]) -> dict[str, float | None]:
     }
 
 
-def _share(right: int, asked: int) -> float | None:
+def _share(right: float, asked: float) -> float | None:
     return right / asked if asked else None
 
 

@@ -17,16 +17,12 @@ Of any other method that puts patches in places, γ and γ_pos are its ``mask_ra
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from pospre.batch import Batch
 from pospre.evaluation.alone import ratios_of
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.position.predictions import Placed, Placer, patch_weights
+from pospre.evaluation.position.predictions import Placer, Tally, tally, weighed
 from pospre.evaluation.registry import Context
 from pospre.evaluation.settings import Sampling
 from pospre.model.position_task import PositionObjective
@@ -38,10 +34,6 @@ FIGURES = {"mean": "max"}
 MASK_RATIOS = (0.0, 0.25, 0.5, 0.75)
 POSITION_MASK_RATIOS = (0.25, 0.5, 0.75, 0.95)
 CELLS = tuple(itertools.product(MASK_RATIOS, POSITION_MASK_RATIOS))
-
-Cell = tuple[float | None, float | None]
-Predictor = Callable[[Batch, float | None, float | None], Placed]
-Weigher = Callable[[Batch], Tensor | None]
 
 
 def evaluate(
@@ -62,7 +54,7 @@ def evaluate(
         ``weighted_mean`` (None where temperature is null: the paper's is ``mean`` then), ``grid``
         (rows, columns) and ``samples``.
     """
-    models = context.models("accuracy", "initial_accuracy", baseline=baseline)
+    models = context.models("trained", "initial", baseline=baseline)
     predictors = {name: Placer(model, sampling.seed) for name, model in models.items()}
     batches = centre_batches(context, context.data, title="position_grid", sampling=sampling)
     encoder = context.model.encoder
@@ -70,58 +62,19 @@ def evaluate(
     rows = ratios_of(context.model, NEEDS, "mask_ratio", packed)
     columns = ratios_of(context.model, NEEDS, "position_mask_ratio", POSITION_MASK_RATIOS)
     cells = list(itertools.product(rows, columns))
-    weigh = partial(patch_weights, context.model)
-    return summarise(measure_grid(predictors, batches, cells, weigh), encoder.grid)
+    with_weights = (weighed(context.model, batch) for batch in batches)
+    return summarise(tally(predictors, with_weights, cells), encoder.grid)
 
 
-def measure_grid(
-    predictors: Mapping[str, Predictor],
-    batches: Iterable[Batch],
-    cells: Sequence[Cell] = CELLS,
-    weigh: Weigher = lambda batch: None,
-) -> dict[Cell, dict[str, float]]:
-    """Count, per cell, the tokens seen and asked for, and each predictor's right answers.
-
-    Args:
-        predictors: the first is the trained model.
-        batches: of one view per image.
-        cells: γ and γ_pos; None: as trained.
-        weigh: returns a weight of each patch of the images, (B, N), or None. Those of the tokens
-            asked for are summed (``weights``), and those of the first predictor's right answers
-            (``weighted``), each image's as shares of its visible patches.
-    """
-    keys = ("images", "visible", "tokens", "weights", "weighted", *predictors)
-    counts: dict[Cell, dict[str, Any]] = {cell: dict.fromkeys(keys, 0) for cell in cells}
-    first = next(iter(predictors))
-    for batch in batches:
-        weight_BN = weigh(batch)
-        for cell, (name, predict) in itertools.product(cells, predictors.items()):
-            logits_BKN, keep_BK, dropped_BK, _ = predict(batch, *cell)
-            right_BK = (logits_BKN.argmax(dim=-1) == keep_BK) & dropped_BK
-            row = counts[cell]
-            row[name] = row[name] + right_BK.sum()
-            if name != first:
-                continue
-            row["images"] += len(keep_BK)
-            row["visible"] += keep_BK.numel()
-            row["tokens"] = row["tokens"] + dropped_BK.sum()
-            if weight_BN is not None:
-                weight_BK = weight_BN.double().gather(1, keep_BK)
-                weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
-                row["weights"] = row["weights"] + (weight_BK * dropped_BK).sum()
-                row["weighted"] = row["weighted"] + (weight_BK * right_BK).sum()
-    return {cell: {key: float(value) for key, value in row.items()} for cell, row in counts.items()}
-
-
-def summarise(counts: Mapping[Cell, Mapping[str, float]], grid: tuple[int, int]) -> dict[str, Any]:
-    """Turn the counts of ``measure_grid`` into the results (see ``evaluate``)."""
+def summarise(counts: Tally, grid: tuple[int, int]) -> dict[str, Any]:
+    """Turn counts by γ and γ_pos into the results (see ``evaluate``)."""
     num_patches = grid[0] * grid[1]
     cells: list[dict[str, Any]] = []
-    for (mask_ratio, position_mask_ratio), row in counts.items():
-        visible, dropped = (int(row[key] / row["images"]) for key in ("visible", "tokens"))
+    for (mask_ratio, position_mask_ratio), rows in counts.items():
+        row, initial = rows["trained"], rows.get("initial")
+        visible, dropped = (int(row[key] / row["images"]) for key in ("visible", "asked"))
         kept = visible - dropped
         hidden, lost = 1 - visible / num_patches, dropped / visible
-        initial = row.get("initial_accuracy")
         cells.append(
             {
                 "mask_ratio": hidden if mask_ratio is None else mask_ratio,
@@ -129,12 +82,12 @@ def summarise(counts: Mapping[Cell, Mapping[str, float]], grid: tuple[int, int])
                 "visible": visible,
                 "kept": kept,
                 "dropped": dropped,
-                "accuracy": row["accuracy"] / row["tokens"],
-                "initial_accuracy": None if initial is None else initial / row["tokens"],
-                "weighted_accuracy": row["weighted"] / row["weights"] if row["weights"] else None,
+                "accuracy": row["top1"] / row["asked"],
+                "initial_accuracy": initial and initial["top1"] / initial["asked"],
+                "weighted_accuracy": row["weighted"] / row["weights"] if "weights" in row else None,
                 "chance": 1 / num_patches,
                 "chance_excluding": 1 / (num_patches - kept),
-                "tokens": int(row["tokens"]),
+                "tokens": int(row["asked"]),
             }
         )
     return {
@@ -143,7 +96,7 @@ def summarise(counts: Mapping[Cell, Mapping[str, float]], grid: tuple[int, int])
         "initial_mean": _mean(cells, "initial_accuracy"),
         "weighted_mean": _mean(cells, "weighted_accuracy"),
         "grid": list(grid),
-        "samples": int(next(iter(counts.values()))["images"]),
+        "samples": int(next(iter(counts.values()))["trained"]["images"]),
     }
 
 

@@ -1,6 +1,8 @@
 """Where a model puts the patches of images, at any mask ratio: for the evaluations of positions."""
 
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +28,14 @@ class Placed(NamedTuple):
     places: Tensor
     asked: Tensor
     context: Tensor
+
+
+Ratios = tuple[float | None, ...]
+Predictor = Callable[..., Placed]
+Tally = dict[Ratios, dict[str, dict[str, float]]]
+TOP = 5
+WEIGHT = "weight"
+"""In a batch: of each patch, (B, N)."""
 
 
 class Placer:
@@ -80,13 +90,65 @@ class Placer:
 
 
 @torch.no_grad()
-def patch_weights(model: PretrainModel, batch: Batch) -> Tensor | None:
-    """Return the attentive weight of every patch (B, N), as DropPos's loss has them as published.
+def weighed(model: PretrainModel, batch: Batch) -> Batch:
+    """Return a batch with the attentive weight of every patch, as DropPos's loss is published.
 
-    Those of the whole image, with all positions, in the trained encoder; None where the recipe
-    trains without (``temperature: null``).
+    Those of the whole image, with all positions, in the trained encoder. A recipe may train without
+    (``temperature: null``): then there are none.
     """
     _, objective = model.objectives.find(PositionObjective)
     if objective.temperature is None:
-        return None
-    return objective.attentive_weights(model.tokens(model.images(batch).flatten(0, 1)))
+        return batch
+    tokens = model.tokens(model.images(batch).flatten(0, 1))
+    return {**batch, WEIGHT: objective.attentive_weights(tokens)}
+
+
+def tally(
+    predictors: Mapping[str, Predictor], batches: Iterable[Batch], cells: Sequence[Ratios]
+) -> Tally:
+    """Count what is asked and what is right, over all images.
+
+    Args:
+        predictors: return where patches are put at the ratios of a cell.
+        batches: of one view per image, perhaps ``weighed``.
+        cells: the ratios; None: as trained.
+
+    Returns:
+        By cell, then by predictor: the numbers of ``images``, of patches ``visible``, in the
+        ``context``, ``asked`` and ``asked_context``, and of right answers, ``top1``, ``top5`` and
+        ``top1_context``. Of weighed images also ``weights`` of the patches asked, and ``weighted``
+        of the right ones, each image's as shares of its visible patches.
+    """
+    sums: dict[Ratios, dict[str, dict[str, Any]]] = {
+        cell: {name: {} for name in predictors} for cell in cells
+    }
+    for batch in batches:
+        for cell, (name, predict) in itertools.product(cells, predictors.items()):
+            row = sums[cell][name]
+            for key, count in _count(predict(batch, *cell), batch.get(WEIGHT)).items():
+                row[key] = row.get(key, 0) + count
+    for row in (row for rows in sums.values() for row in rows.values()):
+        row.update({key: float(count) for key, count in row.items()})
+    return sums
+
+
+def _count(found: Placed, weight_BN: Tensor | None) -> dict[str, Any]:
+    best_BKT = found.logits.topk(min(TOP, found.logits.shape[-1]), dim=-1).indices
+    right_BKT = (best_BKT == found.places.unsqueeze(-1)) & found.asked.unsqueeze(-1)
+    first_BK = right_BKT[..., 0]
+    counts: dict[str, Any] = {
+        "images": len(found.logits),
+        "visible": found.places.numel(),
+        "context": found.context.sum(),
+        "asked": found.asked.sum(),
+        "asked_context": (found.asked & found.context).sum(),
+        "top1": first_BK.sum(),
+        "top5": right_BKT.any(-1).sum(),
+        "top1_context": (first_BK & found.context).sum(),
+    }
+    if weight_BN is not None:
+        weight_BK = weight_BN.double().gather(1, found.places)
+        weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
+        counts["weights"] = (weight_BK * found.asked).sum()
+        counts["weighted"] = (weight_BK * first_BK).sum()
+    return counts

@@ -10,8 +10,8 @@ import torch
 
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.evaluation.position.patch_position import Predictor, measure, summarise, table
-from pospre.evaluation.position.predictions import Placed
+from pospre.evaluation.position.patch_position import summarise, table
+from pospre.evaluation.position.predictions import Placed, Predictor, tally
 from pospre.evaluation.registry import check_settings, figures_of
 from pospre.evaluation.run import run_evaluation
 from pospre.training.build import build_model
@@ -45,7 +45,8 @@ def predictor(batch: Batch, mask_ratio: float | None, *, rank: int = 0, told: in
 
 
 def results_of(ratios: tuple[float, ...] = (0.0, 0.75), **options: Any) -> dict[str, Any]:
-    return summarise(measure({"trained": partial(predictor, **options)}, batches(), ratios), (4, 4))
+    cells = [(ratio,) for ratio in ratios]
+    return summarise(tally({"trained": partial(predictor, **options)}, batches(), cells), (4, 4))
 
 
 def test_perfect_predictor_is_always_right() -> None:
@@ -75,7 +76,7 @@ def test_patches_that_are_told_their_position_are_not_asked() -> None:
 
 def test_table_shows_both_models_and_chance() -> None:
     predictors: dict[str, Predictor] = {"trained": predictor, "initial": partial(predictor, rank=1)}
-    text = table(summarise(measure(predictors, batches(), (0.75,)), (4, 4)))
+    text = table(summarise(tally(predictors, batches(), [(0.75,)]), (4, 4)))
     assert "100.00 (75.00)" in text and "100.00 (0.00)" in text
     assert "6.25" in text and "31.25" in text and "η = 0.75" in text
 

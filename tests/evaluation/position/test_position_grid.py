@@ -7,11 +7,10 @@ from pospre.evaluation.position.position_grid import (
     CELLS,
     MASK_RATIOS,
     POSITION_MASK_RATIOS,
-    measure_grid,
     summarise,
     table,
 )
-from pospre.evaluation.position.predictions import Placed
+from pospre.evaluation.position.predictions import WEIGHT, Placed, tally
 from pospre.evaluation.run import run_evaluation
 from pospre.training.checkpoints.content import load_model
 from tests.algorithms.dropped import draw_masks
@@ -51,7 +50,7 @@ def predictor(num_patches, answer):
 
 
 def test_counts_are_the_published_ones():
-    counts = measure_grid({"accuracy": predictor(196, lambda keep: keep)}, image_batches(2))
+    counts = tally({"trained": predictor(196, lambda keep: keep)}, image_batches(2), CELLS)
     cells = summarise(counts, (14, 14))["cells"]
     assert [cell["visible"] for cell in cells[::4]] == [196, 147, 98, 49]
     found = [(cell["kept"], cell["dropped"]) for cell in cells]
@@ -61,14 +60,14 @@ def test_counts_are_the_published_ones():
 
 
 def test_perfect_predictor_is_always_right():
-    counts = measure_grid({"accuracy": predictor(16, lambda keep: keep)}, image_batches(10))
+    counts = tally({"trained": predictor(16, lambda keep: keep)}, image_batches(10), CELLS)
     results = summarise(counts, (4, 4))
     assert all(cell["accuracy"] == 1.0 for cell in results["cells"])
     assert results["mean"] == 1.0 and results["initial_mean"] is None and results["samples"] == 10
 
 
 def test_constant_predictor_is_at_chance():
-    counts = measure_grid({"accuracy": predictor(16, torch.zeros_like)}, image_batches(2000))
+    counts = tally({"trained": predictor(16, torch.zeros_like)}, image_batches(2000), CELLS)
     for cell in summarise(counts, (4, 4))["cells"]:
         # five standard deviations of a share of so many guesses
         spread = 5 * (cell["chance"] * (1 - cell["chance"]) / cell["tokens"]) ** 0.5
@@ -76,14 +75,15 @@ def test_constant_predictor_is_at_chance():
 
 
 def test_cells_are_weighted_alike():
-    counts = measure_grid(
+    counts = tally(
         {
-            "accuracy": predictor(16, lambda keep: keep),
-            "initial_accuracy": predictor(16, lambda keep: (keep + 1) % 16),
+            "trained": predictor(16, lambda keep: keep),
+            "initial": predictor(16, lambda keep: (keep + 1) % 16),
         },
         image_batches(3),
+        CELLS,
     )
-    counts[0.0, 0.25]["accuracy"] = 0
+    counts[0.0, 0.25]["trained"]["top1"] = 0
     results = summarise(counts, (4, 4))
     assert results["mean"] == pytest.approx(15 / 16) and results["initial_mean"] == 0.0
     text = table(results)
@@ -102,11 +102,10 @@ def test_weighted_accuracy_is_the_published_codes():
         return found._replace(logits=torch.nn.functional.one_hot(answers, 16).float())
 
     def measured(size):
-        return measure_grid(
-            {"accuracy": predict},
-            image_batches(7, size),
+        return tally(
+            {"trained": predict},
+            ({**each, WEIGHT: weights[each["index"]]} for each in image_batches(7, size)),
             [cell for cell in CELLS if cell[0] == 0.5],
-            lambda batch: weights[batch["index"]],
         )
 
     cell = summarise(measured(7), (4, 4))["cells"][1]
