@@ -18,6 +18,7 @@ from pospre.training.callbacks.collapse import Collapse
 from pospre.training.callbacks.position_shortcut import PositionShortcut
 from pospre.training.callbacks.spikes import LossSpikes
 from pospre.training.callbacks.stalls import Stalls
+from pospre.training.optimizer.optim import parameter_groups
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,21 @@ def test_a_function_takes_what_is_declared(function: Any, declaration: Any) -> N
         assert f"    {field.name}: " in function.__doc__, field.name
 
 
-@pytest.mark.parametrize("callback", [Collapse, LossSpikes, PositionShortcut, Stalls])
-def test_a_callback_has_the_defaults_of_its_section(callback: Any) -> None:
-    """It stands below the recipe, and is used without one, too."""
-    section, given = getattr(sections, callback.__name__), signature(callback).parameters
-    for name, field in section.model_fields.items():
-        assert given[name].default == field.default, name
+@pytest.mark.parametrize(
+    ("taker", "section", "count"),
+    [
+        (Collapse, sections.Collapse, 2),
+        (LossSpikes, sections.LossSpikes, 3),
+        (PositionShortcut, sections.PositionShortcut, 1),
+        (Stalls, sections.Stalls, 3),
+        (parameter_groups, sections.Optimizer, 4),
+    ],
+)
+def test_what_is_used_without_a_recipe_has_its_defaults(
+    taker: Any, section: Any, count: int
+) -> None:
+    given = signature(taker).parameters
+    shared = [name for name in section.model_fields if name in given]
+    assert len(shared) == count
+    for name in shared:
+        assert given[name].default == section.model_fields[name].default, name
