@@ -136,6 +136,17 @@ def uniform_masking(order: Tensor | None, pick: Tensor, grid: tuple[int, int]) -
     return Masking(visible=members[..., 0], hidden=members[..., 1:].flatten(1))
 
 
+def pooled(tokens_BTD: Tensor, num_prefix: int, class_token: bool) -> Tensor:
+    """Return the class token, or the mean of the patches behind ``num_prefix`` tokens: (B, D)."""
+    return tokens_BTD[:, 0] if class_token else tokens_BTD[:, num_prefix:].mean(1)
+
+
+def others(index_BK: Tensor, num_slots: int) -> Tensor:
+    """Return the slots that are not at ``index_BK``, in order: int64 (B, num_slots − K)."""
+    order = torch.argsort(slot_mask(index_BK, num_slots), dim=1, stable=True)
+    return order[:, : num_slots - index_BK.shape[1]]
+
+
 def gather_tokens(tokens_BND: Tensor, index_BK: Tensor) -> Tensor:
     """Return the tokens at ``index_BK``: (B, K, D)."""
     index = index_BK.unsqueeze(-1).expand(-1, -1, tokens_BND.shape[-1])

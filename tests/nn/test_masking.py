@@ -12,6 +12,8 @@ from pospre.nn.masking import (
     PatchMasking,
     gather_tokens,
     num_visible,
+    others,
+    pooled,
     random_masking,
     scatter_tokens,
     slot_mask,
@@ -71,3 +73,13 @@ def test_uniform_masking_keeps_one_of_every_square():
     kept = torch.bincount(masking.visible.flatten(), minlength=24) / 300
     assert float((kept - 0.25).abs().max()) < 0.12
     assert len((row // 2 * 3 + col // 2)[:, 0].unique()) == 6
+
+
+def test_the_others_are_what_is_left_in_order() -> None:
+    assert others(torch.tensor([[3, 0], [1, 2]]), 5).tolist() == [[1, 2, 4], [0, 3, 4]]
+
+
+def test_pooled_is_the_class_token_or_the_mean_of_the_patches() -> None:
+    tokens = torch.tensor([[[9.0], [7.0], [1.0], [3.0]]])  # a class token, a register, two patches
+    assert pooled(tokens, 2, class_token=True).tolist() == [[9.0]]
+    assert pooled(tokens, 2, class_token=False).tolist() == [[2.0]]

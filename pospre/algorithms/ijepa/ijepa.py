@@ -5,18 +5,16 @@ token at every position of a target block, and regresses the features that a slo
 of the encoder (the teacher) gives these positions when it sees the whole image.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre import draws
 from pospre.algorithms.ijepa.blocks import Blocks, check_blocks, draw_blocks, draw_official
-from pospre.algorithms.ijepa.predictor import Predictor, gather_blocks
+from pospre.algorithms.ijepa.predictor import ExtraTerm, Predictor, gather_blocks
 from pospre.batch import EPOCH, HIDDEN, INDEX, VISIBLE, Batch
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
@@ -26,7 +24,7 @@ from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.model.teacher import Momentum, Shape
 from pospre.nn.initialisation import init_trunc_normal
-from pospre.nn.masking import slot_mask
+from pospre.nn.masking import others
 from pospre.nn.vit import Encoder
 from pospre.ranges import PositiveRange, ShareRange, Width
 
@@ -73,8 +71,15 @@ class FeaturePrediction(Objective):
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean distance over targets and channels."""
-        distance = feature_distance(outputs["predicted"], outputs["target"], self.kind)
-        return distance if self.extra is None else self.extra.combine(distance, outputs, self.kind)
+        distance = self.distance(outputs["predicted"], outputs["target"])
+        if self.extra is None:
+            return distance
+        return self.extra.combine(distance, outputs, self.distance)
+
+    def distance(self, predicted: Tensor, target: Tensor) -> Tensor:
+        """Return the mean smooth-L1 (β = 1) or squared distance, in float32."""
+        distance = F.mse_loss if self.kind == "l2" else F.smooth_l1_loss
+        return distance(predicted.float(), target)
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return measures that the loss alone does not tell.
@@ -96,33 +101,6 @@ class FeaturePrediction(Objective):
             std = mean.new_full((), self.predictor.tokens.noise_std)
             measured |= {"noise_std": std, "noise_variance": std.square()}
         return measured
-
-
-class ExtraTerm(nn.Module, ABC):
-    """A further term of the loss that an algorithm puts into ``FeaturePrediction``."""
-
-    @abstractmethod
-    def forward(
-        self, features: Tensor, target_BND: Tensor, embed: nn.Linear, batch: Batch
-    ) -> Outputs:
-        """Return what ``combine`` needs.
-
-        Args:
-            features: (B, M, T, d) of the predictor.
-            target_BND: the teacher's layer-normalised features of the whole image.
-            embed: the predictor's projection of the context.
-            batch: the batch.
-        """
-
-    @abstractmethod
-    def combine(self, distance: Tensor, outputs: Outputs, kind: Loss) -> Tensor:
-        """Return the loss, given the distance of predicted and true features."""
-
-
-def feature_distance(predicted: Tensor, target: Tensor, kind: Loss) -> Tensor:
-    """Return the mean smooth-L1 (β = 1) or squared distance, in float32."""
-    distance = F.mse_loss if kind == "l2" else F.smooth_l1_loss
-    return distance(predicted.float(), target)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -231,6 +209,4 @@ class IJEPA(PretrainAlgorithm):
         draw = draw_official if self.official else draw_blocks
         masks = draw(keys, self.blocks(model.encoder))
         batch[VISIBLE], batch["ijepa/targets"] = masks.context, masks.targets
-        patches = model.encoder.num_patches
-        order = torch.argsort(slot_mask(masks.context, patches), dim=1, stable=True)
-        batch[HIDDEN] = order[:, : patches - masks.context.shape[1]]
+        batch[HIDDEN] = others(masks.context, model.encoder.num_patches)

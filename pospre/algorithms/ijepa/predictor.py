@@ -1,15 +1,22 @@
-"""The predictor of features at chosen positions, and the parts of it that algorithms replace."""
+"""The predictor of features at chosen positions, and the parts that algorithms replace or add."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from pospre.batch import Batch
+from pospre.model.objective import Outputs
 from pospre.nn.decoder import DecoderBlocks
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import gather_tokens
 from pospre.nn.places import view_places
 from pospre.nn.positions import decoder_positions
 from pospre.nn.positions.scheme import Scheme, Space
+
+Measure = Callable[[Tensor, Tensor], Tensor]
+"""The distance of predicted and true features."""
 
 
 class PredictorTokens(nn.Module):
@@ -43,6 +50,27 @@ class PredictorTokens(nn.Module):
             batch: may hold noise.
         """
         return mask_token.expand(*targets_BMT.shape, -1)
+
+
+class ExtraTerm(nn.Module, ABC):
+    """A further term of the loss that an algorithm puts into ``FeaturePrediction``."""
+
+    @abstractmethod
+    def forward(
+        self, features: Tensor, target_BND: Tensor, embed: nn.Linear, batch: Batch
+    ) -> Outputs:
+        """Return what ``combine`` needs.
+
+        Args:
+            features: (B, M, T, d) of the predictor.
+            target_BND: the teacher's layer-normalised features of the whole image.
+            embed: the predictor's projection of the context.
+            batch: the batch.
+        """
+
+    @abstractmethod
+    def combine(self, distance: Tensor, outputs: Outputs, measure: Measure) -> Tensor:
+        """Return the loss, given the distance of predicted and true features, and its measure."""
 
 
 class Predictor(nn.Module):

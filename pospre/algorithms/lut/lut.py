@@ -24,7 +24,7 @@ from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen, Momentum
 from pospre.nn.initialisation import init_weights
-from pospre.nn.masking import gather_tokens
+from pospre.nn.masking import gather_tokens, pooled
 from pospre.nn.vit import Encoder
 from pospre.ranges import Ratio
 
@@ -77,7 +77,7 @@ class BroaderContext(Objective):
         return outputs
 
     def _pool(self, tokens: Tensor) -> Tensor:
-        return tokens[:, 0] if self.pool == "class_token" else tokens[:, self.num_prefix :].mean(1)
+        return pooled(tokens, self.num_prefix, self.pool == "class_token")
 
     def _taught(
         self, passes: dict[str, Tensor], batch: Batch, group: str

@@ -7,8 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.algorithms.ijepa.ijepa import ExtraTerm, Loss, feature_distance
-from pospre.algorithms.ijepa.predictor import Predictor, PredictorTokens, gather_blocks
+from pospre.algorithms.ijepa.predictor import (
+    ExtraTerm,
+    Measure,
+    Predictor,
+    PredictorTokens,
+    gather_blocks,
+)
 from pospre.algorithms.stop.noise import StochasticTokens, standard_normal
 from pospre.batch import EPOCH, INDEX, VISIBLE, Batch
 from pospre.model.objective import Outputs
@@ -83,7 +88,7 @@ class ProjectionL1(ExtraTerm):
         """Return the penalty."""
         return {"l1": self.weight * embed.weight.float().abs().sum()}
 
-    def combine(self, distance: Tensor, outputs: Outputs, kind: Loss) -> Tensor:
+    def combine(self, distance: Tensor, outputs: Outputs, measure: Measure) -> Tensor:
         """Add it."""
         return distance + outputs["l1"]
 
@@ -118,9 +123,9 @@ class SecondScale(ExtraTerm):
             small = F.adaptive_max_pool2d(picture, half)
         return F.interpolate(small, size=self.grid, mode="nearest").flatten(2).transpose(1, 2)
 
-    def combine(self, distance: Tensor, outputs: Outputs, kind: Loss) -> Tensor:
+    def combine(self, distance: Tensor, outputs: Outputs, measure: Measure) -> Tensor:
         """Return the mean over both scales."""
-        coarse = feature_distance(outputs["coarse_predicted"], outputs["coarse_target"], kind)
+        coarse = measure(outputs["coarse_predicted"], outputs["coarse_target"])
         return (distance + coarse) / 2
 
 

@@ -10,12 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat
-from timm.layers import LayerNorm
 from torch import Tensor, nn
 
 from pospre import draws
+from pospre.algorithms.supervised.head import Head
+from pospre.algorithms.supervised.labels import checked_labels, num_classes
 from pospre.algorithms.supervised.mixing import Mix, draw_mix, mix_pixels
-from pospre.batch import EPOCH, INDEX, LABEL, Batch, whole_numbers
+from pospre.batch import EPOCH, INDEX, LABEL, Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
@@ -24,7 +25,7 @@ from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.question import Question
 from pospre.model.teacher import Frozen
-from pospre.nn.masking import PatchMasking
+from pospre.nn.masking import PatchMasking, pooled
 from pospre.nn.vit import Encoder
 from pospre.ranges import Ratio, Share
 
@@ -38,13 +39,9 @@ class Classification(Objective):
         super().__init__()
         assert options.num_classes is not None
         self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
-        self.pooling, self.kind, self.smoothing = (
-            options.pooling,
-            options.loss,
-            options.label_smoothing,
-        )
+        self.pooling, self.kind = options.pooling, options.loss
+        self.smoothing = options.label_smoothing
         self.num_classes, self.mixes = options.num_classes, options._mixes
-        self.timm_head = encoder.timm_head
         self.head = Head(encoder, options.num_classes, options.head_init)
         self.teacher_head: Frozen | None = None
 
@@ -55,25 +52,12 @@ class Classification(Objective):
 
     def timm_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the head under timm's names, and what ``timm.create_model`` must be told of it."""
-        parts = {self.timm_head: self.head.linear, "fc_norm": self.head.norm}
-        state = {
-            f"{prefix}.{key}": value
-            for prefix, part in parts.items()
-            for key, value in part.state_dict().items()
-        }
-        kwargs: dict[str, Any] = {"num_classes": self.num_classes}
-        bare = isinstance(self.head.norm, LayerNorm)
-        if self.pooling == "mean":
-            kwargs["global_pool"] = "avg"
-        if self.timm_head == "head" and (bare or self.pooling == "mean"):  # Swin has no such norm
-            kwargs["fc_norm"] = bare
-        return state, kwargs
+        return self.head.timm_state(of_mean=self.pooling == "mean")
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return ``logits`` (B, C)."""
-        tokens = passes["student"]
-        pooled = tokens[:, 0] if self.pooling == "cls" else tokens[:, self.num_prefix :].mean(1)
-        return {"logits": self.head(pooled)}
+        tokens = pooled(passes["student"], self.num_prefix, self.pooling == "cls")
+        return {"logits": self.head(tokens)}
 
     def _targets(self, batch: Batch) -> Tensor:
         """Return the share of each class in the (mixed) image: (B, C)."""
@@ -95,22 +79,6 @@ class Classification(Objective):
         """Return top-1 ``accuracy``; of a mixed image the class with the larger share counts."""
         predicted = outputs["logits"].detach().argmax(-1)
         return {"accuracy": (predicted == self._targets(batch).argmax(-1)).float().mean()}
-
-
-class Head(nn.Module):
-    """A linear classifier, after a norm where the encoder has no final one."""
-
-    def __init__(self, encoder: Encoder, num_classes: int, std: float) -> None:
-        super().__init__()
-        bare = isinstance(encoder.norm, nn.Identity)
-        self.norm = LayerNorm(encoder.embed_dim) if bare else nn.Identity()
-        self.linear = nn.Linear(encoder.embed_dim, num_classes)
-        nn.init.trunc_normal_(self.linear.weight, std=std)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, pooled_BD: Tensor) -> Tensor:
-        """Return logits (B, C)."""
-        return self.linear(self.norm(pooled_BD))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -171,19 +139,7 @@ class Supervised(PretrainAlgorithm):
         Raises:
             UserError: the data has no labels, one class, or more classes than ``num_classes``.
         """
-        if classes is None or len(classes) < 2:
-            found = "no labels" if classes is None else f"one class, {classes[0]}"
-            raise UserError(
-                f"supervised needs two or more classes, but data.path = {path} has {found}; put "
-                "the images into one folder per class."
-            )
-        count = arguments["num_classes"]
-        if count is not None and count < len(classes):
-            raise UserError(
-                f"supervised.num_classes = {count}, but data.path = {path} has {len(classes)} "
-                "classes; set it to null to take theirs."
-            )
-        return {**arguments, "num_classes": count or len(classes)}
+        return {**arguments, "num_classes": num_classes(arguments["num_classes"], classes, path)}
 
     def needs(self, encoder: Encoder) -> Needs:
         """Return what must be there: one view, perhaps a class token."""
@@ -220,14 +176,7 @@ class Supervised(PretrainAlgorithm):
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Check the labels, draw who is mixed how, and the visible patches."""
-        labels, classes = whole_numbers(batch[LABEL], LABEL), self.num_classes
-        batch[LABEL] = labels
-        if labels.is_cpu and classes and not ((labels >= 0) & (labels < classes)).all():
-            wrong = labels[(labels < 0) | (labels >= classes)][0].item()
-            raise UserError(
-                f"algorithms.supervised has num_classes = {classes}, and a batch the label {wrong} "
-                f"(-1: unknown). Give labels from 0 to {classes - 1}, or another num_classes."
-            )
+        batch[LABEL] = checked_labels(batch[LABEL], self.num_classes)
         if self._mixes:
             keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "supervised/mix")
             mix = draw_mix(
