@@ -152,7 +152,7 @@ def check_arguments(
     Raises:
         UserError: an argument is unknown, missing, of a wrong type or out of its range.
     """
-    model = _model_of(constructor)
+    model = section_of(constructor)
     checked = validated(model, given, source, prefix=f"{key}." if key else "")
     return {name: getattr(checked, name) for name in model.model_fields}
 
@@ -168,7 +168,7 @@ def declared(given: object, declaration: type["DataclassInstance"]) -> dict[str,
 
 
 @cache
-def _model_of(constructor: Callable[..., Any]) -> type[Section]:
+def section_of(constructor: Callable[..., Any]) -> type[Section]:
     """Return a section of a constructor's arguments."""
     target = constructor.__init__ if inspect.isclass(constructor) else constructor
     hints = get_type_hints(target, include_extras=True)

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from pospre.command_line import recipe_parser
 from pospre.errors import run_command, stoppable
@@ -15,6 +16,7 @@ examples:
   python -m pospre.train yamls/pretrain/mae_vitb16.yaml data.path=imagenet.mds run_name=mae_try
   composer -n 8 -m pospre.train yamls/pretrain/droppos_vitb16.yaml trainer.precision=amp_bf16
   python -m pospre.train yamls/finetune/mae_vitb16.yaml --resolve
+  python -m pospre.train --options droppos
 
 A recipe may extend another one and say only what differs (extends: other.yaml, one level, relative
 to its own file): sections are merged, other values replaced, null takes a whole section away.
@@ -45,6 +47,14 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="train nothing: print the complete recipe, and where each of its values comes from",
     )
+    parser.add_argument(
+        "--options",
+        action=_Options,
+        nargs="?",
+        metavar="NAME",
+        help="train nothing: print the options of an algorithm or a section; without NAME, which "
+        "there are",
+    )
     arguments = parser.parse_intermixed_args(argv)
     if arguments.resolve:
         from pospre.training.resolve import describe  # late, so that --help answers at once
@@ -53,6 +63,22 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     with stoppable("outside of the training steps: nothing is lost, the same command goes on"):
         return _run(arguments)
+
+
+class _Options(argparse.Action):
+    """Prints what may stand in a recipe and ends the program, as ``--help`` does."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        from pospre.training.options import options_text  # late, so that --help answers at once
+
+        _print(options_text(values))
+        parser.exit()
 
 
 def _print(text: str) -> None:

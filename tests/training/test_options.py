@@ -1,0 +1,59 @@
+"""``--options``: what a recipe may hold, read from what declares it."""
+
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+from pospre.errors import UserError
+from pospre.model.algorithm import algorithm_class, algorithm_names
+from pospre.train import main
+from pospre.training.options import options_text
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_every_option_of_an_algorithm_says_what_it_is(name: str) -> None:
+    text = options_text(name)
+    for option in signature(algorithm_class(name)).parameters:
+        takes, _, meaning = text.partition(f"\n  {option}: ")[2].partition("\n")
+        assert " = " in takes, option
+        assert meaning.startswith("      "), f"{name}.{option} has no line in a docstring"
+
+
+def test_types_ranges_and_defaults_are_those_of_the_declaration() -> None:
+    text = options_text("droppos")
+    assert "\n  mask_ratio: number ≥ 0, < 1 or null = null\n" in text
+    assert "\n  temperature: number > 0 or null = 0.1\n      τ of the attentive" in text
+    assert "\n  distance: squared | euclid = squared\n" in text
+    assert "\n  mask_ratio: [number, number] = [0.1, 0.5]\n" in options_text("dinov2")
+    assert "\n  name: text\n" in options_text("encoder")
+    assert "\n  inside: text or null = null\n" in options_text("data.views")
+
+
+def test_without_a_name_all_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--options"])
+    assert ended.value.code == 0
+    assert "data.views.augment" in (printed := capsys.readouterr().out)
+    assert "masked_position" in printed
+
+
+def test_an_unknown_name_is_a_user_error() -> None:
+    with pytest.raises(UserError, match=r"'dropos' is no section or algorithm.*droppos"):
+        options_text("dropos")
+
+
+def test_a_class_of_another_package_is_read_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mylab_options.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from pospre import MAE\n\n\n"
+        "@dataclass(kw_only=True, eq=False)\n"
+        "class Mine(MAE):\n"
+        '    """Mine.\n\n    Args:\n        share: of all.\n    """\n\n'
+        "    share: float = 0.5\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    text = options_text("mylab_options:Mine")
+    assert "\n  share: number = 0.5\n      of all." in text and "  decoder_depth: " in text
