@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pospre.algorithms.dinov2.dinov2 import PrototypeMatching
+from pospre.algorithms.dinov2.head import PrototypeHead
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import load_recipe
 from pospre.train import main
@@ -118,6 +119,7 @@ def test_dinov2s_large_model_has_two_bottlenecks() -> None:
     objective = built("pretrain/dinov2_vitl14").objectives["dinov2"]
     assert isinstance(objective, PrototypeMatching) and objective.patch_head is not None
     for head, width in ((objective.head, 384), (objective.patch_head, 256)):
+        assert isinstance(head, PrototypeHead)
         assert head.last.weight.shape == (131072, width)
 
 

@@ -119,7 +119,5 @@ def _takes(part: dict[str, Any], schema: dict[str, Any]) -> str:
         each = [_takes(entry, schema) for entry in part.get("prefixItems", [])]
         return f"[{', '.join(each or [_takes(part.get('items', {}), schema), '…'])}]"
     bounds = ", ".join(f"{sign} {part[key]:g}" for key, sign in _BOUNDS.items() if key in part)
-    word = {"object": "section", "string": "text", "null": "null"}.get(
-        kind, _TYPES.get(kind, "any")
-    )
+    word = _TYPES.get(str(kind), "any")
     return f"{word} {bounds}".strip()
