@@ -48,7 +48,7 @@ class TwoPrototypeTasks(PrototypeTask):
 
     def __init__(self, encoder: Encoder, options: "DINOv2", weight: float) -> None:
         super().__init__(encoder, options, weight)
-        self.patch_head: nn.Module | None = None
+        self.patch_head: PrototypeHead | None = None
         self.teacher_patch_head: Frozen | None = None
         if options.separate_heads:
             bottleneck = options.patch_head_bottleneck or options.head_bottleneck
