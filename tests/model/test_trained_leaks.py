@@ -5,10 +5,14 @@ models are trained on images that tell nothing, blank ones and noise, and asked 
 they answer may fit the true places no better than places that are drawn anew (``redraw``), by
 accuracy and by log-likelihood. Noise is not resized: neighbours in a resized one have like edges.
 masked_position has no place to find: it predicts content, of a teacher that knows the place.
+
+``python -m tests.model.test_trained_leaks`` prints the table of pospre/algorithms/README.md.
 """
 
 import itertools
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,7 @@ from pospre import build_encoder
 from pospre.batch import Batch
 from pospre.data.loader import build_loader
 from pospre.data.views.plan import ViewGroup
+from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.model.passes import ForgottenPlaces
@@ -64,9 +69,12 @@ Batches = Callable[[str], tuple[list[Batch], list[Batch]]]
 
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory: pytest.TempPathFactory) -> Batches:
+    return told_nothing(tmp_path_factory.mktemp("told_nothing"))
+
+
+def told_nothing(root: Path) -> Batches:
     """Return ``get(kind)``: the loader's batches to train on, and of other images to ask about."""
-    root, random = tmp_path_factory.mktemp("told_nothing"), np.random.default_rng(0)
-    loaded = {}
+    random, loaded = np.random.default_rng(0), {}
     for kind, view, shape in (
         ("blank", ViewGroup(size=SIDE), (1, 1, 3)),
         ("noise", ViewGroup(size=SIDE, crop="full"), (SIDE, SIDE, 3)),
@@ -165,3 +173,27 @@ def test_each_scheme_and_each_method_stand_twice_in_the_covering_set() -> None:
         found = [case[place] for case in COVERING]
         assert all(found.count(each) >= 2 for each in found)
     assert {case[1] for case in COVERING} == {*SCHEMES} - {"none"}
+
+
+def table() -> str:
+    """Return by how many standard deviations each pair finds places, on blank and noise images."""
+    schemes = [scheme for scheme in SCHEMES if scheme != "none"]
+    lines = [f"| | {' | '.join(schemes)} |", "|---" * (len(schemes) + 1) + "|"]
+    with tempfile.TemporaryDirectory() as root:
+        batches = told_nothing(Path(root))
+        for names in dict.fromkeys(case[0] for case in COVERING):
+            cells = [_cell(names, scheme, batches) for scheme in schemes]
+            lines.append(f"| {names.replace('+', ', ')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(names: str, scheme: str, batches: Batches) -> str:
+    try:
+        found = [answers(names, scheme, True, kind, batches) for kind in ("blank", "noise")]
+    except UserError:
+        return "refused"
+    return " ".join(f"{excess(each):.1f}" for each in found)
+
+
+if __name__ == "__main__":
+    print(table())
