@@ -222,6 +222,6 @@ def test_what_is_refused_is_refused(row: Row) -> None:
     for command in row.spelled():
         with (
             torch.device("meta"),
-            pytest.raises(UserError, match=r"algorithms\.stop needs a predictor"),
+            pytest.raises(UserError, match=r"algorithms\.stop needs algorithms\.ijepa"),
         ):
             build_model(trained(command))

@@ -207,8 +207,7 @@ class DropPos(PositionTask):
             )
         if self.position_token == "wrong":
             return ExchangedPlaces("droppos/known", "droppos/order")
-        learned = self.position_token == "learned"
-        mark = token_parameter(encoder.embed_dim) if learned else None
+        mark = token_parameter(encoder.embed_dim) if self.position_token == "learned" else None
         return ForgottenPlaces("droppos/known", mark)
 
     def couples_samples(self) -> str | None:

@@ -92,8 +92,8 @@ def test_a_cell_is_measured_once_and_a_cut_line_again(
 @pytest.mark.parametrize(
     ("method", "positions", "wanted"),
     [
-        ("MP3", "sin-cos", "positions"),
-        ("MP3", "crop field", "positions"),
+        ("MP3", "sin-cos", None),
+        ("MP3", "crop field", None),
         ("DropPos", "none", "positions"),
         ("DropPos", "relative", None),
         ("StoP", "relative", None),

@@ -170,7 +170,7 @@ def test_a_class_derived_from_ours_has_its_evaluations(
     data["trainer"]["run_folder"] = str(tmp_path / "runs")
     recipe = recipe_from_dict({**data, "run_name": "better"})
     with pytest.raises(UserError, match=r"mylab\.better:Better; name a run"):
-        check_evaluation("patch_position", recipe, data["data"]["path"], {}, None)
+        check_evaluation("reconstructions", recipe, data["data"]["path"], {}, None)
     found = measured("position_grid", save_checkpoint(recipe), data["data"]["path"])
     assert 0 <= found["mean"] <= 1
 
