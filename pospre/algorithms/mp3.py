@@ -7,6 +7,7 @@ positions. Fine-tuning adds fresh positions, or none. In speech a few patches ar
 the encoder forgets all others, whatever its scheme of positions.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -147,6 +148,19 @@ class MP3(PositionTask):
         if self.temperature is not None:
             model.registry.add_pass("affinity", "mp3", EncoderPass(grad=False, places=editors))
         model.add_objective("mp3", PatchPositions(model.encoder, self))
+
+    def check_company(self, model: PretrainModel) -> None:
+        """Warn of positions that the encoder has, but that no pass with a gradient tells it."""
+        positions, passes = model.encoder.positions, model.registry.passes.values()
+        told = self.num_told(model.encoder.num_patches)
+        telling = [each for each in passes if each.has_grad and each.places != ("mp3",)]
+        if positions.can_forget and not told and not telling:
+            warnings.warn(
+                f"mp3 hides all places, so that encoder.positions = {positions.name} is never used "
+                "in training: fine-tune the encoder, or read its features with positions=none. "
+                "Or set encoder.positions: none, or an mp3.position_rate.",
+                stacklevel=2,
+            )
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the context, and which patches are told their position."""

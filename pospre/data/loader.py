@@ -258,7 +258,7 @@ def build_loader(loader: ViewLoader) -> ViewLoader:
     - ``label`` int64 (B,): their classes, −1 where there are none;
     - ``g/image`` uint8 (B, V, 3, H, W): RGB pixels, channels last in memory, not yet mirrored;
     - ``g/box`` float32 (B, V, 4): x0, y0, x1, y1 of the views as parts of the upright image;
-    - ``g/flip`` bool (B, V): which views are drawn to be mirrored, by whoever moves the pixels.
+    - ``g/flip`` bool (B, V): which views are drawn to be mirrored (they are not yet).
 
     Raises:
         UserError: the data set cannot be read or is smaller than one batch, or an option is

@@ -39,7 +39,7 @@ class Reading(Storage):
             left.
         labels: text file that names the images to take instead, one in each line.
         num_workers: decoding threads; by default one per core that this rank may use; 0: images
-            are decoded by whoever asks for them.
+            are decoded where they are asked for.
         repeats: how many times in a row each sample comes, in an epoch of the same length.
         order: of a shuffled epoch: ``random``, or ``windows`` for data that come in parts, such as
             s3:// shards; see ``pospre.data.order``.

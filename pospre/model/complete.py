@@ -30,7 +30,7 @@ def check_complete(model: PretrainModel) -> None:
 
 
 def _check_read(registry: Registry, objectives: list[str]) -> None:
-    """Raise ``UserError`` for an objective that joins no pass, and views cut for nobody."""
+    """Raise ``UserError`` for an objective that joins no pass, and views that nothing reads."""
     for name in objectives:
         if not any(name in readers for readers in registry.readers.values()):
             raise UserError(

@@ -1,6 +1,7 @@
 """MP3: the invariants of the spec (section 8), an independent reference, and bad input."""
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -459,6 +460,19 @@ def test_one_patch_has_one_position() -> None:
     encoder = build_encoder("vit_tiny16", image_size=16, depth=1, positions="none")
     with pytest.raises(UserError, match=r"encoder.image_size = \[16, 16\] .*makes one only"):
         attach(PretrainModel(encoder, seed=0), "mp3")
+
+
+def test_positions_that_no_pass_tells_are_warned_of() -> None:
+    def warned(names: tuple[str, ...], positions: str, **options: float) -> bool:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            Case(names, {"mp3": options}, {"positions": positions}).build()
+        return any("is never used in training" in str(each.message) for each in caught)
+
+    assert warned(("mp3",), "sincos") and warned(("mp3", "crop_field"), "learned")
+    assert not warned(("mp3",), "none")
+    assert not warned(("mp3",), "sincos", position_rate=0.25)
+    assert not warned(("dinov2", "mp3"), "rotary")
 
 
 def test_attentive_weights_need_a_class_token() -> None:
