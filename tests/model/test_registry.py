@@ -128,7 +128,7 @@ def test_two_algorithms_cannot_change_the_places_of_one_pass(kind: str) -> None:
 @pytest.fixture
 def rows_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Put the method that the algorithms' README shows beside the others; return its name."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+    code, _ = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
     (tmp_path / "rows_apart.py").write_text(code)
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
     yield "rows_apart"
