@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from inspect import signature
 
 from pospre.arguments import check_arguments
 from pospre.errors import UserError, suggestion
@@ -50,6 +51,10 @@ def build_positions(positions: Positions, space: Space) -> Scheme:
     kind = scheme_class(name)
     if space.num_registers and not kind.takes_registers:
         raise UserError(f"encoder.positions = {name} works without registers only.")
+    known = [option for option in signature(kind).parameters if option != "space"]
+    for option in (each for each in options if each not in known):
+        key = f"encoder.positions.{name}.{option}"
+        raise UserError(f"unknown key '{key}'.{suggestion(option, known)}")
     arguments = {**options, "space": space}
     scheme = kind(**check_arguments(f"encoder.positions.{name}", kind, arguments))
     scheme.name, scheme.options = name, {**options}
