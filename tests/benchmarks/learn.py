@@ -3,8 +3,7 @@
 Converts DATA once, then for every recipe of ``yamls/learn`` and every seed: pre-trains, measures
 kNN and logistic accuracy of the encoder and of its untrained twin on held-out images, keeps the
 figures in ``tests/benchmarks/results/<method>.json``. What is there already is not done again; a
-stopped run goes on from its last checkpoint. With ``--positions`` each method learns under these
-schemes of positions in place of its own, and linear probes ask every layer for places as well.
+stopped run goes on from its last checkpoint.
 """
 
 import argparse
@@ -19,7 +18,6 @@ from typing import Any
 from tqdm import tqdm
 
 from pospre.errors import UserError, run_command
-from pospre.nn.positions import SCHEMES
 
 YAMLS = Path(__file__).parents[2] / "yamls" / "learn"
 RESULTS = Path(__file__).parent / "results"
@@ -27,7 +25,6 @@ WINDOW = 10  # logged lines that the first and the last figures of training are 
 OWN_MEASURES = ("_accuracy", "_agreement", "_cosine", "_similarity")
 TEST_NAMES = ("test", "val")
 SETTINGS = ("num_bank=10000", "num_samples=5000")
-PROBED = ("top1", "masked_top1", "content_top1")  # of position_probe
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,20 +34,17 @@ def main(argv: list[str] | None = None) -> int:
     methods = sorted(path.stem for path in YAMLS.glob("*.yaml"))
     parser.add_argument("--methods", nargs="+", choices=methods, default=methods)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--positions", nargs="+", choices=SCHEMES, help="of the encoder")
     parser.add_argument("--work", type=Path, default=Path("data/learn"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--table", action="store_true", help="print what was measured, run nothing")
     arguments = parser.parse_args(argv)
     if not arguments.table:
         train, test = convert(arguments.data, arguments.work)
-        schemes = arguments.positions or [None]
-        wanted = itertools.product(arguments.seeds, arguments.methods, schemes)
-        for seed, method, positions in tqdm([*wanted], desc="learn", unit="run"):
-            if str(seed) not in kept(titled(method, positions)):
-                found = run(method, positions, seed, train, test, arguments.runs)
-                keep(titled(method, positions), seed, found)
-    print(table(methods), positions_table(methods), sep="\n\n")
+        wanted = [(method, seed) for seed in arguments.seeds for method in arguments.methods]
+        for method, seed in tqdm(wanted, desc="learn", unit="run"):
+            if str(seed) not in kept(method):
+                keep(method, seed, run(method, seed, train, test, arguments.runs))
+    print(table(methods))
     return 0
 
 
@@ -67,19 +61,11 @@ def convert(data: Path, work: Path) -> tuple[Path, Path]:
     return targets
 
 
-def titled(method: str, positions: str | None) -> str:
-    """Return the name of a method under a scheme of positions; None: its recipe's."""
-    return method if positions is None else f"{method}@{positions}"
-
-
-def run(
-    method: str, positions: str | None, seed: int, train: Path, test: Path, runs: Path
-) -> dict[str, Any]:
+def run(method: str, seed: int, train: Path, test: Path, runs: Path) -> dict[str, Any]:
     """Pre-train and measure one method with one seed."""
-    name = f"learn_{titled(method, positions).replace('@', '_')}_seed{seed}"
+    name = f"learn_{method}_seed{seed}"
     folder = runs / name
     options = [f"run_name={name}", f"seed={seed}", f"data.path={train}"]
-    options += [] if positions is None else [f"encoder.positions={positions}"]
     call("pospre.train", str(YAMLS / f"{method}.yaml"), *options, f"trainer.run_folder={runs}")
     figures = training_figures(folder / "metrics.jsonl")
     for evaluation in ("knn", "logistic"):
@@ -92,12 +78,6 @@ def run(
         results = json.loads(output.read_text())["results"]
         figures[evaluation] = results["top1"]
         figures[f"initial_{evaluation}"] = results["initial_top1"]
-    if positions is not None:
-        output = folder / "evaluation" / "position_probe.json"
-        if not output.exists():
-            call("pospre.evaluate", "position_probe", "--model", str(folder), "--data", str(test))
-        results = json.loads(output.read_text())["results"]
-        figures |= {key: results[key] for key in PROBED}
     return figures
 
 
@@ -158,24 +138,6 @@ def table(methods: list[str]) -> str:
             lines.append(f"| {method} | not measured | | | | 0 | |")
             continue
         lines.append(" | ".join([f"| {method}", *_cells(seeds), f"{len(seeds)}", _minutes(seeds)]))
-    return "\n".join(lines)
-
-
-def positions_table(methods: list[str]) -> str:
-    """Return what was measured under other schemes of positions, with the probes of places."""
-    lines = [
-        "| method | positions | kNN % | logistic % | place: image % | 75 % masked | no positions | "
-        "seeds | min |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for method, positions in itertools.product(methods, SCHEMES):
-        seeds = list(kept(titled(method, positions)).values())
-        if seeds:
-            probed = [
-                f"{100 * statistics.fmean(each[key] for each in seeds):.1f}" for key in PROBED
-            ]
-            cells = [f"| {method}", positions, *_cells(seeds)[2:], *probed, f"{len(seeds)}"]
-            lines.append(" | ".join([*cells, _minutes(seeds)]))
     return "\n".join(lines)
 
 

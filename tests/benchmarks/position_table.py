@@ -44,6 +44,8 @@ POSITIONS = {
     "none": "none",
     "sin-cos": "sincos",
     "learned": "learned",
+    "rotary": "rotary",
+    "ALiBi": "alibi",
     "relative": "relative",
     CROP_FIELD: "learned",  # a table as large as the field
 }
