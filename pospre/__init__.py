@@ -17,7 +17,7 @@
 ``measure``           an evaluation by name, of a run, a file, a model of ours or a ViT of timm
 ``attach``            an algorithm by its name, to a model that is made
 ``PretrainAlgorithm`` what an algorithm of your own is derived from, with an ``Objective`` over the
-                      tokens of an ``EncoderPass``
+                      tokens of an ``EncoderPass``; its ``needs`` returns ``Needs``
 ``UserError``         what a mistake raises; its message names the remedy
 ====================  =============================================================================
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imp
     from pospre.model.algorithm import PretrainAlgorithm as PretrainAlgorithm
     from pospre.model.algorithm import attach as attach
     from pospre.model.model import PretrainModel as PretrainModel
+    from pospre.model.needs import Needs as Needs
     from pospre.model.objective import Objective as Objective
     from pospre.model.passes import EncoderPass as EncoderPass
     from pospre.nn.build import build_encoder as build_encoder
@@ -95,6 +96,7 @@ _HOMES = {
     "attach": "model.algorithm",
     "PretrainAlgorithm": "model.algorithm",
     "Objective": "model.objective",
+    "Needs": "model.needs",
     "EncoderPass": "model.passes",
     "UserError": "errors",
 }
