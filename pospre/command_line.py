@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pospre.errors import UserError
 
@@ -65,3 +65,18 @@ def check_exists(option: str, address: str, remedy: str) -> None:
     told = path.rpartition(",")[0]  # as FILE,positions=none
     if path and "://" not in path and not any(map(os.path.lexists, (path, told))):
         raise UserError(f"{option} {path} does not exist; {remedy}.")
+
+
+def argument_texts(docstring: str) -> dict[str, str]:
+    """Return what a docstring says about each argument or attribute, one line each."""
+    section = re.search(r"^(?:Args|Attributes):\n(.*?)(?:\n\n|\Z)", docstring, re.M | re.S)
+    entries = re.split(r"^    (?=\w+:)", section[1] if section else "", flags=re.MULTILINE)[1:]
+    pairs = (entry.partition(":") for entry in entries)
+    return {key: " ".join(text.split()) for key, _, text in pairs}
+
+
+def spelled(value: Any) -> str:
+    """Return a plain value as recipes and the command line have it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

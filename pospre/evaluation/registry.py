@@ -20,7 +20,6 @@ An evaluation is a module with
 
 import ast
 import inspect
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 import pospre.evaluation
+from pospre.command_line import argument_texts, spelled
 from pospre.errors import UserError, needing, suggestion
 from pospre.evaluation.settings import Sampling
 from pospre.recipe.recipe import Recipe
@@ -156,7 +156,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         checked[key] = _typed(f"{name}: {key}={value}", hints[key], value)
     for key, value in checked.items():
         if value is inspect.Parameter.empty:
-            texts = _argument_texts(inspect.getdoc(evaluation_module(name).evaluate) or "")
+            texts = argument_texts(inspect.getdoc(evaluation_module(name).evaluate) or "")
             raise UserError(f"{name} needs the setting {key}=…: {texts.get(key, '')}")
     return checked
 
@@ -215,10 +215,10 @@ def describe_one(name: str) -> str:
     """Return what evaluation ``name`` measures and its settings, as the text of its ``--help``."""
     function = _evaluate_in(_parse(_path(name)))
     assert function is not None
-    texts = _argument_texts(inspect.getdoc(Sampling) or "")
-    texts |= _argument_texts(ast.get_docstring(function) or "")
+    texts = argument_texts(inspect.getdoc(Sampling) or "")
+    texts |= argument_texts(ast.get_docstring(function) or "")
     lines = [
-        _wrap(f"{key}={_spell(value)}", texts.get(key, ""), 25)
+        _wrap(f"{key}={_default(value)}", texts.get(key, ""), 25)
         for key, value in default_settings(name).items()
     ]
     heading = "settings (key=value, with the defaults):" if lines else "It has no settings."
@@ -275,18 +275,5 @@ def _wrap(label: str, text: str, width: int) -> str:
     return textwrap.fill(text, 98, initial_indent=first, subsequent_indent=others)
 
 
-def _spell(value: Any) -> str:
-    """Write a default as the command line takes it."""
-    if value is inspect.Parameter.empty:
-        return "… (required)"
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _argument_texts(docstring: str) -> dict[str, str]:
-    """Return what the ``Args`` of a docstring say about each argument, one line each."""
-    section = docstring.partition("Args:\n")[2].partition("\n\n")[0]
-    entries = re.split(r"^    (?=\w+:)", section, flags=re.MULTILINE)[1:]
-    pairs = (entry.partition(":") for entry in entries)
-    return {key: " ".join(text.split()) for key, _, text in pairs}
+def _default(value: Any) -> str:
+    return "… (required)" if value is inspect.Parameter.empty else spelled(value)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from pospre.batch import MASKED
 from pospre.errors import UserError
 from pospre.nn.decoder import check_heads
 
@@ -70,7 +71,7 @@ def _check_company(model: "PretrainModel", owner: str, needs: Needs) -> None:
             f"algorithms.{owner} is about every patch of 'view', but '{hidden.owner}' hides some "
             f"of them from the encoder. {needs.hint}"
         )
-    masking = model.registry.writers.get("view/masked")
+    masking = model.registry.writers.get(MASKED)
     if needs.patches == "shown" and masking is not None:
         raise UserError(
             f"algorithms.{owner} is about the patches that the encoder sees, but '{masking}' gives "

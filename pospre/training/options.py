@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from pospre.arguments import section_of
+from pospre.command_line import argument_texts, spelled
 from pospre.errors import UserError, suggestion
 from pospre.model.algorithm import algorithm_class, algorithm_names
 from pospre.model.outside import is_outside
@@ -85,11 +86,9 @@ def _meanings(kind: type) -> dict[str, str]:
     """Return what the docstrings of a class and of its bases say of each argument."""
     found: dict[str, str] = {}
     for each in reversed(inspect.getmro(kind)):
-        text = inspect.cleandoc(each.__doc__ or "") if each is not object else ""
-        for match in re.finditer(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.M):
-            words = " ".join(match[2].split()).replace("``", "")
-            found[match[1]] = re.sub(r"\bNone\b", "null", words)
-    return found
+        found |= argument_texts(inspect.cleandoc(each.__doc__ or ""))
+    plain = {key: text.replace("``", "") for key, text in found.items()}
+    return {key: re.sub(r"\bNone\b", "null", text) for key, text in plain.items()}
 
 
 def _plain(value: Any) -> str:
@@ -98,9 +97,7 @@ def _plain(value: Any) -> str:
         return "{}"
     if isinstance(value, tuple):
         return f"[{', '.join(map(_plain, value))}]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return spelled(value)
 
 
 def _takes(part: dict[str, Any], schema: dict[str, Any]) -> str:

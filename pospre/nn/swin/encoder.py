@@ -12,6 +12,7 @@ import torch
 from timm.layers import LayerNorm, Mlp
 from torch import Tensor, nn
 
+from pospre.command_line import spelled
 from pospre.errors import UserError
 from pospre.nn.drop_path import residual_factors
 from pospre.nn.initialisation import init_patch_embed, init_trunc_normal, init_weights
@@ -284,8 +285,8 @@ def build_swin(options: EncoderOptions) -> SwinEncoder:
     """
     for key, needed in SWIN_NEEDS.items():
         if (given := getattr(options, key)) != needed:
-            text = {None: "null", True: "true", False: "false"}.get(needed, needed)
-            raise UserError(f"encoder.name = {SWIN} needs encoder.{key}: {text}, not {given}.")
+            wanted = spelled(needed)
+            raise UserError(f"encoder.name = {SWIN} needs encoder.{key}: {wanted}, not {given}.")
     if options.init not in ("xavier", "trunc_normal"):
         raise UserError(
             f"encoder.name = {SWIN} takes encoder.init: xavier or trunc_normal, not {options.init}."
