@@ -17,7 +17,7 @@
 ``measure``           an evaluation by name, of a run, a file, a model of ours or a ViT of timm
 ``attach``            an algorithm by its name, to a model that is made
 ``PretrainAlgorithm`` what an algorithm of your own is derived from, with an ``Objective`` over the
-                      tokens of an ``EncoderPass``; its ``needs`` returns ``Needs``
+                      tokens of an ``EncoderPass``; what it requires of others is a ``Needs``
 ``UserError``         what a mistake raises; its message names the remedy
 ====================  =============================================================================
 
