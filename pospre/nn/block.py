@@ -99,7 +99,8 @@ class Attention(nn.Module):
         context = x_BTD
         if context_BM is not None:
             context = torch.gather(x_BTD, 1, context_BM.unsqueeze(-1).expand(-1, -1, dim))
-        query = F.linear(x_BTD[:, :num_queries], weight[:dim], None if bias is None else bias[:dim])
+        asking = first(x_BTD, num_queries)
+        query = F.linear(asking, weight[:dim], None if bias is None else bias[:dim])
         pair = F.linear(context, weight[dim:], None if bias is None else bias[dim:])
         return (query, *pair.chunk(2, dim=-1))
 
@@ -212,9 +213,17 @@ class Block(nn.Module):
         drop = partial(dropout, keys_B=dropout_B, rate=self.dropout)
         mixed = self.attn(self.norm1(x_BTD), clue, context_BM, num_queries)
         attended = self.ls1(drop(mixed, place=0))
-        x_BTD = x_BTD[:, :num_queries] + (
+        x_BTD = first(x_BTD, num_queries) + (
             attended if branch_B2 is None else attended * branch_B2[:, :1, None]
         )
         hidden = drop(self.mlp.hidden(self.norm2(x_BTD)), place=1)
         mixed = self.ls2(drop(self.mlp.fc2(hidden), place=2))
         return x_BTD + (mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None])
+
+
+def first(x_BTD: Tensor, count: int | None) -> Tensor:
+    """Return the first ``count`` tokens; None: the tokens themselves.
+
+    A slice of all would be copied, and added to zeros, in the backward pass.
+    """
+    return x_BTD if count is None else x_BTD[:, :count]

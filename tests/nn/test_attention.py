@@ -10,6 +10,7 @@ from pospre.nn.build import build_encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Clue
+from tests.operators import CountedOperators
 
 TOKENS = 9
 
@@ -86,6 +87,19 @@ def test_the_context_and_the_first_queries_keep_their_places(
         torch.testing.assert_close(gathered, masked[:, :count], atol=1e-13, rtol=0)
         whole = attention(tokens, clue)
         torch.testing.assert_close(attention(tokens, clue, None, count), whole[:, :count])
+
+
+@pytest.mark.parametrize("count", [None, 2])
+def test_where_all_tokens_ask_none_is_sliced(tokens: Tensor, count: int | None) -> None:
+    """A slice of all has a backward pass that fills zeros, and adds to them."""
+    block, clue = Block(24, 3).double(), turning(3, 8)
+    assert clue.rotation is not None and clue.bias is not None
+    for given in (tokens, clue.rotation[0], clue.bias):
+        given.requires_grad_()
+    clue = clue._replace(rotation=(clue.rotation[0], clue.rotation[1].detach()))
+    with CountedOperators() as operators:
+        block(tokens, clue, num_queries=count).sum().backward()
+    assert (operators.counts["slice_backward"] == 0) == (count is None)
 
 
 def test_weights_are_those_that_mix_the_values(attention: Attention, tokens: Tensor) -> None:

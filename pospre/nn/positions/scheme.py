@@ -37,9 +37,9 @@ class Clue(NamedTuple):
     bias: Tensor | None = None
 
     def of_queries(self, count: int | None) -> Rotation | None:
-        """Return the rotation of the first ``count`` tokens."""
-        if self.rotation is None:
-            return None
+        """Return the rotation of the first ``count`` tokens; None: of all."""
+        if self.rotation is None or count is None:
+            return self.rotation
         cos, sin = self.rotation
         return cos[:, :, :count], sin[:, :, :count]
 
@@ -51,10 +51,10 @@ class Clue(NamedTuple):
         return cos.transpose(2, 3), sin.transpose(2, 3)
 
     def bias_of(self, count: int | None, context_BM: Tensor | None) -> Tensor | None:
-        """Return the bias from the first ``count`` tokens to those at these indices."""
+        """Return the bias from the first ``count`` tokens to those at these indices; None: all."""
         if self.bias is None:
             return None
-        rows = self.bias[:, :, :count]
+        rows = self.bias if count is None else self.bias[:, :, :count]
         return rows if context_BM is None else _columns(rows, context_BM)
 
 
