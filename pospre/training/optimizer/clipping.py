@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+import torch
 from composer.algorithms import GradientClipping
 from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
@@ -35,6 +36,30 @@ class GroupClipping(Algorithm):
             clip_grads_with_norm_(parameters, self.threshold, gradient_norm(parameters))
 
 
+class TensorClipping(Algorithm):
+    """Clip the gradient of every tensor alone, all in a few kernels.
+
+    Args:
+        threshold: of each norm.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+
+    def match(self, event: Event, state: State) -> bool:
+        """Run when the gradients of all microbatches are there."""
+        return event == Event.AFTER_TRAIN_BATCH
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Scale down each gradient whose norm is above the threshold."""
+        parameters = pretrain_model(state).parameters()
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        # as ``clip_grads_with_norm_`` has it, to the bit
+        factors = (self.threshold / (tensor_norms(gradients) + 1e-6)).clamp(max=1.0)
+        shards = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
+        torch._foreach_mul_(shards, factors.unbind())
+
+
 def module_of(name: str) -> str:
     """Return the module with which a parameter is clipped: ``encoder``, or a child of an objective.
 
@@ -61,11 +86,23 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
+def tensor_norms(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of each tensor, over all its shards: (number of tensors,)."""
+    norms = torch._foreach_norm(tensors)
+    first = norms[0]
+    if not isinstance(first, DTensor):
+        return torch.stack(norms)
+    # sums still to be made: one exchange for all
+    parts = torch.stack([each.to_local() for each in norms])  # type: ignore[attr-defined]
+    return DTensor.from_local(parts, first.device_mesh, first.placements).full_tensor()
+
+
 def build_clipping(options: ClipGrad | None) -> list[Algorithm]:
     """Return the algorithm that clips gradients, if the recipe asks for one."""
     if options is None:
         return []
     if options.mode == "norm":
         return [GradientClipping("norm", options.threshold)]
-    # DINO and DropPos clip every tensor alone; DINOv2 the encoder, and every head
-    return [GroupClipping(options.threshold, str if options.mode == "per_tensor" else module_of)]
+    if options.mode == "per_tensor":  # DINO and DropPos
+        return [TensorClipping(options.threshold)]
+    return [GroupClipping(options.threshold, module_of)]  # DINOv2: the encoder, and every head

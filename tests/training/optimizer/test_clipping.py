@@ -13,6 +13,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.sections import ClipGrad
 from pospre.training.optimizer.clipping import GroupClipping, build_clipping, module_of
+from tests.operators import CountedOperators
 
 
 @pytest.fixture
@@ -44,6 +45,26 @@ def test_per_tensor_clipping_treats_every_tensor_alone(model: PretrainModel) -> 
         if parameter.grad is not None:
             expected = min(before[name].item(), 5.0)
             assert parameter.grad.norm().item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_per_tensor_clipping_is_pytorchs_to_the_bit_in_a_few_operators(
+    model: PretrainModel,
+) -> None:
+    expected = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.manual_seed(0)
+            parameter.grad *= torch.randn(parameter.shape)
+            alone = nn.Parameter(parameter.detach().clone())
+            alone.grad = parameter.grad.clone()
+            nn.utils.clip_grad_norm_([alone], 5.0)
+            expected[name] = alone.grad
+    with CountedOperators() as operators:
+        clip(model, mode="per_tensor", threshold=5.0)
+    assert operators.total() <= 10 < len(expected)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            assert torch.equal(parameter.grad, expected[name]), name
 
 
 def test_per_module_clipping_has_one_norm_for_the_encoder_and_one_for_each_head(
