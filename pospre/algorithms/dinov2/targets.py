@@ -37,13 +37,17 @@ def sinkhorn(
         iterations: of the two steps.
     """
     with torch.autocast(logits_MK.device.type, enabled=False):
-        scores = logits_MK.float() / temperature
+        # of one dimension: half precision is promoted while it is divided, and copied no more
+        divisor = torch.as_tensor(temperature, dtype=torch.float32, device=logits_MK.device).view(1)
+        scores = logits_MK / divisor
         valid = torch.ones_like(scores[:, 0], dtype=torch.bool)
+        shown_MK = logits_MK
         if weights_M is not None:
             valid = weights_M > 0
-        # a prototype's factor does not matter before its first normalisation
-        top_K = scores.masked_fill(~valid.unsqueeze(1), -torch.inf).amax(0)
-        top_K = _reduce(top_K, dist.ReduceOp.MAX)
+            shown_MK = logits_MK.masked_fill(~valid.unsqueeze(1), -torch.inf)
+        # a prototype's factor does not matter before its first normalisation; of the largest logit
+        # the quotient is the largest
+        top_K = _reduce(shown_MK.amax(0) / divisor, dist.ReduceOp.MAX)
         scores.sub_(torch.where(top_K.isfinite(), top_K, 0))
         top_M = scores.amax(1)
         matrix = scores.sub_(top_M.unsqueeze(1)).exp_()

@@ -17,6 +17,7 @@ from pospre.algorithms.dinov2.losses import (
     soft_cross_entropy,
 )
 from pospre.algorithms.dinov2.targets import Center, sinkhorn
+from tests.operators import CountedOperators
 
 
 def logits(rows, prototypes=16, scale=1.0):
@@ -62,6 +63,18 @@ def test_huge_logits_stay_finite(scale):
 def test_adding_a_number_to_all_logits_changes_nothing():
     shifted = sinkhorn(logits(12) + 1000, 0.07)
     torch.testing.assert_close(shifted, sinkhorn(logits(12), 0.07), atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_half_precision_logits_have_their_float32_targets_without_a_copy(padding):
+    half, temperature = logits(12).bfloat16(), torch.tensor(0.07)
+    weights = torch.ones(12) if padding else None
+    if weights is not None:
+        weights[-padding:] = 0
+    with CountedOperators() as operators:
+        targets = sinkhorn(half, temperature, weights)
+    assert torch.equal(targets, sinkhorn(half.float(), 0.07, weights))
+    assert targets.dtype == torch.float32 and not operators.counts["_to_copy"]
 
 
 def test_autocast_does_not_reach_sinkhorn():
