@@ -72,7 +72,7 @@ bench-methods: setup ## Time a step of every method beside its peer, with FLOPs 
 check-plan: setup ## How far `python -m pospre.plan` is off: its FLOPs and memory beside measured ones.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/check_plan.py $(ARGS)
 
-gpu-report: setup ## On a machine with GPUs: speed, memory and proofs of every method (images: DATA=…).
+gpu-report: setup ## On a machine with GPUs: speed, memory and proofs of every method (images: DATA=…; none: ARGS=--count).
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/gpu_report.py $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 learn: need-DATA setup ## Pre-train every method on DATA=<class folders> in minutes each; kNN and logistic accuracy.

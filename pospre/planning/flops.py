@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import (
     FlopCounterMode,
+    flop_registry,
     sdpa_backward_flop_count,
     sdpa_flop_count,
+    shape_wrapper,
 )
 
 from pospre.batch import Batch
@@ -25,6 +27,12 @@ _ATTENTION: dict[Any, Any] = {
     ),
 }
 
+# functions of tensors; torch has wrapped those of its own so
+_COUNTED: dict[Any, Any] = {
+    **flop_registry,
+    **{operator: shape_wrapper(count) for operator, count in _ATTENTION.items()},
+}
+
 
 def count_flops(work: Callable[[], object]) -> int:
     """Return the FLOPs of matrix products, convolutions and attention in ``work``.
@@ -34,6 +42,12 @@ def count_flops(work: Callable[[], object]) -> int:
     with FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
         work()
     return int(counter.get_total_flops())
+
+
+def operator_flops(operator: Any, args: Any, kwargs: Any, made: Any) -> int:
+    """Return the FLOPs of one call, as ``count_flops`` counts them; 0 of what it does not."""
+    known: Any = _COUNTED.get(operator)
+    return 0 if known is None else int(known(*args, **kwargs, out_val=made))
 
 
 def pass_flops(model: PretrainModel, batch: Batch) -> dict[str, int]:

@@ -9,7 +9,8 @@ random batch that is always there or, with DATA, on images, over all GPUs that a
 FSDP2, compiled (under FSDP2 block by block) and not. Each runs in a process of its own, so that one
 without memory is a cell that says so. Cells that were measured are not measured again: remove them
 from the output folder for that. ``--set key=value`` changes every recipe, ``--list`` shows what
-would be run.
+would be run. ``--count`` needs no GPU: it counts the eager step of every method, operator by
+operator, and estimates how fast GPUs could do that at most.
 """
 
 import argparse
@@ -25,10 +26,10 @@ from typing import Any
 import torch
 
 from pospre.planning.gpus import GIB, GPUS, Gpu
-from tests.benchmarks import gpu_facts
+from tests.benchmarks import gpu_count, gpu_facts
+from tests.benchmarks.gpu_count import CROPS, ROOT
 from tests.processes import started
 
-ROOT = Path(__file__).parents[2]
 CELL, TRIALS = "tests.benchmarks.gpu_cell", "tests.benchmarks.gpu_facts"
 METHODS = (
     "mae",
@@ -43,7 +44,6 @@ METHODS = (
     "intertwined",
 )
 SIZES = {"vits16": 128, "vitb16": 64, "vitl16": 32}  # and images on each GPU
-CROPS = ("dinov2", "intertwined")  # ten views an image
 SETTINGS = {
     "DDP": ["trainer.fsdp=null", "trainer.compile=false"],
     "DDP, compiled": ["trainer.fsdp=null", "trainer.compile=true"],
@@ -211,6 +211,9 @@ def gpu_of(name: str, memory: float) -> Gpu | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what is missing, and write the table and what is proved."""
     options = _parse(argv)
+    if options.count:
+        gpu_count.print_table(options.methods, options.sizes, options.batch, options.set)
+        return 0
     todo = list(cells(options))
     if options.list:
         print("\n".join(cell.name for cell in todo))
@@ -254,10 +257,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, help="processes, instead of one for each GPU")
     parser.add_argument("--limit", type=float, default=900, help="seconds of a cell")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value")
+    parser.add_argument("--count", action="store_true", help="count a step, without a GPU")
     parser.add_argument("--output", type=Path, default=ROOT / "runs/gpu_report")
     parser.add_argument("--list", action="store_true", help="only show what would be run")
     options = parser.parse_args(argv)
-    if options.device == "gpu" and not options.list and not torch.cuda.is_available():
+    needs_gpu = options.device == "gpu" and not options.list and not options.count
+    if needs_gpu and not torch.cuda.is_available():
         parser.error("torch sees no GPU; --device cpu --batch 2 --steps 2 tries the command out")
     return options
 
