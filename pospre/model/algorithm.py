@@ -43,12 +43,15 @@ class PretrainAlgorithm(Algorithm):
             a kind of objective, such as ``PositionObjective``; None: they need not find it.
         is_host: hosts own the visible patches and attach first.
         takes_merged_patches: works with encoders whose tokens stand for several patches (Swin).
+        half_residual: was published with tokens in half precision between blocks; a run under
+            amp_bf16 keeps them in bf16, unless ``trainer.residual`` says otherwise.
     """
 
     question: ClassVar[Question | None] = None
     objective: ClassVar[type[Objective] | None] = None
     is_host: ClassVar[bool] = False
     takes_merged_patches: ClassVar[bool] = False
+    half_residual: ClassVar[bool] = False
     _progress: Progress = Progress(0.0, 0.0)
 
     def __post_init__(self) -> None:

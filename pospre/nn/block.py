@@ -200,10 +200,10 @@ class Block(nn.Module):
         num_queries: int | None = None,
         dropout_B: Tensor | None = None,
     ) -> Tensor:
-        """Return the tokens, or the first of them, after attention and MLP.
+        """Return the tokens, or the first of them, as precise as they come.
 
         Args:
-            x_BTD: tokens.
+            x_BTD: tokens; in half precision each sum is rounded to it.
             clue: what attention is told of their places.
             context_BM: see ``Attention``.
             branch_B2: factors of the two residual branches (drop path); None is 1.
@@ -213,12 +213,12 @@ class Block(nn.Module):
         drop = partial(dropout, keys_B=dropout_B, rate=self.dropout)
         mixed = self.attn(self.norm1(x_BTD), clue, context_BM, num_queries)
         attended = self.ls1(drop(mixed, place=0))
-        x_BTD = first(x_BTD, num_queries) + (
-            attended if branch_B2 is None else attended * branch_B2[:, :1, None]
-        )
+        attended = attended if branch_B2 is None else attended * branch_B2[:, :1, None]
+        x_BTD = (first(x_BTD, num_queries) + attended).to(x_BTD.dtype)
         hidden = drop(self.mlp.hidden(self.norm2(x_BTD)), place=1)
         mixed = self.ls2(drop(self.mlp.fc2(hidden), place=2))
-        return x_BTD + (mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None])
+        mixed = mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None]
+        return (x_BTD + mixed).to(x_BTD.dtype)
 
 
 def first(x_BTD: Tensor, count: int | None) -> Tensor:

@@ -177,6 +177,11 @@ class Trainer(Section):
         description="auto: amp_bf16 where the device computes in bf16 (GPUs since Ampere, CPUs "
         "with AVX-512-BF16), else fp32",
     )
+    residual: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto",
+        description="precision of the tokens between blocks under amp_bf16; auto: the method's "
+        "(bf16 with dinov2, else fp32)",
+    )
     device: Literal["auto", "cpu", "gpu"] = "auto"
     run_folder: PlainPath = "runs"
     overwrite: bool = False

@@ -17,7 +17,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import Recipe
 from pospre.training.data import build_data, build_views
-from pospre.training.device import build_device, decide_precision
+from pospre.training.device import build_device, decide_precision, set_residual
 from pospre.training.loggers import check_loggers
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import StepSchedule, build_schedule
@@ -107,7 +107,7 @@ def attached_model(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> P
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        return PretrainModel(
+        model = PretrainModel(
             build_encoder(**recipe.encoder.arguments()),
             algorithms,
             seed=recipe.seed,
@@ -115,3 +115,5 @@ def attached_model(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> P
             mean=recipe.data.mean,
             std=recipe.data.std,
         )
+    set_residual(model, recipe)
+    return model

@@ -8,6 +8,8 @@ from composer.models import ComposerModel
 from composer.utils import get_device
 
 from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe
 from pospre.training.distributed.ranks import on_every_rank
 
@@ -24,6 +26,11 @@ def build_device(recipe: Recipe) -> Device:
     device = get_device(None if wanted == "auto" else wanted)
     if device.name == "cpu" and precision == "amp_fp16":
         raise UserError("trainer.precision = amp_fp16 needs a GPU; on the CPU use auto")
+    if recipe.trainer.residual == "bf16" and precision not in ("auto", "amp_bf16"):
+        raise UserError(
+            f"trainer.residual = bf16 needs trainer.precision = amp_bf16, and it is {precision}; "
+            "leave out trainer.residual, or use trainer.precision=auto"
+        )
     for name, view in recipe.data.views.items():
         if device.name == "cpu" and recipe.trainer.compile is True and view.augment.erase_rate:
             # torch 2.7's inductor frees memory twice in the C++ that it writes for this
@@ -52,8 +59,10 @@ def computes_bf16(device: Device) -> bool:
 
 
 def with_precision(recipe: Recipe, precision: str) -> Recipe:
-    """Return the recipe in another precision."""
-    trainer = recipe.trainer.model_copy(update={"precision": precision})
+    """Return the recipe in another precision; the tokens between blocks are no less precise."""
+    half = precision == "amp_bf16"
+    residual = recipe.trainer.residual if half else "auto"
+    trainer = recipe.trainer.model_copy(update={"precision": precision, "residual": residual})
     return recipe.model_copy(update={"trainer": trainer})
 
 
@@ -63,6 +72,25 @@ def decide_precision(recipe: Recipe, device: Device) -> Recipe:
         return recipe
     fast = all(on_every_rank(lambda: computes_bf16(device)))
     return with_precision(recipe, "amp_bf16" if fast else "fp32")
+
+
+def set_residual(model: PretrainModel, recipe: Recipe) -> None:
+    """Let the encoders keep tokens between blocks as precise as the recipe or a method says.
+
+    Raises:
+        UserError: the recipe asks for bf16, and the encoder is no ViT.
+    """
+    asked = recipe.trainer.residual
+    published = asked == "auto" and any(each.half_residual for each in model.algorithms)
+    half = recipe.trainer.precision == "amp_bf16"
+    encoders = [module for module in model.modules() if isinstance(module, Encoder)]
+    if asked == "bf16" and not encoders:
+        raise UserError(
+            f"trainer.residual = bf16 is for ViTs, and encoder.name = {recipe.encoder.name}; "
+            "leave it out"
+        )
+    for encoder in encoders:
+        encoder.half_residual = half and (asked == "bf16" or published)
 
 
 def describe_precision(asked: str, precision: str, device: Device) -> str:

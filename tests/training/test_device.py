@@ -2,12 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
+from pospre.nn.vit import Encoder
+from pospre.recipe.sections import Trainer
 from pospre.training import device as devices
+from tests.algorithms.cases import Case
 
 CPU = devices.get_device("cpu")
 
@@ -77,3 +82,60 @@ def test_a_run_goes_on_in_the_precision_it_began_in(
     assert code == 2
     assert "has trainer.precision = fp32, this one amp_bf16; give trainer.precision=fp32" in output
     assert run(tiny, "trainer.precision=fp32", "trainer.max_duration=4ba")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "residual", "precision", "dtype"),
+    [
+        (("dinov2",), "auto", "amp_bf16", torch.bfloat16),
+        (("dinov2",), "fp32", "amp_bf16", torch.float32),
+        (("dinov2",), "auto", "fp32", torch.float32),
+        (("mae",), "auto", "amp_bf16", torch.float32),
+        (("mae",), "bf16", "amp_bf16", torch.bfloat16),
+    ],
+)
+def test_the_tokens_between_blocks_are_as_precise_as_the_method_or_recipe_says(
+    names: tuple[str, ...], residual: str, precision: str, dtype: torch.dtype
+) -> None:
+    case = Case(names)
+    (model, _), batch = case.build(), case.batch()
+    trainer = Trainer.model_validate(
+        {"max_duration": "1ep", "residual": residual, "precision": precision}
+    )
+    recipe: Any = SimpleNamespace(trainer=trainer, encoder=SimpleNamespace(name="vit_tiny16"))
+    expected = model(dict(batch), progress=0.5).loss
+    devices.set_residual(model, recipe)
+    seen = set()
+    for module in model.modules():
+        if isinstance(module, Encoder):
+            for block in module.blocks:
+                block.register_forward_hook(lambda *found: seen.add(found[-1].dtype))
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp_bf16"):
+        loss = model(dict(batch), progress=0.5).loss
+    loss.backward()
+    assert seen == {dtype} and loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_fp16"])
+def test_a_bf16_residual_needs_autocast(
+    precision: str, tiny: Path, run: Callable[..., tuple[int, str]]
+) -> None:
+    code, output = run(tiny, f"trainer.precision={precision}", "trainer.residual=bf16")
+    assert code == 2 and "trainer.precision" in output
+    if precision == "fp32":
+        assert "trainer.residual = bf16 needs trainer.precision = amp_bf16" in output
+
+
+def test_a_device_without_bf16_trains_with_a_float32_residual(
+    tiny: Path, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "computes_bf16", lambda device: False)
+    for steps in (3, 4):  # and goes on
+        code, output = run(
+            tiny,
+            "trainer.residual=bf16",
+            "trainer.precision=auto",
+            f"trainer.max_duration={steps}ba",
+        )
+        assert code == 0, output

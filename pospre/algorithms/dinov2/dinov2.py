@@ -146,6 +146,7 @@ class DINOv2(PretrainAlgorithm):
         "agreement",
         "share of crops that student and teacher put to the same prototype",
     )
+    half_residual: ClassVar[bool] = True
 
     num_prototypes: Annotated[int, Field(ge=2)] = 65536
     head_hidden: PositiveInt = 2048
