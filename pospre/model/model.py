@@ -255,7 +255,7 @@ class PretrainModel(ComposerModel):
     def forward(
         self, batch: Batch, progress: Progress | float | None = None
     ) -> dict[str, Outputs] | StepOutputs:
-        """Run the passes, then the objectives.
+        """Run the passes, then the objectives; in training, their losses, too.
 
         Args:
             batch: see ``pospre.batch``.
@@ -264,17 +264,22 @@ class PretrainModel(ComposerModel):
 
         Returns:
             The outputs of each objective by name, and ``features``: of every pass one vector for
-            each of its views, (B·V, D), without gradient. With ``progress`` also ``.loss``, the
-            weighted total, and its ``.terms``.
+            each of its views, (B·V, D), without gradient. In training, or with ``progress``, also
+            ``.loss``, the weighted total, and its ``.terms``.
 
         Raises:
             UserError: it is no batch, or lacks what an algorithm writes, or has other views.
         """
         if progress is not None:
             batch = self.prepare(batch, progress)  # a line of its own: else each step compiles
-            outputs = self._run(batch)
-            return StepOutputs(outputs, self.loss(outputs, batch))
-        return self._run(batch)
+        elif not self.training:
+            return self._run(batch)
+        return StepOutputs(*self.run_step(batch))
+
+    def run_step(self, batch: Batch) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
+        """Return the outputs of ``forward`` and the terms of ``loss``: one graph for a compiler."""
+        outputs = self._run(batch)
+        return outputs, self._terms(outputs, batch)
 
     def _run(self, batch: Batch) -> dict[str, Outputs]:
         check_batch(self.registry, batch)
@@ -306,6 +311,9 @@ class PretrainModel(ComposerModel):
         self, outputs: dict[str, Outputs], batch: Batch
     ) -> dict[str, Tensor]:
         """Return ``total``, one term per objective, and ``metric/<name>`` scalars."""
+        return outputs.terms if isinstance(outputs, StepOutputs) else self._terms(outputs, batch)
+
+    def _terms(self, outputs: dict[str, Outputs], batch: Batch) -> dict[str, Tensor]:
         if all(name == FEATURES for name in outputs):
             self.check_complete()
         terms: dict[str, Tensor] = {}

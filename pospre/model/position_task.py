@@ -40,15 +40,14 @@ class Answers(NamedTuple):
     told: Tensor
     counted: Tensor
 
-    @property
     def right(self) -> Tensor:
-        """The patches that are put in their place: bool (R, K)."""
+        """Return which patches are put in their place: bool (R, K)."""
         return self.logits.detach().argmax(-1) == self.places
 
     def accuracy(self, among: Tensor | None = None) -> Tensor:
         """Return the share of right answers of those that count, and are ``among`` these."""
         counted = self.counted if among is None else self.counted & among
-        return (self.right & counted).sum() / counted.sum().clamp_min(1)
+        return (self.right() & counted).sum() / counted.sum().clamp_min(1)
 
     def redraw(self, number: int) -> "Answers":
         """Return the same answers to places that are drawn anew, given all that was told.

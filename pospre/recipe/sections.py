@@ -208,8 +208,10 @@ class Trainer(Section):
         description="true: blocks keep their inputs alone and are computed again in the backward "
         "pass; offload: and the inputs wait in the CPU's memory",
     )
-    compile: bool | Literal["blocks"] = Field(
-        default=False, description="true: the model's forward as one; blocks: every block alone"
+    compile: bool | Literal["auto", "blocks"] = Field(
+        default="auto",
+        description="true: the step with its losses as one graph; blocks: every block alone; auto: "
+        "on GPUs the step, under FSDP2 the blocks, on CPUs nothing",
     )
     fsdp: Fsdp | None = None
     clip_grad: ClipGrad | None = None

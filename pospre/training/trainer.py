@@ -4,14 +4,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from composer import Trainer
 from composer.core import Callback, DataSpec
+from composer.devices import Device
 from composer.utils import ParallelismConfig
 
 from pospre.arguments import Section
+from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import Components
 from pospre.training.callbacks.collapse import Collapse
+from pospre.training.callbacks.compiling import Compiling
 from pospre.training.callbacks.divergence import Divergence
 from pospre.training.callbacks.gradients import GradientNorms
 from pospre.training.callbacks.position_shortcut import PositionShortcut
@@ -26,7 +30,8 @@ from pospre.training.checkpoints.uploads import Uploads
 from pospre.training.device import composer_precision
 from pospre.training.loggers import build_loggers
 from pospre.training.optimizer.clipping import build_clipping
-from pospre.training.scale.blocks import compile_augmentation, compile_blocks, recompute_blocks
+from pospre.training.scale.blocks import recompute_blocks
+from pospre.training.scale.compilation import choose_parts, compile_model, open_cache
 from pospre.training.scale.fsdp import MeanOverRanks, build_sharding
 from pospre.training.scale.microbatch import microbatch_size
 
@@ -55,10 +60,7 @@ def build_trainer(
     options = recipe.trainer
     microbatch = microbatch_size(components)  # before anything below changes the model
     precision = composer_precision(model, recipe, device)
-    if options.compile == "blocks":
-        compile_blocks(model)
-        if device.name == "gpu":  # for CPUs torch 2.7 writes C++ of colours that does not compile
-            compile_augmentation(model)
+    compiled = _compile(model, recipe, device)
     if options.activation_checkpointing:
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
     sharding = build_sharding(options.fsdp)
@@ -79,7 +81,7 @@ def build_trainer(
         optimizers=components.optimizer,
         schedulers=components.schedule,
         step_schedulers_every_batch=True,
-        callbacks=[*callbacks, *([resume] if resume else [])],
+        callbacks=[*compiled, *callbacks, *([resume] if resume else [])],
         loggers=build_loggers(recipe),
         run_name=recipe.run_name,
         progress_bar=False,
@@ -89,8 +91,18 @@ def build_trainer(
         device_train_microbatch_size=microbatch,
         seed=recipe.seed,
         dist_timeout=options.dist_timeout,
-        compile_config={} if options.compile is True else None,
     )
+
+
+def _compile(model: PretrainModel, recipe: Recipe, device: Device) -> list[Callback]:
+    """Compile what the recipe says; return what tells of it."""
+    parts = choose_parts(recipe.trainer, device)
+    if parts is None:
+        return []
+    if parts == "step" and recipe.trainer.activation_checkpointing:
+        torch._dynamo.config.optimize_ddp = False  # it refuses graphs that compute blocks again
+    compile_model(model, parts, device)
+    return [Compiling(parts, open_cache())]
 
 
 def _callbacks(

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from composer.core import Precision
 from composer.distributed.prepare_distributed import parallelize_composer_model
-from composer.utils import dist
+from composer.utils import dist, get_device
 from composer.utils.parallelism import FSDP2Config
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
-from pospre.training.scale.blocks import compile_blocks, recompute_blocks
+from pospre.training.scale.blocks import recompute_blocks
+from pospre.training.scale.compilation import Parts, compile_model
 from pospre.training.scale.fsdp import gradient_of_ones, patch_fsdp_for_gloo
 from tests.algorithms.cases import Case, Options, written
 from tests.algorithms.test_schemes import case_of
@@ -84,12 +85,13 @@ def compare(
 ) -> None:
     """Compare a step on a mesh of ranks of this shape, None for DDP, with that of one process.
 
-    With ``compiled`` blocks are also compiled alone and computed again in the backward pass.
+    With ``compiled`` the step is compiled: as a whole under DDP; else blocks and objectives alone,
+    and blocks are computed again in the backward pass.
     """
     world = dist.get_world_size()
     alone, attached = case.build()
-    batch, parts = shares(case)
-    seen, rate = ([batch], LEARNING_RATE) if coupled(case) else (parts, LEARNING_RATE / world)
+    batch, rows = shares(case)
+    seen, rate = ([batch], LEARNING_RATE) if coupled(case) else (rows, LEARNING_RATE / world)
     expected = torch.stack([backward(alone, alone, attached, part) for part in seen]).mean()
     torch.optim.SGD(alone.parameters(), lr=rate).step()  # the mean of the gradients
     finish(alone, attached)
@@ -97,8 +99,10 @@ def compare(
     spread, attached = case.build()
     wrapped: nn.Module = spread
     if compiled:
-        compile_blocks(spread, backend="aot_eager", fullgraph=True)
-        recompute_blocks(spread, offload=False)
+        parts: Parts = "step" if shape is None else "blocks"
+        compile_model(spread, parts, get_device("cpu"), backend="aot_eager", fullgraph=True)
+        if shape is not None:
+            recompute_blocks(spread, offload=False)
     divisor = 1.0
     if shape is None:
         wrapped = DistributedDataParallel(spread)
@@ -107,7 +111,7 @@ def compare(
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         config, divisor = FSDP2Config(device_mesh=mesh), gradient_of_ones(mesh)
         parallelize_composer_model(spread, None, config, Precision.FP32)
-    loss = backward(wrapped, spread, attached, parts[dist.get_global_rank()])
+    loss = backward(wrapped, spread, attached, rows[dist.get_global_rank()])
     torch.distributed.all_reduce(loss)
     torch.optim.SGD(spread.parameters(), lr=LEARNING_RATE / divisor).step()
     finish(spread, attached)
@@ -135,4 +139,4 @@ if __name__ == "__main__":
         compare(Case(("dinov2",), options=CENTERING), "centering", shape)
         compare(KOLEO, "KoLeo alone", shape)
         if shape != (2, 2):
-            compare(TURNED, "compiled blocks", shape, compiled=True)
+            compare(TURNED, "compiled", shape, compiled=True)

@@ -15,7 +15,7 @@ TOGETHER = (
     "ijepa+stop+crop_field",
     "dinov2+crop_field+masked_position",
 )
-OVER_SCHEMES = (  # on FSDP2 alone; rotary_mixed is that of the compiled blocks
+OVER_SCHEMES = (  # on FSDP2 alone; rotary_mixed is that of the compiled step
     "simmim@learned_sincos",
     "droppos@learned_rotary",
     "mae@alibi",
@@ -39,7 +39,7 @@ def test_several_ranks_equal_one_process(
     environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
     done = finished([*launcher(ranks), str(script), *cases], limit=600, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    compiled = ["compiled blocks"] if ranks == 2 else []
+    compiled = ["compiled"] if ranks == 2 else []
     for case in (*cases, "centering", "KoLeo alone", *compiled):
         for shape in shapes[:1] if "@" in case else shapes:
             assert f"{case} on {shape}: loss" in done.stdout

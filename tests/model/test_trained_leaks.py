@@ -135,7 +135,7 @@ def excess(found: Answers) -> float:
 
     def fit(answers: Answers) -> Tensor:
         given = log_prob.gather(2, answers.places.unsqueeze(-1)).squeeze(-1)
-        return torch.stack([answers.right[hidden].double().mean(), given[hidden].mean()])
+        return torch.stack([answers.right()[hidden].double().mean(), given[hidden].mean()])
 
     drawn = torch.stack([fit(found.redraw(number)) for number in range(REDRAWS)])
     floor = 1 / int(hidden.sum())  # an answer more, where all draws are alike

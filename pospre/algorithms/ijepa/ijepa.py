@@ -99,7 +99,7 @@ class FeaturePrediction(Objective):
         }
         if self.predictor.tokens.noise_std:
             std = mean.new_full((), self.predictor.tokens.noise_std)
-            measured |= {"noise_std": std, "noise_variance": std.square()}
+            measured.update(noise_std=std, noise_variance=std.square())
         return measured
 
 

@@ -92,11 +92,7 @@ def _ask(state: State, model: PretrainModel, batch: Batch) -> dict[str, dict[str
     was_training = model.training
     model.eval()
     try:
-        # what was compiled for training is left alone
-        with (
-            torch.compiler.set_stance("force_eager"),
-            get_precision_context(state.precision, state.precision_config),
-        ):
+        with get_precision_context(state.precision, state.precision_config):
             return model(batch)
     finally:
         model.train(was_training)

@@ -1,14 +1,13 @@
-"""What is done block by block: computing activations again in the backward pass, and compiling.
+"""The transformer blocks of a model, and computing their activations again in the backward pass.
 
 Each block's ``forward`` is replaced, never the block: parameters keep their names, and the hooks of
-DDP and FSDP2 stay around what is computed again or compiled.
+DDP and FSDP2 stay around what is computed again.
 """
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
@@ -39,28 +38,6 @@ def recompute_blocks(model: PretrainModel, *, offload: bool) -> None:
         if any(parameter.requires_grad for parameter in block.parameters()):
             forward = partial(checkpoint, block.forward, use_reentrant=False)
             block.forward = partial(_offloaded, forward) if offload else forward
-
-
-def compile_blocks(model: PretrainModel, **options: Any) -> None:
-    """Compile each block alone: blocks that are alike share what was compiled.
-
-    Args:
-        model: not yet wrapped by DDP or FSDP2, nor changed by ``recompute_blocks``.
-        options: of ``torch.compile``.
-    """
-    for block in blocks_of(model):
-        block.forward = torch.compile(block.forward, **options)
-
-
-def compile_augmentation(model: PretrainModel, **options: Any) -> None:
-    """Compile what changes the views' pixels, for each group of views alone.
-
-    Args:
-        model: not yet wrapped by DDP or FSDP2.
-        options: of ``torch.compile``.
-    """
-    augment: nn.Module = model.augment
-    augment.forward = torch.compile(augment.forward, dynamic=False, **options)
 
 
 def _offloaded(forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

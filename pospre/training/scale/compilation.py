@@ -1,0 +1,124 @@
+"""Compiling the training step: as one graph, or block by block.
+
+Evaluations within a training stay as they are: other shapes would be compiled for each of them.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from composer.devices import Device
+from torch import nn
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
+from torch.utils._triton import has_triton
+
+from pospre.model.model import PretrainModel
+from pospre.nn.block import Block
+from pospre.recipe.sections import Trainer
+from pospre.training.distributed.ranks import print_once
+from pospre.training.scale.blocks import blocks_of
+
+Parts = Literal["step", "blocks"]
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""The variable that names the folder of compiled code."""
+
+
+def choose_parts(options: Trainer, device: Device) -> Parts | None:
+    """Return what ``trainer.compile`` compiles on a device; None: nothing.
+
+    A machine without a compiler trains all the same, and says so.
+    """
+    if options.compile is False or (options.compile == "auto" and device.name == "cpu"):
+        return None
+    lacking = lacking_compiler(device)
+    if lacking is not None:
+        print_once(f"trainer.compile = {options.compile}: nothing is compiled, for {lacking}")
+        return None
+    if options.compile != "auto":
+        return "step" if options.compile is True else "blocks"
+    # FSDP2's hooks lie around blocks; torch 2.7 cuts no graph for DDP that computes blocks again
+    return "blocks" if options.fsdp is not None or options.activation_checkpointing else "step"
+
+
+def lacking_compiler(device: Device) -> str | None:
+    """Return what a machine lacks to compile for a device, and the remedy; None: nothing."""
+    if device.name == "cpu":
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            return "there is no C++ compiler (apt-get install g++)"
+        return None
+    if not has_triton():
+        return "there is no Triton for this GPU (pip install triton; compute capability 7 or more)"
+    if not any(map(shutil.which, filter(None, [os.environ.get("CC"), "gcc", "clang"]))):
+        return "there is no C compiler, which Triton needs (apt-get install gcc)"
+    return None
+
+
+def compile_model(model: PretrainModel, parts: Parts, device: Device, **options: Any) -> None:
+    """Compile parts of a model's training step, with fixed shapes.
+
+    Args:
+        model: not yet wrapped by DDP or FSDP2, nor changed by ``recompute_blocks``.
+        parts: ``step``: passes, objectives and losses as one graph; ``blocks``: each block and each
+            objective alone, and what changes the pixels. What is alike shares what was compiled.
+        device: of the training.
+        options: of ``torch.compile``.
+    """
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        return _in_training(model, function, **options)
+
+    if parts == "step":
+        model.run_step = compiled(model.run_step)  # type: ignore[method-assign]
+        return
+    for block in blocks_of(model):
+        block.forward = compiled(block.forward)
+    for objective in model.objectives.named.values():
+        objective.loss = compiled(objective.loss)
+        if not any(isinstance(module, Block) for module in objective.modules()):
+            objective.forward = compiled(objective.forward)
+    if device.name != "cpu":  # for CPUs torch 2.7 writes C++ of colours that does not compile
+        augment: nn.Module = model.augment
+        augment.forward = compiled(augment.forward)
+
+
+def _in_training(
+    model: PretrainModel, function: Callable[..., Any], **options: Any
+) -> Callable[..., Any]:
+    """Return a function that is compiled while the model is in training, and plain elsewhere."""
+    compiled = torch.compile(function, dynamic=False, **options)
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        return (compiled if model.training else function)(*arguments, **named)
+
+    return run
+
+
+def open_cache() -> str:
+    """Choose the folder that keeps compiled code between starts, and return it.
+
+    It is that of ``TORCHINDUCTOR_CACHE_DIR``, else ``pospre/compiled`` in the user's cache. A
+    temporary folder replaces one that cannot be written, which is said.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get(CACHE) or Path(home, "pospre", "compiled"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        print_once(
+            f"the compiled step is not kept for the next start: {folder} cannot be written "
+            f"({error.strerror}); {CACHE}=<folder> names another"
+        )
+        folder = Path(tempfile.mkdtemp(prefix="pospre-compiled-"))
+    os.environ[CACHE] = str(folder)
+    return str(folder)

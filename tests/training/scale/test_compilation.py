@@ -1,0 +1,191 @@
+"""The compiled step: one graph with its losses, the same numbers, and what is said of it."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from composer.utils import get_device
+from torch._dynamo.utils import counters
+
+from pospre.recipe.sections import Trainer
+from pospre.training.callbacks import compiling
+from pospre.training.scale import compilation
+from pospre.training.scale.blocks import recompute_blocks
+from pospre.training.scale.compilation import CACHE, choose_parts, compile_model, open_cache
+from tests.algorithms.cases import ALONE, HOSTS, Case
+from tests.training.scale.test_blocks import DROPPING, gradients
+
+CPU = get_device("cpu")
+GPU: Any = SimpleNamespace(name="gpu")
+WHOLE: dict[str, Any] = {"backend": "aot_eager", "fullgraph": True}
+STEPS = [
+    *(Case((name,)) for name in (*HOSTS, *ALONE)),
+    *(Case((host, name)) for host, name in (("ijepa", "stop"), ("mae", "lut"))),
+    Case(("dinov2", "masked_position", "crop_field")),
+]
+BLOCKS = [DROPPING, Case(("droppos",)), Case(("dinov2", "masked_position"))]
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Forget what was compiled: torch counts it for a whole process."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("case", STEPS, ids=lambda case: case.title)
+def test_the_step_with_its_losses_is_one_graph_that_stays(case: Case) -> None:
+    batch, (model, algorithms) = case.batch(), case.build()
+    expected = gradients(*case.build(), batch)
+    deep = case.title in ("droppos", "mae+lut")  # of all it would take minutes
+    compile_model(model, "step", CPU, **{**WHOLE, "backend": "aot_eager" if deep else "eager"})
+    found = gradients(model, algorithms, batch)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6, msg=key)
+    for progress in (0.0, 0.2, 0.7, 0.9):
+        model(model.prepare(dict(batch), progress))
+    assert graphs() == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "recompute"), [(BLOCKS[0], False), (BLOCKS[1], False), (BLOCKS[2], True)]
+)
+def test_compiled_blocks_and_objectives_give_the_same(case: Case, recompute: bool) -> None:
+    batch, (model, algorithms) = case.batch(), case.build()
+    expected = gradients(*case.build(), batch)
+    keys = list(model.state_dict())
+    compile_model(model, "blocks", GPU, **WHOLE)
+    if recompute:
+        recompute_blocks(model, offload=False)
+    found = gradients(model, algorithms, batch)
+    assert list(model.state_dict()) == keys
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6, msg=key)
+    first = graphs()
+    gradients(model, algorithms, batch)
+    assert graphs() == first <= 10
+
+
+@pytest.mark.parametrize("parts", ["step", "blocks"])
+def test_an_evaluation_is_not_compiled(parts: compilation.Parts) -> None:
+    case = BLOCKS[1]
+    model, _ = case.build()
+    compile_model(model, parts, GPU, **WHOLE)
+    model.eval()
+    model(model.prepare(case.batch(2), 0.5))
+    assert graphs() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "parts"),
+    [
+        ({}, CPU, None),
+        ({}, GPU, "step"),
+        ({"fsdp": {}}, GPU, "blocks"),
+        ({"activation_checkpointing": True}, GPU, "blocks"),
+        ({"compile": True}, CPU, "step"),
+        ({"compile": "blocks"}, CPU, "blocks"),
+        ({"compile": False}, GPU, None),
+    ],
+)
+def test_what_a_device_compiles(
+    options: dict[str, Any], device: Any, parts: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation, "has_triton", lambda: True)
+    trainer = Trainer.model_validate({"max_duration": "1ep", **options})
+    assert choose_parts(trainer, device) == parts
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [(CPU, "there is no C++ compiler (apt-get install g++)"), (GPU, "there is no Triton")],
+)
+def test_without_a_compiler_nothing_is_compiled_and_that_is_said(
+    device: Any,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def search() -> str:
+        raise compilation.InvalidCxxCompiler
+
+    monkeypatch.setattr(compilation, "get_cpp_compiler", search)
+    monkeypatch.setattr(compilation, "has_triton", lambda: False)
+    trainer = Trainer.model_validate({"max_duration": "1ep", "compile": True})
+    assert choose_parts(trainer, device) is None
+    assert f"trainer.compile = True: nothing is compiled, for {said}" in capsys.readouterr().out
+
+
+def test_the_cache_is_kept_or_it_is_said_that_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(CACHE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert open_cache() == os.environ[CACHE] == str(tmp_path / "pospre" / "compiled")
+    assert capsys.readouterr().out == ""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(CACHE, str(tmp_path / "file"))
+    folder = open_cache()
+    assert Path(folder).is_dir() and folder == os.environ[CACHE] != str(tmp_path / "file")
+    assert f"{tmp_path / 'file'} cannot be written" in capsys.readouterr().out
+
+
+class Breaking(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.told
+        torch._dynamo.graph_break()
+        return x * 2
+
+
+def test_breaks_and_too_many_graphs_are_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    callback, nothing = compiling.Compiling("step", "/cache"), torch.zeros(2)
+    module = Breaking()
+    compiled: Any = torch.compile(module, backend="eager", dynamic=False)
+    state: Any = None
+    callback.fit_start(state, state)
+    callback.batch_start(state, state)
+    compiled(nothing)
+    callback.batch_end(state, state)
+    first = capsys.readouterr().err
+    assert "compiling the step: the first step takes longer" in first
+    assert "the first step took" in first and "kept in /cache" in first
+    assert f"warning: the compiled graph breaks at {__file__}:" in first
+    for size in range(3, 14):
+        compiled(torch.zeros(size))
+    callback.batch_end(state, state)
+    callback.close(state, state)
+    later = capsys.readouterr().err
+    assert "was compiled 8 times (recompile_limit) and runs uncompiled from here on" in later
+    assert "what changed last:" in later and "took" not in later
+
+
+def test_a_compiled_run_says_so_and_learns_the_same(
+    tiny: Path, run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    short = ("trainer.max_duration=3ba", f"trainer.run_folder={tmp_path}")
+    losses = []
+    for name, more in (("plain", ()), ("compiled", ("trainer.compile=true",))):
+        code, output = run(tiny, *short, f"run_name={name}", *more)
+        assert code == 0, output
+        assert ("compiling the step" in output) is bool(more)
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss/total"] for line in lines])
+    assert "1 compiled graph;" in output and any((tmp_path / "cache").iterdir())
+    assert len(losses[0]) == 3 and losses[1] == pytest.approx(losses[0], rel=1e-4)
