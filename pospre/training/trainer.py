@@ -34,6 +34,7 @@ from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.compilation import choose_parts, compile_model, open_cache
 from pospre.training.scale.fsdp import MeanOverRanks, build_sharding
 from pospre.training.scale.microbatch import microbatch_size
+from pospre.training.step import StepTrainer
 
 
 def build_trainer(
@@ -65,7 +66,7 @@ def build_trainer(
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
     sharding = build_sharding(options.fsdp)
     callbacks = _callbacks(components, earlier, uploads, signals, more_callbacks)
-    return Trainer(
+    return StepTrainer(
         model=model,
         train_dataloader=DataSpec(
             components.loader, get_num_samples_in_batch=lambda b: len(b["index"])

@@ -1,0 +1,154 @@
+"""Composer's Trainer with less work around a step: each override says what it leaves out.
+
+They are made for Composer 0.32.1, and a test notices when it changes what they stand for.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from composer import Trainer
+from composer.core import Event, get_precision_context
+from composer.core.types import TrainerMode
+from composer.distributed import ddp_sync_context
+from composer.utils import dist
+from torch import Tensor
+
+from pospre.batch import Batch
+
+OVERRIDDEN = (
+    "_train_loop",  # this one stays; it takes None from ``_train_batch`` for no losses to fetch
+    "_train_batch",
+    "_train_microbatches",
+    "_train_microbatch",
+    "_iter_dataloader",
+    "_accumulate_time_across_ranks",
+    "_use_closures",
+)
+"""What this module stands on: methods of Composer's Trainer."""
+
+
+class StepTrainer(Trainer):
+    """Composer's Trainer, its step without what a run of ours has no use for.
+
+    It neither looks for the size of microbatches while it trains, nor counts tokens, nor has
+    training metrics: our model has none, and ``microbatch_size`` is known before.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if not os.environ.get("ENGINE_DEBUG"):
+            # it formats a line for each callback of each event, and throws it away
+            self.engine._debug_log = lambda event, msg: None  # type: ignore[method-assign]
+
+    def _use_closures(self) -> bool:
+        """Say no: for a closure, Composer fetches the loss before the optimiser can begin."""
+        return False
+
+    def _train_batch(self, use_grad_scaling: bool) -> Any:
+        """Train on a batch and fetch all losses at once, where Composer fetches each alone."""
+        losses = super()._train_batch(use_grad_scaling)
+        stacked = torch.cat(list(losses.values()))
+        dist.all_reduce(stacked)
+        ranks = dist.get_world_size()
+        found = {name: loss / ranks for name, loss in zip(losses, stacked.tolist(), strict=True)}
+        self.state.total_loss_dict = found
+        self.logger.log_metrics(found)
+        return None  # the loop has nothing left to fetch
+
+    def _train_microbatches(
+        self,
+        microbatches: Sequence[Batch],
+        total_loss_dict: dict[str, Tensor],
+        ddp_sync: bool = True,
+    ) -> Tensor:
+        """Sum gradients and losses of microbatches; one process need not ask for the batch size."""
+        state, spec = self.state, self._train_data_spec
+        assert spec is not None
+        self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
+        use_grad_scaling = self._use_grad_scaling(state.precision, state.scaler)
+        for optimizer in state.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        size = self._mean_over_ranks(sum(self._samples(microbatch) for microbatch in microbatches))
+        whole = state.batch
+        for number, microbatch in enumerate(microbatches, 1):
+            state.batch = spec.microbatch_transforms(state.device.batch_to_device(microbatch))
+            is_last = number == len(microbatches)
+            for name, loss in self._train_microbatch(use_grad_scaling, size, is_last).items():
+                key = f"loss/train/{name}"
+                if key not in total_loss_dict:
+                    total_loss_dict[key] = state.device.tensor_to_device(torch.zeros(1))
+                total_loss_dict[key] += loss
+        state.batch = whole
+        if use_grad_scaling:
+            assert state.scaler is not None
+            for optimizer in state.optimizers:
+                state.scaler.unscale_(optimizer)
+        self.engine.run_event(Event.AFTER_TRAIN_BATCH)
+        return total_loss_dict["loss/train/total"]
+
+    def _samples(self, batch: Any) -> int:
+        assert self._train_data_spec is not None
+        return int(self._train_data_spec.get_num_samples_in_batch(batch))
+
+    def _mean_over_ranks(self, size: int) -> float:
+        ranks = dist.get_world_size()
+        if ranks == 1:
+            return float(size)
+        sizes = self.state.device.tensor_to_device(torch.tensor(size))
+        dist.all_reduce(sizes)
+        return sizes.item() / ranks
+
+    def _train_microbatch(
+        self, use_grad_scaling: bool, current_batch_size: int | float, is_final_microbatch: bool
+    ) -> dict[str, Tensor]:
+        """Run forward and backward; Composer copies the batch before, for metrics of training."""
+        state, run_event = self.state, self.engine.run_event
+        share = self._samples(state.batch) / current_batch_size
+        with ddp_sync_context(state, is_final_microbatch, self._ddp_sync_strategy):
+            run_event(Event.BEFORE_FORWARD)
+            with get_precision_context(state.precision, state.precision_config):
+                state.outputs = state.model(state.batch)
+            run_event(Event.AFTER_FORWARD)
+            run_event(Event.BEFORE_LOSS)
+            with get_precision_context(state.precision, state.precision_config):
+                losses: Any = self._original_model.loss(state.outputs, state.batch)
+            state.loss = losses
+            run_event(Event.AFTER_LOSS)
+            run_event(Event.BEFORE_BACKWARD)
+            losses = state.loss  # an algorithm may have replaced them
+            logged = {name: loss.detach().mean() * share for name, loss in losses.items()}
+            total = losses["total"]
+            if use_grad_scaling:
+                assert state.scaler is not None
+                total = state.scaler.scale(total)
+            (total * share).backward()
+            run_event(Event.AFTER_BACKWARD)
+        return logged
+
+    def _iter_dataloader(self, trainer_mode: TrainerMode) -> Iterator[Any]:
+        """Yield batches; one process need not ask after each whether others have any left."""
+        if dist.get_world_size() > 1 or trainer_mode != TrainerMode.TRAIN:
+            yield from super()._iter_dataloader(trainer_mode)
+            return
+        length = self.state.dataloader_len
+        batches = itertools.islice(self.state.dataloader, None if length is None else int(length))
+        while True:
+            self.engine.run_event(Event.BEFORE_DATALOADER)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                self.engine.run_marker_only_event(Event.AFTER_DATALOADER)
+                return
+            yield batch
+
+    def _accumulate_time_across_ranks(
+        self, num_samples: int | float, num_tokens: int, batch_time: timedelta
+    ) -> tuple[int, int, timedelta]:
+        """Return the counts of all ranks; of one process its own, without three fetches."""
+        if dist.get_world_size() == 1:
+            return int(num_samples), num_tokens, batch_time
+        return super()._accumulate_time_across_ranks(num_samples, num_tokens, batch_time)

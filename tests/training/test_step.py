@@ -1,0 +1,114 @@
+"""The step of our Trainer: what it leaves out of Composer's, and that it stays the same step."""
+
+import hashlib
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import composer.trainer.trainer as composer_trainer
+import pytest
+import torch
+from composer import Trainer
+from composer.core import Callback
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pospre.recipe.recipe import load_recipe
+from pospre.training import trainer as ours
+from pospre.training.build import build_components
+from pospre.training.callbacks.stop_signals import StopSignals
+from pospre.training.step import OVERRIDDEN
+from tests.training.tiny_runs import MAE
+
+MADE_FOR = {
+    "_train_loop": "1dffbf6b9c51",
+    "_train_batch": "787aff3a7f53",
+    "_train_microbatches": "3ee43a3fb726",
+    "_train_microbatch": "4b840744cb17",
+    "_iter_dataloader": "970ae649c7dc",
+    "_accumulate_time_across_ranks": "a7a8ddb3e21b",
+    "_use_closures": "f8e8d08988ae",
+}
+"""Of Composer 0.32.1; where one differs, compare ``pospre/training/step.py`` with the new one."""
+
+
+def test_composer_is_the_one_that_is_overridden() -> None:
+    found = {
+        name: hashlib.sha256(inspect.getsource(getattr(Trainer, name)).encode()).hexdigest()[:12]
+        for name in OVERRIDDEN
+    }
+    assert found == MADE_FOR
+
+
+class Counts(Callback):
+    """Counts what steps 2 and 3 do, and keeps the losses of all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()
+        self.losses: list[dict[str, float]] = []
+        self.mode = _Items(self.found)
+        monkeypatch.setattr(composer_trainer, "deepcopy", self._counted("copies"))
+
+    def _counted(self, what: str) -> Callable[[Any], Any]:
+        def same(value: Any) -> Any:
+            self.found[what] += 1
+            return value
+
+        return same
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        self.losses.append(dict(state.total_loss_dict))
+        if len(self.losses) == 1:
+            self.found.clear()
+            self.mode.__enter__()
+        elif len(self.losses) == 3:
+            self.mode.__exit__(None, None, None)
+            self.seen = Counter(self.found)
+
+
+class _Items(TorchDispatchMode):
+    def __init__(self, found: Counter[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.found["items"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def trained(
+    recipe: Path, counts: Counts, *overrides: str
+) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """Train three steps; return losses and weights."""
+    options = (MAE, "trainer.max_duration=3ba", "trainer.log_interval=100", *overrides)
+    run = build_components(load_recipe(recipe, options))
+    signals = StopSignals()
+    trainer = ours.build_trainer(run, signals=signals, more_callbacks=[counts])
+    try:
+        trainer.fit()
+    finally:
+        signals.give_back()
+        trainer.engine.close()
+    return counts.losses, {name: each.clone() for name, each in run.model.state_dict().items()}
+
+
+def test_a_step_has_no_item_and_copies_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = Counts(monkeypatch)
+    trained(tiny, counts)
+    assert not counts.seen
+
+
+@pytest.mark.parametrize("size", [8, 4, 3])
+def test_it_is_the_step_of_composer(size: int, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = f"trainer.microbatch_size={size}", "trainer.save_interval=100ba"
+    losses, weights = trained(tiny, Counts(monkeypatch), *options, "run_name=ours")
+    monkeypatch.setattr(ours, "StepTrainer", Trainer)
+    counts = Counts(monkeypatch)
+    others, theirs = trained(tiny, counts, *options, "run_name=composer")
+    assert counts.seen["items"] > 10 and counts.seen["copies"]  # that is, they are counted
+    assert losses == others and len(losses) == 3
+    assert all(torch.equal(value, theirs[name]) for name, value in weights.items())
