@@ -65,13 +65,17 @@ class Synthetic:
 
 
 class Meter(Callback):
-    """Times steps after a warm-up, and what of that was waiting for the loader."""
+    """Times the first step, those after a warm-up, and what of these was waiting for the loader."""
 
     def __init__(self, warm_up: int) -> None:
         self.warm_up = warm_up
         self.losses: list[float] = []
-        self.seconds = self.waited = 0.0
+        self.seconds = self.waited = self.first = 0.0
         self._begun = self._asked = 0.0
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Note when the first step begins, which may compile."""
+        self._begun = _now()
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
         """Note when a batch is asked for."""
@@ -84,12 +88,22 @@ class Meter(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Note the loss, which Composer has fetched, and the time since the warm-up."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
         self.losses.append(float(state.total_loss_dict["loss/train/total"]))
+        if len(self.losses) == 1:
+            self.first = _now() - self._begun
         if len(self.losses) == self.warm_up:
-            self._begun, self.waited = time.perf_counter(), 0.0
-        self.seconds = time.perf_counter() - self._begun
+            self._begun, self.waited = _now(), 0.0
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Note how long the steps after the warm-up took."""
+        self.seconds = _now() - self._begun
+
+
+def _now() -> float:
+    """Return the time when all that was asked of the GPU is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def synthetic(recipe: Recipe) -> Components:
@@ -121,6 +135,7 @@ def measure(recipe: Recipe, *, real: bool, warm_up: int) -> dict[str, Any]:
         "images_per_s": steps * recipe.data.batch_size / meter.seconds,
         "peak_bytes": int(peak),
         "data_wait": meter.waited / meter.seconds,
+        "first_step": meter.first,
         "losses": meter.losses,
         "microbatch": trainer.state.device_train_microbatch_size,
         "flops_per_image": flops_per_image(recipe),

@@ -28,6 +28,14 @@ _TOO_MANY = 4096  # images for any GPU of today at once
 _NO_GPU = "needs a GPU"
 
 
+_COMPILED = [
+    ("DDP", "DDP, blocks"),
+    ("DDP", "DDP, compiled"),
+    ("DDP", "DDP, compiled, bf16 residual"),
+    ("FSDP2", "FSDP2, compiled"),
+]
+
+
 def from_cells(results: Sequence[dict[str, Any]]) -> list[Fact]:
     """Return what the losses of the cells show."""
     losses: dict[str, dict[str, list[float]]] = {}
@@ -47,7 +55,7 @@ def from_cells(results: Sequence[dict[str, Any]]) -> list[Fact]:
     several = max(worlds, default=1) > 1
     return [
         fact("losses in bf16 are finite", not bad if losses else None, ", ".join(bad)),
-        _same(losses, [("DDP", "DDP, compiled"), ("FSDP2", "FSDP2, compiled")], "compiled = eager"),
+        _same(losses, _COMPILED, "compiled = eager"),
         _same(losses, [("DDP", "FSDP2")], "FSDP2 = DDP")
         if several
         else fact("FSDP2 = DDP", None, "needs two GPUs"),

@@ -5,12 +5,12 @@
     make gpu-report DATA=/data/in1k.mds ARGS="--output report"   # with the real loader as well
 
 A cell is a recipe of ``yamls/pretrain`` trained for some steps by the recipe's own trainer, on a
-random batch that is always there or, with DATA, on images, over all GPUs that are there: DDP and
-FSDP2, compiled (under FSDP2 block by block) and not. Each runs in a process of its own, so that one
-without memory is a cell that says so. Cells that were measured are not measured again: remove them
-from the output folder for that. ``--set key=value`` changes every recipe, ``--list`` shows what
-would be run. ``--count`` needs no GPU: it counts the eager step of every method, operator by
-operator, and estimates how fast GPUs could do that at most.
+random batch that is always there or, with DATA, on images, over all GPUs that are there, in every
+setting: DDP and FSDP2, compiled or not, and with a bf16 residual. Each runs in a process of its
+own, so that one without memory is a cell that says so. Cells that were measured are not measured
+again: remove them from the output folder for that. ``--set key=value`` changes every recipe,
+``--list`` shows what would be run. ``--count`` needs no GPU: it counts the eager step of every
+method, operator by operator, and estimates how fast GPUs could do that at most.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import torch
 
 from pospre.planning.gpus import GIB, GPUS, Gpu
 from tests.benchmarks import gpu_count, gpu_facts
-from tests.benchmarks.gpu_count import CROPS, ROOT
+from tests.benchmarks.gpu_count import ROOT, batch_of
 from tests.processes import started
 
 CELL, TRIALS = "tests.benchmarks.gpu_cell", "tests.benchmarks.gpu_facts"
@@ -43,12 +43,15 @@ METHODS = (
     "lut",
     "intertwined",
 )
-SIZES = {"vits16": 128, "vitb16": 64, "vitl16": 32}  # and images on each GPU
+SIZES = ("vits16", "vitb16", "vitl16")
+_DDP, _FSDP, _FULL = "trainer.fsdp=null", "trainer.fsdp={}", "trainer.residual=fp32"
 SETTINGS = {
-    "DDP": ["trainer.fsdp=null", "trainer.compile=false"],
-    "DDP, compiled": ["trainer.fsdp=null", "trainer.compile=true"],
-    "FSDP2": ["trainer.fsdp={}", "trainer.compile=false"],
-    "FSDP2, compiled": ["trainer.fsdp={}", "trainer.compile=blocks"],
+    "DDP": [_DDP, "trainer.compile=false", _FULL],
+    "DDP, blocks": [_DDP, "trainer.compile=blocks", _FULL],
+    "DDP, compiled": [_DDP, "trainer.compile=true", _FULL],
+    "DDP, compiled, bf16 residual": [_DDP, "trainer.compile=true", "trainer.residual=bf16"],
+    "FSDP2": [_FSDP, "trainer.compile=false", _FULL],
+    "FSDP2, compiled": [_FSDP, "trainer.compile=blocks", _FULL],
 }
 _GUESS = 90.0  # seconds of a cell, before one was measured
 
@@ -83,7 +86,6 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
 
 
 def _cell(options: argparse.Namespace, method: str, size: str, setting: str, *, real: bool) -> Cell:
-    share = 4 if method in CROPS else 1
     warm_up = max(2, options.steps // 4)
     overrides = [
         f"encoder.name={size}",
@@ -104,7 +106,7 @@ def _cell(options: argparse.Namespace, method: str, size: str, setting: str, *, 
         size=size,
         setting=setting,
         real=real,
-        device_batch=options.batch or max(2, SIZES[size] // share),
+        device_batch=options.batch or batch_of(method, size),
         warm_up=warm_up,
         recipe=str(ROOT / f"yamls/pretrain/{method}_vitb16.yaml"),
         overrides=overrides,
@@ -170,14 +172,14 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     """Return the cells as a table in Markdown."""
     lines = [
         "| method | size | setting | loader | batch a GPU | images/s | model-FLOPs utilisation "
-        "| peak GiB a GPU | waits for data |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| peak GiB a GPU | waits for data | first step, s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
         cell = result["cell"]
         start = [cell["method"], cell["size"], cell["setting"]]
         start += ["images" if cell["real"] else "synthetic", str(cell["device_batch"])]
-        cells = [result["failed"], "", "", ""] if "failed" in result else _figures(result)
+        cells = [result["failed"], *[""] * 4] if "failed" in result else _figures(result)
         lines.append(f"| {' | '.join([*start, *cells])} |")
     return "\n".join(lines)
 
@@ -189,6 +191,7 @@ def _figures(result: dict[str, Any]) -> list[str]:
         "–" if share is None else f"{100 * share:.1f} %",
         f"{result['peak_bytes'] / GIB:.2f}",
         f"{100 * result['data_wait']:.1f} %",
+        f"{result['first_step']:.1f}",
     ]
 
 

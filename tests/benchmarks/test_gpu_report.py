@@ -38,6 +38,7 @@ def test_the_command_measures_resumes_and_writes_the_report(
     (cell,) = report["cells"]
     assert len(cell["losses"]) == 4 and cell["images_per_s"] > 0 and cell["flops_per_image"] > 1e6
     assert 0 <= cell["data_wait"] < 1 and cell["peak_bytes"] > 1e8
+    assert cell["first_step"] > 0
     facts = {one["fact"]: one["holds"] for one in report["facts"]}
     assert facts["losses in bf16 are finite"] is True
     assert facts["no host sync in a step of mae"] is None  # no GPU: not seen
