@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from pospre.errors import UserError
@@ -134,9 +135,8 @@ def follow(pairs: list[tuple[nn.Module, nn.Module]], momentum: float) -> None:
     teachers: list[Tensor] = []
     students: list[Tensor] = []
     for student, teacher in pairs:
-        theirs = dict(teacher.state_dict(keep_vars=True))
-        for name, value in student.state_dict(keep_vars=True).items():
-            mine = _local(theirs[name])
+        for value, theirs in zip(_weights(student), _weights(teacher), strict=True):
+            mine = _local(theirs)
             if mine.is_floating_point():
                 teachers.append(mine)
                 students.append(_local(value).to(mine.dtype))
@@ -146,6 +146,17 @@ def follow(pairs: list[tuple[nn.Module, nn.Module]], momentum: float) -> None:
         torch._foreach_lerp_(teachers, students, 1 - momentum)
 
 
+def _weights(module: nn.Module) -> list[Tensor]:
+    """Return the tensors of ``state_dict``, whose hooks and names cost more than the average."""
+    parts = [*module.modules()]
+    if any(isinstance(part, FSDPModule) for part in parts):  # its hooks make all of them shards
+        return [*module.state_dict(keep_vars=True).values()]
+    found = [tensor for part in parts for tensor in part._parameters.values()]
+    for part in parts:
+        hidden = part._non_persistent_buffers_set
+        found += [buffer for name, buffer in part._buffers.items() if name not in hidden]
+    return [tensor for tensor in found if tensor is not None]
+
+
 def _local(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
