@@ -151,9 +151,10 @@ def _weights(module: nn.Module) -> list[Tensor]:
     parts = [*module.modules()]
     if any(isinstance(part, FSDPModule) for part in parts):  # its hooks make all of them shards
         return [*module.state_dict(keep_vars=True).values()]
-    found = [tensor for part in parts for tensor in part._parameters.values()]
+    found: list[Tensor | None] = []
     for part in parts:
         hidden = part._non_persistent_buffers_set
+        found += part._parameters.values()
         found += [buffer for name, buffer in part._buffers.items() if name not in hidden]
     return [tensor for tensor in found if tensor is not None]
 
