@@ -90,6 +90,7 @@ class PretrainModel(ComposerModel):
         self.registry = Registry(encoder, self.views)
         # of a loop without Composer: begun, its optimisers are checked, ``after_step`` is called
         self.is_prepared = self.is_checked = self.is_followed = False
+        self.is_one_graph = False  # of ``run_step``: forward has the losses, too
         self.number_check = NumberCheck()
         self.seen_weights, self.moves_seen = (-1, 0.0), 0  # until ``after_step`` is called
         for name, group in self.views.items():
@@ -255,7 +256,7 @@ class PretrainModel(ComposerModel):
     def forward(
         self, batch: Batch, progress: Progress | float | None = None
     ) -> dict[str, Outputs] | StepOutputs:
-        """Run the passes, then the objectives; in training, their losses, too.
+        """Run the passes, then the objectives.
 
         Args:
             batch: see ``pospre.batch``.
@@ -264,15 +265,15 @@ class PretrainModel(ComposerModel):
 
         Returns:
             The outputs of each objective by name, and ``features``: of every pass one vector for
-            each of its views, (B·V, D), without gradient. In training, or with ``progress``, also
-            ``.loss``, the weighted total, and its ``.terms``.
+            each of its views, (B·V, D), without gradient. With ``progress``, or where the step
+            is compiled as one graph, also ``.loss``, the weighted total, and its ``.terms``.
 
         Raises:
             UserError: it is no batch, or lacks what an algorithm writes, or has other views.
         """
         if progress is not None:
             batch = self.prepare(batch, progress)  # a line of its own: else each step compiles
-        elif not self.training:
+        elif not (self.training and self.is_one_graph):
             return self._run(batch)
         return StepOutputs(*self.run_step(batch))
 
@@ -311,7 +312,9 @@ class PretrainModel(ComposerModel):
         self, outputs: dict[str, Outputs], batch: Batch
     ) -> dict[str, Tensor]:
         """Return ``total``, one term per objective, and ``metric/<name>`` scalars."""
-        return outputs.terms if isinstance(outputs, StepOutputs) else self._terms(outputs, batch)
+        if self.is_one_graph and isinstance(outputs, StepOutputs):
+            return outputs.terms  # of that graph
+        return self._terms(outputs, batch)
 
     def _terms(self, outputs: dict[str, Outputs], batch: Batch) -> dict[str, Tensor]:
         if all(name == FEATURES for name in outputs):

@@ -77,6 +77,7 @@ def compile_model(model: PretrainModel, parts: Parts, device: Device, **options:
 
     if parts == "step":
         model.run_step = compiled(model.run_step)  # type: ignore[method-assign]
+        model.is_one_graph = True
         return
     for block in blocks_of(model):
         block.forward = compiled(block.forward)
