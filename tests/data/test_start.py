@@ -29,4 +29,4 @@ def test_the_first_batch_needs_little(
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     seconds, *imported = done.stdout.split()
     assert imported == (["ffcv", "cv2"] if name == "ffcv" else [])
-    assert float(seconds) < 10  # of all cores; FFCV about 3, the others 2
+    assert float(seconds) < 20  # of all cores; FFCV about 3, the others 2, slow cores about 8

@@ -189,7 +189,8 @@ def test_other_official_files_arrive_whole(
     if "eva02" in name:
         as_timm_reads(subject.model.encoder)
     with torch.no_grad():
-        close(subject.model.eval().tokens(images(patch)), vit.forward_features(images(patch)), 1e-5)
+        expected = vit.forward_features(images(patch))
+        close(subject.model.eval().tokens(images(patch)), expected, 5e-5)  # 2e-5 with AVX2 alone
 
 
 def golden(name: str) -> Any:
