@@ -13,13 +13,13 @@ import torch
 from composer import Trainer
 from composer.core import Callback
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pospre.recipe.recipe import load_recipe
 from pospre.training import trainer as ours
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.step import OVERRIDDEN
+from tests.operators import CountedOperators
 from tests.training.tiny_runs import MAE
 
 MADE_FOR = {
@@ -49,7 +49,7 @@ class Counts(Callback):
         self.found: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
         self.losses: list[dict[str, float]] = []
-        self.mode = _Items(self.found)
+        self.operators = CountedOperators()
         monkeypatch.setattr(composer_trainer, "deepcopy", self._counted("copies"))
 
     def _counted(self, what: str) -> Callable[[Any], Any]:
@@ -63,21 +63,11 @@ class Counts(Callback):
         self.losses.append(dict(state.total_loss_dict))
         if len(self.losses) == 1:
             self.found.clear()
-            self.mode.__enter__()
+            self.operators.__enter__()
         elif len(self.losses) == 3:
-            self.mode.__exit__(None, None, None)
+            self.operators.__exit__(None, None, None)
             self.seen = Counter(self.found)
-
-
-class _Items(TorchDispatchMode):
-    def __init__(self, found: Counter[str]) -> None:
-        super().__init__()
-        self.found = found
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            self.found["items"] += 1
-        return func(*args, **(kwargs or {}))
+            self.seen["items"] = self.operators.counts["_local_scalar_dense"]
 
 
 def trained(
@@ -99,7 +89,7 @@ def trained(
 def test_a_step_has_no_item_and_copies_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Counts(monkeypatch)
     trained(tiny, counts)
-    assert not counts.seen
+    assert counts.seen == {"items": 0}
 
 
 @pytest.mark.parametrize("size", [8, 4, 3])

@@ -58,7 +58,7 @@ class Compiling(Callback):
 def _describe(found: object) -> str:
     """Return where a graph breaks, and torch's reason in a line."""
     stack, reason = getattr(found, "user_stack", []), str(getattr(found, "reason", found))
-    where = f"at {Path(stack[-1].filename)}:{stack[-1].lineno}: " if stack else ": "
+    where = f"at {Path(stack[-1].filename)}:{stack[-1].lineno}: " if stack else ""
     return where + " ".join(reason.split())[:200]
 
 
