@@ -67,7 +67,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 check_installed()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "PretrainModel": "model.model",

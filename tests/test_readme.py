@@ -30,13 +30,16 @@ NAMES = (
     "data_prep/sources/README.md",
     "pospre/README.md",
     "pospre/algorithms/README.md",
+    ".github/CONTRIBUTING.md",
+    ".github/CHANGELOG.md",
     "yamls/README.md",
     "tests/benchmarks/README.md",
 )
 TEXTS = [(ROOT / name).read_text(encoding="utf-8") for name in NAMES]
 README, RECIPE, FIGURES = TEXTS[0], TEXTS[-2], TEXTS[-1]
+CONTRIBUTING = TEXTS[NAMES.index(".github/CONTRIBUTING.md")]
 RECIPES = re.findall(r"^```yaml\n(data:.*?)^```", RECIPE, re.M | re.S)
-ROOMS = ("pospre", "data_prep", "tests", "yamls", ".setup", ".ci")
+ROOMS = ("pospre", "data_prep", "tests", "yamls", ".setup", ".ci", ".github")
 # a smaller model and fewer steps, nothing that the block would lack
 SHRINK = [
     "encoder.name=vit_tiny16",
@@ -100,7 +103,7 @@ def test_links_and_names_lead_somewhere(name: str) -> None:
 
 
 def test_the_map_names_what_is_there_and_nothing_else() -> None:
-    (text,) = re.findall(r"^```\n(yamls/ .*?)^```", README, re.M | re.S)
+    (text,) = re.findall(r"^```\n(yamls/ .*?)^```", CONTRIBUTING, re.M | re.S)
     below = {path.name for room in ROOMS for path in (ROOT / room).rglob("*")} | {*ROOMS}
     assert {*re.findall(r"[\w.]+(?=/)|\w+\.py\b", text)} <= below
     for room in ("pospre", "data_prep"):
@@ -122,7 +125,8 @@ def imported(path: Path, room: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("room", "text"), re.findall(r"^(pospre|data_prep)/ (.*?)(?=^\w|^\.)", README, re.M | re.S)
+    ("room", "text"),
+    re.findall(r"^(pospre|data_prep)/ (.*?)(?=^\w|^\.)", CONTRIBUTING, re.M | re.S),
 )
 def test_imports_go_up_the_map_only(room: str, text: str) -> None:
     named = re.findall(r"(?<![/\w])(\w+)(?:\.py\b|/)", text)
