@@ -14,7 +14,7 @@ NO_CLUE = Clue()
 
 
 class Attention(nn.Module):
-    """Multi-head attention whose keys and values may come from some of the tokens only.
+    """Multi-head attention whose keys and values may come from the first tokens only.
 
     Args:
         dim: width of a token.
@@ -47,21 +47,22 @@ class Attention(nn.Module):
         self,
         x_BTD: Tensor,
         clue: Clue = NO_CLUE,
-        context_BM: Tensor | None = None,
+        num_keys: int | None = None,
         num_queries: int | None = None,
     ) -> Tensor:
-        """Attend from all tokens, or the first, to all tokens, or to those at ``context_BM``.
+        """Attend from all tokens, or the first, to all tokens, or to the first.
 
         Args:
             x_BTD: tokens.
             clue: of their places.
-            context_BM: int64 indices of the tokens that give keys and values; only these are
+            num_keys: how many tokens give keys and values, the first; None is all. Only these are
                 projected, so that the cost falls with their number.
             num_queries: how many tokens attend, the first; None is all. The others get no result.
         """
-        query, key, value = self._heads(x_BTD, clue, context_BM, num_queries)
-        mask = clue.bias_of(num_queries, context_BM)
-        mask = None if mask is None else mask.to(query.dtype)
+        query, key, value = self._heads(x_BTD, clue, num_keys, num_queries)
+        mask = clue.bias
+        if mask is not None:
+            mask = (mask if num_queries is None else mask[:, :, :num_queries]).to(query.dtype)
         mixed = F.scaled_dot_product_attention(query, key, value, mask)
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
@@ -72,36 +73,33 @@ class Attention(nn.Module):
         return (logits if clue.bias is None else logits + clue.bias).softmax(dim=-1)
 
     def _heads(
-        self, x_BTD: Tensor, clue: Clue, context_BM: Tensor | None, num_queries: int | None
+        self, x_BTD: Tensor, clue: Clue, num_keys: int | None, num_queries: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, (B, heads, tokens, width) each, turned by places."""
         query, key, value = (
             part.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
-            for part in self._project(x_BTD, context_BM, num_queries)
+            for part in self._project(x_BTD, num_keys, num_queries)
         )
         query, key = self.q_norm(query), self.k_norm(key)
-        query_rotation, key_rotation = clue.of_queries(num_queries), clue.of_keys(context_BM)
+        query_rotation, key_rotation = clue.first(num_queries), clue.first(num_keys)
         if query_rotation is not None and key_rotation is not None:
             query = rotate(query, query_rotation).to(value.dtype)
             key = rotate(key, key_rotation).to(value.dtype)
         return query, key, value
 
     def _project(
-        self, x_BTD: Tensor, context_BM: Tensor | None, num_queries: int | None
+        self, x_BTD: Tensor, num_keys: int | None, num_queries: int | None
     ) -> tuple[Tensor, ...]:
-        """Return queries of the tokens that attend, keys and values of the context."""
+        """Return queries of the tokens that attend, keys and values of those attended to."""
         weight, dim = self.qkv.weight, x_BTD.shape[-1]
         bias: Tensor | None = self.qkv.bias
         if bias is not None and not self.key_bias:
             bias = torch.cat([bias[:dim], torch.zeros_like(bias[:dim]), bias[2 * dim :]])
-        if context_BM is None and num_queries is None:
+        if num_keys is None and num_queries is None:
             return F.linear(x_BTD, weight, bias).chunk(3, dim=-1)
-        context = x_BTD
-        if context_BM is not None:
-            context = torch.gather(x_BTD, 1, context_BM.unsqueeze(-1).expand(-1, -1, dim))
-        asking = first(x_BTD, num_queries)
+        asking, asked = first(x_BTD, num_queries), first(x_BTD, num_keys)
         query = F.linear(asking, weight[:dim], None if bias is None else bias[:dim])
-        pair = F.linear(context, weight[dim:], None if bias is None else bias[dim:])
+        pair = F.linear(asked, weight[dim:], None if bias is None else bias[dim:])
         return (query, *pair.chunk(2, dim=-1))
 
 
@@ -195,7 +193,7 @@ class Block(nn.Module):
         self,
         x_BTD: Tensor,
         clue: Clue = NO_CLUE,
-        context_BM: Tensor | None = None,
+        num_keys: int | None = None,
         branch_B2: Tensor | None = None,
         num_queries: int | None = None,
         dropout_B: Tensor | None = None,
@@ -205,13 +203,13 @@ class Block(nn.Module):
         Args:
             x_BTD: tokens; in half precision each sum is rounded to it.
             clue: what attention is told of their places.
-            context_BM: see ``Attention``.
+            num_keys: see ``Attention``.
             branch_B2: factors of the two residual branches (drop path); None is 1.
             num_queries: see ``Attention``.
             dropout_B: draw keys of dropout; None drops nothing.
         """
         drop = partial(dropout, keys_B=dropout_B, rate=self.dropout)
-        mixed = self.attn(self.norm1(x_BTD), clue, context_BM, num_queries)
+        mixed = self.attn(self.norm1(x_BTD), clue, num_keys, num_queries)
         attended = self.ls1(drop(mixed, place=0))
         attended = attended if branch_B2 is None else attended * branch_B2[:, :1, None]
         x_BTD = (first(x_BTD, num_queries) + attended).to(x_BTD.dtype)

@@ -1,6 +1,6 @@
 """The Vision Transformer: patches, prefix tokens and blocks, run over the tokens that matter."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from pospre.nn.initialisation import (
     init_trunc_normal,
     init_weights,
 )
+from pospre.nn.masking import gather_tokens, others
 from pospre.nn.options import EncoderOptions, Init
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions, schemes_that, timm_name
 from pospre.nn.positions.foreign_tables import as_their_table
-from pospre.nn.positions.scheme import Space
+from pospre.nn.positions.scheme import Clue, Space, in_order
 from pospre.nn.sizes import EncoderSize, pair, timm_model
 from pospre.nn.timm_eva import eva_model, eva_state, is_eva
 
@@ -156,22 +157,46 @@ class Encoder(PatchEncoder):
         tokens = dropout(tokens, dropout_keys(dropping_B, 0), self.dropout, place=0)
         if self.half_residual and torch.is_autocast_enabled(tokens.device.type):
             tokens = tokens.bfloat16()
-        context_BM = self._with_prefix(context_BM)
+        clues: Iterable[Clue] = self.positions.clues(places)
+        order_BT, num_keys = None, None
+        if context_BM is not None:
+            # keys are then a slice in every block: gathers have a costly backward pass
+            order_BT, num_keys = self._context_first(context_BM, tokens.shape[1])
+            tokens, clues = gather_tokens(tokens, order_BT), in_order(clues, order_BT, num_keys)
+        found = self._through_blocks(
+            tokens, clues, num_keys, keys_B, prefix_only=prefix_only, layers=layers
+        )
+        if order_BT is not None and not prefix_only:
+            before_BT = order_BT.argsort(1)
+            found = [gather_tokens(each, before_BT) for each in found]
+        return self.norm(found[0]) if layers is None else found
+
+    def _through_blocks(
+        self,
+        tokens_BTD: Tensor,
+        clues: Iterable[Clue],
+        num_keys: int | None,
+        keys_B: Tensor | None,
+        *,
+        prefix_only: bool,
+        layers: Sequence[int] | None,
+    ) -> list[Tensor]:
+        """Return the tokens after the last block, or after each of ``layers``."""
         branches = residual_factors(
             keys_B, self.drop_path, self.depth, uniform=self.uniform_drop_path
         )
-        found, last = [tokens], self.depth if layers is None else max(layers, default=0)
-        parts = zip(self.blocks, self.positions.clues(places), branches, strict=True)
+        found, last = [tokens_BTD], self.depth if layers is None else max(layers, default=0)
+        parts = zip(self.blocks, clues, branches, strict=True)
         for number, (block, clue, branch) in enumerate(parts, start=1):
             if number > last:
                 break
             is_last = number == self.depth
             num_queries = self.num_prefix_tokens if prefix_only and is_last else None
-            dropout_B = dropout_keys(dropping_B, number)
-            tokens = block(tokens, clue, context_BM, branch, num_queries, dropout_B)
+            dropout_B = dropout_keys(keys_B if self.dropout else None, number)
+            tokens_BTD = block(tokens_BTD, clue, num_keys, branch, num_queries, dropout_B)
             if layers is not None:
-                found.append(tokens)
-        return self.norm(tokens) if layers is None else [found[layer] for layer in layers]
+                found.append(tokens_BTD)
+        return [tokens_BTD] if layers is None else [found[layer] for layer in layers]
 
     def _prefix(self, num: int) -> list[Tensor]:
         """Return the class token, with its position, and the registers."""
@@ -181,13 +206,12 @@ class Encoder(PatchEncoder):
         prefix, own = torch.cat(tokens, dim=1), self.positions.prefix()
         return [(prefix if own is None else prefix + own).expand(num, -1, -1)]
 
-    def _with_prefix(self, context_BM: Tensor | None) -> Tensor | None:
-        """Return the context's indices among all tokens, prefix tokens included."""
-        if context_BM is None or not self.num_prefix_tokens:
-            return context_BM
+    def _context_first(self, context_BM: Tensor, num_tokens: int) -> tuple[Tensor, int]:
+        """Return an order of all tokens, prefix and context first, and how many these are."""
         prefix = torch.arange(self.num_prefix_tokens, device=context_BM.device)
         prefix = prefix.expand(len(context_BM), -1)
-        return torch.cat([prefix, context_BM + self.num_prefix_tokens], dim=1)
+        first_BM = torch.cat([prefix, context_BM + self.num_prefix_tokens], dim=1)
+        return torch.cat([first_BM, others(first_BM, num_tokens)], dim=1), first_BM.shape[1]
 
     def as_timm(self) -> tuple[str, dict[str, Any]]:
         """Return timm's architecture, and the arguments in which it differs from its defaults."""

@@ -27,8 +27,9 @@ def tokens() -> Tensor:
     return torch.randn(4, TOKENS, 24, dtype=torch.float64)
 
 
-def contexts(count: int) -> Tensor:
-    return torch.rand(4, TOKENS).argsort(dim=1)[:, :count]
+def first(count: int) -> Tensor:
+    """Return the indices of the first tokens of four images."""
+    return torch.arange(count).expand(4, -1)
 
 
 def closed(context: Tensor, bias: Tensor | float = 0.0) -> Clue:
@@ -46,23 +47,21 @@ def turning(heads: int, width: int) -> Clue:
 
 
 @pytest.mark.parametrize("count", [1, 4, 9])
-def test_gathering_keys_and_values_is_masking_them(
+def test_keys_and_values_of_the_first_tokens_are_a_mask(
     attention: Attention, tokens: Tensor, count: int
 ) -> None:
-    context = contexts(count)
     torch.testing.assert_close(
-        attention(tokens, context_BM=context),
-        attention(tokens, closed(context)),
+        attention(tokens, num_keys=count),
+        attention(tokens, closed(first(count))),
         atol=1e-14,
         rtol=0,
     )
 
 
 def test_the_gradients_are_the_masks_too(attention: Attention, tokens: Tensor) -> None:
-    context = contexts(4)
     probe = torch.randn_like(tokens)
     gradients = []
-    for options in ({"context_BM": context}, {"clue": closed(context)}):
+    for options in ({"num_keys": 4}, {"clue": closed(first(4))}):
         given = tokens.clone().requires_grad_()
         parameters = [given, *attention.parameters()]
         mixed = attention(given, **options)
@@ -79,12 +78,13 @@ def test_the_context_and_the_first_queries_keep_their_places(
     torch.manual_seed(0)
     attention = Attention(24, 3, key_bias=key_bias, qk_norm=qk_norm).double()
     torch.nn.init.normal_(attention.qkv.bias)
-    clue, context = turning(3, 8), contexts(4)
+    clue = turning(3, 8)
     assert clue.bias is not None
-    masked = attention(tokens, closed(context, clue.bias)._replace(rotation=clue.rotation))
+    masked = attention(tokens, closed(first(4), clue.bias)._replace(rotation=clue.rotation))
+    of_keys = clue._replace(bias=clue.bias[..., :4])
     for count in (None, 1, 3):
-        gathered = attention(tokens, clue, context, count)
-        torch.testing.assert_close(gathered, masked[:, :count], atol=1e-13, rtol=0)
+        found = attention(tokens, of_keys, 4, count)
+        torch.testing.assert_close(found, masked[:, :count], atol=1e-13, rtol=0)
         whole = attention(tokens, clue)
         torch.testing.assert_close(attention(tokens, clue, None, count), whole[:, :count])
 
@@ -123,23 +123,12 @@ def test_a_bias_of_keys_does_nothing_where_there_is_none(tokens: Tensor) -> None
     assert not torch.allclose(attention(tokens, clue), before)
 
 
-def test_the_order_of_the_context_is_free(attention: Attention, tokens: Tensor) -> None:
-    context = contexts(5)
-    torch.testing.assert_close(
-        attention(tokens, context_BM=context),
-        attention(tokens, context_BM=context.flip(1)),
-        atol=1e-14,
-        rtol=0,
-    )
-
-
 def test_without_bias_in_the_projection(tokens: Tensor) -> None:
     torch.manual_seed(0)
     attention = Attention(24, 3, qkv_bias=False).double().eval()
-    context = contexts(4)
     torch.testing.assert_close(
-        attention(tokens, context_BM=context),
-        attention(tokens, closed(context)),
+        attention(tokens, num_keys=4),
+        attention(tokens, closed(first(4))),
         atol=1e-14,
         rtol=0,
     )
@@ -149,9 +138,8 @@ def test_only_the_context_is_projected_to_keys_and_values() -> None:
     def flops(count: int | None) -> int:
         with torch.device("meta"):
             attention = Attention(64, 2, qkv_bias=True)
-            context = None if count is None else torch.zeros(1, count, dtype=torch.int64)
             with FlopCounterMode(display=False) as counter, torch.no_grad():
-                attention(torch.zeros(1, 100, 64), context_BM=context)
+                attention(torch.zeros(1, 100, 64), num_keys=count)
         return int(counter.get_total_flops())
 
     # per multiplication and addition: queries and output 2·T·D², keys and values 2·M·D², and
@@ -164,33 +152,51 @@ def test_every_layer_asks_the_context_of_its_own_layer() -> None:
     """Keys come from the current tokens; reusing the first layer's would be another method."""
     torch.manual_seed(0)
     blocks = [Block(24, 3, hidden=48).double().eval() for _ in range(2)]
-    tokens, context = torch.randn(4, TOKENS, 24, dtype=torch.float64), contexts(4)
-    gathered = masked = tokens
+    found = masked = torch.randn(4, TOKENS, 24, dtype=torch.float64)
     for block in blocks:
-        gathered, masked = block(gathered, context_BM=context), block(masked, closed(context))
-    torch.testing.assert_close(gathered, masked, atol=1e-13, rtol=0)
+        found, masked = block(found, num_keys=4), block(masked, closed(first(4)))
+    torch.testing.assert_close(found, masked, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize("positions", ["learned", "relative", "shared_relative"])
-def test_context_keys_of_an_encoder_are_a_mask(positions: str) -> None:
-    """Also with relative positions of some patches, in any order."""
+@pytest.mark.parametrize("prefix_only", [False, True])
+@pytest.mark.parametrize("positions", ["learned", "rotary", "relative", "shared_relative"])
+def test_the_context_of_an_encoder_is_a_mask(positions: str, prefix_only: bool) -> None:
+    """Of some patches, in any order, whose places are turned and compared as they stand."""
     torch.manual_seed(0)
-    options = {"image_size": 32, "patch_size": 8, "depth": 1, "positions": positions}
+    options = {"image_size": 32, "patch_size": 8, "depth": 2, "positions": positions}
     encoder = build_encoder("vit_tiny16", **options).double()  # type: ignore[arg-type]
     for parameter in encoder.positions.parameters():
         torch.nn.init.normal_(parameter)
     images = torch.randn(4, 3, 32, 32, dtype=torch.float64)
     keep = torch.rand(4, 16).argsort(1)[:, : TOKENS - 1]
     context = torch.rand(4, TOKENS - 1).argsort(dim=1)[:, :4]
-    found = encoder(images, keep, context_BM=context)
-    places = Places((4, 4), keep)
     tokens = encoder(images, keep, layers=[0])[0]
-    (clue,) = encoder.positions.clues(places)
     seen = torch.cat([torch.zeros(4, 1, dtype=torch.int64), context + 1], dim=1)
-    masked = closed(seen, 0.0 if clue.bias is None else clue.bias)
-    expected = encoder.norm(encoder.blocks[0](tokens, masked))
-    assert (clue.bias is None) == (positions == "learned")
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    expected = [tokens]
+    for block, clue in zip(
+        encoder.blocks, encoder.positions.clues(Places((4, 4), keep)), strict=True
+    ):
+        assert (clue.bias is None) == (positions in ("learned", "rotary"))
+        masked = closed(seen, 0.0 if clue.bias is None else clue.bias)
+        expected.append(block(expected[-1], masked._replace(rotation=clue.rotation)))
+    end = encoder.norm(expected[-1])
+    found = encoder(images, keep, context_BM=context, prefix_only=prefix_only)
+    torch.testing.assert_close(found, end[:, :1] if prefix_only else end, atol=1e-12, rtol=0)
+    if not prefix_only:
+        layers = encoder(images, keep, context_BM=context, layers=[0, 1, 2])
+        torch.testing.assert_close(layers, expected, atol=1e-12, rtol=0)
+
+
+def test_no_block_gathers_its_context() -> None:
+    """A gather's backward pass adds atomically into zeros."""
+    counts = []
+    for depth in (1, 3):
+        encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=depth)
+        context = torch.rand(2, 16).argsort(dim=1)[:, :4]
+        with CountedOperators() as operators:
+            encoder(torch.rand(2, 3, 32, 32), context_BM=context).sum().backward()
+        counts.append((operators.counts["gather"], operators.counts["scatter_add"]))
+    assert counts == [(2, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("registers", [0, 2])
@@ -216,8 +222,8 @@ def test_prefix_tokens_are_always_context(registers: int) -> None:
 
 
 def test_bf16_context_attention_is_near_fp32(attention: Attention, tokens: Tensor) -> None:
-    attention, tokens, context = attention.float(), tokens.float(), contexts(4)
-    full = attention(tokens, context_BM=context)
+    attention, tokens = attention.float(), tokens.float()
+    full = attention(tokens, num_keys=4)
     with torch.autocast("cpu", torch.bfloat16):
-        half = attention(tokens, context_BM=context)
+        half = attention(tokens, num_keys=4)
     torch.testing.assert_close(half.float(), full, atol=0.02, rtol=0.05)

@@ -1,6 +1,6 @@
 """What a scheme of positions is: how an encoder knows where its tokens are."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from inspect import signature
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -30,38 +30,41 @@ class Clue(NamedTuple):
     Attributes:
         rotation: cosines and sines (R, heads, T, D/2) of the angles by which the queries and keys
             of a head, D wide, are turned: channel i together with channel i + D/2.
-        bias: (R, heads, T, T), added to the logits; rows are queries.
+        bias: (R, heads, T, keys), added to the logits; rows are queries.
     """
 
     rotation: Rotation | None = None
     bias: Tensor | None = None
 
-    def of_queries(self, count: int | None) -> Rotation | None:
+    def first(self, count: int | None) -> Rotation | None:
         """Return the rotation of the first ``count`` tokens; None: of all."""
         if self.rotation is None or count is None:
             return self.rotation
         cos, sin = self.rotation
         return cos[:, :, :count], sin[:, :, :count]
 
-    def of_keys(self, context_BM: Tensor | None) -> Rotation | None:
-        """Return the rotation of the tokens at these indices."""
-        if self.rotation is None or context_BM is None:
-            return self.rotation
-        cos, sin = (_columns(part.transpose(2, 3), context_BM) for part in self.rotation)
-        return cos.transpose(2, 3), sin.transpose(2, 3)
+    def ordered(self, order_BT: Tensor, num_keys: int) -> "Clue":
+        """Return the clue of the tokens in another order, the first ``num_keys`` of which are keys.
 
-    def bias_of(self, count: int | None, context_BM: Tensor | None) -> Tensor | None:
-        """Return the bias from the first ``count`` tokens to those at these indices; None: all."""
-        if self.bias is None:
-            return None
-        rows = self.bias if count is None else self.bias[:, :, :count]
-        return rows if context_BM is None else _columns(rows, context_BM)
+        Args:
+            order_BT: int64, which token comes where.
+            num_keys: number of columns of the bias.
+        """
+        rotation, bias = self.rotation, self.bias
+        if rotation is not None:
+            rotation = _in_order(rotation[0], order_BT, 2), _in_order(rotation[1], order_BT, 2)
+        if bias is not None:
+            bias = _in_order(_in_order(bias, order_BT[:, :num_keys], 3), order_BT, 2)
+        return Clue(rotation, bias)
 
 
-def _columns(part_RHQT: Tensor, index_BM: Tensor) -> Tensor:
-    """Return the last dimension's entries at the indices of each row: (B, H, Q, M)."""
-    part = part_RHQT.expand(len(index_BM), -1, -1, -1)
-    return part.gather(3, index_BM[:, None, None].expand(-1, *part.shape[1:3], -1))
+def _in_order(part_RHTX: Tensor, index_BK: Tensor, dim: int) -> Tensor:
+    """Return the entries of dimension 2 or 3 at the indices of each row."""
+    part = part_RHTX.expand(len(index_BK), -1, -1, -1)
+    shape = list(part.shape)
+    shape[dim] = index_BK.shape[1]
+    index = index_BK[:, None, :, None] if dim == 2 else index_BK[:, None, None]
+    return part.gather(dim, index.expand(shape))
 
 
 class Space(NamedTuple):
@@ -230,6 +233,15 @@ class Scheme(nn.Module):
             told = nn.functional.pad(known, (num_prefix, 0), value=True)
             bias = torch.where(told[:, None, :, None] & told[:, None, None, :], bias, 0)
         return Clue(rotation, bias)
+
+
+def in_order(clues: Iterable[Clue], order_BT: Tensor, num_keys: int) -> Iterator[Clue]:
+    """Yield ``Clue.ordered`` of each; blocks that share a clue still do."""
+    given, ordered = None, Clue()
+    for clue in clues:
+        if clue is not given:
+            given, ordered = clue, clue.ordered(order_BT, num_keys)
+        yield ordered
 
 
 def rotate(tokens_BHTD: Tensor, rotation: Rotation) -> Tensor:
