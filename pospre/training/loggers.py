@@ -108,7 +108,7 @@ def _secret_in(given: Any, key: str) -> str | None:
     return key if given and is_secret else None
 
 
-def build_loggers(recipe: Recipe) -> list[LoggerDestination]:
+def build_metrics_file(recipe: Recipe) -> MetricsFile:
     """Return the file of metrics, which hands every line of its on to the recipe's other loggers.
 
     Raises:
@@ -122,4 +122,4 @@ def build_loggers(recipe: Recipe) -> list[LoggerDestination]:
             others[name] = _KINDS[name].made_by(**arguments)
         except Exception as error:
             raise UserError(f"loggers.{name} cannot start: {error}") from error
-    return [MetricsFile(folder / "metrics.jsonl", recipe.trainer.log_interval, others)]
+    return MetricsFile(folder / "metrics.jsonl", recipe.trainer.log_interval, others)

@@ -18,6 +18,7 @@ from composer.utils import dist
 from torch import Tensor
 
 from pospre.batch import Batch
+from pospre.training.step_losses import StepLosses, wait_for
 
 OVERRIDDEN = (
     "_train_loop",  # this one stays; it takes None from ``_train_batch`` for no losses to fetch
@@ -49,14 +50,14 @@ class StepTrainer(Trainer):
         return False
 
     def _train_batch(self, use_grad_scaling: bool) -> Any:
-        """Train on a batch and fetch all losses at once, where Composer fetches each alone."""
+        """Train on a batch and leave its losses on the device, where Composer fetches each.
+
+        It waits for those of the step before, so that the device has one step to do, and not more.
+        """
+        before = self.state.total_loss_dict
         losses = super()._train_batch(use_grad_scaling)
-        stacked = torch.cat(list(losses.values()))
-        dist.all_reduce(stacked)
-        ranks = dist.get_world_size()
-        found = {name: loss / ranks for name, loss in zip(losses, stacked.tolist(), strict=True)}
-        self.state.total_loss_dict = found
-        self.logger.log_metrics(found)
+        self.state.total_loss_dict = StepLosses(losses)  # type: ignore[assignment]
+        wait_for(before)
         return None  # the loop has nothing left to fetch
 
     def _train_microbatches(

@@ -17,7 +17,9 @@ from pospre.training.build import Components
 from pospre.training.callbacks.collapse import Collapse
 from pospre.training.callbacks.compiling import Compiling
 from pospre.training.callbacks.divergence import Divergence
+from pospre.training.callbacks.each_step import EachStep
 from pospre.training.callbacks.gradients import GradientNorms
+from pospre.training.callbacks.metrics import MetricsFile
 from pospre.training.callbacks.position_shortcut import PositionShortcut
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.resume import LoaderPosition, RecipeRecord, Resume
@@ -28,7 +30,7 @@ from pospre.training.callbacks.watcher import WARNINGS
 from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.checkpoints.uploads import Uploads
 from pospre.training.device import composer_precision
-from pospre.training.loggers import build_loggers
+from pospre.training.loggers import build_metrics_file
 from pospre.training.optimizer.clipping import build_clipping
 from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.compilation import choose_parts, compile_model, open_cache
@@ -65,7 +67,8 @@ def build_trainer(
     if options.activation_checkpointing:
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
     sharding = build_sharding(options.fsdp)
-    callbacks = _callbacks(components, earlier, uploads, signals, more_callbacks)
+    metrics = build_metrics_file(recipe)
+    callbacks = _callbacks(components, metrics, earlier, uploads, signals, more_callbacks)
     return StepTrainer(
         model=model,
         train_dataloader=DataSpec(
@@ -83,7 +86,7 @@ def build_trainer(
         schedulers=components.schedule,
         step_schedulers_every_batch=True,
         callbacks=[*compiled, *callbacks, *([resume] if resume else [])],
-        loggers=build_loggers(recipe),
+        loggers=[metrics],
         run_name=recipe.run_name,
         progress_bar=False,
         parallelism_config=None if sharding is None else ParallelismConfig(fsdp2=sharding),
@@ -108,6 +111,7 @@ def _compile(model: PretrainModel, recipe: Recipe, device: Device) -> list[Callb
 
 def _callbacks(
     components: Components,
+    metrics: MetricsFile,
     earlier: Sequence[Path],
     uploads: Uploads | None,
     signals: StopSignals,
@@ -125,12 +129,15 @@ def _callbacks(
         saver.after_shards.append(uploads.offer_together)
     elif uploads is not None:
         saver.after_save.append(uploads.offer)
-    divergence = Divergence(recipe)
-    saver.before_save.append(divergence.before_save)
+    watchers, divergence = _watchers(recipe), Divergence(recipe)
+    spikes = [each for each in watchers if isinstance(each, LossSpikes)]
+    # the step's line is written, and the step judged, before it is saved
+    judges: list[MetricsFile | EachStep] = [metrics, *spikes, divergence]
+    saver.before_save += [each.before_save for each in judges]
     divergence.before_stop.append(saver.wait)  # what it names as good is whole
     callbacks: list[Callback] = [
         signals,  # first: it decides whether a step is the last one
-        *_watchers(recipe),
+        *watchers,
         LoaderPosition(components.loader),
         RecipeRecord(recipe, components.loader.num_samples, components.loader.identity),
         divergence,

@@ -14,13 +14,15 @@ from composer import Trainer
 from composer.core import Callback
 from torch import Tensor
 
+from pospre import train
 from pospre.recipe.recipe import load_recipe
 from pospre.training import trainer as ours
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.step import OVERRIDDEN
+from pospre.training.step_losses import StepLosses
 from tests.operators import CountedOperators
-from tests.training.tiny_runs import MAE
+from tests.training.tiny_runs import MAE, look_late
 
 MADE_FOR = {
     "_train_loop": "1dffbf6b9c51",
@@ -90,6 +92,31 @@ def test_a_step_has_no_item_and_copies_nothing(tiny: Path, monkeypatch: pytest.M
     counts = Counts(monkeypatch)
     trained(tiny, counts)
     assert counts.seen == {"items": 0}
+
+
+def test_losses_are_fetched_while_the_next_step_runs(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for step 1, which is logged, and the last."""
+    look_late(monkeypatch)
+    fetched: list[tuple[int, int]] = []
+    made: list[int] = []
+    begin, fetch = StepLosses.__init__, StepLosses.fetch
+
+    def init(self: StepLosses, losses: Any) -> None:
+        begin(self, losses)
+        made.append(id(self))
+
+    def wait(self: StepLosses) -> Any:
+        if self._found is None:
+            fetched.append((made.index(id(self)) + 1, len(made)))
+        return fetch(self)
+
+    monkeypatch.setattr(StepLosses, "__init__", init)
+    monkeypatch.setattr(StepLosses, "fetch", wait)
+    options = MAE, "trainer.max_duration=5ba", "trainer.log_interval=100"
+    assert train.main([str(tiny), *options, "trainer.save_interval=100ba"]) == 0
+    assert fetched == [(1, 1), (2, 3), (3, 3), (4, 5), (5, 5)]
 
 
 @pytest.mark.parametrize("size", [8, 4, 3])

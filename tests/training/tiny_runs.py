@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from pospre.training.step_losses import StepLosses
 from tests.processes import LIMIT, launcher, until
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +41,11 @@ def environment() -> dict[str, str]:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's metrics."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def look_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let losses be there only while the next step runs, as on a GPU."""
+    monkeypatch.setattr(StepLosses, "is_late", property(lambda losses: losses._found is None))
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

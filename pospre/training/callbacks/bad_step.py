@@ -2,50 +2,49 @@
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 from composer.core import State
 from composer.utils import dist
 
 from pospre.atomic_file import write_atomic
-from pospre.batch import EPOCH, INDEX
 from pospre.model.algorithm import pretrain_model
 from pospre.recipe.recipe import Recipe
-from pospre.training.callbacks.metrics import losses_of
+from pospre.training.callbacks.each_step import DoneStep
+from pospre.training.callbacks.metrics import plain_name
 from pospre.training.checkpoints.finding import checkpoints_of
 
 BAD_STEPS = "bad_steps"
 """The folder in a run's that holds them."""
 
 
-def note_step(state: State, folder: Path | None, recipe: Recipe | None) -> str:
-    """Write ``ba<step>.json`` about the step that is just done; all ranks call it together.
+def note_step(state: State, step: DoneStep, folder: Path | None, recipe: Recipe | None) -> str:
+    """Write ``ba<step>.json`` about a step that is done; all ranks call it together.
 
     It holds ``step``, ``seed``, the ``losses`` (as text where not finite), of each rank the
     ``index`` and ``epoch`` of every sample (``ranks``), and the ``recipe``.
 
     Args:
         state: of the training.
+        step: the bad one.
         folder: where to; None: ``bad_steps`` in the run's folder, or here.
         recipe: of the run; None under a Trainer of one's own.
 
     Returns:
         A sentence that says where it is; of the failure, where it cannot be written.
     """
-    own = {}
-    if isinstance(state.batch, Mapping):
-        own = {key: state.batch[key].tolist() for key in (INDEX, EPOCH) if key in state.batch}
-    ranks = dist.all_gather_object(own)
-    step = state.timestamp.batch.value
+    ranks = dist.all_gather_object({key: value.tolist() for key, value in step.samples.items()})
     folder = folder or (recipe.run_path() if recipe else Path()) / BAD_STEPS
-    path = folder / f"ba{step}.json"
+    path = folder / f"ba{step.number}.json"
     if dist.get_global_rank() > 0:
         return ""
     noted = {
-        "step": step,
+        "step": step.number,
         "seed": pretrain_model(state).seed,
-        "losses": {k: v if math.isfinite(v) else str(v) for k, v in losses_of(state).items()},
+        "losses": {
+            plain_name(name): value if math.isfinite(value) else str(value)
+            for name, value in step.losses.items()
+        },
         "ranks": ranks,
         "recipe": None if recipe is None else recipe.record(),
     }

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from composer.core import Callback, State
-from composer.loggers import Logger
+from composer.core import State
 from composer.utils import dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -14,15 +13,15 @@ from torch.distributed.tensor import DTensor
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
 from pospre.training.callbacks.bad_step import kept_checkpoints, note_step
-from pospre.training.callbacks.metrics import losses_of
+from pospre.training.callbacks.each_step import DoneStep, EachStep, done_step
+from pospre.training.callbacks.metrics import plain_name
 
 
-class Divergence(Callback):
+class Divergence(EachStep):
     """Raises a ``UserError`` after the first step with a loss that is not finite.
 
-    Composer averages the losses over the ranks and fetches them after every step, so all ranks
-    see the same ones, and looking at them costs nothing. A gradient that is not finite is no
-    reason: with loss scaling such steps are skipped. It stands before the saver.
+    The losses are averaged over the ranks, so all ranks see the same ones. A gradient that is not
+    finite is no reason: with loss scaling such steps are skipped. It stands before the saver.
 
     Args:
         recipe: of the run, for advice; None under a Trainer of one's own.
@@ -37,19 +36,23 @@ class Divergence(Callback):
         self.folder = folder
         self.before_stop: list[Callable[[], None]] = []
 
-    def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Look at the losses of the step that is done; its line is written by now."""
-        losses = losses_of(state)
+    def judge_step(self, state: State, step: DoneStep) -> None:
+        """Look at the losses of a step; its line is written by now."""
+        losses = {plain_name(name): value for name, value in step.losses.items()}
         bad = [
             f"{name} = {value}"
             for name, value in losses.items()
             if name.startswith("loss/") and not math.isfinite(value)
         ]
         if not math.isfinite(losses.get("loss/total", 0.0)):
-            self._stop(state, ", ".join(bad))
+            self._stop(state, step, ", ".join(bad))
 
     def before_save(self, state: State) -> None:
-        """Raise where a weight is not finite, on every rank: one number for all of the model."""
+        """Raise where a loss or a weight is not finite, on every rank.
+
+        Of the weights one number is looked at for all of the model.
+        """
+        super().before_save(state)
         tensors = {
             name: value.to_local() if isinstance(value, DTensor) else value
             for name, value in state.model.state_dict().items()
@@ -60,22 +63,21 @@ class Divergence(Callback):
         dist.all_reduce(everywhere, reduce_operation="MIN")
         good = everywhere.tolist()
         if not all(good):
-            self._stop(state, f"tensor '{list(tensors)[good.index(0)]}'")
+            self._stop(state, done_step(state), f"tensor '{list(tensors)[good.index(0)]}'")
 
-    def _stop(self, state: State, what: str) -> None:
+    def _stop(self, state: State, step: DoneStep, what: str) -> None:
         for hook in self.before_stop:
             hook()
-        step = state.timestamp.batch.value
-        noted = note_step(state, self.folder, self.recipe)
-        start = f"training diverged: after step {step} not finite: {what}."
+        noted = note_step(state, step, self.folder, self.recipe)
+        start = f"training diverged: after step {step.number} not finite: {what}."
         if self.recipe is None:
             raise UserError(f"{start} {noted} Lower the learning rate, or lengthen its warm-up.")
         options = self.recipe.trainer
         bf16 = ", trainer.precision=amp_bf16" if options.precision == "amp_fp16" else ""
         clip = ", set trainer.clip_grad" if options.clip_grad is None else ""
         raise UserError(
-            f"{start} {kept_checkpoints(self.recipe, step)} {noted} Lower optimizer.base_lr (now "
-            f"{self.recipe.optimizer.base_lr:g}), lengthen schedule.warmup{clip}{bf16}, and start "
-            "it under another run_name; or give the same command again if the cause is gone "
-            "(damaged data, a faulty GPU)."
+            f"{start} {kept_checkpoints(self.recipe, step.number)} {noted} Lower "
+            f"optimizer.base_lr (now {self.recipe.optimizer.base_lr:g}), lengthen "
+            f"schedule.warmup{clip}{bf16}, and start it under another run_name; or give the same "
+            "command again if the cause is gone (damaged data, a faulty GPU)."
         )

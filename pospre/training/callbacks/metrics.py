@@ -15,6 +15,7 @@ from composer.utils import dist
 
 from pospre.atomic_file import write_atomic
 from pospre.errors import UserError
+from pospre.training.step_losses import is_late
 from pospre.untrusted_json import parse_steps
 
 _SKIPPED = ("time/batch", "time/sample", "time/epoch", "time/token", "trainer/")  # Composer's
@@ -54,6 +55,7 @@ class MetricsFile(LoggerDestination):
         self.others = dict(others or {})
         self.values: dict[str, float] = {}
         self.last = (0.0, 0)
+        self._unwritten: tuple[dict[str, float], Mapping[str, float]] | None = None
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Pass the trainer's events on: Composer knows this logger alone."""
@@ -90,12 +92,27 @@ class MetricsFile(LoggerDestination):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Write a line every ``interval`` steps, at the end, and where the loss is not finite."""
-        step = state.timestamp.batch.value
+        step, losses = state.timestamp.batch.value, state.total_loss_dict
+        self.before_save(state)
         done = state.max_duration is not None and state.timestamp >= state.max_duration
-        diverged = not math.isfinite(self.values.get("loss/total", 0.0))
-        if step % self.interval == 0 or step == 1 or done or diverged:
-            self._write(state, step)
+        if step % self.interval == 0 or step == 1 or done:
+            losses = dict(losses)  # throughput counts the wait for them
+            self._write(state, self._line(state), losses)
+        else:
+            self._unwritten = self._line(state), losses
+            if not is_late(losses):
+                self.before_save(state)
         self.values = {}
+
+    def before_save(self, state: State) -> None:
+        """Write the line of the last step if it has none and its loss is not finite."""
+        unwritten, self._unwritten = self._unwritten, None
+        if unwritten is not None and not math.isfinite(unwritten[1].get("loss/train/total", 0.0)):
+            self._write(state, *unwritten)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Write the line before others judge the last step."""
+        self.before_save(state)
 
     def add_line(self, state: State, values: Mapping[str, float], seconds: float) -> None:
         """Write a line of its own about the step that is done.
@@ -126,19 +143,23 @@ class MetricsFile(LoggerDestination):
         for other in self.others.values():
             other.post_close()
 
-    def _write(self, state: State, step: int) -> None:
+    def _line(self, state: State) -> dict[str, float]:
+        """Return what is known of the step that is just done without waiting for it."""
         now, samples = time.monotonic(), state.timestamp.sample.value
-        line = {
-            "step": step,
+        throughput = (samples - self.last[1]) / max(now - self.last[0], 1e-9)
+        return {
+            "step": state.timestamp.batch.value,
             "epoch": state.timestamp.epoch.value,
             "samples": samples,
             "time": round(time.time(), 3),
-            "throughput": round((samples - self.last[1]) / max(now - self.last[0], 1e-9), 2),
-            **_peak_memory(state),
+            "throughput": round(throughput, 2),
             **self.values,
         }
-        self.last = (now, samples)
-        self._append(line)
+
+    def _write(self, state: State, line: Mapping[str, float], losses: Mapping[str, float]) -> None:
+        self.last = (time.monotonic(), int(line["samples"]))
+        named = {plain_name(name): value for name, value in losses.items()}
+        self._append({**line, **_peak_memory(state), **named})
 
     def _append(self, line: Mapping[str, Any]) -> None:
         if dist.get_global_rank() == 0:

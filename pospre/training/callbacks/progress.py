@@ -3,11 +3,14 @@
 import os
 import sys
 import time
+from collections.abc import Mapping
 
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
 from tqdm import tqdm
+
+from pospre.training.step_losses import is_late
 
 PAUSE = 30.0
 """Seconds between lines where stderr is no terminal."""
@@ -30,6 +33,7 @@ class ProgressBar(Callback):
         self.bar: tqdm[None] | None = None
         self.first = (0.0, 0, 0)
         self.said = 0.0
+        self._losses: Mapping[str, float] = {}
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Open the bar at the step to go on from."""
@@ -49,8 +53,11 @@ class ProgressBar(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Advance by a step."""
         if self.bar is not None:
+            now = state.total_loss_dict
+            known = self._losses if is_late(now) else now  # of the step before: nothing to wait for
+            self._losses = now
             self.bar.ncols = _columns()
-            self.bar.set_description_str(self._words(state), refresh=False)
+            self.bar.set_description_str(self._words(state, known), refresh=False)
             self.bar.update()
         elif time.monotonic() - self.said >= PAUSE:
             self._say(state)
@@ -73,16 +80,16 @@ class ProgressBar(Callback):
                 state.timestamp.batch.value,
                 self.total_steps,
                 self.said - start,
-                prefix=self._words(state),
+                prefix=self._words(state, state.total_loss_dict),
                 initial=step,
                 bar_format=_LINE,
             )
             print(line, file=sys.stderr, flush=True)
 
-    def _words(self, state: State) -> str:
+    def _words(self, state: State, losses: Mapping[str, float]) -> str:
         start, _, samples = self.first
         rate = (state.timestamp.sample.value - samples) / (time.monotonic() - start)
-        loss = state.total_loss_dict.get("loss/train/total", float("nan"))
+        loss = losses.get("loss/train/total", float("nan"))
         epoch = state.previous_timestamp or state.timestamp  # that of the step just done
         return f"epoch {epoch.epoch.value + 1}, loss {loss:.4f}, {rate:.0f} images/s"
 

@@ -7,18 +7,18 @@ from statistics import median
 from typing import Literal
 
 from composer.core import State
-from composer.loggers import Logger
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
 from pospre.training.callbacks.bad_step import kept_checkpoints, note_step
+from pospre.training.callbacks.each_step import DoneStep, EachStep
 from pospre.training.callbacks.watcher import Watcher
 
 _NORMAL = 1.4826  # times the median distance from the median: a normal distribution's deviation
 _LEAST = 0.01  # of the median, so that a loss that hardly moves has a deviation, too
 
 
-class LossSpikes(Watcher):
+class LossSpikes(EachStep, Watcher):
     """Warns of, or stops at, a total loss that lies ``factor`` deviations above the median.
 
     Median and deviation are those of the last ``window`` steps; the deviation comes from the median
@@ -51,21 +51,20 @@ class LossSpikes(Watcher):
         self._losses: deque[float] = deque(maxlen=window)
         self._last = 0
 
-    def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Compare the loss of the step that is done with those before; all ranks see the same."""
-        step, loss = state.timestamp.batch.value, state.total_loss_dict["loss/train/total"]
-        found = self.spike(step, loss)
+    def judge_step(self, state: State, step: DoneStep) -> None:
+        """Compare the loss of a step with those before."""
+        found = self.spike(step.number, step.losses["loss/train/total"])
         if found is None:
             return
-        noted = note_step(state, self.folder, self.recipe)
+        noted = note_step(state, step, self.folder, self.recipe)
         if self.action == "warn":
-            self.warn(step, f"{found}. {noted}")
+            self.warn(step.number, f"{found}. {noted}")
             return
-        kept = "" if self.recipe is None else f"{kept_checkpoints(self.recipe, step)} "
+        kept = "" if self.recipe is None else f"{kept_checkpoints(self.recipe, step.number)} "
         raise UserError(
-            f"training stopped: step {step}: {found}. {kept}{noted} Give the same command with "
-            "callbacks.loss_spikes.action=warn to go on, or lower optimizer.base_lr under another "
-            "run_name."
+            f"training stopped: step {step.number}: {found}. {kept}{noted} Give the same command "
+            "with callbacks.loss_spikes.action=warn to go on, or lower optimizer.base_lr under "
+            "another run_name."
         )
 
     def spike(self, step: int, loss: float) -> str | None:

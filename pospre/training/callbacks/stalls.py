@@ -14,6 +14,7 @@ from composer.utils import dist
 
 from pospre.training.callbacks.watcher import Watcher, is_due, note
 from pospre.training.checkpoints.saver import CheckpointSaver
+from pospre.training.step_losses import wait_for
 
 # what goes on from an event to the next of these
 _PHASES = {
@@ -71,6 +72,8 @@ class Stalls(Watcher):
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Book the time since the last event that begins something else."""
+        if event == Event.BATCH_END and is_due(state.timestamp.batch.value, self.interval):
+            wait_for(state.total_loss_dict)  # others would: that is the step's time
         if event in _PHASES:
             phase = _PHASES[event]
             self._begin("evaluation" if phase == "save" and self._hears_of_saves else phase)

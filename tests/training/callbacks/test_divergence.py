@@ -18,7 +18,7 @@ from pospre.training.callbacks.replay import Replay, replay
 from tests.algorithms.cases import Case
 from tests.processes import finished
 from tests.training.callbacks.plain import fit
-from tests.training.tiny_runs import MAE, Run, command, environment, metrics
+from tests.training.tiny_runs import MAE, Run, command, environment, look_late, metrics
 
 TOO_FAST = (MAE, "optimizer.base_lr=1.0e30", "trainer.save_interval=1ba")
 
@@ -58,6 +58,25 @@ def test_nan_stops_the_run(tiny: Path, run: Run, tmp_path: Path) -> None:
     code, said = run(tiny, *TOO_FAST)
     assert code == 2 and "going on from" in said and "after step 3 not finite" in said
     assert "not finite" in write_report(folder).read_text()
+
+
+@pytest.mark.parametrize("interval", [1, 100])
+def test_what_is_judged_one_step_late_is_not_saved(
+    interval: int, tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where the next step runs meanwhile; a save and a logged step wait."""
+    look_late(monkeypatch)
+    folder = tmp_path / "runs" / "tiny"
+    saves = f"trainer.save_interval={interval}ba"
+    code, said = run(tiny, *TOO_FAST, "trainer.log_interval=100", saves)
+    assert code == 2 and "after step 3 not finite" in said
+    assert [line["step"] for line in metrics(folder)] == [1, 3]
+    saved = [path.name for path in (folder / "checkpoints").glob("*.pt")]
+    assert sorted(saved) == (["ep0-ba1.pt", "ep0-ba2.pt"] if interval == 1 else [])
+    noted = json.loads((folder / "bad_steps" / "ba3.json").read_text())
+    again = None if interval == 100 else replay(folder / "bad_steps" / "ba3.json")
+    assert noted["step"] == 3 and noted["losses"]["loss/total"] == "nan"
+    assert again is None or again.batch["index"].tolist() == noted["ranks"][0]["index"]
 
 
 def sample_losses(step: Replay) -> dict[str, float]:
@@ -120,5 +139,5 @@ def test_it_needs_no_recipe(tmp_path: Path) -> None:
 
 def test_a_metric_that_is_not_finite_is_no_reason(tiny: Path) -> None:
     losses = {"loss/train/total": 1.0, "loss/train/metric/mae_share": float("nan")}
-    state: Any = SimpleNamespace(total_loss_dict=losses, timestamp=Timestamp(batch=7))
+    state: Any = SimpleNamespace(total_loss_dict=losses, timestamp=Timestamp(batch=7), batch={})
     Divergence(load_recipe(tiny)).batch_checkpoint(state, None)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from pospre.training.callbacks.replay import replay
 from pospre.training.callbacks.spikes import LossSpikes
 from pospre.training.checkpoints.file import callback_states
 from pospre.training.checkpoints.reading import read_checkpoint
-from tests.training.tiny_runs import Run, contents, metrics
+from tests.training.tiny_runs import Run, contents, look_late, metrics
 
 CURVES: dict[str, list[float]] = json.loads(
     (Path(__file__).with_name("demo_losses.json")).read_text()
@@ -47,10 +47,18 @@ def test_a_jump_is_one_spike_and_noise_is_none() -> None:
 SENSITIVE = ("callbacks.loss_spikes={window: 10, factor: 1.0e-6}", "optimizer.base_lr=3.0")
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
 def test_a_spike_is_noted_and_made_again(
-    precision: str, tiny: Path, run: Run, tmp_path: Path
+    precision: str,
+    late: bool,
+    tiny: Path,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if late:
+        look_late(monkeypatch)
     options = (*SENSITIVE, "trainer.save_interval=3ba", f"trainer.precision={precision}")
     code, said = run(tiny, *options)
     folder = tmp_path / "runs" / "tiny"
