@@ -195,7 +195,6 @@ def validated(
     source: str,
     *,
     prefix: str = "",
-    gone: Callable[[str], str | None] = lambda key: None,
 ) -> Checked:
     """Return the section that ``data`` describes.
 
@@ -204,7 +203,6 @@ def validated(
         data: plain values.
         source: where they come from, for errors.
         prefix: of the keys in errors.
-        gone: says what became of a dotted key that there was once.
 
     Raises:
         UserError: a key is unknown or missing, or a value of a wrong type or out of its range.
@@ -214,7 +212,7 @@ def validated(
     except ValidationError as error:
         # An unknown key comes first: it is often the cause of the missing one.
         details = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-        lines = [_explain(model, data, item, prefix, gone) for item in _likely(data, details)]
+        lines = [_explain(model, data, item, prefix) for item in _likely(data, details)]
         raise UserError(f"{source}: " + "\n  also: ".join(dict.fromkeys(lines))) from None
 
 
@@ -237,21 +235,13 @@ def _likely(data: dict[str, Any], errors: list[ErrorDetails]) -> list[ErrorDetai
     ]
 
 
-def _explain(
-    model: type[BaseModel],
-    data: dict[str, Any],
-    error: ErrorDetails,
-    prefix: str,
-    gone: Callable[[str], str | None],
-) -> str:
+def _explain(model: type[BaseModel], data: dict[str, Any], error: ErrorDetails, prefix: str) -> str:
     """Return one sentence for one of pydantic's errors."""
     last = error["loc"][-1]
     if error["type"] in ("extra_forbidden", "missing") and isinstance(last, str):
         key = prefix + ".".join(str(part) for part in error["loc"])
         if error["type"] == "missing":
             return f"key '{key}' is missing"
-        if said := gone(key):
-            return said
         elsewhere = [f"{name}.{last}" for name, part in _sections(model) if last in part]
         if elsewhere and key == last:
             return f"unknown key '{key}'. Did you mean '{elsewhere[0]}'?"

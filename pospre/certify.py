@@ -15,8 +15,8 @@ examples:
 
 The recipe is trained for a few steps undisturbed, on one process, and again while it is ended and
 started again: --kills times by SIGKILL in the middle of a step, in the middle of a save and before
-the first step, and by SIGTERM; then on another number of ranks in every life (--ranks, over gloo on
-CPUs), and, for each --also, with these keys in every second life. The moments are drawn from
+the first step, and by SIGTERM; then on another number of ranks at every start (--ranks, over gloo
+on CPUs), and, for each --also, with these keys at every second start. The moments are drawn from
 --seed. Compared are, for every step: sample ids, boxes, flips, pixels, masks and all else that was
 drawn, the losses and the weights; in the end optimiser and random state. On one process all must
 be the same bits; on several ranks, and with other microbatches, losses and weights may differ by
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--kills", type=int, default=4, help="of the killed run (4)")
     add("--steps", type=int, default=12, help="that the runs have (12)")
     add("--save-every", type=int, default=2, metavar="STEPS", help="between checkpoints (2)")
-    add("--ranks", default="1,2,1", help="of the lives of a further run (1,2,1); 1: no such run")
+    add("--ranks", default="1,2,1", help="of the starts of a further run (1,2,1); 1: no such run")
     add("--also", action="append", default=[], metavar="KEYS", help="of a further run; see below")
     add("--seed", type=int, default=0, help="of the moments (0)")
     arguments = parser.parse_intermixed_args(argv)
@@ -54,10 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     ranks = _ranks(arguments.ranks)
     load_recipe(arguments.recipe, arguments.overrides)
     # Late, so that --help and a mistyped key answer at once.
-    from pospre.certificate.certificate import certify
-    from pospre.certificate.life import live
-    from pospre.certificate.page import headline, table
-    from pospre.certificate.result import Request
+    from pospre.certificate.certificate import Request, certify, headline, table
+    from pospre.certificate.observer import train_observed
 
     request = Request(
         recipe=arguments.recipe,
@@ -69,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         also=tuple(tuple(keys.split()) for keys in arguments.also),
         seed=arguments.seed,
     )
-    certificate, folder = certify(request, live)
+    certificate, folder = certify(request, train_observed)
     print(f"{table(certificate)}\n{headline(certificate)}\n{folder}/certificate.md")
     return 0 if certificate.is_green else 1
 

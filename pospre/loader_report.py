@@ -1,27 +1,35 @@
 """``python -m pospre.loader_report RECIPE [key=value …]``: what loading costs, and why."""
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
-from pospre.output import check_output, check_picture, write_output
+from pospre.output import check_output, check_picture, save_picture, write_output
 from pospre.recipe.recipe import load_recipe
+from pospre.text_table import format_table
 
+if TYPE_CHECKING:  # --help does not wait for torch
+    from pospre.loader_costs import LoaderCosts, StageTimes
+
+_RATES = (1000.0, 4000.0, 16000.0)
 _EPILOG = """\
 examples:
   python -m pospre.loader_report yamls/demo/droppos.yaml data.path=photos
   python -m pospre.loader_report yamls/pretrain/intertwined_vitb16.yaml data.path=in1k.beton \\
       --feed 4000 --output costs.json --plot costs.png
 
-Some images are loaded three times: by the recipe's threads for a consumer that costs nothing; by
-these threads for a consumer that copies and augments, and with --feed takes as long as such a
-trainer (wait is what it waits for images); and by one core that does everything, each stage timed:
-reading, decoding, cutting and resizing, drawing places (plan), copying to the device and changing
-pixels there (augment; on the CPU with one thread). Remote data are loaded once more before, which
-downloads what is needed.
+The command loads some images three times. First, the recipe's threads load for a consumer that
+does nothing. Second, they load for a consumer that copies and augments; --feed makes it as slow as
+a trainer, and "wait" is the time it waits for images. Third, one core does everything, and each
+stage is timed: read, decode, crop and resize, draw the crops (plan), copy to the device, and change
+pixels there (augment; on the CPU with one thread). Remote data are downloaded before that.
 
 exit codes: 0 done, 2 a mistake in the recipe or the data (said in one message).
 """
@@ -30,8 +38,8 @@ exit codes: 0 done, 2 a mistake in the recipe or the data (said in one message).
 def _parser() -> argparse.ArgumentParser:
     parser = recipe_parser(
         "pospre.loader_report",
-        "Where the loader's time goes for a recipe, what it takes to feed a trainer, and what "
-        "would make it cheaper.",
+        "Time each stage of a recipe's loader, count the cores that feed a trainer, and hint at "
+        "what would make loading cheaper.",
         _EPILOG,
     )
     add = parser.add_argument
@@ -52,18 +60,110 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_output("--output", arguments.output)
     check_picture("--plot", arguments.plot)
     recipe = load_recipe(arguments.recipe, arguments.overrides)
-    from pospre.loader_costs.advice import advise
-    from pospre.loader_costs.measure import measure
-    from pospre.loader_costs.table import as_json, draw, table
+    from pospre.loader_costs import measure
 
     costs = measure(recipe, arguments.images, arguments.feed)
-    costs.advice = advise(costs)
-    print(table(costs))
+    print(_table(costs))
     if arguments.output:
-        write_output(arguments.output, as_json(costs))
+        write_output(arguments.output, _as_json(costs))
     if arguments.plot:
-        draw(costs, arguments.plot)
+        _draw(costs, arguments.plot)
     return 0
+
+
+def _as_json(costs: "LoaderCosts") -> str:
+    names = ("per_core", "scaling", "bytes_per_epoch", "hint")
+    derived = {name: getattr(costs, name) for name in names}
+    return json.dumps({**asdict(costs), **derived}, indent=1) + "\n"
+
+
+def _table(costs: "LoaderCosts") -> str:
+    title = (
+        f"{costs.path} ({costs.format}, {costs.samples} samples): {costs.views} views an image; "
+        f"{costs.alone.images} images in batches of {costs.batch}"
+    )
+    first = [name for name in costs.alone.stages if name not in (*costs.consumer.stages, "other")]
+    names = [*first, *costs.consumer.stages, "other"]
+    rows = [(name, *_cells(costs.alone, name), *_cells(costs.consumer, name)) for name in names]
+    rows.append(("together", *_cells(costs.alone, None), *_cells(costs.consumer, None)))
+    header = ("µs an image", "one core", "share", _threads(costs.workers), "share")
+    notes = [
+        textwrap.fill(f"{name:<20}{text}", 100, subsequent_indent=" " * 20)
+        for name, text in _notes(costs)
+    ]
+    return format_table(title, header, rows, ["", *notes])
+
+
+def _threads(number: int) -> str:
+    return "1 thread" if number == 1 else f"{number or 'no'} threads"
+
+
+def _cells(timing: "StageTimes", stage: str | None) -> tuple[str, str]:
+    """Return the time of an image and the share of a stage, or of all."""
+    seconds = timing.seconds if stage is None else timing.stages.get(stage)
+    if seconds is None:
+        return "", ""
+    return f"{1e6 * seconds / timing.images:.0f}", f"{100 * seconds / timing.seconds:.1f} %"
+
+
+def _gigabytes(num_bytes: float) -> str:
+    digits = 1 if num_bytes >= 1e10 else 2 if num_bytes >= 1e8 else 4
+    return f"{num_bytes / 1e9:.{digits}f} GB"
+
+
+def _notes(costs: "LoaderCosts") -> Iterator[tuple[str, str]]:
+    feed, workers, remote = costs.feed, _threads(costs.workers), costs.remote
+    views = costs.per_core * costs.views
+    yield "one core loads", f"{costs.per_core:.0f} images/s, {views:.0f} views"
+    yield (
+        f"{workers} load{'s' if costs.workers == 1 else ''}",
+        f"{costs.loaded_per_s:.0f} images/s; each of {max(1, min(costs.workers, costs.cores))} "
+        f"cores {costs.scaling:.0%} of one alone",
+    )
+    rates = _RATES if feed is None else (feed,)
+    cores = ", ".join(f"{costs.cores_for(rate):.1f} for {rate:.0f} images/s" for rate in rates)
+    yield "cores needed", cores
+    on_cpu = f", {_threads(costs.augment_threads)}, at the expense of loading"
+    yield "augment", f"on {costs.device}{on_cpu if costs.device == 'cpu' else ''}"
+    epoch = _gigabytes(costs.bytes_per_epoch)
+    yield "bytes", f"{costs.bytes_per_image / 1e3:.1f} kB an image, {epoch} an epoch"
+    if feed is not None:
+        reached = min(1.0, costs.loaded_per_s / feed)
+        yield "feed", f"these threads load {reached:.0%} of {feed:.0f} images/s"
+    if remote is not None:
+        size, cached = _gigabytes(remote.num_bytes), _gigabytes(remote.unpacked_bytes)
+        yield (
+            "download",
+            f"at most {size} for each machine: in the first epoch with data.cache_limit from "
+            f"{cached}, in every epoch with a smaller one; {_gigabytes(remote.downloaded)} while "
+            f"measuring; {remote.fetched_per_s:.0f} images/s at the first visit",
+        )
+    if costs.left_out:
+        yield "left out", f"{costs.left_out} bad samples"
+    yield "hint", costs.hint
+
+
+def _draw(costs: "LoaderCosts", path: Path) -> None:
+    """Draw the stages as two stacked bars."""
+    from matplotlib.figure import Figure  # no pyplot: nothing may open a window
+    from matplotlib.patches import Patch
+
+    figure = Figure(figsize=(8, 2.8), layout="constrained")
+    axis = figure.subplots()
+    bars = {"one core": costs.alone, f"{_threads(costs.workers)} and the consumer": costs.consumer}
+    names = list(dict.fromkeys([*costs.alone.stages, *costs.consumer.stages]))
+    for place, timing in enumerate(bars.values()):
+        left = 0.0
+        for stage, seconds in timing.stages.items():
+            width = max(0.0, 1e3 * seconds / timing.images)
+            axis.barh(place, width, left=left, color=f"C{names.index(stage)}")
+            left += width
+    handles = [Patch(color=f"C{number}", label=name) for number, name in enumerate(names)]
+    figure.legend(handles=handles, ncols=len(names) // 2 + 1, loc="outside upper center")
+    axis.set_yticks(range(len(bars)), list(bars))
+    axis.invert_yaxis()
+    axis.set_xlabel("ms an image")
+    save_picture(figure, path, dpi=110)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 """A certificate: the same recipe undisturbed and disturbed, and whether it is the same model."""
 
+import json
+import platform
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pospre.certificate.compare import check_lost, compare
-from pospre.certificate.kills import Kill, Pace, draw_kills
-from pospre.certificate.legs import Leg, Runner, check_ends
-from pospre.certificate.lives import Lives, Order
-from pospre.certificate.page import write
-from pospre.certificate.result import Certificate, Column, Request
+from pospre.certificate.processes import Job, Kill, Pace, ProcessServer, draw_kills
+from pospre.certificate.stages import Runner, Stage, check_ends
+from pospre.certificate.verdicts import TOLERANCE, Verdict, check_lost, compare
 from pospre.output import check_output
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.data import rank_batch
@@ -19,15 +19,68 @@ from pospre.training.device import build_device, decide_precision
 
 _OTHER_SUMS = ("trainer.microbatch_size", "trainer.compile", "trainer.fsdp")
 _IN_FP32 = ("trainer.precision=fp32",)
-FIRST = Leg("undisturbed", "undisturbed")
+FIRST = Stage("undisturbed", "undisturbed")
 
 
-def certify(request: Request, live: Callable[[Order], None]) -> tuple[Certificate, Path]:
+@dataclass(frozen=True)
+class Request:
+    """What a certificate is asked for.
+
+    Attributes:
+        recipe: YAML file.
+        overrides: ``key=value`` of it.
+        steps: length of the runs.
+        save_every: steps between checkpoints.
+        kills: of the killed run.
+        ranks: numbers of ranks in turn; one number: no run on several.
+        also: further overrides under which every second process of a run of their own goes on.
+        seed: of the moments.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    steps: int = 12
+    save_every: int = 2
+    kills: int = 4
+    ranks: tuple[int, ...] = (1, 2, 1)
+    also: tuple[tuple[str, ...], ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Column:
+    """A disturbed run and what was found."""
+
+    stage: Stage
+    ends: list[str]
+    seconds: float
+    verdicts: list[Verdict]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was run, and a verdict for every property of every disturbed run."""
+
+    request: Request
+    columns: list[Column]
+    seconds: float
+
+    @property
+    def is_green(self) -> bool:
+        """Whether every property of every run holds."""
+        return all(verdict.holds for column in self.columns for verdict in column.verdicts)
+
+    def dump(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"green": self.is_green, "tolerance": TOLERANCE, **asdict(self)}
+
+
+def certify(request: Request, work: Callable[[Job], None]) -> tuple[Certificate, Path]:
     """Run a recipe undisturbed and disturbed, compare, and write the certificate.
 
     Args:
         request: what to run.
-        live: what a life does, ``life.live`` but for tests.
+        work: what a process does, ``train_observed`` but for tests.
 
     Returns:
         The certificate, and its folder ``certificate`` below the recipe's run folder.
@@ -49,7 +102,7 @@ def certify(request: Request, live: Callable[[Order], None]) -> tuple[Certificat
         (*request.overrides, *_shortened(request)),
         folder,
         f"{remote}/certificate" if remote else None,
-        Lives(live),
+        ProcessServer(work),
     )
     certificate = _run(request, runner, recipe)
     write(certificate, folder)
@@ -71,8 +124,8 @@ def _shortened(request: Request) -> tuple[str, ...]:
     )
 
 
-def legs(request: Request, *, coupled: str, reduced: bool) -> list[Leg]:
-    """Return the runs behind the undisturbed one, each behind the one it is compared with.
+def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
+    """Return the stages after the undisturbed one, each after the one it is compared with.
 
     Args:
         request: what is asked for.
@@ -81,33 +134,33 @@ def legs(request: Request, *, coupled: str, reduced: bool) -> list[Leg]:
         reduced: the precision is not fp32, which makes more of another order of sums.
     """
     kills = tuple(draw_kills("killed", request.kills, request.steps, request.seed))
-    found = [Leg("killed", f"{request.kills} kills", kills=kills, reference=FIRST.name)]
-    others: list[Leg] = []
+    found = [Stage("killed", f"{request.kills} kills", kills=kills, reference=FIRST.name)]
+    others: list[Stage] = []
     for number, keys in enumerate(request.also, 1):
-        name, title = f"also{number}", f"every second life {' '.join(keys)}"
+        name, title = f"also{number}", f"every second process {' '.join(keys)}"
         exact = not any(key.startswith(_OTHER_SUMS) for key in keys)
-        leg = Leg(name, title, (), _changes(name, 2, request), (1,), keys, exact, FIRST.name)
-        (found if exact else others).append(leg)
+        stage = Stage(name, title, (), _changes(name, 2, request), (1,), keys, exact, FIRST.name)
+        (found if exact else others).append(stage)
     kills, most = _changes("ranks", len(request.ranks) - 1, request), max(request.ranks)
     if kills and coupled:
         title = f"{most} ranks beside {most}: {coupled} see all samples of a rank"
-        again = Leg("undisturbed_ranks", f"undisturbed, {most} ranks", ranks=(most,))
-        found += [again, Leg("ranks", title, (), kills, (most,), (), False, again.name)]
+        again = Stage("undisturbed_ranks", f"undisturbed, {most} ranks", ranks=(most,))
+        found += [again, Stage("ranks", title, (), kills, (most,), (), False, again.name)]
     elif kills:
         title = "ranks " + "→".join(map(str, request.ranks))
-        others.append(Leg("ranks", title, (), kills, request.ranks, (), False, FIRST.name))
+        others.append(Stage("ranks", title, (), kills, request.ranks, (), False, FIRST.name))
     if not others or not reduced:
         return [*found, *others]
     again = replace(FIRST, name="undisturbed_fp32", title="undisturbed, fp32", overrides=_IN_FP32)
     in_fp32 = [
-        replace(leg, title=f"{leg.title}, fp32", overrides=_IN_FP32, reference=again.name)
-        for leg in others
+        replace(stage, title=f"{stage.title}, fp32", overrides=_IN_FP32, reference=again.name)
+        for stage in others
     ]
     return [*found, again, *in_fp32]
 
 
 def _changes(name: str, count: int, request: Request) -> tuple[Kill, ...]:
-    """Return kills after equal parts of a run, so that every life trains some of it."""
+    """Return kills after equal parts of a run, so that every process trains some of it."""
     part = request.steps / (count + 1)
     drawn = draw_kills(name, count, request.steps, request.seed)
     return tuple(
@@ -122,18 +175,80 @@ def _run(request: Request, runner: Runner, recipe: Recipe) -> Certificate:
     first = done[FIRST.name]
     reduced = decide_precision(recipe, build_device(recipe)).trainer.precision != "fp32"
     columns = []
-    for leg in legs(request, coupled=first.lives[0].coupled, reduced=reduced):
-        run = done[leg.name] = runner.run(leg, first.pace)
-        if leg.reference is None:
+    for stage in stages(request, coupled=first.processes[0].coupled, reduced=reduced):
+        run = done[stage.name] = runner.run(stage, first.pace)
+        if stage.reference is None:
             continue
-        reference = done[leg.reference]
+        reference = done[stage.reference]
         verdicts = compare(
-            reference.lives[0],
-            run.lives,
-            exact=leg.exact,
+            reference.processes[0],
+            run.processes,
+            exact=stage.exact,
             values=(reference.values, run.values),
         )
-        verdicts.append(check_lost(run.lives, run.ends, run.whole))
-        verdicts.append(check_ends(leg, run))
-        columns.append(Column(leg, run.ends, round(run.seconds, 1), verdicts))
+        verdicts.append(check_lost(run.processes, run.ends, run.whole))
+        verdicts.append(check_ends(stage, run))
+        columns.append(Column(stage, run.ends, round(run.seconds, 1), verdicts))
     return Certificate(request, columns, round(time.monotonic() - began, 1))
+
+
+def table(certificate: Certificate) -> str:
+    """Return the table: a row for each property, a column for each disturbed run."""
+    columns = certificate.columns
+    names = list(dict.fromkeys(v.property for column in columns for v in column.verdicts))
+    found = [{verdict.property: verdict for verdict in column.verdicts} for column in columns]
+    rows = [["property", *(column.stage.title for column in columns)]]
+    for name in names:
+        cells = [verdicts.get(name) for verdicts in found]
+        rows.append([name, *(_cell(cell.text, cell.holds) if cell else "–" for cell in cells)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def write(certificate: Certificate, folder: Path) -> None:
+    """Write ``certificate.json`` and ``certificate.md`` into a folder."""
+    values = json.dumps(certificate.dump(), indent=1)
+    (folder / "certificate.json").write_text(values + "\n", encoding="utf-8")
+    (folder / "certificate.md").write_text(_page(certificate), encoding="utf-8")
+
+
+def headline(certificate: Certificate) -> str:
+    """Say in a line whether the certificate is green, or what is first wrong."""
+    asked = certificate.request
+    if certificate.is_green:
+        return f"certificate of {asked.recipe}: green, in {certificate.seconds:.0f} s"
+    title, verdict = next(
+        (column.stage.title, verdict)
+        for column in certificate.columns
+        for verdict in column.verdicts
+        if not verdict.holds
+    )
+    return f"certificate of {asked.recipe}: RED. {title}: {verdict.property} {verdict.text}"
+
+
+def _page(certificate: Certificate) -> str:
+    asked = certificate.request
+    keys = " ".join(asked.overrides)
+    return f"""# {headline(certificate)}
+
+{asked.steps} steps, a save every {asked.save_every}, seed {asked.seed} of the moments; \
+python -m pospre.certify {asked.recipe} {keys}
+
+{table(certificate)}
+
+Compared with a run of one process that was not disturbed. Every step that a process finished is
+compared, also those that were trained twice: a hash for each sample of the batch as the model got
+it (ids, boxes, flips, pixels, masks with all else that was drawn), the losses, and the weights
+after it.
+*equal* means the same bits; *within*, where sums are taken in another order, a relative distance
+of at most {TOLERANCE:g}. {platform.machine()}, {platform.system()}.
+"""
+
+
+def _cell(text: str, holds: bool) -> str:
+    return text if holds else f"**{text}**"

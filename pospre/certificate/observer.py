@@ -1,11 +1,13 @@
-"""Writes down what every step of a training consumed and what came out of it."""
+"""Writes down what every step of a training consumed and gave, and reads it back."""
 
 import hashlib
 import json
 import os
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,27 @@ from composer.utils import dist, reproducibility
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from pospre.certificate.records import property_of
+from pospre.certificate.processes import Job
+from pospre.errors import run_command
 from pospre.model.algorithm import PretrainAlgorithm
+from pospre.recipe.recipe import load_recipe
 from pospre.training.callbacks.metrics import losses_of
+from pospre.training.distributed.peers import joined
+from pospre.training.run import train
+from pospre.training.run_folder import hold_run
 
-_BREATH = 0.05  # seconds that a step takes at least, so that whoever kills can strike in it
+_BREATH = 0.05  # seconds that a step takes at least, so that a kill can strike in it
 _ROW_BYTES = 8  # of a sample's hash: enough to tell a few thousand samples apart
+_PROPERTIES = {
+    "index": "sample ids",
+    "epoch": "sample ids",
+    "label": "sample ids",
+    "box": "boxes",
+    "field_box": "boxes",
+    "flip": "flips",
+    "image": "pixels",
+}
+DRAWN = ("sample ids", "boxes", "flips", "masks", "pixels")
 
 
 class Observer(Callback):
@@ -33,7 +50,7 @@ class Observer(Callback):
     after it. Each line is one write, so a kill leaves a half line at most.
 
     Args:
-        path: the file of this rank and life.
+        path: the file of this rank and process.
         every_weight: hash the weights after every step; else only in the end.
         values: where to put the final weights, rank 0 only.
     """
@@ -45,13 +62,13 @@ class Observer(Callback):
         self._rows: dict[str, list[str]] = defaultdict(list)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Note after which step this life begins, and what makes ranks matter to the losses."""
+        """Note after which step this process begins, and what makes ranks matter to the losses."""
         algorithms = (each for each in state.algorithms if isinstance(each, PretrainAlgorithm))
         asked = (algorithm.couples_samples() for algorithm in algorithms)
         self._write(start=state.timestamp.batch.value, coupled=" and ".join(filter(None, asked)))
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Note that a step begins: whoever ends this process knows where it is."""
+        """Note that a step begins, so that the killer knows where the process is."""
         self._rows.clear()
         self._write(begun=state.timestamp.batch.value + 1)
         time.sleep(_BREATH)
@@ -146,3 +163,96 @@ def _local(value: Tensor) -> Tensor:
 
 def _bytes(value: Tensor) -> bytes:
     return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def property_of(key: str) -> str:
+    """Return which property of a certificate a batch's key belongs to."""
+    return _PROPERTIES.get(key.rpartition("/")[2], "masks")
+
+
+@dataclass
+class Step:
+    """A step that was trained to its end.
+
+    Attributes:
+        number: counted from 1.
+        rows: a hash for each sample of the batch over all ranks, in order, by property.
+        losses: averages over the ranks, with the metrics of the training step.
+        parameters: a hash of the weights after it, if it was taken.
+    """
+
+    number: int
+    rows: dict[str, str]
+    losses: dict[str, float]
+    parameters: str | None
+
+
+@dataclass
+class ProcessRecord:
+    """What one process wrote down.
+
+    Attributes:
+        start: the step it went on from; None where it ended before that.
+        steps: those that it finished.
+        end: hashes of the final state, of a process that came to the end.
+        coupled: what looks at all samples of a forward at once; empty for nothing.
+        first: when its first step began, in seconds of the machine's clock.
+        seconds: that each of its steps took.
+    """
+
+    start: int | None = None
+    steps: list[Step] = field(default_factory=list)
+    end: dict[str, Any] | None = None
+    coupled: str = ""
+    first: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+
+
+def read_record(paths: Sequence[Path]) -> ProcessRecord:
+    """Return the record of a process from its ranks' files, rank 0 first.
+
+    A step counts as finished when all ranks have written it.
+    """
+    ranks = [list(map(json.loads, _whole_lines(path))) for path in paths]
+    record, begun_at = ProcessRecord(), 0.0
+    for line in ranks[0]:
+        if "start" in line:
+            record.start, record.coupled = line["start"], line["coupled"]
+        elif "begun" in line:
+            begun_at = line["at"]
+            record.first = record.first or begun_at
+        elif "step" in line:
+            record.seconds.append(line["at"] - begun_at)
+        elif "end" in line:
+            record.end = line
+    by_rank = [{line["step"]: line for line in lines if "step" in line} for lines in ranks]
+    for number in sorted(set.intersection(*map(set, by_rank))):
+        record.steps.append(_joined(number, [steps[number] for steps in by_rank]))
+    return record
+
+
+def _joined(number: int, lines: list[dict[str, Any]]) -> Step:
+    rows = {name: "".join(line["rows"][name] for line in lines) for name in lines[0]["rows"]}
+    losses = {name: float.fromhex(value) for name, value in lines[0]["losses"].items()}
+    return Step(number, rows, losses, lines[0]["parameters"])
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file without the one that a kill cut short."""
+    content = path.read_bytes() if path.exists() else b""
+    return content.split(b"\n")[:-1]
+
+
+def train_observed(job: Job) -> None:
+    """Train as ``python -m pospre.train`` does, with an observer; exit with its code."""
+    sys.exit(run_command(lambda: _train(job)))
+
+
+def _train(job: Job) -> int:
+    torch.set_num_threads(1)
+    recipe = load_recipe(job.recipe, job.overrides)
+    record = job.records[dist.get_global_rank()]
+    observer = Observer(record, every_weight=job.every_weight, values=job.values)
+    with joined(recipe), hold_run(recipe):
+        train(recipe, [observer])
+    return 0

@@ -16,7 +16,6 @@ from pospre.recipe import yaml_text
 from pospre.recipe.environment import Taken, taken, with_references
 from pospre.recipe.extends import read_recipe
 from pospre.recipe.find import find_recipe
-from pospre.recipe.renamed import gone, with_new_names, without_old_defaults
 from pospre.recipe.sections import Callbacks, Data, Encoder, Loggers, Optimizer, Schedule, Trainer
 from pospre.recipe.values import Arguments
 
@@ -90,17 +89,14 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 def recipe_from_dict(data: dict[str, Any], source: str = "recipe") -> Recipe:
     """Return the recipe in a plain dict; ``source`` names it in errors."""
     filled = yaml_text.resolve_variables(data)
-    recipe = validated(Recipe, without_old_defaults(filled), source, gone=gone)
+    recipe = validated(Recipe, filled, source)
     recipe._taken = dict(taken(data, filled))
     return recipe
 
 
 def recorded_recipe(data: dict[str, Any], source: str = "recipe") -> Recipe:
-    """Return a recipe that a run recorded, also where keys of it were renamed since.
-
-    It may be anyone's: no variable of the environment is filled in.
-    """
-    return validated(Recipe, with_new_names(data), source, gone=gone)
+    """Return a recipe that a run recorded; as it may be anyone's, no variable is filled in."""
+    return validated(Recipe, data, source)
 
 
 def _refuse_new_names(data: dict[str, Any], overrides: Sequence[str]) -> None:

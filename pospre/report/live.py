@@ -1,21 +1,34 @@
-"""The report page while a run goes on: written again every minute, with the first step's views."""
+"""The report page of a run that goes on: written every minute, with the views of the first step."""
 
+import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from composer.core import Callback, State
+import numpy as np
+import torch
+from composer.core import Algorithm, Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
+from PIL import Image
+from torch import Tensor
 
-from pospre.batch import numbered
+from pospre.batch import Batch, numbered, per_row
 from pospre.errors import UserError
-from pospre.model.algorithm import pretrain_model
+from pospre.evaluation.position.mosaic import enlarge, frame_cells
+from pospre.model.algorithm import PretrainAlgorithm, pretrain_model
+from pospre.model.model import PretrainModel
+from pospre.nn.masking import slot_mask
 from pospre.report.page import write_report
-from pospre.report.views import FOLDER, INDEX, NUM_SAMPLES, can_draw, draw_views
 
 EVERY = 60.0  # seconds between two pages
 SHARE = 0.01  # of the time that they may take
+FOLDER, INDEX = "views", "views.json"
+NUM_SAMPLES = 3
+SIDES = 96, 192  # least pixels of a drawn view, one of many or one of two; in whole steps
+GAP = 6
+GREY = 128
 
 
 class LivePage(Callback):
@@ -60,3 +73,99 @@ class LivePage(Callback):
         few = state.device.batch_to_device(few)
         step = state.timestamp.batch.value
         draw_views(model, state.algorithms, few, self.folder / FOLDER, step=step)
+
+
+@torch.no_grad()
+def draw_views(
+    model: PretrainModel,
+    algorithms: Sequence[Algorithm],
+    batch: Batch,
+    folder: Path,
+    *,
+    step: int,
+) -> None:
+    """Write a strip of the views of each of a few samples, and ``views.json``, which names them.
+
+    Of the model nothing changes: views and masks are functions of seed, epoch and index.
+
+    Args:
+        model: in training mode, so that views are augmented.
+        algorithms: of the training; they hide what they hide.
+        batch: the first samples of a step, numbered.
+        folder: is made.
+        step: the step's number, for the record.
+    """
+    few = {key: value[:NUM_SAMPLES] for key, value in batch.items()}
+    for algorithm in algorithms:
+        if isinstance(algorithm, PretrainAlgorithm):
+            algorithm.write(few, model)
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = []
+    for group in model.views:
+        strips, legend = _draw_group(model, few, group)
+        names = [f"{group}_{row}.png" for row in range(len(strips))]
+        for name, strip in zip(names, strips, strict=True):
+            Image.fromarray(strip).save(folder / name, optimize=True)
+        groups.append({"name": group, "legend": legend, "files": names})
+    (folder / INDEX).write_text(json.dumps({"step": step, "groups": groups}), encoding="utf-8")
+
+
+def can_draw(model: PretrainModel) -> bool:
+    """Tell whether the model's views are pictures: of three channels, in square patches."""
+    encoder = model.encoder
+    return encoder.channels == 3 and encoder.patch_size[0] == encoder.patch_size[1]
+
+
+def _draw_group(model: PretrainModel, batch: Batch, group: str) -> tuple[list[np.ndarray], str]:
+    """Return a strip of views for each sample, and what grey and green mean in them."""
+    pixels = model.images(batch, group) * model.augment.std + model.augment.mean
+    levels = (255 * pixels).round().clamp(0, 255).to(torch.uint8).permute(0, 1, 3, 4, 2)
+    grid, patch = model.grid(group), model.encoder.patch_size[0]
+    hidden, framed, legend = _marks(model, batch, group, grid[0] * grid[1])
+    strips = []
+    for row, views in enumerate(levels.cpu().numpy()):
+        drawn = []
+        for number, view in enumerate(views):
+            picture = view.copy()
+            for place in hidden[row, number].nonzero().flatten().tolist():
+                top, left = place // grid[1] * patch, place % grid[1] * patch
+                picture[top : top + patch, left : left + patch] = GREY
+            factor = -(-SIDES[len(views) < 3] // min(view.shape[:2]))
+            picture = enlarge(picture, factor)
+            places = framed[row, number].nonzero().flatten().tolist()
+            frame_cells(picture, places, grid[1], patch * factor)
+            drawn += [picture, np.full((len(picture), GAP, 3), 255, np.uint8)]
+        strips.append(np.concatenate(drawn[:-1], axis=1))
+    return strips, "; ".join(legend)
+
+
+def _marks(
+    model: PretrainModel, batch: Batch, group: str, patches: int
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Return bool (B, V, N) of hidden and of framed patches, and what both mean."""
+    views = model.views[group].count
+    rows = len(batch["index"]) * views
+    hidden, framed = (torch.zeros(rows, patches, dtype=torch.bool) for _ in range(2))
+    legend = ["before they are mixed"] if group in model.registry.mixes else []
+    for key, (colour, words) in sorted(model.registry.captions.items(), key=_grey_first):
+        own = key.partition("/")[0]
+        if key in batch and group == (own if own in model.views else "view"):
+            marked = hidden if colour == "grey" else framed
+            marked |= _places(batch, key, rows, patches).cpu()
+            legend.append(words)
+    return hidden.unflatten(0, (-1, views)), framed.unflatten(0, (-1, views)), legend
+
+
+def _grey_first(caption: tuple[str, tuple[str, str]]) -> bool:
+    return caption[1][0] != "grey"
+
+
+def _places(batch: Batch, key: str, rows: int, patches: int) -> Tensor:
+    """Return bool (rows, N) of the patches that a batch key marks."""
+    marked = batch[key].reshape(rows, -1)
+    if marked.dtype != torch.bool:
+        return slot_mask(marked, patches)
+    if marked.shape[1] == patches:
+        return marked
+    visible = per_row(batch["view/visible"], rows)
+    return slot_mask(torch.where(marked, visible, patches), patches + 1)[:, :patches]

@@ -15,7 +15,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import YamlLexer
 
 from pospre.output import write_output
-from pospre.report import summary
+from pospre.report import measured, summary
 from pospre.report.evaluations import (
     PICTURE_BUDGET,
     Knn,
@@ -29,10 +29,7 @@ from pospre.report.evaluations import (
     read_other,
 )
 from pospre.report.plots import draw_charts, format_value
-from pospre.report.published import published_beside
-from pospre.report.questions import questions_of
 from pospre.report.run import Record, Run, read_run
-from pospre.report.verdict import verdict
 from pospre.untrusted_json import is_number
 
 HERE = Path(__file__).parent
@@ -43,7 +40,7 @@ BLANK = (
     "On pictures of one colour each, in which nothing shows where a patch is. It should stay near "
     "guessing: if it is well above, something else tells the model the positions."
 )
-VIEWS = "views"  # as views.py calls it; importing that takes seconds
+VIEWS = "views"  # as live.py calls it; importing that takes seconds
 
 
 def write_report(run_folder: str | Path, *, refresh: int | None = None) -> Path:
@@ -94,7 +91,7 @@ def page_context(run: Run) -> dict[str, Any]:
     pictures = parse_results(run, "position_pictures", PositionPictures)
     patches = parse_results(run, "patch_position", PatchPosition)
     folder = run.folder / "evaluation" / "position_pictures"
-    asked = questions_of(run)
+    asked = summary.questions_of(run)
     answering = {each.question.evaluation for each in asked}
     wanted = answering if run.algorithms else {"position_grid"}
     return {
@@ -105,7 +102,7 @@ def page_context(run: Run) -> dict[str, Any]:
         "shown": SHOWN,
         "views": load_views(run.folder / VIEWS),
         "subtitle": summary.subtitle(run),
-        "verdict": verdict(run, grid, patches, knn),
+        "verdict": summary.verdict(run, grid, patches, knn),
         "headline": summary.headline(run, grid, knn),
         "charts": draw_charts([run.records], curve_titles(run.records)),
         "watch_charts": draw_charts([run.records], watch_titles(run.records)),
@@ -117,11 +114,11 @@ def page_context(run: Run) -> dict[str, Any]:
         "others": _other_evaluations(run),
         "patches": patches,
         "has_positions": bool(wanted & POSITIONS or grid or pictures or patches),
-        "commands": {name: summary.evaluate_command(run, name) for name in _all_names(run)},
-        "published": {name: published_beside(run, name) for name in _all_names(run)},
-        "measured_on": {name: summary.measured_on(run, name) for name in _all_names(run)},
-        "reproduce": summary.reproduce_commands(run),
-        "environment": summary.environment(run),
+        "commands": {name: measured.evaluate_command(run, name) for name in _all_names(run)},
+        "published": {name: measured.published_beside(run, name) for name in _all_names(run)},
+        "measured_on": {name: measured.measured_on(run, name) for name in _all_names(run)},
+        "reproduce": measured.reproduce_commands(run),
+        "environment": measured.environment(run),
         "recipe_html": _colour_yaml(run.recipe_text),
     }
 
@@ -172,7 +169,7 @@ def _keys(records: list[Record]) -> list[str]:
 
 def _all_names(run: Run) -> list[str]:
     """Return the evaluations that the page shows, or says how to do."""
-    asked = (each.question.evaluation for each in questions_of(run))
+    asked = (each.question.evaluation for each in summary.questions_of(run))
     return list(dict.fromkeys([*SHOWN, *filter(None, asked), *run.evaluations]))
 
 

@@ -1,5 +1,6 @@
 """Reads a run folder: recipe, logged metrics and evaluation files, as plain Python values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,14 @@ class Run:
     """One run folder; what the folder lacks is empty.
 
     ``records`` are the lines of ``metrics.jsonl``, ``warnings`` those of ``watch.jsonl``,
-    ``questions`` what its algorithms ask, by their names; None in runs of before these were kept.
+    ``questions`` what its algorithms ask, by their names.
     """
 
     folder: Path
     name: str
     recipe: dict[str, Any]
     recipe_text: str
-    questions: dict[str, Question] | None
+    questions: dict[str, Question]
     records: list[Record]
     evaluations: dict[str, dict[str, Any]]
     warnings: list[Record]
@@ -74,7 +75,7 @@ def read_run(folder: str | Path) -> Run:
     records, watch = _read_lines(metrics), folder / "watch.jsonl"
     warnings = _read_lines(watch) if watch.is_file() else []
     name = str(recipe.get("run_name") or folder.resolve().name)
-    asked = _read_questions(folder / QUESTIONS) if (folder / QUESTIONS).is_file() else None
+    asked = _read_questions(folder / QUESTIONS) if (folder / QUESTIONS).is_file() else {}
     return Run(folder, name, recipe, text, asked, records, read_documents(folder), warnings)
 
 
@@ -104,3 +105,8 @@ def _read_lines(path: Path) -> list[Record]:
             ) from error
         records.append(record)
     return records
+
+
+def column(records: Sequence[Record], key: str) -> list[float]:
+    """Return the numbers that were logged under a key."""
+    return [record[key] for record in records if is_number(record.get(key))]

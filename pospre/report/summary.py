@@ -1,24 +1,52 @@
-"""The page's words about a run: headline figures, what was trained, environment and commands."""
+"""The page's words about a run: what it was asked, headline figures, and what came of it."""
 
-import json
-import os
-import platform
-import shlex
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from statistics import median
 
-from pospre.evaluation.registry import default_settings, evaluation_names
-from pospre.recipe.yaml_text import VARIABLE
-from pospre.report.evaluations import Knn, PositionGrid
+from pospre.model.question import Question
+from pospre.report.evaluations import Knn, PatchPosition, PositionGrid
+from pospre.report.measured import earlier_step, trained_on_these
 from pospre.report.plots import format_value
-from pospre.report.run import Record, Run
+from pospre.report.run import Record, Run, column
 from pospre.schedules import DURATION
 from pospre.untrusted_json import is_number
 
-PACKAGES = ("torch", "torchvision", "timm", "mosaicml", "mosaicml-streaming", "ffcv", "numpy")
+_ALIKE = 1.05  # times as often: below it, and above its inverse, two shares are called the same
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question that a run was trained on.
+
+    Attributes:
+        method: the algorithm's name.
+        question: what it asks.
+        answer: the last value of its own measure, with what that is; empty where none is logged.
+    """
+
+    method: str
+    question: Question
+    answer: str
+
+
+def questions_of(run: Run) -> list[Asked]:
+    """Return what the run's algorithms ask, in the order of their attachment."""
+    return [Asked(name, each, _answer(run, name, each)) for name, each in run.questions.items()]
+
+
+def _answer(run: Run, name: str, question: Question) -> str:
+    key = f"metric/{name}_{question.metric}"
+    values = [record[key] for record in run.records if is_number(record.get(key))]
+    if question.metric is None or not values:
+        return ""
+    percent = question.metric in ("accuracy", "agreement")
+    first, last = (
+        format_value(value, percent=percent).replace(" ", "\N{NO-BREAK SPACE}")
+        for value in (values[0], values[-1])
+    )
+    return f"{question.meaning}: {last}" + (f" (at first {first})" if len(values) > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -43,7 +71,7 @@ def start_of(run: Run) -> str:
 
 
 def _loss_figures(run: Run) -> list[Figure]:
-    losses = _column(run.records, "loss/total")
+    losses = column(run.records, "loss/total")
     if not losses:
         return []
     note = f"from {format_value(losses[0])}" if len(losses) > 1 else ""
@@ -84,7 +112,7 @@ def accuracy_of(run: Run) -> float | None:
 
 def _effort_figures(run: Run) -> list[Figure]:
     figures = []
-    throughput = _column(run.records, "throughput")
+    throughput = column(run.records, "throughput")
     if throughput:
         rate = float(f"{median(throughput):.3g}")
         figures.append(Figure("Images/s", format_value(rate), "median"))
@@ -92,13 +120,13 @@ def _effort_figures(run: Run) -> list[Figure]:
     duration = DURATION.fullmatch(str(run.setting("trainer", "max_duration")))
     if duration:
         planned[duration[2]] = f"of {format_value(int(duration[1]))}"
-    epochs = _column(run.records, "epoch")
+    epochs = column(run.records, "epoch")
     if epochs:
         figures.append(Figure("Epoch", f"{epochs[-1] + 1:g}", planned["ep"]))  # logged from 0
-    steps = _column(run.records, "step")
+    steps = column(run.records, "step")
     if steps and planned["ba"]:
         figures.append(Figure("Step", format_value(steps[-1]), planned["ba"]))
-    samples = _column(run.records, "samples")
+    samples = column(run.records, "samples")
     if samples:
         note = planned["sp"] or f"{format_value(steps[-1])} steps"
         figures.append(Figure("Samples seen", format_value(samples[-1]), note))
@@ -126,96 +154,9 @@ def subtitle(run: Run) -> str:
     words = [f"{word} {value}" for word, value in wanted.items() if value]
     start = start_of(run)
     words += [f"started from {start}"] if start else []
-    times = _column(run.records, "time")
+    times = column(run.records, "time")
     when = f"last step {_date(times[-1])}" if times else ""
     return " · ".join(filter(None, (" ".join([" + ".join(run.algorithms), *words]).strip(), when)))
-
-
-def environment(run: Run) -> list[tuple[str, str]]:
-    """Return what the recipe says about the machine, and the versions here and now."""
-    wanted = {
-        "Device": run.setting("trainer", "device"),
-        "Precision": run.setting("trainer", "precision"),
-        "Global batch": run.setting("data", "batch_size"),
-        "Seed": run.setting("seed"),
-    }
-    rows = [(label, str(value)) for label, value in wanted.items() if value is not None]
-    rows.append(("Python", f"{platform.python_version()}, {platform.system()}"))
-    rows.append(("Processor", f"{os.cpu_count()} cores, {platform.machine()}"))
-    for package in PACKAGES:
-        try:
-            rows.append((package, version(package)))
-        except PackageNotFoundError:
-            rows.append((package, "not installed"))
-    return rows
-
-
-def evaluate_command(run: Run, name: str) -> str:
-    """Return the command that makes ``evaluation/<name>.json``, as it was or as it could be."""
-    made = run.evaluations.get(name, {})
-    model = str(made.get("model") or "")
-    if not model or VARIABLE.search(model):  # which the environment has named
-        model = short_path(run.folder)
-    planned = run.setting("evaluation", name) or {}
-    trained_on = None if name == "knn" else run.setting("data", "path")  # which may have no labels
-    found = made.get("data") or planned.get("data") or trained_on
-    data = str(found or ("LABELLED" if name == "knn" else "DATA"))
-    elsewhere = ("data", "weights", "every")
-    given = made.get("settings") or {k: v for k, v in planned.items() if k not in elsewhere}
-    kind = str(made.get("name") or name)
-    usual = default_settings(kind) if kind in evaluation_names() else {}
-    settings = [
-        f"{key}={_plain(value)}"
-        for key, value in given.items()
-        if key not in usual or _plain(value) != _plain(usual[key])
-    ]
-    words = ["pospre.evaluate", kind, "--model", model, "--data", data]
-    if (made or planned).get("weights") == "teacher":
-        words += ["--weights", "teacher"]
-    if kind != name:
-        words += ["--output", f"{short_path(run.folder)}/evaluation/{name}.json"]
-    return _command(*words, *settings)
-
-
-def reproduce_commands(run: Run) -> list[str]:
-    """Return the commands that train the run again, measure it again, and write the page again."""
-    folder = short_path(run.folder)
-    # a run of its own: it must not meet, or overwrite, the checkpoints of this one
-    apart = ("trainer.save_folder=null", "trainer.overwrite=false")
-    train = _command("pospre.train", f"{folder}/recipe.yaml", f"run_name={run.name}_again", *apart)
-    measure = [evaluate_command(run, name) for name in run.evaluations]
-    return [train, *measure, _command("pospre.report", folder)]
-
-
-def measured_on(run: Run, name: str) -> str:
-    """Say on which data and weights evaluation ``name`` was made, where they may mislead."""
-    data = run.evaluations.get(name, {}).get("data")
-    if not data:
-        return ""
-    trained = trained_on_these(run, name)
-    words = f"measured on {data}" + (", the pictures it was trained on" if trained else "")
-    step = earlier_step(run, name)
-    return words + (f"; {step}, not of the last" if step else "")
-
-
-def trained_on_these(run: Run, name: str) -> bool:
-    """Tell whether evaluation ``name`` was made on the images of the training."""
-    data = run.evaluations.get(name, {}).get("data")
-    return bool(data) and data == run.setting("data", "path")
-
-
-def earlier_step(run: Run, name: str) -> str:
-    """Say of which step the weights of evaluation ``name`` are, if the run has gone on since."""
-    step = run.evaluations.get(name, {}).get("step")
-    last = _column(run.records, "step")[-1:]
-    return f"of step {format_value(step)}" if is_number(step) and last > [step] else ""
-
-
-def short_path(path: Path) -> str:
-    """Return ``path`` as one types it here: relative where it lies under the current folder."""
-    here = Path.cwd()
-    full = path.absolute()
-    return str(full.relative_to(here)) if full.is_relative_to(here) else str(path)
 
 
 def format_seconds(seconds: float) -> str:
@@ -230,20 +171,71 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
-def _column(records: list[Record], key: str) -> list[float]:
-    return [record[key] for record in records if is_number(record.get(key))]
-
-
 def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _plain(value: object) -> str:
-    """Write a setting's value as the command line takes it."""
-    if isinstance(value, list | tuple):
-        return ",".join(map(_plain, value))
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+def verdict(
+    run: Run, grid: PositionGrid | None, patches: PatchPosition | None, knn: Knn | None
+) -> str:
+    """Return a sentence about what was measured; empty where nothing was that it knows."""
+    parts = {}
+    if grid is not None:
+        parts["position_grid"] = _places(grid.mean, grid.initial_mean, grid.guess_mean)
+    if patches is not None and patches.mean is not None:
+        parts["patch_position"] = _places(patches.mean, patches.initial_mean, patches.chance)
+    top1 = accuracy_of(run)
+    if top1 is not None:
+        start = start_of(run)
+        origin = f", started from {start}" if start else ""
+        parts["accuracy"] = f"it names the class of {_percent(top1)} of the pictures{origin}"
+    if knn is not None:
+        parts["knn"] = _neighbours(knn)
+    if not parts:
+        return ""
+    limits = {name: _limits(run, name) for name in parts}
+    if len({*limits.values()}) == 1:  # said once
+        sentence = "; ".join(parts.values()) + limits.popitem()[1]
+    else:
+        sentence = "; ".join(words + limits[name] for name, words in parts.items())
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def _command(*words: str) -> str:
-    return "python -m " + shlex.join(words)
+def _places(share: float, untrained: float | None, guessing: float) -> str:
+    """Say how much more often patches are put in their place."""
+    other, whose = (guessing, "guessing") if untrained is None else (untrained, "untrained")
+    if other <= 0:
+        return f"it puts {_percent(share)} of the patches in place, {whose} none"
+    ratio = share / other
+    if 1 / _ALIKE < ratio < _ALIKE:
+        return f"it puts patches in place no more often than {whose}"
+    times = f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
+    return f"it puts patches in place {times} times as often as {whose}"
+
+
+def _neighbours(knn: Knn) -> str:
+    """Say whether nearest neighbours name the class better than before training.
+
+    Both are measured on the same pictures; the errors are added as if these were others.
+    """
+    if knn.initial_top1 is None:
+        return f"its kNN top-1 is {_percent(knn.top1)}, guessing {_percent(knn.chance)}"
+    variance = knn.initial_top1 * (1 - knn.initial_top1) / knn.query_samples
+    gain, error = knn.top1 - knn.initial_top1, math.hypot(knn.standard_error, math.sqrt(variance))
+    if abs(gain) <= 2 * error:
+        points = f"{100 * gain:+.1f} ± {100 * error:.1f} points"
+        return f"its kNN is within two errors of untrained ({points})"
+    points = f"{100 * abs(gain):.1f} ± {100 * error:.1f} points"
+    return f"its kNN is {points} {'above' if gain > 0 else 'below'} untrained"
+
+
+def _limits(run: Run, name: str) -> str:
+    """Say what may mislead: pictures that it was trained on, weights of an earlier step."""
+    words = ["on pictures it was trained on"] if trained_on_these(run, name) else []
+    step = earlier_step(run, name)
+    words += [f"weights {step}"] if step else []
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _percent(value: float) -> str:
+    return format_value(value, percent=True)

@@ -1,4 +1,4 @@
-"""Lives that are not what they should be, for certificates that must be red."""
+"""ProcessServer that are not what they should be, for certificates that must be red."""
 
 import os
 from typing import Any
@@ -7,13 +7,13 @@ from composer.core import State
 
 from pospre.algorithms.mae import MAE
 from pospre.batch import INDEX, Batch
-from pospre.certificate import life
-from pospre.certificate.lives import Order
+from pospre.certificate.observer import train_observed
+from pospre.certificate.processes import Job
 from pospre.model.model import PretrainModel
 from pospre.training.callbacks.resume import Resume
 
 
-def draw_by_process(order: Order) -> None:
+def draw_by_process(job: Job) -> None:
     """Draw masks that depend on the process, from the fifth step on."""
     write = MAE.write
 
@@ -25,10 +25,10 @@ def draw_by_process(order: Order) -> None:
         batch[INDEX] = index
 
     MAE.write = impure  # type: ignore[method-assign]
-    life.live(order)
+    train_observed(job)
 
 
-def forget_the_momenta(order: Order) -> None:
+def forget_the_momenta(job: Job) -> None:
     """Go on without what the optimiser had noted."""
     load = Resume.before_load
 
@@ -37,4 +37,4 @@ def forget_the_momenta(order: Order) -> None:
         load(self, state, logger)
 
     Resume.before_load = forgetful  # type: ignore[method-assign]
-    life.live(order)
+    train_observed(job)

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from pospre import certify as command
-from pospre.certificate.certificate import certify
-from pospre.certificate.lives import Order
-from pospre.certificate.page import headline, table
-from pospre.certificate.result import Certificate, Request
+from pospre.certificate.certificate import Certificate, Request, certify, headline, table
+from pospre.certificate.processes import Job
 from pospre.errors import run_command
 from tests.certificate import impure
 from tests.drills.certify_demos import YAMLS, small, write_pictures
@@ -58,9 +56,11 @@ def test_a_green_certificate(
     said = capsys.readouterr()
     folder = tmp_path / "runs" / name / "certificate"
     assert f"certificate of {path}: green" in said.out and f"{folder}/certificate.md" in said.out
-    *_, third, last = [line for line in said.err.splitlines() if line.startswith("3 kills, life")]
-    assert "life 4 of 4: came to the end, at step 6" in last or (
-        "at step 6" in third and "life 4 of 4: came to the end, nothing was left to do" in last
+    *_, third, last = [
+        line for line in said.err.splitlines() if line.startswith("3 kills, process")
+    ]
+    assert "process 4 of 4: came to the end, at step 6" in last or (
+        "at step 6" in third and "process 4 of 4: came to the end, nothing was left to do" in last
     )
     assert {entry.name for entry in folder.iterdir()} == {"certificate.json", "certificate.md"}
     document = json.loads((folder / "certificate.json").read_text())
@@ -69,7 +69,7 @@ def test_a_green_certificate(
     found = {verdict["property"]: verdict["text"] for verdict in killed["verdicts"]}
     equal = ("sample ids", "boxes", "flips", "masks", "pixels", "losses", "parameters")
     assert {found[name] for name in (*equal, "optimiser", "random")} == {"equal"}
-    assert others[-1]["leg"]["title"].startswith(title)
+    assert others[-1]["stage"]["title"].startswith(title)
     assert len(others) == len(options) // 2  # a run for each option
     for column in others:
         found = {verdict["property"]: verdict["text"] for verdict in column["verdicts"]}
@@ -77,13 +77,13 @@ def test_a_green_certificate(
 
 
 def red(
-    live: Callable[[Order], None], pictures: Path, folder: Path, kills: int = 2, seed: int = 0
+    work: Callable[[Job], None], pictures: Path, folder: Path, kills: int = 2, seed: int = 0
 ) -> Certificate:
     path, keys = overrides("mae", pictures, folder)
     request = Request(str(path), keys, steps=6, kills=kills, ranks=(1,), seed=seed)
-    certificate, written = certify(request, live)
+    certificate, written = certify(request, work)
     assert not certificate.is_green and "RED" in (written / "certificate.md").read_text()
-    assert (written / "killed" / "life0-rank0.jsonl").exists()  # to look into
+    assert (written / "killed" / "process0-rank0.jsonl").exists()  # to look into
     return certificate
 
 
@@ -98,7 +98,7 @@ def test_an_impure_draw_is_named_with_its_step(pictures: Path, tmp_path: Path) -
 
 
 def test_a_forgotten_state_is_named_with_its_step(pictures: Path, tmp_path: Path) -> None:
-    # The last kill is a SIGTERM in step 4: the life after it does go on from a checkpoint.
+    # The last kill is a SIGTERM in step 4: the process after it does go on from a checkpoint.
     certificate = red(impure.forget_the_momenta, pictures, tmp_path, kills=4, seed=2)
     verdicts = {verdict.property: verdict for verdict in certificate.columns[0].verdicts}
     assert verdicts["masks"].holds

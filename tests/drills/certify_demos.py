@@ -9,10 +9,8 @@ import tempfile
 from pathlib import Path
 
 from data_prep import convert
-from pospre.certificate.certificate import certify
-from pospre.certificate.life import live
-from pospre.certificate.page import headline
-from pospre.certificate.result import Certificate, Request
+from pospre.certificate.certificate import Certificate, Request, certify, headline
+from pospre.certificate.observer import train_observed
 from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
 from tests.conftest import write_images
@@ -60,7 +58,7 @@ def main() -> int:
             overrides = (*small(path, data), f"trainer.run_folder={folder}/runs")
             request = Request(str(path), overrides, arguments.steps, 2, arguments.kills, ranks)
             try:
-                certificate, _ = certify(request, live)
+                certificate, _ = certify(request, train_observed)
             except UserError as error:
                 print(f"| {path.stem} | {error} | – | – | – |", flush=True)
                 green = False
@@ -104,7 +102,7 @@ def _row(path: Path, certificate: Certificate) -> str:
     cells = []
     for column in certificate.columns:
         found = {verdict.property: verdict for verdict in column.verdicts}
-        if column.leg.exact:
+        if column.stage.exact:
             bad = [verdict.property for verdict in column.verdicts if not verdict.holds]
             cells.append(f"RED: {', '.join(bad)}" if bad else f"equal ({', '.join(column.ends)})")
         else:

@@ -12,12 +12,19 @@ from pathlib import Path
 
 import yaml
 
-from pospre.certificate.compare import Verdict, compare
-from pospre.certificate.kills import Kill, Pace, describe, is_due, send_when_due
-from pospre.certificate.legs import Leg, Runner
-from pospre.certificate.life import live
-from pospre.certificate.lives import Life, Lives, Order
-from pospre.certificate.records import LifeRecord, read_life
+from pospre.certificate.observer import ProcessRecord, read_record, train_observed
+from pospre.certificate.processes import (
+    Job,
+    Kill,
+    Pace,
+    Process,
+    ProcessServer,
+    describe,
+    is_due,
+    send_when_due,
+)
+from pospre.certificate.stages import Runner, Stage
+from pospre.certificate.verdicts import Verdict, compare
 from pospre.errors import UserError
 from pospre.training.checkpoints.file import DamagedCheckpoint
 from pospre.training.checkpoints.finding import checkpoints_in
@@ -38,7 +45,7 @@ class Tally:
     """What happened, and what should not have.
 
     Attributes:
-        ends: how lives ended, by kind.
+        ends: how processes ended, by kind.
         lost: steps that had to be done again, of every start.
         lost_with_disk: the same where the disk had gone.
         refused: starts that ended with exit code 2 or 69, by their message.
@@ -57,7 +64,7 @@ class Drill:
 
     Args:
         folder: for everything.
-        server: the proxy before the bucket, which the lives use.
+        server: the proxy before the bucket, which the processes use.
         steps: of the run.
         seed: of the kills.
     """
@@ -65,19 +72,19 @@ class Drill:
     def __init__(self, folder: Path, server: FlakyS3, steps: int, seed: int) -> None:
         self.folder, self.server, self.steps, self.seed = folder, server, steps, seed
         self.tally = Tally()
-        self.records: list[LifeRecord] = []
-        self._lives = Lives(live)
+        self.records: list[ProcessRecord] = []
+        self._server = ProcessServer(train_observed)
         self._recipe = _write_recipe(folder, steps)
         self._run_folder = folder / "runs" / "tiny"
         self._checkpoints = self._run_folder / "checkpoints"
-        self._orders = 0
+        self._jobs = 0
         self._gone = self._moving = False
 
-    def undisturbed(self) -> tuple[LifeRecord, Path, Pace]:
+    def undisturbed(self) -> tuple[ProcessRecord, Path, Pace]:
         """Run it without a bucket and without a kill."""
-        runner = Runner(str(self._recipe), "tiny", (), self.folder, None, self._lives)
-        done = runner.run(Leg("undisturbed", "undisturbed"), Pace(10.0, 1.0))
-        return done.lives[0], done.values, done.pace
+        runner = Runner(str(self._recipe), "tiny", (), self.folder, None, self._server)
+        done = runner.run(Stage("undisturbed", "undisturbed"), Pace(10.0, 1.0))
+        return done.processes[0], done.values, done.pace
 
     def disturb(self, count: int, outages: dict[int, tuple[float, str]], pace: Pace) -> None:
         """Run it to its end through kills and outages.
@@ -98,44 +105,44 @@ class Drill:
             if kind == "download" or draws.randrange(_DISK_LOSSES) == 0:
                 self._gone = True
                 shutil.rmtree(self._run_folder, ignore_errors=True)
-            if not self._live(partial(self._is_due, kill, pace), partial(self._describe, kill)):
+            if not self._work(partial(self._is_due, kill, pace), partial(self._describe, kill)):
                 break  # it came to its end
             if number % 10 == 9:
                 print(f"{number + 1} kills, step {self._done()}", file=sys.stderr, flush=True)
         while not self._is_finished():
-            self._live(lambda life: False, lambda life: "")
+            self._work(lambda process: False, lambda process: "")
 
-    def verdicts(self, reference: LifeRecord, values: Path) -> list[Verdict]:
-        """Compare all lives with the undisturbed run."""
+    def verdicts(self, reference: ProcessRecord, values: Path) -> list[Verdict]:
+        """Compare all processes with the undisturbed run."""
         last = max(place for place, record in enumerate(self.records) if record.end)
-        lives = self.records[: last + 1]
+        processes = self.records[: last + 1]
         ours = self.folder / "weights.npz"
-        return compare(reference, lives, exact=True, values=(values, ours))
+        return compare(reference, processes, exact=True, values=(values, ours))
 
-    def _live(self, due: Callable[[Life], bool], name: Callable[[Life], str]) -> bool:
-        """Let one life be, and tell whether it was killed; refused starts are given again."""
+    def _work(self, due: Callable[[Process], bool], name: Callable[[Process], str]) -> bool:
+        """Run one process, and tell whether it was killed; refused starts are given again."""
         began = time.monotonic()
         while time.monotonic() - began < _PATIENCE:
-            expected, order = self._newest(), self._order()
-            life = self._lives.start(order)
-            killed = send_when_due(life, partial(due, life))
-            code = life.wait()
+            expected, job = self._newest(), self._job()
+            process = self._server.start(job)
+            killed = send_when_due(process, partial(due, process))
+            code = process.wait()
             if killed:
-                self.tally.ends[name(life)] += 1
+                self.tally.ends[name(process)] += 1
             while self.server.under_way:  # what the server was given before the kill
                 time.sleep(0.01)
-            self._judge(read_life(order.records), expected)
+            self._judge(read_record(job.records), expected)
             if killed or code == 0:
                 return killed
-            said = order.log.read_text(encoding="utf-8", errors="replace").strip()
+            said = job.log.read_text(encoding="utf-8", errors="replace").strip()
             if code not in (2, 69) or "Traceback" in said:
-                self.tally.faults.append(f"exit code {code}: {order.log} has {said[-300:]}")
+                self.tally.faults.append(f"exit code {code}: {job.log} has {said[-300:]}")
             self.tally.refused[said.rpartition("error: ")[2].partition(";")[0][:120]] += 1
             time.sleep(1.0)
-        raise RuntimeError(f"no life came about in {_PATIENCE:g} s; the last one: {said}")
+        raise RuntimeError(f"no process came about in {_PATIENCE:g} s; the last one: {said}")
 
-    def _judge(self, record: LifeRecord, expected: int) -> None:
-        """Check where a life went on, and that the newest in the bucket loads as it lies there."""
+    def _judge(self, record: ProcessRecord, expected: int) -> None:
+        """Check where a process went on, and that the newest in the bucket loads as it is."""
         if record.start is not None:
             lost = self._done() - record.start
             (self.tally.lost_with_disk if self._gone else self.tally.lost).append(lost)
@@ -151,21 +158,21 @@ class Drill:
             except UserError as error:
                 self.tally.faults.append(f"the newest in the bucket does not load: {error}")
 
-    def _is_due(self, kill: Kill, pace: Pace, life: Life) -> bool:
-        if kill.kind == "upload" and life.begun >= kill.step:
+    def _is_due(self, kill: Kill, pace: Pace, process: Process) -> bool:
+        if kill.kind == "upload" and process.begun >= kill.step:
             self._moving = self._moves("PUT")
         if kill.kind == "download":
             self._moving = self._moves("GET")
         if kill.kind in ("upload", "download"):
-            return self._moving or life.begun > kill.step + _MISSED
-        return is_due(kill, life, pace, self._checkpoints)
+            return self._moving or process.begun > kill.step + _MISSED
+        return is_due(kill, process, pace, self._checkpoints)
 
-    def _describe(self, kill: Kill, life: Life) -> str:
+    def _describe(self, kill: Kill, process: Process) -> str:
         """Say when a kill has struck."""
         if self._moving:
             self._moving = False
             return {"upload": "in an upload", "download": "in a download"}[kill.kind]
-        return describe(kill, life, self._checkpoints)
+        return describe(kill, process, self._checkpoints)
 
     def _moves(self, method: str) -> bool:
         """Tell whether a checkpoint is on its way."""
@@ -182,7 +189,7 @@ class Drill:
         return 0
 
     def _done(self) -> int:
-        """Return the last step that the last life which trained has finished, or went on from."""
+        """Return the last step that the last process to train has finished, or went on from."""
         for record in reversed(self.records):
             if record.steps:
                 return record.steps[-1].number
@@ -194,10 +201,10 @@ class Drill:
         ended = any(record.end for record in self.records)
         return ended and checkpoints_in(REMOTE)[0].batch == self.steps
 
-    def _order(self) -> Order:
-        self._orders += 1
-        records = self.folder / f"life{self._orders:03d}"
-        return Order(
+    def _job(self) -> Job:
+        self._jobs += 1
+        records = self.folder / f"process{self._jobs:03d}"
+        return Job(
             recipe=str(self._recipe),
             overrides=(f"trainer.save_folder={REMOTE}", f"trainer.run_folder={self.folder}/runs"),
             records=(records.with_suffix(".jsonl"),),

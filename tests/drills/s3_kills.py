@@ -16,7 +16,7 @@ from pathlib import Path
 
 import boto3
 
-from pospre.certificate.compare import Verdict
+from pospre.certificate.verdicts import Verdict
 from tests.data.flaky_s3 import access, flaky_s3
 from tests.data.storm import Storm
 from tests.drills.drill import Drill, Tally
@@ -41,10 +41,10 @@ asked, a body cut short, an answer that is late or never comes; and for each of 
 them do. The run is killed in the middle of a step, a save, an upload, a download and before its
 first step; one kill in three takes the local disk away as well.
 
-After every life the newest checkpoint in the bucket must load as it lies there, the next life must
-go on from the newest whole one on disk or in the bucket, and no more steps may be lost than since
-the last save that was whole. In the end draws, losses, weights, optimiser and random state must be
-those of a run that nothing disturbed, to the bit.
+After every process the newest checkpoint in the bucket must load as it lies there, the next one
+must go on from the newest whole one on disk or in the bucket, and no more steps may be lost than
+since the last save that was whole. In the end draws, losses, weights, optimiser and random state
+must be those of a run that nothing disturbed, to the bit.
 
 exit codes: 0 all of it holds, 1 something does not (the table says what).
 """

@@ -25,8 +25,8 @@ from pospre.model.question import QUESTIONS, Question, to_json
 from pospre.nn.masking import PatchMasking, slot_mask
 from pospre.ranges import Ratio
 from pospre.recipe.recipe import Recipe
+from pospre.report.live import draw_views
 from pospre.report.page import write_report
-from pospre.report.views import draw_views
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import tiny_recipe
 from tests.report.fabricated_run import fabricate_run

@@ -44,19 +44,12 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file)
     text = yaml.safe_dump(recipe.dump())
     assert recipe_from_dict(yaml.safe_load(text)) == recipe
-    old = text.replace("  cache_limit:", "  page_cache: os\n  cache_limit:")
-    assert old != text and recipe_from_dict(yaml.safe_load(old)) == recipe
 
 
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
         ("data.views.view.scael=[0.1, 1]", ["'data.views.view.scael'", "Did you mean 'scale'"]),
-        (
-            "data.views.view.augment.grey_rate=0.2",
-            ["augment.grey_rate' is called 'grayscale_rate'"],
-        ),
-        ("data.page_cache=process", ["'data.page_cache' is gone; leave it out"]),
         ("data.cache_limit=lots", ["'data.cache_limit'", "a size such as 200GB"]),
         ("data.order=shuffled", ["'data.order'", "'random' or 'windows'"]),
         ("data.tolerance=-1", ["'data.tolerance'", "greater than or equal to 0"]),

@@ -1,13 +1,17 @@
 """The page while training: written again, with the views of a step, and never in the way."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from pospre.report.live import LivePage
+from pospre.report.live import GREY, LivePage, draw_views
+from pospre.report.page import write_report
 from tests.algorithms.cases import Case
 from tests.report.fabricated_run import fabricate_run
 
@@ -51,3 +55,56 @@ def test_what_fails_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
         live.batch_end(at_step(number), None)  # type: ignore[arg-type]
     said = capsys.readouterr().err
     assert said.count("the report is not written while training") == 1 and "recipe.yaml" in said
+
+
+def drawn(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], list[np.ndarray]]:
+    """Return a batch with masks, and the strips of its first group of views."""
+    model, algorithms = case.build()
+    model.train()
+    batch = case.batch(4)
+    keys = set(batch)
+    draw_views(model, algorithms, batch, folder, step=1)
+    assert set(batch) == keys
+    for algorithm in algorithms:
+        algorithm.write(batch, model)
+    groups = json.loads((folder / "views.json").read_text())["groups"]
+    assert [group["name"] for group in groups] == list(case.views)
+    return batch, [np.asarray(Image.open(folder / name)) for name in groups[0]["files"]]
+
+
+def test_hidden_patches_are_grey_and_the_others_as_the_encoder_gets_them(tmp_path: Path) -> None:
+    batch, strips = drawn(Case(("mae",)), tmp_path / "views")
+    assert len(strips) == 3
+    for row, strip in enumerate(strips):
+        small = torch.from_numpy(strip[::6, ::6].copy())  # 32 px, enlarged to 192
+        image, flip = batch["view/image"][row, 0], batch["view/flip"][row, 0]
+        pixels = (image.flip(-1) if flip else image).permute(1, 2, 0)
+        patches = pixels.unflatten(1, (8, 4)).unflatten(0, (8, 4)).transpose(1, 2).flatten(0, 1)
+        patches[batch["view/hidden"][row]] = GREY
+        mended = patches.unflatten(0, (8, 8)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        assert torch.equal(small, mended)
+
+
+@pytest.mark.parametrize(
+    ("names", "legend"),
+    [
+        (("droppos",), "of the patches framed in green the position is told"),
+        (("mp3",), "patches framed in green are the context"),
+        (("ijepa",), "the features of patches framed in green are predicted"),
+        (("simmim",), "grey patches are masked"),
+        (("dinov2", "masked_position"), "the content of grey patches is masked; of the patches"),
+    ],
+)
+def test_each_method_says_what_its_colours_mean(
+    names: tuple[str, ...], legend: str, tmp_path: Path
+) -> None:
+    _, strips = drawn(Case(names), tmp_path / "views")
+    document = json.loads((tmp_path / "views" / "views.json").read_text())
+    assert legend in document["groups"][0]["legend"]
+    tinted = sum((np.diff(strip.astype(int), axis=2) != 0).sum() for strip in strips)
+    assert tinted > 0
+    folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
+    (tmp_path / "views").rename(folder / "views")
+    page = write_report(folder).read_text("utf-8")
+    assert legend[:1].upper() + legend[1:] in page or legend in page
+    assert page.count("data:image/jpeg") == 3 * len(document["groups"])

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pospre.errors import UserError
-from pospre.report.compare.runs import compare_runs, read_runs
-from pospre.report.compare.table import comparison_text
+from pospre.report.compare import compare_runs, comparison_text, read_runs
 from pospre.report.page import write_report
 from tests.report.fabricated_run import fabricate_run
 

@@ -17,10 +17,9 @@ from pospre.errors import UserError
 from pospre.evaluate import parse_settings
 from pospre.evaluation.registry import check_settings, default_settings, evaluation_names
 from pospre.model.algorithm import algorithm_class, algorithm_names
+from pospre.report.measured import PUBLISHED, evaluate_command, reproduce_commands
 from pospre.report.page import write_report
-from pospre.report.published import PUBLISHED
 from pospre.report.run import read_run
-from pospre.report.summary import evaluate_command, reproduce_commands
 from tests.report.fabricated_run import (
     fabricate_run,
     knn,
@@ -173,13 +172,6 @@ def test_a_method_of_elsewhere_has_its_question_from_the_run(tmp_path: Path) -> 
     (folder / "questions.json").write_text('{"rows": {"text": "Which row?"}}')
     html = written(folder)
     assert "Which row?" in html and ASKED["droppos"].text not in html
-
-
-def test_a_run_from_before_questions_were_kept_has_those_of_its_algorithms(tmp_path: Path) -> None:
-    folder = fabricate_run(tmp_path)
-    (folder / "questions.json").unlink()
-    html = written(folder)
-    assert ASKED["droppos"].text in html and ASKED["mae"].text in html
 
 
 def test_published_figures_are_those_of_the_papers_table() -> None:

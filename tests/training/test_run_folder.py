@@ -13,10 +13,6 @@ import pytest
 import yaml
 
 from pospre.recipe.recipe import load_recipe
-from pospre.recipe.renamed import new_name
-from pospre.training.checkpoints.content import load_model
-from pospre.training.checkpoints.file import write_checkpoint
-from pospre.training.checkpoints.reading import read_checkpoint
 from pospre.training.run_folder import LOCK, hold_run
 from tests.training.tiny_runs import Run, contents
 
@@ -95,26 +91,7 @@ def test_what_a_killed_start_left_is_no_obstacle(
     assert (folder / "recipe.yaml").exists() and not (folder / "recipe.yaml.partial").exists()
 
 
-def with_old_names(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe as it was recorded before its colour keys were renamed, and another went."""
-    augment = recipe["data"]["views"]["view"]["augment"]
-    for old in ("grey_rate", "solarise_rate", "solarise_threshold"):
-        augment[old] = augment.pop(new_name(f"data.views.view.augment.{old}"))
-    recipe["data"]["page_cache"] = "os"
-    return recipe
-
-
-def test_a_run_from_before_an_option_came_goes_on(tiny: Path, run: Run, tmp_path: Path) -> None:
-    assert run(tiny, *SHORT)[0] == 0
-    path = tmp_path / "runs" / "tiny" / "recipe.yaml"
-    recorded = with_old_names(yaml.safe_load(path.read_text()))
-    recorded["schedule"].pop("unit"), recorded["algorithms"]["droppos"].pop("ignore_confident")
-    path.write_text(yaml.safe_dump(recorded))
-    (checkpoint,) = (path.parent / "checkpoints").glob("*.pt")
-    saved = read_checkpoint(str(checkpoint)).content
-    with_old_names(saved["state"]["callbacks"]["RecipeRecord"]["recipe"])
-    write_checkpoint(saved, checkpoint)
-    assert load_model(str(path.parent))[1].data.views["view"].augment.grayscale_rate == 0
+def test_a_folder_of_another_recipe_is_refused(tiny: Path, run: Run, tmp_path: Path) -> None:
     assert run(tiny, *SHORT)[0] == 0
     code, said = run(tiny, *SHORT, "schedule.unit=epoch")
     assert code == 2 and "schedule.unit = step, this one epoch" in said

@@ -27,7 +27,7 @@ OTHERS = {
     "algorithms/stop/variants.py": "an ablation of the paper has learned positions",
     "nn/options.py": "the default",
     "nn/swin/encoder.py": "Swin's own, the one that it has",
-    "report/published.py": "what the papers' encoders have",
+    "report/measured.py": "what the papers' encoders have",
 }
 
 

@@ -12,12 +12,15 @@ from pospre.errors import UserError
 from pospre.evaluation.figures import Figure, figures_in
 from pospre.recipe.provenance import values
 from pospre.recipe.recipe import recorded_recipe
-from pospre.report.plots import format_value
+from pospre.report.page import curve_titles, render_template
+from pospre.report.plots import draw_charts, format_value
 from pospre.report.run import Record, Run, read_run
+from pospre.text_table import format_table
 from pospre.untrusted_json import is_number
 
 _ABSENT = "–"
 _SHARE = 10  # a curve stands where the mean of its last tenth is
+BEYOND = "* beyond two standard errors of the difference (independent samples)"
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ def curve_keys(records: Sequence[Record]) -> list[str]:
 
 
 def _complete(run: Run) -> dict[str, Any]:
-    """Return a recorded recipe with the defaults and names of today."""
+    """Return a recorded recipe with all defaults."""
     source = f"{run.folder / 'recipe.yaml'}"
     return recorded_recipe(run.recipe, source).dump() if run.recipe else {}
 
@@ -167,13 +170,13 @@ def _figure_rows(runs: Sequence[Run]) -> tuple[list[Row], list[str]]:
         ]
         for key in dict.fromkeys(key for figures in found for key in figures):
             figures = [each.get(key) for each in found]
-            cells = [_ABSENT if figure is None else number(figure) for figure in figures]
+            cells = [_ABSENT if figure is None else _number(figure) for figure in figures]
             rows.append(Row(f"{name} {key}", [*cells, *_difference(figures)]))
         notes += _unlike(name, [document for document in documents if document is not None])
     return rows, notes
 
 
-def number(figure: Figure) -> str:
+def _number(figure: Figure) -> str:
     """Write a figure with its standard error."""
     error = "" if figure.error is None else f" ± {figure.error:.2g}"
     return format_value(figure.value) + error
@@ -214,3 +217,41 @@ def _names(runs: Sequence[Run]) -> list[str]:
         name if names.count(name) == 1 else str(run.folder)
         for name, run in zip(names, runs, strict=True)
     ]
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return the tables of a comparison."""
+    header = ["", *comparison.names]
+    title = f"Curves: mean of the last tenth up to step {comparison.step}"
+    tables = [format_table(title, header, [[row.label, *row.cells] for row in comparison.curves])]
+    if comparison.figures:
+        rows = [[row.label, *row.cells] for row in comparison.figures]
+        notes = [*([BEYOND] if any("*" in row[-1] for row in rows) else []), *comparison.notes]
+        columns = ["", *comparison.figure_header]
+        tables.append(format_table("Evaluations ± standard error", columns, rows, notes))
+    if comparison.recipe:
+        rows = [[row.label, *row.cells] for row in comparison.recipe]
+        tables.append(format_table("Recipes, where they differ", header, rows))
+    else:
+        tables.append("The recipes are the same.")
+    return "\n\n".join(tables)
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Return the page as HTML."""
+    records = [run.records for run in comparison.runs]
+    titles = curve_titles([record for each in records for record in each])
+    context = {
+        "names": comparison.names,
+        "subtitles": [" + ".join(run.algorithms) for run in comparison.runs],
+        "folders": [str(run.folder) for run in comparison.runs],
+        "step": comparison.step,
+        "curves": comparison.curves,
+        "charts": draw_charts(records, titles),
+        "figures": comparison.figures,
+        "figure_header": comparison.figure_header,
+        "beyond": BEYOND,
+        "notes": comparison.notes,
+        "recipe": comparison.recipe,
+    }
+    return render_template("compare.html.jinja", context)

@@ -13,7 +13,7 @@ import pytest
 
 from pospre.compare import main
 from pospre.errors import run_command
-from pospre.report.compare.runs import compare_runs, read_runs
+from pospre.report.compare import compare_runs, read_runs
 from pospre.report.plots import draw_chart
 from tests.report.fabricated_run import fabricate_run, knn, write_evaluation
 

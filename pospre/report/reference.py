@@ -19,8 +19,10 @@ from statistics import fmean, stdev
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from pospre.errors import UserError
-from pospre.report.compare.runs import curve_keys, mean_between, recipe_rows
+from pospre.report.compare import curve_keys, mean_between, recipe_rows
+from pospre.report.plots import format_value
 from pospre.report.run import Run
+from pospre.text_table import format_table
 
 WINDOWS = 5
 SAME_SEED, OTHER_SEED = 0.5, 5.0  # half the width of the bands, in deviations
@@ -165,6 +167,31 @@ def to_text(reference: Reference) -> str:
     )
     head = f'{{"seeds": {reference.seeds},\n "edges": {reference.edges},\n "curves": {{\n'
     return f"{head}{curves}}}}}\n"
+
+
+def reference_text(checks: Sequence[Check], name: str) -> str:
+    """Return a table of a run beside the band of a reference, and what it says."""
+    rows = [
+        [
+            check.curve,
+            f"{check.first + 1}–{check.last}",
+            "–" if check.value is None else format_value(check.value),
+            format_value(check.low),
+            format_value(check.high),
+            "" if check.is_inside else "outside",
+        ]
+        for check in checks
+    ]
+    header = ["curve", "steps", name, "low", "high", ""]
+    outside = [check for check in checks if not check.is_inside]
+    verdict = f"{name} stays in the band: {len(checks)} of {len(checks)} windows"
+    if outside:
+        first = min(outside, key=lambda check: check.last)
+        verdict = (
+            f"{name} leaves the band in {len(outside)} of {len(checks)} windows, first "
+            f"{first.curve} at steps {first.first + 1}–{first.last}"
+        )
+    return format_table("Beside the reference", header, rows, [verdict])
 
 
 def _values(run: Run, key: str, edges: Sequence[int]) -> list[float]:

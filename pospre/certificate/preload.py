@@ -1,4 +1,4 @@
-"""Imported by the fork server alone: what training imports and prepares, in a single thread."""
+"""Imported by the fork server only: it imports and prepares training in a single thread."""
 
 import os
 import tempfile
@@ -8,15 +8,13 @@ import numpy as np
 from composer.utils.collect_env import get_composer_env_dict
 from PIL import Image
 
-import pospre.certificate.life
-import pospre.certificate.observer
-import pospre.training.run  # noqa: F401
+import pospre.certificate.observer  # noqa: F401
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.build import build_components
 
 
-def warm_up() -> None:
-    """Do once what every life would do again: late imports, numba's cache, the machine's name.
+def prepare() -> None:
+    """Do once what every process would do again: late imports, numba's cache, the machine's name.
 
     Raises:
         RuntimeError: a thread was started. A fork has the thread that forks only: what others had
@@ -25,7 +23,7 @@ def warm_up() -> None:
     with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
         Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(Path(folder) / "black.jpg")
         recipe = {
-            "run_name": "warm",
+            "run_name": "preload",
             "data": {"path": folder, "batch_size": 1, "num_workers": 0},
             "encoder": {"name": "vit_tiny16", "image_size": 32, "depth": 1},
             "algorithms": {"mae": {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}},
@@ -39,4 +37,4 @@ def warm_up() -> None:
         raise RuntimeError(f"preparing to train has started {threads - 1} threads: no fork is safe")
 
 
-warm_up()
+prepare()

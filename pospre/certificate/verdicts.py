@@ -1,4 +1,4 @@
-"""Two runs of one recipe, property by property."""
+"""Two runs of one recipe compared property by property."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pospre.certificate.records import DRAWN, LifeRecord, Step
+from pospre.certificate.observer import DRAWN, ProcessRecord, Step
 
 TOLERANCE = 1e-5
 """Of losses and weights where sums are taken in another order, relative."""
@@ -31,8 +31,8 @@ class Verdict:
 
 
 def compare(
-    reference: LifeRecord,
-    lives: Sequence[LifeRecord],
+    reference: ProcessRecord,
+    processes: Sequence[ProcessRecord],
     *,
     exact: bool,
     values: tuple[Path, Path],
@@ -40,14 +40,14 @@ def compare(
     """Return a verdict for every property of a run beside the undisturbed one.
 
     Args:
-        reference: the one life of the undisturbed run.
-        lives: of the other run, in order; steps that were trained twice are compared both times.
+        reference: the one process of the undisturbed run.
+        processes: of the other run, in order; a step that was trained twice is compared twice.
         exact: losses, metrics and state must be the same bits; else losses and weights may differ
             by ``TOLERANCE``.
         values: files of the final weights of both.
     """
     expected = {step.number: step for step in reference.steps}
-    found = [step for life in lives for step in life.steps]
+    found = [step for process in processes for step in process.steps]
     verdicts = [_coverage(expected, found)]
     for name in DRAWN:
 
@@ -59,26 +59,28 @@ def compare(
         return [*verdicts, _close_losses(expected, found), _close_values(*values)]
     verdicts.append(_equal("losses", expected, found, lambda step: step.losses))
     verdicts.append(_equal("parameters", expected, found, lambda step: step.parameters))
-    return [*verdicts, *_equal_ends(reference, lives)]
+    return [*verdicts, *_equal_ends(reference, processes)]
 
 
-def check_lost(lives: Sequence[LifeRecord], ends: Sequence[str], whole: Sequence[int]) -> Verdict:
-    """Return a verdict about the steps that were done when a life ended, and had to be redone.
+def check_lost(
+    processes: Sequence[ProcessRecord], ends: Sequence[str], whole: Sequence[int]
+) -> Verdict:
+    """Return a verdict about the steps that were done when a process ended, and had to be redone.
 
     Args:
-        lives: of the run.
+        processes: of the run.
         ends: how each but the last ended.
-        whole: the step of the newest whole checkpoint that each life but the last left. No step up
-            to it may be lost, and no step at all where a life could save before its end.
+        whole: the step of the newest whole checkpoint that each process but the last left. No step
+            up to it may be lost, and no step at all where a process could save before its end.
     """
     done, worst, bad = 0, 0, ""
-    for before, after, end, kept in zip(lives[:-1], lives[1:], ends, whole, strict=True):
+    for before, after, end, kept in zip(processes[:-1], processes[1:], ends, whole, strict=True):
         done = before.steps[-1].number if before.steps else done
         if after.start is None:  # it ended before that
             continue
         lost = done - after.start
         if after.start < kept or (lost and end == "by SIGTERM"):
-            bad = bad or f"{lost} of {done}, where a life ended {end}; {kept} were saved"
+            bad = bad or f"{lost} of {done}, where a process ended {end}; {kept} were saved"
         worst, done = max(worst, lost), after.start
     return Verdict("steps lost", not bad, bad or f"at most {worst}, none of a whole checkpoint")
 
@@ -123,10 +125,12 @@ def _close_values(reference: Path, other: Path) -> Verdict:
     return Verdict("parameters", holds, f"{'within' if holds else 'differ by'} {distance:.1e}")
 
 
-def _equal_ends(reference: LifeRecord, lives: Sequence[LifeRecord]) -> list[Verdict]:
-    """Compare the final state; a life that SIGTERM ended has an end as well, but an earlier one."""
+def _equal_ends(reference: ProcessRecord, processes: Sequence[ProcessRecord]) -> list[Verdict]:
+    """Compare the final state; one that SIGTERM ended has an earlier end as well."""
     before = reference.end or {}
-    ends = [life.end for life in lives if life.end and life.end["end"] == before["end"]]
+    ends = [
+        process.end for process in processes if process.end and process.end["end"] == before["end"]
+    ]
     after = ends[-1] if ends else {}
     verdicts = []
     for name in ("optimiser", "random"):

@@ -1,4 +1,4 @@
-"""Reading and comparing what lives wrote down."""
+"""Reading and comparing what processes wrote down."""
 
 import json
 from dataclasses import replace
@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from pospre.certificate.certificate import legs
-from pospre.certificate.compare import Verdict, check_lost, compare
-from pospre.certificate.kills import KINDS, Pace, draw_kills
-from pospre.certificate.legs import Done, Leg, check_ends
-from pospre.certificate.observer import hash_rows, hash_tensors
-from pospre.certificate.records import LifeRecord, Step, read_life
-from pospre.certificate.result import Request
+from pospre.certificate.certificate import Request, stages
+from pospre.certificate.observer import ProcessRecord, Step, hash_rows, hash_tensors, read_record
+from pospre.certificate.processes import KINDS, Pace, draw_kills
+from pospre.certificate.stages import Done, Stage, check_ends
+from pospre.certificate.verdicts import Verdict, check_lost, compare
 
 END = {"end": 4, "optimiser": "o", "random": "r"}
 
 
-def life(start: int | None, *steps: int, loss: float = 1.0, **rows: str) -> LifeRecord:
+def process(start: int | None, *steps: int, loss: float = 1.0, **rows: str) -> ProcessRecord:
     found = [Step(number, {"masks": "aa", **rows}, {"total": loss}, "p") for number in steps]
-    return LifeRecord(start, found, dict(END))
+    return ProcessRecord(start, found, dict(END))
 
 
 def named(verdicts: list[Verdict]) -> dict[str, Verdict]:
@@ -38,66 +36,68 @@ def values(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_all_of_both_trainings_of_a_step_counts(values: tuple[Path, Path]) -> None:
-    whole = life(0, 1, 2, 3, 4)
-    found = named(compare(whole, [life(0, 1, 2), life(1, 2, 3, 4)], exact=True, values=values))
+    whole = process(0, 1, 2, 3, 4)
+    found = named(
+        compare(whole, [process(0, 1, 2), process(1, 2, 3, 4)], exact=True, values=values)
+    )
     assert all(verdict.holds for verdict in found.values())
     assert found["steps"].text == "4, and 1 again"
-    changed = life(1, 2, 3, 4)
+    changed = process(1, 2, 3, 4)
     changed.end = {**END, "random": "q"}
-    found = named(compare(whole, [life(0, 1), changed], exact=True, values=values))
+    found = named(compare(whole, [process(0, 1), changed], exact=True, values=values))
     assert found["optimiser"].holds and found["random"].text == "differs in the end"
-    lives = [life(0, 1), life(1, 2, 3, masks="bb"), life(2, 3, 4)]
-    found = named(compare(whole, lives, exact=True, values=values))
+    processes = [process(0, 1), process(1, 2, 3, masks="bb"), process(2, 3, 4)]
+    found = named(compare(whole, processes, exact=True, values=values))
     assert found["masks"] == Verdict("masks", False, "differ from step 2 on", 2)
     assert found["losses"].holds
-    found = named(compare(whole, [life(0, 1), life(2, 3, 4)], exact=True, values=values))
+    found = named(compare(whole, [process(0, 1), process(2, 3, 4)], exact=True, values=values))
     assert found["steps"] == Verdict("steps", False, "step 2 was never trained", 2)
 
 
 def test_tolerance(values: tuple[Path, Path]) -> None:
-    whole = life(0, 1, 2)
+    whole = process(0, 1, 2)
     for other, holds in ((1 + 9e-6, True), (1 + 2e-5, False), (float("nan"), False)):
-        lives = [life(0, 1), life(1, 2, loss=other)]
-        found = named(compare(whole, lives, exact=False, values=values))
+        processes = [process(0, 1), process(1, 2, loss=other)]
+        found = named(compare(whole, processes, exact=False, values=values))
         assert found["losses"].holds is holds and found["losses"].step == (None if holds else 2)
         assert found["parameters"].text == "within 5.0e-06"
         assert "optimiser" not in found
-        assert not named(compare(whole, lives, exact=True, values=values))["losses"].holds
-    lives = [life(0, 1, 2)]
-    lives[0].steps[1].losses["metric/cosine"] = 0.5
+        assert not named(compare(whole, processes, exact=True, values=values))["losses"].holds
+    processes = [process(0, 1, 2)]
+    processes[0].steps[1].losses["metric/cosine"] = 0.5
     whole.steps[1].losses["metric/cosine"] = 0.25  # of a rank's samples, and of the batch
-    assert named(compare(whole, lives, exact=False, values=values))["losses"].holds
-    assert not named(compare(whole, lives, exact=True, values=values))["losses"].holds
+    assert named(compare(whole, processes, exact=False, values=values))["losses"].holds
+    assert not named(compare(whole, processes, exact=True, values=values))["losses"].holds
     np.savez(values[1], weight=np.full(10, 1.1))
     found = named(compare(whole, [whole], exact=False, values=values))
     assert found["parameters"].text == "differ by 1.0e-01" and not found["parameters"].holds
 
 
 def test_lost_steps() -> None:
-    lives = [life(0, 1, 2, 3), life(None), life(2, 3, 4, 5), life(5, 6)]
+    processes = [process(0, 1, 2, 3), process(None), process(2, 3, 4, 5), process(5, 6)]
     ends = ["in a step", "before a step", "by SIGTERM"]
-    found = check_lost(lives, ends, [2, 2, 5])
+    found = check_lost(processes, ends, [2, 2, 5])
     assert found == Verdict("steps lost", True, "at most 1, none of a whole checkpoint")
-    lives = [life(0, 1, 2, 3), life(2, 3)]
-    assert check_lost(lives, ["in a step"], [2]).holds
-    assert not check_lost(lives, ["by SIGTERM"], [2]).holds
-    found = check_lost(lives, ["in a save"], [3])
+    processes = [process(0, 1, 2, 3), process(2, 3)]
+    assert check_lost(processes, ["in a step"], [2]).holds
+    assert not check_lost(processes, ["by SIGTERM"], [2]).holds
+    found = check_lost(processes, ["in a save"], [3])
     assert not found.holds
-    assert found.text == "1 of 3, where a life ended in a save; 3 were saved"
+    assert found.text == "1 of 3, where a process ended in a save; 3 were saved"
 
 
 def test_a_run_that_was_not_disturbed_proves_nothing(tmp_path: Path) -> None:
     kills = tuple(draw_kills("killed", 2, 8, seed=0))
-    leg, pace = Leg("ranks", "ranks", kills=kills, ranks=(1, 2, 1)), Pace(1.0, 1.0)
-    lives = [life(0, 1, 2), life(2, 3), life(2, 3, 4)]
-    done = Done(lives, ["in a step", "in a save"], [2, 2], tmp_path, 1.0, pace)
-    assert check_ends(leg, done) == Verdict("ended", True, "1 in a step, 1 in a save")
-    done.lives[1] = life(2)
-    found = check_ends(leg, done)
+    stage, pace = Stage("ranks", "ranks", kills=kills, ranks=(1, 2, 1)), Pace(1.0, 1.0)
+    processes = [process(0, 1, 2), process(2, 3), process(2, 3, 4)]
+    done = Done(processes, ["in a step", "in a save"], [2, 2], tmp_path, 1.0, pace)
+    assert check_ends(stage, done) == Verdict("ended", True, "1 in a step, 1 in a save")
+    done.processes[1] = process(2)
+    found = check_ends(stage, done)
     assert not found.holds and "finished no step" in found.text
-    assert check_ends(replace(leg, ranks=(1,)), done).holds  # it may be killed before a step
+    assert check_ends(replace(stage, ranks=(1,)), done).holds  # it may be killed before a step
     done.ends.pop()
-    found = check_ends(leg, done)
+    found = check_ends(stage, done)
     assert found.text == "1 of 2 kills came too late; give more --steps" and not found.holds
 
 
@@ -115,11 +115,11 @@ def test_a_step_counts_when_all_ranks_have_written_it(tmp_path: Path) -> None:
         file.write(json.dumps({**line(2, "aa"), "at": 11.0}) + "\n" + '{"begun": 3, "a')
     with paths[1].open("a") as file:
         file.write(json.dumps({**line(2, "bb"), "at": 11.0})[:-5])
-    record = read_life(paths)
+    record = read_record(paths)
     assert (record.start, record.first) == (0, 10.0)
     assert record.seconds == [0.5, pytest.approx(0.4)]
     assert record.steps == [Step(1, {"masks": "aabb"}, {"total": 0.5}, None)]
-    assert read_life([tmp_path / "none"]) == LifeRecord()
+    assert read_record([tmp_path / "none"]) == ProcessRecord()
 
 
 def test_hashes_tell_samples_and_tensors_apart() -> None:
@@ -147,24 +147,24 @@ def test_kills_are_drawn_from_the_seed_and_of_all_kinds() -> None:
 
 def test_which_runs_there_are() -> None:
     request = Request("mae.yaml", also=(("data.num_workers=0",), ("trainer.microbatch_size=4",)))
-    plan = legs(request, coupled="", reduced=True)
-    assert [(leg.name, leg.reference, leg.exact) for leg in plan] == [
+    plan = stages(request, coupled="", reduced=True)
+    assert [(stage.name, stage.reference, stage.exact) for stage in plan] == [
         ("killed", "undisturbed", True),
         ("also1", "undisturbed", True),
         ("undisturbed_fp32", None, True),
         ("also2", "undisturbed_fp32", False),
         ("ranks", "undisturbed_fp32", False),
     ]
-    assert all(leg.overrides == ("trainer.precision=fp32",) for leg in plan[2:])
+    assert all(stage.overrides == ("trainer.precision=fp32",) for stage in plan[2:])
     assert plan[-1].ranks == (1, 2, 1) and [kill.step for kill in plan[-1].kills] == [4, 8]
-    plan = legs(request, coupled="", reduced=False)
-    assert {leg.reference for leg in plan} == {"undisturbed"} and len(plan) == 4
-    plan = legs(Request("mae.yaml"), coupled="the targets", reduced=True)
-    assert [(leg.name, leg.ranks, leg.reference) for leg in plan[1:]] == [
+    plan = stages(request, coupled="", reduced=False)
+    assert {stage.reference for stage in plan} == {"undisturbed"} and len(plan) == 4
+    plan = stages(Request("mae.yaml"), coupled="the targets", reduced=True)
+    assert [(stage.name, stage.ranks, stage.reference) for stage in plan[1:]] == [
         ("undisturbed_ranks", (2,), None),
         ("ranks", (2,), "undisturbed_ranks"),
     ]
     assert "the targets" in plan[2].title
     assert [
-        leg.name for leg in legs(Request("mae.yaml", ranks=(1,)), coupled="", reduced=True)
+        stage.name for stage in stages(Request("mae.yaml", ranks=(1,)), coupled="", reduced=True)
     ] == ["killed"]

@@ -1,7 +1,8 @@
-"""Measure what loading costs for a recipe on this machine, stage by stage."""
+"""What loading costs for a recipe on this machine: stage by stage."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.data.cores import available_cores, one_thread
 from pospre.data.loader import ViewLoader
 from pospre.data.views.plan import first_view
-from pospre.loader_costs.costs import STAGES, WAITING, WORK, LoaderCosts, RemoteCosts, StageTimes
-from pospre.loader_costs.image_sizes import look_at_sizes
 from pospre.recipe.recipe import Recipe
 from pospre.training.data import build_data
 from pospre.training.device import build_device
@@ -20,7 +19,130 @@ from pospre.training.device import build_device
 if TYPE_CHECKING:
     from pospre.data.bucket.reader import RemoteMdsReader
 
+WORK = ("read", "decode", "resize", "plan")  # what the loader does
+STAGES = (*WORK, "copy", "augment", "other")  # of one core that does everything
+WAITING = ("wait", "copy", "augment", "step")  # of a consumer with threads that load
 _LEAST_BATCHES = 8
+
+
+@dataclass
+class StageTimes:
+    """Where the time of some images went.
+
+    Attributes:
+        images: that were timed.
+        seconds: from the first to the last, by the clock.
+        stages: seconds by stage; they add up to ``seconds``.
+    """
+
+    images: int = 0
+    seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class RemoteCosts:
+    """What data in a bucket cost beside.
+
+    Attributes:
+        num_bytes: of all shards as they lie in the bucket.
+        unpacked_bytes: of all shards as they lie in the cache.
+        cache_limit: bytes that the recipe's cache may hold; None: all.
+        downloaded: bytes, while measuring.
+        fetched_per_s: images per second at the first visit, with the recipe's threads.
+    """
+
+    num_bytes: int
+    unpacked_bytes: int
+    cache_limit: int | None
+    downloaded: int
+    fetched_per_s: float
+
+
+@dataclass
+class LoaderCosts:
+    """What loading costs, for one recipe on this machine.
+
+    Attributes:
+        path: the data set.
+        format: of the data set.
+        samples: in the data set.
+        views: per image.
+        repeats: of each sample in a row.
+        device: where pixels are augmented.
+        augment_threads: of torch, for the consumer's augment; on a GPU it does not matter.
+        workers: threads of the recipe.
+        cores: that this process may use.
+        batch: images in a batch, while measuring.
+        alone: one core that does everything.
+        loaded_per_s: images per second of the recipe's threads, for a consumer that costs nothing.
+        feed: images per second that ``consumer`` takes if it never waits; None: as many as it can.
+        consumer: who copies and augments what the recipe's threads load.
+        bytes_per_image: encoded.
+        left_out: bad samples left out while measuring.
+        remote: None for data on this machine's disks.
+    """
+
+    path: str
+    format: str
+    samples: int
+    views: int
+    repeats: int
+    device: str
+    augment_threads: int
+    workers: int
+    cores: int
+    batch: int
+    alone: StageTimes
+    loaded_per_s: float
+    feed: float | None
+    consumer: StageTimes
+    bytes_per_image: float
+    left_out: int = 0
+    remote: RemoteCosts | None = None
+
+    @property
+    def per_core(self) -> float:
+        """Images per second that one core loads alone, without copy and augment."""
+        return self.alone.images / sum(self.alone.stages[stage] for stage in WORK)
+
+    @property
+    def scaling(self) -> float:
+        """How much of ``per_core`` each core keeps when all threads work."""
+        busy = max(1, min(self.workers, self.cores))
+        return self.loaded_per_s / busy / self.per_core
+
+    def cores_for(self, rate: float) -> float:
+        """Return how many cores load so many images per second, as the threads scaled here."""
+        return rate / (self.per_core * min(1.0, self.scaling))
+
+    @property
+    def bytes_per_epoch(self) -> float:
+        """Encoded bytes of an epoch's samples; one that is repeated counts once."""
+        return self.bytes_per_image * -(-self.samples // self.repeats)
+
+    @property
+    def hint(self) -> str:
+        """What would make loading cheaper, by the stage that takes the most time."""
+        remote, stages = self.remote, self.alone.stages
+        if remote and remote.cache_limit is not None and remote.cache_limit < remote.unpacked_bytes:
+            return (
+                f"every epoch downloads again; data.cache_limit={remote.unpacked_bytes} is enough"
+            )
+        if self.feed is not None and self.loaded_per_s < self.feed and self.workers < self.cores:
+            return f"leave data.num_workers out to use all {self.cores} cores"
+        slowest = max(WORK, key=stages.__getitem__)
+        if slowest == "read" and self.format == "folder":
+            remedy = "convert the folder to .beton or MDS (data_prep.convert)"
+        else:
+            remedy = {
+                "read": "copy the data to a faster disk",
+                "decode": "store smaller images (data_prep.convert --max-side)",
+                "resize": "use fewer or smaller views",
+                "plan": "use fewer views",
+            }[slowest]
+        share = stages[slowest] / sum(stages[stage] for stage in WORK)
+        return f"{slowest} is {share:.0%} of loading; {remedy}"
 
 
 def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> LoaderCosts:
@@ -35,7 +157,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
         UserError: the data cannot be read, or are fewer than a batch.
     """
     loader = build_data(recipe)
-    # In small batches: not more images than were asked for, whatever the recipe's batch.
+    # Small batches, so that a large one of the recipe does not take more images than asked for.
     some = min(num_images, loader.num_samples)
     loader.batch_size = min(loader.batch_size, max(1, some // _LEAST_BATCHES))
     remote = _remote_reader(recipe, loader)
@@ -56,7 +178,6 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
         samples=loader.num_samples,
         views=sum(group.count for group in loader.groups),
         repeats=loader.repeats,
-        order=loader.order,
         device=device.device.type,
         augment_threads=threads,
         workers=workers,
@@ -67,11 +188,14 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
         feed=feed,
         consumer=consumer,
         bytes_per_image=loader.timing.num_bytes / loader.timing.num_images,
-        lanes=loader.lanes,
         left_out=len(loader.bad),
-        sizes=look_at_sizes(loader.reader, loader.groups),
         remote=None if remote is None else _remote_costs(recipe, remote, fetched_per_s),
     )
+
+
+def _remote_costs(recipe: Recipe, reader: "RemoteMdsReader", rate: float) -> RemoteCosts:
+    limit = recipe.data.cache_limit
+    return RemoteCosts(reader.remote_bytes, reader.unpacked_bytes, limit, reader.downloaded, rate)
 
 
 def _remote_reader(recipe: Recipe, loader: ViewLoader) -> "RemoteMdsReader | None":
@@ -81,16 +205,6 @@ def _remote_reader(recipe: Recipe, loader: ViewLoader) -> "RemoteMdsReader | Non
 
     assert isinstance(loader.reader, RemoteMdsReader)
     return loader.reader
-
-
-def _remote_costs(recipe: Recipe, reader: "RemoteMdsReader", rate: float) -> RemoteCosts:
-    return RemoteCosts(
-        num_bytes=reader.remote_bytes,
-        unpacked_bytes=reader.unpacked_bytes,
-        cache_limit=recipe.data.cache_limit,
-        downloaded=reader.downloaded,
-        fetched_per_s=rate,
-    )
 
 
 class _Device:
@@ -121,10 +235,10 @@ class _Device:
         return time.perf_counter()
 
 
-def _some_batches(loader: ViewLoader, num_images: int, warm_up: int) -> Iterator[tuple[int, Any]]:
-    """Yield batches, numbered so that those of the warm-up are below 0."""
-    wanted = warm_up + max(1, round(num_images / loader.batch_size))
-    return enumerate(islice(loader, min(len(loader), wanted)), -min(warm_up, len(loader) - 1))
+def _some_batches(loader: ViewLoader, num_images: int, skipped: int) -> Iterator[tuple[int, Any]]:
+    """Yield batches, numbered so that the first ones, which are not timed, are below 0."""
+    wanted = skipped + max(1, round(num_images / loader.batch_size))
+    return enumerate(islice(loader, min(len(loader), wanted)), -min(skipped, len(loader) - 1))
 
 
 def _loaded_per_s(loader: ViewLoader, num_images: int) -> float:
@@ -177,8 +291,7 @@ def _time_one_core(device: _Device, num_images: int) -> StageTimes:
             timing.images += len(batch["index"])
             spent["copy"] += copied - there
             spent["augment"] += changed - copied
-            after: Mapping[str, float] = loader.timing.seconds
-            timing.seconds = time.perf_counter() - begin
+            timing.seconds, after = time.perf_counter() - begin, loader.timing.seconds
     spent |= {stage: after[stage] - before[stage] for stage in WORK}
     timing.stages = {**spent, "other": timing.seconds - sum(spent.values())}
     return timing

@@ -1,0 +1,205 @@
+"""What the page says beside an evaluation: its command, its data, and what papers report.
+
+The figures of the papers are a part of those in yamls/PAPERS.md.
+"""
+
+import json
+import os
+import platform
+import shlex
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pospre.evaluation.registry import default_settings, evaluation_names
+from pospre.recipe.yaml_text import VARIABLE
+from pospre.report.plots import format_value
+from pospre.report.run import Run, column
+from pospre.untrusted_json import is_number
+
+PACKAGES = ("torch", "torchvision", "timm", "mosaicml", "mosaicml-streaming", "ffcv", "numpy")
+_IMAGENET = 1_281_167  # images to train on
+_LINEAR = {"classes": 1000, "query_samples": 50_000, "label_fraction": 1.0, "augment": True}
+_MAE_LINEAR = {**_LINEAR, "protocol": "mae"}
+_VISSL_LINEAR = {**_LINEAR, "protocol": "vissl", "weights": "teacher"}
+_ADE20K = {"classes": 150, "images": 2000, "finetune": True}
+_UPERNET = {**_ADE20K, "decoder": "upernet"}
+_SEGMENTED = {**_ADE20K, "decoder": "linear", "weights": "teacher"}
+_COCO = {"images": 5000, "finetune": True}
+_DETECTED = {**_COCO, "weights": "teacher"}
+_PROBE = {"num_samples": 4000, "num_tokens": 196}
+_TABLES = (None, "sincos", "learned")  # the encoder's positions of all these papers; None: sincos
+
+
+class Published(NamedTuple):
+    """A figure of a paper, of a ViT-B/16 that was trained on ImageNet-1k.
+
+    Attributes:
+        methods: the algorithms of the recipe; the last is whose paper it is.
+        epochs: that it was trained.
+        evaluation: what measured it.
+        percent: its value.
+        words: what it is of.
+        protocol: what the results or settings of the evaluation say where it was the paper's.
+    """
+
+    methods: tuple[str, ...]
+    epochs: int
+    evaluation: str
+    percent: str
+    words: str
+    protocol: Mapping[str, Any]
+
+
+_STOP = ("ijepa", "stop")
+_LUT = ("mae", "lut")
+_BOTH = ("dinov2", "crop_field", "masked_position")
+PUBLISHED = (
+    Published(("droppos",), 200, "position_grid", "87.83", "weighted mean", {"samples": 50_000}),
+    Published(("droppos",), 200, "segmentation", "40.7", "mIoU", _UPERNET),
+    Published(("droppos",), 200, "detection", "42.1", "AP", _COCO),
+    Published(("droppos",), 800, "position_probe", "77.3", "masked_top1", _PROBE),
+    Published(("mae",), 1600, "position_probe", "63.1", "masked_top1", _PROBE),
+    Published(("mae",), 1600, "linear", "68.0", "top1", _MAE_LINEAR),
+    Published(("ijepa",), 600, "linear", "70.9", "top1", _VISSL_LINEAR),
+    Published(_STOP, 600, "linear", "72.6", "top1", _VISSL_LINEAR),
+    Published(_LUT, 400, "linear", "67.9", "top1", _MAE_LINEAR),
+    Published(_LUT, 1600, "segmentation", "49.5", "mIoU", _UPERNET),
+    Published(("dinov2",), 100, "detection", "47.7", "AP", _DETECTED),
+    Published(("dinov2",), 100, "segmentation", "47.5", "mIoU", _SEGMENTED),
+    Published(_BOTH, 100, "detection", "49.2", "AP", _DETECTED),
+    Published(_BOTH, 100, "segmentation", "48.4", "mIoU", _SEGMENTED),
+)
+
+
+def published_beside(run: Run, name: str) -> list[str]:
+    """Return what the papers report for what evaluation ``name`` has measured, in words.
+
+    Only figures that compare: of the same model, trained by the same methods on as many images of
+    ImageNet, and measured by the same protocol.
+    """
+    document = run.evaluations.get(name, {})
+    measured = {**document, **document.get("settings", {}), **document.get("results", {})}
+    return [
+        f"published for {found.methods[-1]}: {found.percent} % ({found.words}; ViT-B/16, "
+        f"{found.epochs} epochs of ImageNet-1k)"
+        for found in PUBLISHED
+        if measured.get("name") == found.evaluation
+        and found.protocol.items() <= {key: measured.get(key) for key in found.protocol}.items()
+        and _is_trained_as(run, found)
+    ]
+
+
+def _is_trained_as(run: Run, found: Published) -> bool:
+    keys = ("name", "image_size", "depth", "positions")
+    encoder = {key: run.setting("encoder", key) for key in keys}
+    if encoder["name"] != "vitb16" or encoder["image_size"] not in (None, 224, [224, 224]):
+        return False
+    samples = [record["samples"] for record in run.records if is_number(record.get("samples"))]
+    wanted = found.epochs * _IMAGENET
+    return (
+        encoder["depth"] in (None, 12)
+        and encoder["positions"] in _TABLES
+        and sorted(run.algorithms) == sorted(found.methods)
+        and bool(samples)
+        and abs(samples[-1] - wanted) < 0.01 * wanted
+    )
+
+
+def evaluate_command(run: Run, name: str) -> str:
+    """Return the command that makes ``evaluation/<name>.json``, as it was or as it could be."""
+    made = run.evaluations.get(name, {})
+    model = str(made.get("model") or "")
+    if not model or VARIABLE.search(model):  # which the environment has named
+        model = short_path(run.folder)
+    planned = run.setting("evaluation", name) or {}
+    trained_on = None if name == "knn" else run.setting("data", "path")  # which may have no labels
+    found = made.get("data") or planned.get("data") or trained_on
+    data = str(found or ("LABELLED" if name == "knn" else "DATA"))
+    elsewhere = ("data", "weights", "every")
+    given = made.get("settings") or {k: v for k, v in planned.items() if k not in elsewhere}
+    kind = str(made.get("name") or name)
+    usual = default_settings(kind) if kind in evaluation_names() else {}
+    settings = [
+        f"{key}={_plain(value)}"
+        for key, value in given.items()
+        if key not in usual or _plain(value) != _plain(usual[key])
+    ]
+    words = ["pospre.evaluate", kind, "--model", model, "--data", data]
+    if (made or planned).get("weights") == "teacher":
+        words += ["--weights", "teacher"]
+    if kind != name:
+        words += ["--output", f"{short_path(run.folder)}/evaluation/{name}.json"]
+    return _command(*words, *settings)
+
+
+def reproduce_commands(run: Run) -> list[str]:
+    """Return the commands that train the run again, measure it again, and write the page again."""
+    folder = short_path(run.folder)
+    # a run of its own: it must not meet, or overwrite, the checkpoints of this one
+    apart = ("trainer.save_folder=null", "trainer.overwrite=false")
+    train = _command("pospre.train", f"{folder}/recipe.yaml", f"run_name={run.name}_again", *apart)
+    measure = [evaluate_command(run, name) for name in run.evaluations]
+    return [train, *measure, _command("pospre.report", folder)]
+
+
+def measured_on(run: Run, name: str) -> str:
+    """Say on which data and weights evaluation ``name`` was made, where they may mislead."""
+    data = run.evaluations.get(name, {}).get("data")
+    if not data:
+        return ""
+    trained = trained_on_these(run, name)
+    words = f"measured on {data}" + (", the pictures it was trained on" if trained else "")
+    step = earlier_step(run, name)
+    return words + (f"; {step}, not of the last" if step else "")
+
+
+def trained_on_these(run: Run, name: str) -> bool:
+    """Tell whether evaluation ``name`` was made on the images of the training."""
+    data = run.evaluations.get(name, {}).get("data")
+    return bool(data) and data == run.setting("data", "path")
+
+
+def earlier_step(run: Run, name: str) -> str:
+    """Say of which step the weights of evaluation ``name`` are, if the run has gone on since."""
+    step = run.evaluations.get(name, {}).get("step")
+    last = column(run.records, "step")[-1:]
+    return f"of step {format_value(step)}" if is_number(step) and last > [step] else ""
+
+
+def environment(run: Run) -> list[tuple[str, str]]:
+    """Return what the recipe says about the machine, and the versions here and now."""
+    wanted = {
+        "Device": run.setting("trainer", "device"),
+        "Precision": run.setting("trainer", "precision"),
+        "Global batch": run.setting("data", "batch_size"),
+        "Seed": run.setting("seed"),
+    }
+    rows = [(label, str(value)) for label, value in wanted.items() if value is not None]
+    rows.append(("Python", f"{platform.python_version()}, {platform.system()}"))
+    rows.append(("Processor", f"{os.cpu_count()} cores, {platform.machine()}"))
+    for package in PACKAGES:
+        try:
+            rows.append((package, version(package)))
+        except PackageNotFoundError:
+            rows.append((package, "not installed"))
+    return rows
+
+
+def short_path(path: Path) -> str:
+    """Return ``path`` as one types it here: relative where it lies under the current folder."""
+    here = Path.cwd()
+    full = path.absolute()
+    return str(full.relative_to(here)) if full.is_relative_to(here) else str(path)
+
+
+def _plain(value: object) -> str:
+    """Write a setting's value as the command line takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_plain, value))
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _command(*words: str) -> str:
+    return "python -m " + shlex.join(words)
