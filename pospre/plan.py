@@ -28,12 +28,14 @@ examples:
       --images 14197122 --price-per-gpu-hour 3 --output plan.json
   python -m pospre.plan yamls/pretrain/ijepa_vith14.yaml encoder.image_size=448 --gpus 16 --gpu h100
 
-Needs no GPU and no data. It builds the recipe's model over tensors without memory and counts, by
-torch's own counters: parameters, FLOPs of every pass, and what is alive at each moment of a step.
-From that and the assumptions, all printed and each an option, follow: what fits on a GPU under DDP,
-FSDP2 and HSDP (sharded within a node, a replica on each), with and without activation
-checkpointing, at which microbatch; the time of a step, days, GPU hours, cost; what the loader of a
-node must give. The best setting comes as keys of the recipe, to be pasted behind it.
+Needs no GPU and no data. It builds the recipe's model over tensors without memory and counts:
+parameters, FLOPs of every pass, bytes and FLOPs of every operator of a step, and what is alive at
+each moment of it. An operator takes at least its bytes over the GPU's bandwidth, or its FLOPs over
+the peak; a step takes the sum of these over --efficiency. From that and the assumptions, all
+printed and each an option, follow: what fits on a GPU under DDP, FSDP2 and HSDP (sharded within a
+node, a replica on each), with and without activation checkpointing, at which microbatch; the time
+of a step, days, GPU hours, cost; what the loader of a node must give. The best setting comes as
+keys of the recipe, to be pasted behind it.
 
 GPUs (the vendor's dense figures; link: GB/s to the others of a node, one way):
 {_TABLE}

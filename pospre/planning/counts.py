@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -13,6 +12,7 @@ from pospre.planning.fake import FakeTraining
 from pospre.planning.flops import count_flops, pass_flops
 from pospre.planning.layouts import Parameters, count_parameters
 from pospre.planning.memory import StepMemory, track_step
+from pospre.planning.traffic import Kernel, KernelLines
 from pospre.recipe.recipe import Recipe
 from pospre.training.scale.blocks import recompute_blocks
 
@@ -26,10 +26,14 @@ class StepCounts:
     Attributes:
         flops: per image, with what is computed again.
         memory: by microbatch.
+        work: the kernels of forward and backward, by microbatch.
+        update: the kernels of optimiser and teacher.
     """
 
     flops: float
     memory: StepMemory
+    work: KernelLines
+    update: list[Kernel]
 
 
 @dataclass(frozen=True)
@@ -118,13 +122,15 @@ def flops_per_image(recipe: Recipe) -> float:
 
 
 def _step(training: FakeTraining, batches: list[Batch]) -> StepCounts:
-    tracked: dict[int, dict[int, int]] = {}
-
-    def track(size: int, batch: Batch) -> None:
-        tracked[size] = track_step(training, batch)
-
-    flops = [count_flops(partial(track, *pair)) for pair in zip(_SIZES, batches, strict=True)]
-    return StepCounts(flops[1] / _SIZES[1], StepMemory.from_sizes(tracked))
+    small, large = _SIZES
+    low, less, _ = track_step(training, batches[0])
+    high, more, update = track_step(training, batches[1])
+    return StepCounts(
+        more.flops / large,
+        StepMemory.from_sizes({small: low, large: high}),
+        KernelLines((small, less.kernels), (large, more.kernels)),
+        update.kernels,
+    )
 
 
 def _parts(training: FakeTraining) -> dict[str, int]:

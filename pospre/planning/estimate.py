@@ -18,7 +18,7 @@ from pospre.training.data import open_data, rank_batch
 from pospre.training.device import with_precision
 from pospre.training.scale.microbatch import loss_change
 
-_NEAR = 1.01  # step times that differ by less count as equal
+_NEAR = 1.03  # step times that differ by less count as equal
 _MOST_GPUS = 4096
 
 
@@ -193,10 +193,9 @@ def _choices(
                     layout,
                     counts.parameters,
                     assumed,
-                    flops=device_batch * step.flops,
-                    precision=recipe.trainer.precision,
+                    work=step.work.at(size),
+                    update=step.update,
                     microbatches=device_batch // size,
-                    optimizer_bytes=counts.optimizer_bytes,
                 )
                 yield Choice(layout, checkpointing, size, held, time)
 

@@ -92,6 +92,10 @@ class FakeTraining:
     def step(self, batch: Batch) -> None:
         """Run a whole training step: gradients, optimiser, teacher."""
         self.forward_backward(batch)
+        self.update()
+
+    def update(self) -> None:
+        """Run what follows the gradients in a step: the optimiser, then the teacher."""
         with self.mode:
             self.optimizer.step()
             self.model.after_step(0.5)

@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pospre.batch import Batch
 from pospre.planning.fake import FakeTraining
+from pospre.planning.traffic import Traffic, trace_step
 
 
 class Alive(TorchDispatchMode):
@@ -120,14 +121,14 @@ class StepMemory:
         )
 
 
-def track_step(training: FakeTraining, batch: Batch) -> dict[int, int]:
-    """Return ``Alive.working`` of a step over a batch, whose optimiser has its state."""
+def track_step(training: FakeTraining, batch: Batch) -> tuple[dict[int, int], Traffic, Traffic]:
+    """Return ``Alive.working`` of a step, and what ``trace_step`` returns of it."""
     training.optimizer.zero_grad()
     state = [one for each in training.optimizer.state.values() for one in each.values()]
     tracker = Alive(list(training.model.parameters()))
     tracker.know(*training.model.parameters(), *training.model.buffers(), *state, *batch.values())
     with tracker:
-        training.step(batch)
+        work, update = trace_step(training, batch)
     tracker.close()
     training.optimizer.zero_grad()
-    return tracker.working
+    return tracker.working, work, update

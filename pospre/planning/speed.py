@@ -1,15 +1,19 @@
-"""How long a step takes on GPUs, and what a loader must give them, from counts and assumptions."""
+"""How long a step takes on GPUs, and what a loader must give them, from counts and assumptions.
+
+The one model of speed: the least time of the step's kernels (``traffic.floor_seconds``) over the
+share of that pace that training reaches (``Assumptions.efficiency``).
+"""
 
 from dataclasses import dataclass
 
 from pospre.planning.assumptions import Assumptions
 from pospre.planning.gpus import GIGA, Gpu
 from pospre.planning.layouts import Layout, Parameters
+from pospre.planning.traffic import Kernel, floor_seconds
 
 _BUS_SHARE = 0.75  # of a link, that collectives reach
 _DECODE_S = 0.82e-3  # of an image, and of each pixel of its views: README, Loader
 _PIXEL_S = 4.4e-9
-_UPDATE = 12  # bytes of a parameter: read it and its gradient, write it; the teacher's: alike
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class StepTime:
 
     Attributes:
         compute: forward and backward.
-        update: optimiser and teacher, as fast as memory is read and written.
+        update: optimiser and teacher.
         communication: between GPUs.
         exposed: the part of it that no computing hides.
     """
@@ -54,10 +58,9 @@ def step_time(
     parameters: Parameters,
     assumed: Assumptions,
     *,
-    flops: float,
-    precision: str,
+    work: list[Kernel],
+    update: list[Kernel],
     microbatches: int,
-    optimizer_bytes: float,
 ) -> StepTime:
     """Return the time of a step.
 
@@ -66,13 +69,13 @@ def step_time(
         layout: how the step is spread over them.
         parameters: of the model.
         assumed: what is assumed.
-        flops: of a GPU's share of the batch, with what activation checkpointing computes again.
-        precision: the recipe's.
+        work: forward and backward of a microbatch, with what activation checkpointing computes
+            again.
+        update: optimiser and teacher, unsharded.
         microbatches: in a GPU's share.
-        optimizer_bytes: of the optimiser's state, unsharded.
     """
-    compute = flops / (machine.gpu.peak(precision) * assumed.utilisation)
-    moved = _UPDATE * (parameters.trained + parameters.frozen) + 2 * optimizer_bytes
+    compute = microbatches * floor_seconds(work, machine.gpu) / assumed.efficiency
+    moving = floor_seconds(update, machine.gpu) / assumed.efficiency
     among, between = layout.traffic(parameters, microbatches)
     communication = (among + between * (layout.shards == 1)) / bus_bandwidth(
         machine, assumed, whole_nodes=layout.shards == machine.per_node
@@ -82,7 +85,7 @@ def step_time(
     hidden = min(assumed.overlap * communication, compute)
     return StepTime(
         compute=compute,
-        update=moved / layout.shards / machine.gpu.memory_bandwidth,
+        update=moving / layout.shards,
         communication=communication,
         exposed=communication - hidden,
     )

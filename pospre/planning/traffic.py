@@ -5,6 +5,7 @@ what an eager GPU does with one kernel an operator. ``torch.compile`` fuses them
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pospre.batch import Batch
 from pospre.planning.fake import FakeTraining
 from pospre.planning.flops import operator_flops
 from pospre.planning.gpus import Gpu
+from pospre.recipe.recipe import Recipe
 
 _ATEN = torch.ops.aten
 _NOTHING = (  # memory is asked for, and not touched
@@ -43,6 +46,34 @@ class Kernel(NamedTuple):
 def floor_seconds(kernels: Iterable[Kernel], gpu: Gpu) -> float:
     """Return the least time of kernels that run one after the other, as they do on one stream."""
     return sum(kernel.seconds(gpu) for kernel in kernels)
+
+
+@dataclass(frozen=True)
+class KernelLines:
+    """Kernels of a step over any number of samples, from those over two numbers of samples.
+
+    Bytes and FLOPs of every kernel grow linearly with the samples.
+
+    Attributes:
+        small: a number of samples, and the kernels over them.
+        large: a larger number, and the same kernels over them.
+    """
+
+    small: tuple[int, list[Kernel]]
+    large: tuple[int, list[Kernel]]
+
+    def at(self, samples: int) -> list[Kernel]:
+        """Return the kernels over so many samples."""
+        (small, low), (large, high) = self.small, self.large
+        share = (samples - small) / (large - small)
+        return [
+            Kernel(
+                round(one.bytes + share * (other.bytes - one.bytes)),
+                round(one.flops + share * (other.flops - one.flops)),
+                one.is_fp32,
+            )
+            for one, other in zip(low, high, strict=True)
+        ]
 
 
 class Traffic(TorchDispatchMode):
@@ -88,15 +119,28 @@ class Traffic(TorchDispatchMode):
         return made
 
 
-def trace_step(training: FakeTraining, size: int) -> Traffic:
-    """Return what a training step over ``size`` samples moves and computes."""
+def count_step(recipe: Recipe, samples: int) -> Traffic:
+    """Return what an eager training step of a recipe moves and computes, the update included."""
+    training = FakeTraining(recipe)
     training.step(training.batch(2))  # makes the optimiser's state
     with training.mode:
         training.optimizer.zero_grad()
-    batch = training.batch(size)
+    batch = training.batch(samples)
     with Traffic() as traffic:
         training.step(batch)
     return traffic
+
+
+def trace_step(training: FakeTraining, batch: Batch) -> tuple[Traffic, Traffic]:
+    """Return what a training step moves and computes: (forward and backward, the update).
+
+    The optimiser has its state; there are no gradients yet.
+    """
+    with Traffic() as work:
+        training.forward_backward(batch)
+    with Traffic() as update:
+        training.update()
+    return work, update
 
 
 def _written(func: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> int:

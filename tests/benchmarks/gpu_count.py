@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pospre.planning.fake import FakeTraining
 from pospre.planning.gpus import GIGA, GPUS
-from pospre.planning.traffic import Traffic, floor_seconds, trace_step
+from pospre.planning.traffic import Traffic, count_step, floor_seconds
 from pospre.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +21,7 @@ def batch_of(method: str, size: str) -> int:
 def counted(method: str, size: str, batch: int, overrides: Sequence[str] = ()) -> Traffic:
     """Return what an eager step of a method in bf16 moves and computes."""
     given = [f"encoder.name={size}", "trainer.precision=amp_bf16", *overrides]
-    recipe = load_recipe(ROOT / f"yamls/pretrain/{method}_vitb16.yaml", given)
-    return trace_step(FakeTraining(recipe), batch)
+    return count_step(load_recipe(ROOT / f"yamls/pretrain/{method}_vitb16.yaml", given), batch)
 
 
 def print_table(

@@ -77,9 +77,11 @@ def test_activation_checkpointing_computes_trained_blocks_again_and_keeps_less(
 def test_memory_grows_with_the_microbatch_as_tracked(ijepa: Counts) -> None:
     training, line = FakeTraining(recipe_of("ijepa")), ijepa.steps[False].memory
     training.step(training.batch(2))
-    tracked = track_step(training, training.batch(48))
+    tracked, work, _ = track_step(training, training.batch(48))
     alive = max(grads + working for grads, working in tracked.items())
     assert line.working(48, 1.0, accumulates=False) == pytest.approx(alive, rel=0.01)
+    kernels = ijepa.steps[False].work.at(48)
+    assert kernels == work.kernels
 
 
 def test_gradients_of_earlier_microbatches_are_there_from_the_beginning() -> None:

@@ -17,6 +17,7 @@ from pospre.planning.gpus import GIB, GPUS
 from pospre.planning.layouts import Held, Layout, Parameters, layouts
 from pospre.planning.speed import Machine, StepTime, bus_bandwidth, step_time
 from pospre.planning.table import render
+from pospre.planning.traffic import Kernel, count_step, floor_seconds
 from pospre.recipe.recipe import load_recipe
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals
@@ -61,7 +62,7 @@ def test_what_is_best_fits_and_is_not_slower_than_others(planned: dict[str, Any]
     assert best["fits"] and best in planned["choices"]
     fitting = [one for one in planned["choices"] if one["fits"]]
     fastest = min(one["seconds"]["total"] for one in fitting)
-    assert best["seconds"]["total"] <= 1.01 * fastest
+    assert best["seconds"]["total"] <= 1.03 * fastest
     assert {one["layout"] for one in planned["choices"]} == {"DDP", "HSDP", "FSDP2"}
     for one in planned["choices"]:
         parts = {name: value for name, value in one["bytes"].items() if name != "total"}
@@ -131,6 +132,17 @@ def test_sharding_divides_what_is_held_and_smaller_microbatches_hold_less(
     assert by["DDP", False, 16]["total"] > by["DDP", True, 16]["total"]
 
 
+def test_time_is_the_floor_of_the_counted_step_over_the_efficiency() -> None:
+    given = [*SMALL[1:], "data.batch_size=64", "trainer.precision=amp_bf16"]
+    recipe, gpu = load_recipe(YAMLS / "demo/mae.yaml", given), GPUS["h100"]
+    planned = estimate(recipe, Machine(gpu, 1, 1), Assumptions(efficiency=0.4))
+    (whole,) = [one for one in planned.choices if one.microbatch == 64 and not one.checkpointing]
+    floor = floor_seconds(count_step(recipe, 64).kernels, gpu)
+    assert whole.time.total == pytest.approx(floor / 0.4)
+    halves = next(one for one in planned.choices if one.microbatch == 32)
+    assert whole.time.compute < halves.time.compute < 1.2 * whole.time.compute
+
+
 def test_communication_is_what_rings_send() -> None:
     parameters = Parameters(trained=1000, frozen=500, unit=10, unit_trained=10)
     assert Layout("DDP", 1, 8).traffic(parameters, 4) == (0, 2 * 4000 * 7 / 8)
@@ -149,12 +161,11 @@ def test_a_ring_over_nodes_is_as_fast_as_their_ports_together() -> None:
 
 def test_communication_hides_behind_computing_as_far_as_there_is_some() -> None:
     parameters = Parameters(trained=10**9, frozen=0, unit=10, unit_trained=10)
-    shared = {"precision": "amp_bf16", "microbatches": 1, "optimizer_bytes": 0.0}
     machine, assumed = Machine(GPUS["h100"], 8, 1), Assumptions()
     layout = Layout("DDP", 1, 8)
     long, short = (
-        step_time(machine, layout, parameters, assumed, flops=flops, **shared)  # type: ignore
-        for flops in (1e15, 1e9)
+        step_time(machine, layout, parameters, assumed, work=[work], update=[], microbatches=1)
+        for work in (Kernel(0, 10**15, False), Kernel(0, 10**9, False))
     )
     assert long.communication == short.communication == pytest.approx(7e9 / (0.75 * 450e9))
     assert long.exposed == pytest.approx(0.2 * long.communication)
@@ -168,7 +179,7 @@ def test_communication_hides_behind_computing_as_far_as_there_is_some() -> None:
         (["--gpus", "0", "--gpu", "h100"], "--gpus is 0; give a number above 0"),
         (["--gpus", "12", "--gpu", "h100", "--nodes", "5"], "not evenly spread over 5 nodes"),
         (["--gpus", "7", "--gpu", "h100"], "of their number, 7; use data.batch_size=63 or 70"),
-        (["--gpus", "8", "--gpu", "h100", "--utilisation", "40"], "--utilisation is 40.0; give"),
+        (["--gpus", "8", "--gpu", "h100", "--efficiency", "40"], "--efficiency is 40.0; give"),
         (["--gpus", "8", "--gpu", "h100", "--images", "0"], "--images is 0; give a number above 0"),
         (["--gpus", "8", "--gpu", "h100", "--output", "/dev/null/x"], "is no writable folder"),
         (["encoder.nam=x", "--gpus", "8", "--gpu", "h100"], "unknown key 'encoder.nam'"),
