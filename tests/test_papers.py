@@ -48,9 +48,10 @@ def test_all_rows_are_there_and_the_counts_are_those_of_the_table() -> None:
     kinds = Counter(re.split(r"[ :]", row.status)[0] for row in ROWS)
     whole = sum(row.status == "runs" for row in ROWS)
     told = re.search(
-        r"\*\*(\d+) of 108 rows .*?\*\*, (\d+) all but .*?; (\d+) quote nothing and\s.*?; "
-        r"(\d+) are \*refused\*, .*? (\d+) \*needs\*",
+        r"^- \*\*(\d+) of 108 rows\*\* .*?^- (\d+) measure .*?^- (\d+) quote nothing .*?"
+        r"^- (\d+) are \*refused\*.*?^- (\d+) \*needs\*",
         TEXT,
+        re.M | re.S,
     )
     assert told is not None
     others = [kinds["runs"] - whole, kinds["trains"], kinds["refused"], kinds["needs"]]

@@ -3,20 +3,20 @@
 #
 #   HOSTS="node0 node1" RANKS=8 DIR=/shared/pospre yamls/launch/ssh.sh RECIPE [key=value …]
 #
-# HOSTS are names that ssh logs in to without a password and by which the nodes reach one another;
-# RANKS is how many processes (GPUs) each has, DIR the folder there with .venv and the recipe.
-# Ctrl-C or SIGTERM here stops all of them: they finish the step, save and exit 75, and so do those
-# that outlive a lost node. After 75 the same command goes on, after 69 (a node or a bucket did not
-# answer) it may. To repeat it by itself (and without
-# trainer.overwrite=true, which would delete the run each time):
+# HOSTS are names that ssh can log in to without a password, and that the nodes can reach. RANKS is the
+# number of processes (GPUs) per host. DIR is the folder on each host with .venv and the recipe.
+# Ctrl-C or SIGTERM stops all hosts: they finish the step, save and exit with code 75. So do hosts that
+# outlive a lost node. Run the same command again to resume. After 69 (a node or a bucket did not
+# answer) it may work later. To repeat it automatically (without trainer.overwrite=true, which would
+# delete the run each time):
 #
 #   until HOSTS=… yamls/launch/ssh.sh …; case $? in 69 | 75) false ;; esac; do sleep 10; done
 set -u
 : "${HOSTS:?the nodes, the master first}" "${RANKS:=1}" "${DIR:=$PWD}" "${MASTER_PORT:=29400}"
 read -ra hosts <<<"$HOSTS"
 
-# A node trains until its input ends: so it stops with this script, whatever becomes of that.
-# The ranks are told, not their launcher, which would give them 30 s.
+# A node trains until its input ends, so it stops whenever this script ends.
+# Signal the ranks and not their launcher, which would give them only 30 s.
 on_a_node='
     cd "$1" && shift || exit 2
     .venv/bin/composer "$@" </dev/null &
@@ -47,7 +47,7 @@ code=0
 for node in "${nodes[@]}"; do
     wait "$node"
     status=$?
-    if [ "$status" -gt 128 ]; then # perhaps a signal to this script: ask once more
+    if [ "$status" -gt 128 ]; then # perhaps a signal to this script: wait once more
         wait "$node"
         status=$?
     fi
