@@ -61,8 +61,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imp
     from pospre.training.start_weights import load_run as load_run
     from pospre.training.start_weights import load_weights as load_weights
 
-# Before torch loads OpenMP: its threads else spin while they wait for each other, at the cost of
-# whoever shares the cores with them (another run, other ranks, the loader's own threads).
+# Before torch loads OpenMP: otherwise its threads spin while they wait for each other. That slows
+# everything else on these cores: another run, other ranks, the loader's own threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 check_installed()

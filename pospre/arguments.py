@@ -219,7 +219,8 @@ def validated(
 def _likely(data: dict[str, Any], errors: list[ErrorDetails]) -> list[ErrorDetails]:
     """Return the errors without those of a union's member that the value cannot be meant for.
 
-    A key that takes a number or a list of two is told what is wrong with the number, or the list.
+    If a key takes a number or a list of two, the message names the problem of the number or the
+    list.
     """
 
     def is_foreign(error: ErrorDetails) -> bool:

@@ -15,8 +15,8 @@ PARTIAL = ".partial"
 def atomic_open(path: Path) -> Iterator[BinaryIO]:
     """Open a file that gets its name when it is written; nothing stays of one that fails.
 
-    Of several that write it at once, the last one's stays. Whoever wants it to outlive a power
-    cut calls ``flush`` at the end.
+    Of several that write it at once, the last one's stays. To survive a power cut, call ``flush``
+    at the end.
     """
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL}")
     try:

@@ -35,8 +35,8 @@ key             shape            dtype    written by meaning
                                                      inside a forward only
 ==============  ===============  =======  =========  ==============================================
 
-Every value has the batch first and nothing is nested, so Composer's own splitting into
-microbatches and moving to the device work on it as they are.
+Every value has the batch first, and nothing is nested. Composer can therefore split a batch into
+microbatches and move it to a device without special cases.
 """
 
 from collections.abc import Iterable, Mapping
@@ -84,8 +84,8 @@ def from_images(
         group: the view group that these are.
 
     Raises:
-        UserError: the images are not uint8 or of another shape, or there is not one whole number of
-            ``index`` and of ``label``, or one box, for each; or boxes come without ``mirrored``.
+        UserError: the images are not uint8 or have another shape; ``index``, ``label`` or ``boxes``
+            do not have one entry per image; or boxes come without ``mirrored``.
     """
     if not isinstance(images, Tensor):
         raise UserError(
@@ -251,7 +251,7 @@ def flip_key(group: str = "view") -> str:
 
 
 def loaded_keys(groups: Iterable[str]) -> list[str]:
-    """Return the keys that loaders write, but for the boxes, of which who reads them says more."""
+    """Return the keys that loaders write, without boxes, which their readers check."""
     return [LABEL, *(key(group) for group in groups for key in (image_key, flip_key))]
 
 

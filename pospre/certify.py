@@ -13,36 +13,48 @@ examples:
   python -m pospre.certify yamls/demo/mae.yaml data.path=photos --ranks 1 \\
       --also "data.path=photos.mds data.num_workers=0" --also trainer.microbatch_size=16
 
-The recipe is trained for a few steps undisturbed, on one process, and again while it is ended and
-started again: --kills times by SIGKILL in the middle of a step, in the middle of a save and before
-the first step, and by SIGTERM; then on another number of ranks at every start (--ranks, over gloo
-on CPUs), and, for each --also, with these keys at every second start. The moments are drawn from
---seed. Compared are, for every step: sample ids, boxes, flips, pixels, masks and all else that was
-drawn, the losses and the weights; in the end optimiser and random state. On one process all must
-be the same bits; on several ranks, and with other microbatches, losses and weights may differ by
-1e-5, in fp32 (as which a recipe of another precision is run for it). Where a method looks at all
-samples of a forward at once, as DINOv2's targets do, its losses depend on the number of ranks: it
-is killed on the greatest of --ranks and compared with a run on as many.
+The recipe trains for a few steps in one undisturbed process. It then trains again, killed and
+restarted --kills times: by SIGKILL in the middle of a step, in the middle of a save and before the
+first step, and by SIGTERM. A further run has another number of ranks at every start (--ranks, over
+gloo on CPUs). For each --also, another run uses those keys at every second start. --seed draws the
+moments.
 
-What it runs lies in <trainer.run_folder>/<run_name>/certificate, beside the run's own checkpoints,
-which it leaves alone; certificate.json and certificate.md stay there.
+For every step, these are compared: sample ids, boxes, flips, pixels, masks and all other draws, the
+losses and the weights; at the end, optimiser and random state. In one process all of them must be
+bit-equal. On several ranks, and with other microbatches, losses and weights may differ by 1e-5 in
+fp32; a recipe of another precision is run in fp32 for this. If a method looks at all samples of a
+forward at once, as DINOv2's targets do, its losses depend on the number of ranks. It is then killed
+on the largest number in --ranks and compared with a run on as many.
 
-exit codes: 0 green; 1 red: something differs, the table says what and from which step on; 2 a
-mistake in the recipe or the data, or a run that ended by itself (said in one message).
+All files are in <trainer.run_folder>/<run_name>/certificate. The run's own checkpoints are not
+touched. certificate.json and certificate.md stay there.
+
+exit codes: 0 green; 1 red, and the table says what differs from which step on; 2 a mistake in the
+recipe or the data, or a run that failed by itself, with one message.
 """
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    description = "Prove that a recipe gives the same model however often it is killed."
+    description = "Prove that a recipe gives the same model, no matter how often it is killed."
     parser = recipe_parser("pospre.certify", description, _EPILOG)
     add = parser.add_argument
-    add("--kills", type=int, default=4, help="of the killed run (4)")
-    add("--steps", type=int, default=12, help="that the runs have (12)")
-    add("--save-every", type=int, default=2, metavar="STEPS", help="between checkpoints (2)")
-    add("--ranks", default="1,2,1", help="of the starts of a further run (1,2,1); 1: no such run")
-    add("--also", action="append", default=[], metavar="KEYS", help="of a further run; see below")
-    add("--seed", type=int, default=0, help="of the moments (0)")
+    add("--kills", type=int, default=4, help="kills of the killed run (4)")
+    add("--steps", type=int, default=12, help="steps of each run (12)")
+    add("--save-every", type=int, default=2, metavar="STEPS", help="steps between checkpoints (2)")
+    add(
+        "--ranks",
+        default="1,2,1",
+        help="ranks at each start of a further run (1,2,1); 1: no such run",
+    )
+    add(
+        "--also",
+        action="append",
+        default=[],
+        metavar="KEYS",
+        help="keys of a further run; see below",
+    )
+    add("--seed", type=int, default=0, help="seed of the moments (0)")
     arguments = parser.parse_intermixed_args(argv)
     for option, value, least in (
         ("--kills", arguments.kills, 1),

@@ -20,19 +20,19 @@ examples:
   python -m pospre.compare runs/mae_s0 runs/mae_s1 runs/mae_s2 --write-reference mae.json
   python -m pospre.compare runs/mae_new --reference mae.json
 
-Says where losses and metrics stand at the last step that all runs have logged, which figures their
-evaluations measured (evaluation/*.json, with standard errors where these have them; of two runs the
-difference, marked where it is beyond two standard errors), and which keys of the recipes differ.
---output writes a page of its own with the curves on common axes.
+Prints losses and metrics at the last step that all runs have logged, the figures of their
+evaluations (evaluation/*.json) and the keys of the recipes that differ. Figures have standard
+errors where the evaluation gives them. For two runs it prints the difference, and marks differences
+of more than two standard errors. --output writes a page with the curves on common axes.
 
-A reference is made of at least three runs that differ in nothing but the seed. Its steps are cut
-into five windows, and the deviation of each loss and metric between the seeds is taken in each. A
-run with one of these seeds stays in the band if all its windows are within half a deviation of that
-seed's own: rounding alone may tell them apart. A run with another seed may be five deviations from
-the seeds' mean. tests/benchmarks/reference has those of the demos of MAE and DropPos.
+A reference is made from at least three runs that differ only in the seed. Its steps are cut into
+five windows; each window has the deviation of each loss and metric between the seeds. A run with
+one of these seeds must stay within half a deviation of that seed's own windows, because only
+rounding may differ. A run with another seed must stay within five deviations of the mean.
+tests/benchmarks/reference has references for the demos of MAE and DropPos.
 
 exit codes: 0 done; 1 the run leaves the band of --reference; 2 a mistake in the command, a folder
-that is no run, or runs with nothing in common (said in one message).
+that is not a run, or runs with nothing in common, with one message.
 """
 
 
@@ -43,8 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of python -m pospre.train")
     parser.add_argument("--output", type=Path, metavar="FILE", help="page to write, .html")
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--reference", type=Path, metavar="FILE", help="one run: check its curves")
-    group.add_argument("--write-reference", type=Path, metavar="FILE", help="make it of the runs")
+    group.add_argument("--reference", type=Path, metavar="FILE", help="check the curves of one run")
+    group.add_argument(
+        "--write-reference", type=Path, metavar="FILE", help="make a reference from the runs"
+    )
     given = parser.parse_args(argv)
     _check(given)
     # Late, so that --help and a mistyped option answer at once.

@@ -83,8 +83,8 @@ def _multiples(keys: Tensor, count: int) -> Tensor:
     return torch.arange(1, count + 1, device=keys.device) * GOLDEN
 
 
-# Of arange torch.compile makes an index of 32 bits on GPUs, which G does not go into (torch 2.11:
-# "Scalar … is out of range for type int32"); it does not look into an operator.
+# On GPUs, torch.compile turns arange into a 32-bit index, which cannot hold G (torch 2.11: "Scalar
+# … is out of range for type int32"). It does not look into an operator.
 _opaque = torch.library.custom_op("pospre::multiples", _multiples, mutates_args=())
 _opaque.register_fake(lambda keys, count: keys.new_empty(count))
 

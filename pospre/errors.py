@@ -39,7 +39,7 @@ def printable(text: object, keep: str = "") -> str:
 class UserError(ValueError):
     """A mistake the user can mend; its message names the key or path, the value and the remedy.
 
-    Its text is safe to print, whatever it quotes: without escapes, and cut where it is very long.
+    Its text is safe to print: escapes are removed, and very long texts are cut.
 
     Attributes:
         code: the exit code.
@@ -61,7 +61,7 @@ class UserError(ValueError):
 class Unreachable(UserError):
     """A server or another rank does not answer, or says that it cannot now; later it may."""
 
-    code = 69  # EX_UNAVAILABLE: whoever starts commands by itself may try again, some times
+    code = 69  # EX_UNAVAILABLE: a script that starts commands may try again, a few times
 
 
 class Stopped(Exception):
@@ -159,8 +159,8 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def run_command(main: Callable[[], int]) -> int:
     """Run a command-line entry and return its exit code.
 
-    2 for a ``UserError`` and for memory that does not suffice, 69 for an ``Unreachable``, 75 for
-    SIGTERM and 130 for Ctrl-C, 75 or the code of the rank that ended for ``Lost``.
+    2 for a ``UserError`` and for too little memory, 69 for an ``Unreachable``, 75 for SIGTERM, 130
+    for Ctrl-C. For ``Lost``: 75, or the code of the rank that ended.
     """
     warnings.formatwarning = _printable_warning
     try:

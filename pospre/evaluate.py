@@ -19,17 +19,17 @@ examples:
       --output pictures.json num_pictures=4
 
 models:
-  RUN, CHECKPOINT  a run folder or a checkpoint of ours (also s3://), heads and all
-  FILE             encoder weights (.safetensors, .pth, .pth.tar, .bin): our exports, and those of
-                   MAE, DINO, DINOv2, I-JEPA, BEiT, …; what the encoder is like is read from them;
-                   FILE,positions=none if it holds no positions because it was trained without
-  timm:NAME,FILE   the same of the ViT that timm calls NAME, normalised as timm notes for it
-  timm:NAME        that ViT with random weights
+  RUN, CHECKPOINT  a run folder or a checkpoint of pospre (also s3://), with its heads
+  FILE             encoder weights (.safetensors, .pth, .pth.tar, .bin): exports of pospre, or those
+                   of MAE, DINO, DINOv2, I-JEPA, BEiT, …. The architecture is read from the tensors.
+                   FILE,positions=none if the encoder was trained without positions
+  timm:NAME,FILE   weights of the timm model NAME, with timm's normalisation
+  timm:NAME        that model with random weights
 
-exit codes: 0 done, 2 a mistake in the command, the model or the data (said in one message), 69 a
-bucket does not answer.
+exit codes: 0 done; 2 a mistake in the command, the model or the data, with one message; 69 a bucket
+does not answer.
 
-evaluations (python -m pospre.evaluate NAME --help: how it measures, and its settings):
+evaluations (python -m pospre.evaluate NAME --help describes one and its settings):
 """
 
 
@@ -52,8 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = _Parser(
         prog="python -m pospre.evaluate",
         description="Measure a pre-trained encoder: a table on the terminal, and JSON.\n"
-        "For a run or a checkpoint in it the JSON goes to evaluation/NAME.json there, or for a\n"
-        "checkpoint of an earlier step to NAME_step40.json, and the report page is written again.",
+        "For a run, the JSON goes to evaluation/NAME.json in its folder, and the report page is\n"
+        "written again. For a checkpoint of an earlier step the name is NAME_step40.json.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help="the evaluation; see below")
@@ -66,27 +66,27 @@ def main(argv: list[str] | None = None) -> int:
         "--weights",
         default="student",
         choices=("student", "teacher"),
-        help="of what holds a momentum teacher as well: measure the trained weights (default) or "
-        "the teacher's; the JSON of the teacher's is NAME_teacher.json",
+        help="if there is a momentum teacher: measure the trained weights (default) or the "
+        "teacher's, which give NAME_teacher.json",
     )
     parser.add_argument(
         "--image-size",
         metavar="N|HxW",
-        help="pixels of the views that FILE or timm:NAME sees: its positions are resampled; "
+        help="size in pixels of the images for FILE or timm:NAME, whose positions are resampled; "
         "default: the size of its positions",
     )
     for key, what in (("mean", "mean"), ("std", "standard deviation")):
         parser.add_argument(
             f"--{key}",
             metavar="X[,Y,Z]",
-            help=f"{what} of the pixels in [0, 1] that FILE or timm:NAME was trained with; "
-            "default: our export's, timm's for NAME, or ImageNet's",
+            help=f"{what} of pixels in [0, 1] in the training of FILE or timm:NAME; "
+            "default: that of the export, timm's for NAME, or ImageNet's",
         )
     parser.add_argument(
         "--seed",
         type=_seed,
         default=0,
-        help="of the random weights of timm:NAME, and of the untrained twin of FILE (default: 0)",
+        help="seed of random weights: of timm:NAME, and of the untrained baseline (default: 0)",
     )
     parser.add_argument("--device", default="auto", help="auto (default), cpu or gpu")
     parser.add_argument(

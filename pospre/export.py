@@ -9,27 +9,26 @@ from pospre.exporting.target import FORMATS, check_target, parse_grid
 
 _EPILOG = """\
 formats:
-  timm         what timm.create_model(NAME, checkpoint_path=OUT) loads, every tensor, strictly; the
-               exact call is printed. timm's models have a classifier: that of a run with
-               "supervised" goes along, else a zero one (--num-classes). OUT ends in .pth, or in
+  timm         for timm.create_model(NAME, checkpoint_path=OUT), which loads every tensor strictly;
+               the exact call is printed. timm's models have a classifier: that of a run with
+               "supervised", otherwise one of zeros (--num-classes). OUT ends in .pth or
                .safetensors.
-  safetensors  the bare encoder under timm's names, with recipe, architecture and pixel
+  safetensors  the encoder alone under timm's names, with recipe, architecture and pixel
                normalisation as metadata. OUT ends in .safetensors.
-  hf           a folder that transformers' AutoModel.from_pretrained(OUT) loads, every tensor, with
-               an image processor: ViTModel, or what is the same without a class token
-               (IJepaModel), with layer scale (Dinov2Model), registers
-               (Dinov2WithRegistersModel) or rotary positions as DINOv3 has them
-               (DINOv3ViTModel). Not for relative or other rotary positions, Swin or
+  hf           a folder for transformers' AutoModel.from_pretrained(OUT), which loads every tensor,
+               with an image processor. The class is ViTModel, IJepaModel (no class token),
+               Dinov2Model (layer scale), Dinov2WithRegistersModel (registers) or DINOv3ViTModel
+               (rotary positions of DINOv3). Not for relative or other rotary positions, Swin or
                final_norm=false.
   onnx         a graph of opset 17 for batches of any size, from normalised images to tokens, and to
-               logits where a classifier was trained. OUT ends in .onnx.
-  torchhub     a folder that torch.hub.load(OUT, "encoder", source="local") loads, here or from a
-               repository; it needs timm and safetensors, and not pospre.
+               logits if a classifier was trained. OUT ends in .onnx.
+  torchhub     a folder for torch.hub.load(OUT, "encoder", source="local"), on disk or in a
+               repository. It needs timm and safetensors, but not pospre.
 
-The software that a format is for reads what was written and computes features, before it shows
-under its name: they are ours (cosine at least 0.99999), or nothing is written. Beside every file
-(OUT.md), or in the folder (README.md), stands its card: method, data, licence, figures of the run's
-evaluations, recipe, and how to load it. onnx and hf need libraries of their own:
+Before the output gets its name, the software of the format reads it and computes features. They
+must equal those of pospre (cosine at least 0.99999), or nothing is written. A card is written
+beside a file (OUT.md) or in the folder (README.md): method, data, licence, figures of the run's
+evaluations, recipe, and how to load it. onnx and hf need more libraries:
 {install}.
 
 examples:
@@ -41,7 +40,7 @@ examples:
   python -m pospre.export dinov2_vits14_pretrain.pth dinov2_vits14.onnx --format onnx --grid 16x16
   python -m pospre.export runs/intertwined_vits16 for_1024.pth --format timm --grid 64x64
 
-exit codes: 0 done, 2 a mistake in the command or the checkpoint (said in one message).
+exit codes: 0 done; 2 a mistake in the command or the checkpoint, with one message.
 """
 
 
@@ -54,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "checkpoint",
         metavar="URI",
-        help="checkpoint file or run folder; or weights of others: a file, or timm:NAME,FILE; also "
+        help="checkpoint file or run folder, or published weights: a file or timm:NAME,FILE; also "
         "s3://",
     )
     parser.add_argument("out", metavar="OUT", type=Path, help="file, or folder, to write")
@@ -63,15 +62,15 @@ def main(argv: list[str] | None = None) -> int:
         "--num-classes",
         type=int,
         help="classes of a zero classifier of --format timm; 0: none. Default: the trained "
-        "classifier, or what timm's create_model makes without being told (mostly 1000)",
+        "classifier, or timm's default (mostly 1000)",
     )
     parser.add_argument(
         "--grid",
         metavar="RxC",
-        help="rows and columns of patches of the images that are written for (an onnx graph takes "
-        "no others); default: the encoder's. Positions of a field (crop_field) are read from it at "
-        "once, which keeps more than resampling the file would; RxC of the field itself writes it "
-        "as it is",
+        help="rows and columns of patches of the images that the export is for (an onnx graph "
+        "takes no others); default: the encoder's. With crop_field, positions are read from the "
+        "field, which is better than resampling the file later; RxC of the field writes it as it "
+        "is",
     )
     parser.add_argument(
         "--weights",

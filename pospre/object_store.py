@@ -84,7 +84,7 @@ class Bucket:
 
     Args:
         uri: the address.
-        patience: how often boto tries; few for a check, many for data that must arrive.
+        patience: how often boto tries: few times for a check, many for data that must arrive.
         timeout: seconds without a byte after which a try has failed; by default few for a check.
     """
 
@@ -213,8 +213,9 @@ class Bucket:
 
         Args:
             name: of the object.
-            file: open at the start; it may lose its name meanwhile.
-            progress: told how many bytes have gone up since the last time (below 0: again).
+            file: open at its start; it may be renamed or deleted meanwhile.
+            progress: called with the number of bytes sent since the last call (negative: they are
+                sent again).
         """
         from boto3.s3.transfer import TransferConfig
 

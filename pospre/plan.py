@@ -28,29 +28,31 @@ examples:
       --images 14197122 --price-per-gpu-hour 3 --output plan.json
   python -m pospre.plan yamls/pretrain/ijepa_vith14.yaml encoder.image_size=448 --gpus 16 --gpu h100
 
-Needs no GPU and no data. It builds the recipe's model over tensors without memory and counts:
-parameters, FLOPs of every pass, bytes and FLOPs of every operator of a step, and what is alive at
-each moment of it. An operator takes at least its bytes over the GPU's bandwidth, or its FLOPs over
-the peak; a step takes the sum of these over --efficiency. From that and the assumptions, all
-printed and each an option, follow: what fits on a GPU under DDP, FSDP2 and HSDP (sharded within a
-node, a replica on each), with and without activation checkpointing, at which microbatch; the time
-of a step, days, GPU hours, cost; what the loader of a node must give. The best setting comes as
-keys of the recipe, to be pasted behind it.
+Needs no GPU and no data. It builds the recipe's model over tensors without memory. It counts
+parameters, FLOPs of every pass, bytes and FLOPs of every operator of a step, and the memory in use
+at each moment. An operator takes at least its bytes over the GPU's bandwidth, or its FLOPs over the
+peak. A step takes the sum of these over --efficiency. From these counts and the assumptions, which
+are printed and are options, it predicts:
+  - what fits on a GPU under DDP, FSDP2 and HSDP (sharded within a node, a replica on each), with
+    and without activation checkpointing, and at which microbatch;
+  - the time of a step, days, GPU hours and cost;
+  - the images/s that the loader of a node must deliver.
+The best setting is printed as keys to add to the command.
 
 GPUs (the vendor's dense figures; link: GB/s to the others of a node, one way):
 {_TABLE}
 
-exit codes: 0 done; 2 a mistake in the recipe or an option, or nothing fits (it says what would).
+exit codes: 0 done; 2 a mistake in the recipe or an option, or nothing fits; it says what would.
 """
 
 
 def _parser() -> argparse.ArgumentParser:
-    description = "What a recipe needs of GPUs: memory, time, cost, cores and bandwidth."
+    description = "Predict what a recipe needs: GPU memory, time, cost, cores and bandwidth."
     parser = recipe_parser("pospre.plan", description, _EPILOG)
     add = parser.add_argument
-    add("--gpus", type=int, required=True, help="how many, on all nodes together")
+    add("--gpus", type=int, required=True, help="number of GPUs on all nodes together")
     add("--gpu", required=True, metavar="KIND", help=f"one of {', '.join(GPUS)}")
-    add("--nodes", type=int, help=f"nodes that they stand in ({_NODE} GPUs each)")
+    add("--nodes", type=int, help=f"number of nodes (default: {_NODE} GPUs each)")
     add("--output", type=Path, metavar="FILE", help="where to write JSON")
     assumed = parser.add_argument_group("assumptions")
     for one in fields(Assumptions):

@@ -44,8 +44,8 @@ def cosine_warmup(
         total_steps: when the cosine ends.
         floor: where it ends.
         start: where the warm-up starts.
-        prefix: the cosine starts behind the warm-up; False: at step 0, and the warm-up hides its
-            beginning (timm's ``warmup_prefix``).
+        prefix: the cosine starts after the warm-up. False: it starts at step 0, and the warm-up
+            hides its beginning (timm's ``warmup_prefix``).
         endpoint: see ``warm_up``.
     """
     if step < warmup_steps:

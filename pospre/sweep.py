@@ -19,13 +19,13 @@ examples:
       optimizer.base_lr=1e-4,2.5e-4,5e-4 optimizer.weight_decay=0.05,0.1
   python -m pospre.sweep yamls/finetune/mae_vitb16.yaml seed=0,1,2 --launcher "composer -n 8"
 
-Every combination is trained by pospre.train in a run folder of its own, called after the recipe and
-the values. What is finished is not done again, and what was stopped goes on: give the same command.
-The table has the figures of the recipe's evaluations, the best, and mean and standard deviation
+pospre.train trains every combination in its own run folder, named after the recipe and the values.
+Run the same command again to resume: finished runs are not repeated, and a stopped run goes on. The
+table has the figures of the recipe's evaluations, the best of them, and mean and standard deviation
 over the grid.
 
-exit codes: 0 done; 2 a mistake in the recipe, the data or the values (said before the first run);
-else that of the run that ended so, 75 or 130 after saving: the same command goes on.
+exit codes: 0 done; 2 a mistake in the recipe, the data or the values, before the first run;
+otherwise that of the run that failed. 75 or 130: the run has saved, and the same command resumes.
 """
 
 
@@ -33,8 +33,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     description = "Train every combination of some values of a recipe, and compare the figures."
     parser = recipe_parser("pospre.sweep", description, _EPILOG)
-    parser.add_argument("--launcher", default="", metavar="COMMAND", help='as "composer -n 8"')
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="keep the figures there")
+    parser.add_argument("--launcher", default="", metavar="COMMAND", help='such as "composer -n 8"')
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.json", help="where to write the figures"
+    )
     arguments = parser.parse_intermixed_args(argv)
     check_output("--output", arguments.output)
     launcher = _split(arguments.launcher) or [sys.executable]
@@ -70,7 +72,7 @@ def _split(launcher: str) -> list[str]:
 
 
 def _run(command: list[str]) -> int:
-    """Run a training, which saves when this is told to stop; return its exit code."""
+    """Run a training, which saves when this process is stopped; return its exit code."""
     try:
         process = subprocess.Popen(command)
     except OSError as error:

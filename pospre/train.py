@@ -18,42 +18,42 @@ examples:
   python -m pospre.train yamls/finetune/mae_vitb16.yaml --resolve
   python -m pospre.train --options droppos
 
-A recipe may extend another one and say only what differs (extends: other.yaml, one level, relative
-to its own file): sections are merged, other values replaced, null takes a whole section away.
+A recipe can extend another one and state only the differences (extends: other.yaml, one level,
+relative to its own file). Sections are merged, other values replaced; null removes a section.
 
 A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, questions.json, metrics.jsonl,
-watch.jsonl (warnings), checkpoints/, evaluation/ and report.html. The same command again goes on
-from the newest checkpoint; trainer.overwrite=true starts again, a greater trainer.max_duration
+watch.jsonl (warnings), checkpoints/, evaluation/ and report.html. The same command again resumes
+from the newest checkpoint. trainer.overwrite=true starts again, a larger trainer.max_duration
 trains longer.
-Checkpoints go to S3 with trainer.save_folder=s3://bucket/folder (endpoint from S3_ENDPOINT_URL).
-Such a folder is one run's, by an object run.lease in it: a second run is refused, on whichever
-machine; after a kill the next start waits up to 45 s to be sure (not at all on the same machine).
+Checkpoints also go to S3 with trainer.save_folder=s3://bucket/folder (endpoint: S3_ENDPOINT_URL).
+The object run.lease keeps that folder for one run: a second run on any machine is refused. After a
+kill, a start on another machine first waits up to 45 s to be sure; on the same machine it does not.
 
 Several nodes: yamls/launch/ has files for SLURM, Kubernetes and ssh.
 
-exit codes: 0 done; 2 a mistake in the recipe, the data or the bucket, or the training diverged
-(said in one message); 69 a bucket or another node does not answer, for minutes; 75 stopped by
-SIGTERM, 130 by Ctrl-C, both after saving, 75 also when another rank was killed or answers no more:
-the same command goes on.
+exit codes: 0 done; 2 a mistake in the recipe, the data or the bucket, or the training diverged,
+with one message; 69 a bucket or another node does not answer for minutes; 75 stopped by SIGTERM, or
+another rank was killed or is silent; 130 stopped by Ctrl-C. After 75 and 130 the run has saved, and
+the same command resumes it.
 """
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    description = "Pre-train an encoder from a YAML recipe, or go on where the run stopped."
+    description = "Pre-train an encoder from a YAML recipe, or resume a run that stopped."
     parser = recipe_parser("pospre.train", description, _EPILOG)
     parser.add_argument(
         "--resolve",
         action="store_true",
-        help="train nothing: print the complete recipe, and where each of its values comes from",
+        help="train nothing: print the complete recipe, and where each value comes from",
     )
     parser.add_argument(
         "--options",
         action=_Options,
         nargs="?",
         metavar="NAME",
-        help="train nothing: print the options of an algorithm or a section; without NAME, which "
-        "there are",
+        help="train nothing: print the options of an algorithm or a section; without NAME, list "
+        "their names",
     )
     arguments = parser.parse_intermixed_args(argv)
     if arguments.resolve:
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _Options(argparse.Action):
-    """Prints what may stand in a recipe and ends the program, as ``--help`` does."""
+    """Print the options of a recipe and exit, as ``--help`` does."""
 
     def __call__(
         self,

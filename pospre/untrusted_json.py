@@ -12,8 +12,8 @@ def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or is nested too deeply, or holds a number that is not finite or
-            an integer of more than 64 bits.
+        ValueError: it is not JSON, is nested too deeply, or holds a number that is not finite or an
+            integer of more than 64 bits.
     """
     try:
         return json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_number)

@@ -1,10 +1,9 @@
 """DropPos: reconstructing dropped positions (Wang et al. 2023, arXiv 2309.03576).
 
-Keeps a random quarter of the patches, lets the encoder forget the places of most of them (as
-published: one learned vector in place of the position embedding), and classifies each such patch
-into one of the N positions of the grid. Two relaxations: labels are smoothed over neighbouring
-positions with a width that shrinks to zero, and every patch is weighted by its similarity to the
-class token.
+Keeps a random quarter of the patches and drops the positions of most of them: as published, one
+learned vector replaces the position embedding. Each such patch is classified into one of the N
+positions of the grid. Two relaxations help. Labels are smoothed over neighbouring positions, with a
+width that shrinks to zero. Every patch is weighted by its similarity to the class token.
 """
 
 from dataclasses import dataclass
@@ -103,33 +102,33 @@ class PositionClassification(PositionObjective):
 
 @dataclass(kw_only=True, eq=False)
 class DropPos(PositionTask):
-    """Predict the positions of visible patches; alone, or beside a host that masks.
+    """Predict the positions of visible patches, alone or beside a host that masks.
 
     Writes ``droppos/order`` (B, K), the visible slots in random order, and ``droppos/known``, bool
     (B, K): the first of that order keep their position. Alone it also writes ``view/visible`` and
-    ``view/hidden``; beside MAE (multi-task) it takes MAE's visible patches, and one encoder pass
-    serves both.
+    ``view/hidden``. Beside MAE (multi-task) it uses MAE's visible patches, and both share one
+    encoder pass.
 
     Args:
         mask_ratio: γ, share of patches removed, in [0, 1). None: the host's, or 0.75 alone.
         position_mask_ratio: γ_pos, share of visible patches that lose their position, in (0, 1].
-        affinity: the patches behind the attentive weights: the ``full`` image (published), or the
-            ``visible`` ones with all their positions, at about a quarter of the cost, or the full
-            image as another algorithm's momentum ``teacher`` sees it: free where that pass is made
-            anyway (ijepa; lut with symmetric: true).
+        affinity: the patches behind the attentive weights. ``full``: the whole image (published).
+            ``visible``: the visible patches with all their positions, at about a quarter of the
+            cost. ``teacher``: the whole image in another algorithm's momentum teacher, at no cost
+            if that pass runs anyway (ijepa; lut with symmetric: true).
         position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or
-            ``wrong``: the image's dropped positions in random order, in which one patch on average
-            meets its own (as published, where the order is one for a whole batch). Where positions
-            act in attention, a dropped one has angle 0 and bias 0, and its token has what is named
-            here added to it.
+            ``wrong``. ``wrong`` puts the image's dropped positions in random order, so that one
+            patch on average gets its own (as published, with one order per batch). If positions act
+            in attention, a dropped one has angle 0 and bias 0, and its token also gets the vector
+            named here.
         sampling: of the visible patches when alone: ``random``, or ``uniform``, one of every 2×2
             (UM-MAE; mask_ratio 0.75).
         ignore_confident: leave out patches whose predicted probability has reached its target.
         decoder_dim: width of the position decoder (it has no position embedding).
         decoder_depth: its number of blocks.
         decoder_heads: its attention heads.
-        official: the published code where it differs: label smoothing normalised over columns, and
-            σ decayed once an epoch so that it never reaches σT.
+        official: follow the published code where it differs: label smoothing normalised over
+            columns, and σ decayed once per epoch, which never reaches σT.
 
     ``PositionTask`` has the others. Published beside MAE: ``weight`` 0.05 for B, 0.1 for L.
     """
@@ -159,7 +158,7 @@ class DropPos(PositionTask):
     takes_merged_patches: ClassVar[bool] = True
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: patches that show what is in them, perhaps a teacher."""
+        """Return what must be there: visible patches with their content, perhaps a teacher."""
         weighs = self.temperature is not None
         return Needs(
             patches="shown",
@@ -183,7 +182,7 @@ class DropPos(PositionTask):
             visible = hidden.visible or encoder.num_patches
         num_known(visible, self.position_mask_ratio)
         registry.claim("droppos/order", "droppos")
-        told = "of the patches framed in green the position is told"
+        told = "patches framed in green keep their position"
         registry.claim("droppos/known", "droppos", green=told)
         model.places.named["droppos"] = self._dropped(encoder)
         registry.join_pass("student", "droppos", places=("droppos",))

@@ -19,12 +19,12 @@ from pospre.nn.vit import Encoder
 class EmaTeacher(PretrainAlgorithm):
     """Keeps a teacher that follows the encoder, and the class head if there is one.
 
-    Algorithms listed after it whose momentum is null take this teacher. Evaluation and export take
-    its weights with ``--weights teacher``, another run with ``encoder.weights_from: teacher``.
+    Algorithms listed after it whose momentum is null take this teacher. Evaluation and export use
+    its weights with ``--weights teacher``, and another run with ``encoder.weights_from: teacher``.
 
     Args:
         momentum_start: share of the teacher that stays in the first step, in [0, 1).
-        momentum_end: approached at the end; of no use to ``constant``.
+        momentum_end: approached at the end; unused by ``constant``.
         shape: ``constant``, ``cosine`` or ``linear``.
     """
 
@@ -40,9 +40,9 @@ class EmaTeacher(PretrainAlgorithm):
         """Add the teacher."""
         if model.teachers.owner is not None:
             raise UserError(
-                f"algorithms: '{model.teachers.owner}' has a teacher of its own, so ema_teacher is "
-                "of no use. Leave one of them out. (lut takes this one if it is listed after it "
-                "with lut.momentum_start: null.)"
+                f"algorithms: '{model.teachers.owner}' has a teacher of its own, so ema_teacher "
+                "has nothing to do. Remove one of them. (lut uses this teacher if it is listed "
+                "after ema_teacher, with lut.momentum_start: null.)"
             )
         model.add_teacher(
             "ema_teacher", Momentum(self.momentum_start, self.momentum_end, self.shape)

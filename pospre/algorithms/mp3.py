@@ -3,8 +3,8 @@
 The encoder gets the patches without any position and says where each of them belongs. To make it
 harder, only a random part of them, the context, gives keys and values in every attention layer,
 while all of them ask. There is no decoder: one linear layer classifies each patch into the N
-positions. Fine-tuning adds fresh positions, or none. In speech a few patches are told their place;
-the encoder forgets all others, whatever its scheme of positions.
+positions. Fine-tuning adds fresh positions, or none. In speech a few patches keep their place. The
+encoder forgets all others, under every position scheme.
 """
 
 import warnings
@@ -46,7 +46,7 @@ def draw_patches(batch: Batch, patches: int, count: int, seed: int, purpose: str
 
 
 def draw_known(batch: Batch, patches: int, count: int, seed: int) -> Tensor:
-    """Return which ``count`` patches of every view are told their position: bool (B, V, N)."""
+    """Return which ``count`` patches of every view keep their position: bool (B, V, N)."""
     told = draw_patches(batch, patches, count, seed, "mp3/positions")
     return slot_mask(told.flatten(0, 1), patches).unflatten(0, told.shape[:2])
 
@@ -77,7 +77,7 @@ class PatchPositions(PositionObjective):
         return weighted_mean(cross_entropy, weights)
 
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
-        """Return where it puts all patches; those that are told their position may count or not."""
+        """Return where it puts all patches. ``count_shown`` decides if known ones count."""
         known = batch["mp3/known"].flatten(0, 1)
         places = torch.arange(known.shape[1], device=known.device).expand(known.shape)
         return Answers(outputs["logits"], places, known, ~known | self.count_shown)
@@ -98,13 +98,13 @@ class MP3(PositionTask):
     """Predict the positions of all patches from the content of some; needs no host and takes none.
 
     Writes ``mp3/context`` (B, V, M), the patches that give keys and values (unless all of them do),
-    and ``mp3/known``, bool (B, V, N), those that are told their position. Under any scheme of
-    positions its pass forgets the places of all others.
+    and ``mp3/known``, bool (B, V, N), those that keep their position. Under any scheme of positions
+    its pass forgets the places of all others.
 
     Args:
         mask_ratio: η, share of patches outside the context, in [0, 1).
-        position_rate: share of patches that are told their position, in [0, 1); the paper's
-            speech has 0.05, under ``encoder.positions: sincos``.
+        position_rate: share of patches that keep their position, in [0, 1). The paper's speech
+            model has 0.05, with ``encoder.positions: sincos``.
         count_shown: whether those count in loss and accuracy (the paper does not say).
 
     ``PositionTask`` has the others. The attentive weights, which are DropPos's, are here those of a
@@ -150,7 +150,7 @@ class MP3(PositionTask):
         model.add_objective("mp3", PatchPositions(model.encoder, self))
 
     def check_company(self, model: PretrainModel) -> None:
-        """Warn of positions that the encoder has, but that no pass with a gradient tells it."""
+        """Warn if the encoder has positions that no pass with a gradient uses."""
         positions, passes = model.encoder.positions, model.registry.passes.values()
         told = self.num_told(model.encoder.num_patches)
         telling = [each for each in passes if each.has_grad and each.places != ("mp3",)]
@@ -163,7 +163,7 @@ class MP3(PositionTask):
             )
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw the context, and which patches are told their position."""
+        """Draw the context, and which patches keep their position."""
         patches = model.encoder.num_patches
         context = num_context(patches, self.mask_ratio)
         if context < patches:
@@ -171,7 +171,7 @@ class MP3(PositionTask):
         batch["mp3/known"] = draw_known(batch, patches, self.num_told(patches), model.seed)
 
     def num_told(self, patches: int) -> int:
-        """Return how many patches are told their position: N·rate, rounded."""
+        """Return how many patches keep their position: N·rate, rounded."""
         return round(patches * self.position_rate)
 
 
@@ -182,23 +182,22 @@ def _check(options: MP3, model: PretrainModel) -> None:
     if "student" in model.registry.passes:
         raise UserError(
             "mp3 runs the pass 'student' over all patches, without their places and with keys from "
-            f"its context alone, but {', '.join(model.registry.readers['student'])} runs it "
-            "otherwise. Use mp3 alone or beside dinov2; or droppos, which goes with mae."
+            f"its context alone, but {', '.join(model.registry.readers['student'])} runs it in "
+            "another way. Use mp3 alone or beside dinov2; or droppos, which goes with mae."
         )
     if patches < 2:
         raise UserError(
-            f"mp3 asks which of the encoder's patches is which, but encoder.image_size = "
-            f"{list(encoder.image_size)} with encoder.patch_size = {list(encoder.patch_size)} "
-            "makes one only. Use a larger image."
+            f"mp3 needs two or more patches, but encoder.image_size = {list(encoder.image_size)} "
+            f"with encoder.patch_size = {list(encoder.patch_size)} gives one. Use a larger image."
         )
     told = options.num_told(patches)
     if options.position_rate and not told:
         least = f"Use at least {1 / patches:.4f}, or 0."
-        raise UserError(f"{key} tells none of {patches} patches its position. {least}")
+        raise UserError(f"{key} gives none of {patches} patches its position. {least}")
     if told == patches and not options.count_shown:
-        raise UserError(f"{key} tells all {patches} patches their position: none is left.")
+        raise UserError(f"{key} gives all {patches} patches their position: none is left.")
     if told and not positions.can_forget:
         raise UserError(
-            f"{key} tells some patches their position, but encoder.positions = {positions.name} "
-            "has none to tell. Set encoder.positions: sincos, or mp3.position_rate to 0."
+            f"{key} gives some patches their position, but encoder.positions = {positions.name} "
+            "has none to give. Set encoder.positions: sincos, or mp3.position_rate to 0."
         )

@@ -1,7 +1,7 @@
 """SimMIM: a simple framework for masked image modeling (Xie et al. 2022, arXiv 2111.09886).
 
-Masks large random cells of the image, encodes all patches with a learned token in place of those
-that are masked, and regresses their raw pixels with one linear layer.
+Masks large random cells of the image and encodes all patches, with a learned token in place of
+masked ones. One linear layer regresses the raw pixels of the masked patches.
 """
 
 import math

@@ -59,8 +59,8 @@ def jitter(
         turns_N: by how much to turn the hue, in full turns; None: not at all.
         order_N4: permutations of those four operations.
     """
-    # The hue is turned once, for all images together: three other steps may come before it in an
-    # image's order and three after; at a step that is not the image's, the factor is 1.
+    # The hue is turned once, for all images together. In an image's order, up to three other steps
+    # come before it and up to three after. At a step that is not the image's, the factor is 1.
     hue_place_N = (order_N4 == _HUE).to(torch.int64).argmax(dim=1)
 
     def steps(levels: Tensor, places: range, is_on: Callable[[int], Tensor]) -> Tensor:
@@ -87,7 +87,7 @@ def _blend(levels_N3HW: Tensor, which_N: Tensor, factor_N: Tensor) -> Tensor:
 
 
 def _mean(luma_N1HW: Tensor) -> Tensor:
-    """Return the mean (N,) of whole numbers: the same bits in whatever order they are added."""
+    """Return the mean (N,) of whole numbers, with the same bits in any order of addition."""
     whole = (luma_N1HW * _FIXED_POINT).round().to(torch.int64).flatten(1)
     return (whole.sum(dim=1).double() / (whole.shape[1] * _FIXED_POINT)).to(luma_N1HW.dtype)
 

@@ -1,7 +1,8 @@
 """The device step of every view: flip, change the pixels in training, normalise.
 
 Changes follow the group's ``Augment``. Their parameters are draws of (seed, epoch, index, view
-number through all groups), so a view looks the same in any batch, on any rank and after a resume.
+number over all groups). A view therefore looks the same in any batch, on any rank and after a
+resume.
 
 The plan: purposes begin with ``"augment/"``; u0, u1… are a view's ``draws.uniform`` of a purpose,
 n0… its ``draws.normal``; parameters are float32. An operation happens where its draw is below its
@@ -16,7 +17,7 @@ rate.
   round where u3o+2 < 0.5. ``rand_magnitude``: its level is the mean magnitude plus
   no · magnitude_std, kept in 0 to 10, over 10.
 - ``erase``: happens by u0; u4t+1…u4t+4 are area, aspect ratio, top and left of try t (see
-  ``erased_area``). ``noise``: the pixels of a whole view, of which the area is taken.
+  ``erased_area``). ``noise``: the pixels of a whole view; the erased area takes its part.
 """
 
 from collections.abc import Sequence

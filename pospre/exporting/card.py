@@ -36,7 +36,7 @@ def make_card(
         checkpoint: what was exported, as it was given.
         weights: ``student`` or ``teacher``.
         step: how many steps a run has trained it.
-        license: of the weights, as whoever exports them says; None where nobody does.
+        license: of the weights, as given for the export; None if not given.
 
     Raises:
         UserError: an evaluation's file in the run folder is broken.

@@ -23,7 +23,7 @@ from pospre.training.weight_files import Keys
 
 _KEYS = Keys("URI = ", "--weights")
 COSINE = 0.99999
-"""The least that a token's or a logit vector's cosine with ours may be, whatever reads it."""
+"""The least cosine of tokens and logits with ours, in any software that reads the export."""
 _ROUNDINGS = 10
 """So many times our own rounding the difference of two float32 codes may be."""
 _FORMATS: dict[str, ModuleType] = {

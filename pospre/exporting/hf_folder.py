@@ -1,7 +1,7 @@
 """An encoder as a folder that ``transformers.AutoModel.from_pretrained`` loads, every tensor.
 
-Which of its networks is the same depends on the encoder: ``ViTModel`` has a class token,
-``IJepaModel`` none, ``Dinov2Model`` layer scale, ``Dinov2WithRegistersModel`` registers, and
+The encoder decides which of its networks is the same. ``ViTModel`` has a class token and
+``IJepaModel`` none. ``Dinov2Model`` has layer scale, ``Dinov2WithRegistersModel`` registers and
 ``DINOv3ViTModel`` rotary positions.
 """
 

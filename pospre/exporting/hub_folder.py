@@ -32,7 +32,7 @@ def encoder(pretrained=True, **options):
 
     Args:
         pretrained: load the weights of this folder.
-        options: change what timm.create_model is told.
+        options: change the arguments of timm.create_model.
     """
     weights = Path(__file__).with_name("{weights}")
     arguments = {{**{kwargs}, **options}}

@@ -24,7 +24,7 @@ class Parts:
         model: in eval mode on the CPU.
         recipe: of its run.
         tensors: of the encoder and its classifier, under timm's names.
-        kwargs: what ``timm.create_model`` must be told to take them.
+        kwargs: the arguments of ``timm.create_model`` that fit them.
         grid: rows and columns of the positions.
         classifier: the objective with the head for timm's classifier; None where none is written.
     """

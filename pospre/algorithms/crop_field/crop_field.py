@@ -1,8 +1,8 @@
 """Crop field: positions that belong to places of the original image (Intertwined, Sec. 3.2).
 
 The encoder's positions become a field over the original image. Every view's box is cut out of the
-field as it is cut out of the image, and read at the patch centres: a crop knows where and how large
-it was, and one place has one vector in all crops. Against learning absolute places and ImageNet's
+field as out of the image, and read at the patch centres. A crop then knows where and how large it
+was, and one place has one vector in all crops. Against learning absolute places and ImageNet's
 object sizes, the boxes of an image are shrunk and moved together inside the field at every step.
 """
 
@@ -46,10 +46,10 @@ class CropField(PretrainAlgorithm):
     Writes ``g/field_box`` for every view group g: the boxes in the field, one draw for all views of
     an image. With ``mirror_shared`` it also writes ``g/flip``, in place of the loader's flips.
 
-    The field is what ``encoder.positions`` makes of it: with ``learned`` a table of its own size,
-    drawn from N(0, 0.02²), or read once from a table that was loaded before; with ``sincos`` smooth
-    and fixed waves; ``rotary`` turns queries and keys by the place in it. Whole images get the
-    whole field.
+    ``encoder.positions`` decides what the field is. ``learned``: a table with a size of its own,
+    drawn from N(0, 0.02²), or read once from a table that was loaded before. ``sincos``: smooth,
+    fixed waves. ``rotary``: queries and keys are rotated by the place in the field. Whole images
+    get the whole field.
 
     Args:
         field_size: side of the learned field in vectors; None: 50 there.
@@ -116,9 +116,9 @@ class CropField(PretrainAlgorithm):
         for name in model.views:
             if box_key(name) not in batch:
                 raise UserError(
-                    f"the batch lacks '{box_key(name)}', where in its image each view was cut, "
-                    "which crop_field takes as its position; pospre.build_loader writes it, and "
-                    "pospre.from_images(images, boxes=…, mirrored=…)."
+                    f"the batch lacks '{box_key(name)}', the place of each view in its image, "
+                    "which crop_field needs. pospre.build_loader writes it. For your own images, "
+                    "use pospre.from_images(images, boxes=…, mirrored=…)."
                 )
         groups = {name: batch[box_key(name)].shape[1] for name in model.views}
         box_BV4 = torch.cat([batch[box_key(name)] for name in groups], dim=1).double()
@@ -158,8 +158,8 @@ def _check(options: CropField, model: PretrainModel) -> None:
     """Raise ``UserError`` for options that cannot be, and company that it cannot keep."""
     if not model.registry.passes:
         raise UserError(
-            "algorithms.crop_field places the views of other algorithms' passes, and none "
-            "stands before it. Add a host (dinov2, ijepa, mae) or droppos, and list crop_field "
+            "algorithms.crop_field places the views of other algorithms' passes, but none "
+            "is listed before it. Add a host (dinov2, ijepa, mae) or droppos, and list crop_field "
             "after it."
         )
     if options.enclose == "globals" and "global" not in model.views:
@@ -170,7 +170,7 @@ def _check(options: CropField, model: PretrainModel) -> None:
 
 
 def _check_unused(options: CropField, positions: Scheme) -> None:
-    """Raise ``UserError`` for an option that another one makes of no use."""
+    """Raise ``UserError`` for an option that has no effect beside another one."""
     if not positions.takes_boxes:
         return  # which the registry refuses
     drawn, placed = options.box_scale in ("beta", "uniform"), options.box_scale != "const"

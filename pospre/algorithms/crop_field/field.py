@@ -1,7 +1,7 @@
 """The position field: a picture of position vectors over the original image, cropped like it.
 
-A box is (x0, y0, x1, y1) with the whole field as [0, 1]²: the view's left, top, right and bottom
-edge. x0 > x1 runs from right to left: the view was mirrored together with its positions.
+A box is (x0, y0, x1, y1), the view's left, top, right and bottom edge, with the whole field as [0,
+1]². If x0 > x1, the view was mirrored together with its positions.
 """
 
 import torch
@@ -26,7 +26,7 @@ def place_boxes(box_BV4: Tensor, around_B4: Tensor, area_B: Tensor, shift_B2: Te
     Args:
         box_BV4: the views' boxes in the original image.
         around_B4: A, the box to place.
-        area_B: s, the area that A shall have; less where it would not fit.
+        area_B: s, the area of A; it is reduced if A would not fit.
         shift_B2: where A goes in the room that is left, each in [0, 1].
     """
     size_B2 = around_B4[:, 2:] - around_B4[:, :2]

@@ -1,9 +1,9 @@
 """DINOv2: learning without labels from crops and masks (Oquab et al. 2023, arXiv 2304.07193).
 
-A momentum teacher sees two global crops of an image, the student the same two, half of them with
-blocks of patches masked, and several small local crops. The student's class tokens predict, over K
-prototypes, those of the teacher on another crop (DINO), its masked patches the teacher's patch at
-the same place (iBOT), and its class tokens are kept apart from one another (KoLeo).
+A momentum teacher sees two global crops of an image. The student sees the same two, half of them
+with blocks of patches masked, and several small local crops. All predictions are over K prototypes.
+The student's class tokens predict the teacher's on another crop (DINO). Its masked patches predict
+the teacher's patch at the same place (iBOT). KoLeo keeps its class tokens apart.
 """
 
 from dataclasses import dataclass
@@ -106,9 +106,9 @@ class DINOv2(PretrainAlgorithm):
     """The host that matches a student's crops and masked patches with a momentum teacher's.
 
     Needs the view group ``global`` with two views; ``local`` may have any number or be missing.
-    Writes ``global/masked``, bool (B, 2, N). The targets and KoLeo look at all samples of a
-    forward pass (Sinkhorn and centering at those of all ranks), so the loss depends, unlike
-    MAE's, on the microbatch.
+    Writes ``global/masked``, bool (B, 2, N). The targets and KoLeo look at all samples of a forward
+    pass; Sinkhorn and centering look at those of all ranks. Unlike MAE's, the loss therefore
+    depends on the microbatch.
 
     Args:
         num_prototypes: K.
@@ -129,8 +129,8 @@ class DINOv2(PretrainAlgorithm):
         teacher_temperature_start: of the teacher's at the beginning.
         teacher_temperature_end: at the warm-up's last step, and after; it is linear per step.
         teacher_warmup: share of the training that the warm-up takes (published: 30 of 100 epochs).
-        freeze_epochs: epochs at the beginning in which the prototypes do not learn; the optimiser
-            of ``pospre.train`` sees to it, and that of a loop of one's own does not.
+        freeze_epochs: epochs at the beginning in which the prototypes do not learn. The optimiser
+            of ``pospre.train`` does this; in your own loop you must do it.
         momentum_start: of the teacher, at the first step; the way is half a cosine.
         momentum_end: of the teacher, at the last.
         mask_crop_rate: share of the global crops that are masked: 0.5 is one of each sample's two;

@@ -41,10 +41,10 @@ class CropMasking:
     """How global crops are masked: which of them, and what share of their patches.
 
     Every sample masks ``crop_rate`` of its crops, and a masked crop draws its share from ``ratio``.
-    Published (``stratified``) is another way to the same marginals: ``crop_rate`` of all crops of
-    the batch are masked, so that a sample may have none or two, and each of them takes its share
-    from an interval of its own of ``ratio``. That needs fewer padding slots, but a sample's masks
-    then depend on which others it is seen with.
+    The published way (``stratified``) has the same marginals. It masks ``crop_rate`` of all crops
+    of the batch, so a sample may have none or two. Each masked crop takes its share from its own
+    interval of ``ratio``. That needs fewer padding slots, but a sample's masks then depend on which
+    others it is seen with.
     """
 
     crop_rate: float
@@ -111,8 +111,8 @@ def draw_counts(keys: Tensor, ratio: tuple[float, float], grid: tuple[int, int])
 def block_masks(keys_R: Tensor, counts_R: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return masks of at most ``counts_R`` patches, nearly always exactly so: bool (R, N).
 
-    Rectangles are laid over one another (BEiT; iBOT). One is taken if it is smaller than the grid
-    on both sides, and covers at least one patch more but none too many; after ten refusals in a
+    Rectangles are laid over one another (BEiT; iBOT). A block is taken if it is smaller than the
+    grid on both sides, adds at least one patch and does not add too many. After ten refusals in a
     row the mask stays as it is.
 
     Args:
@@ -152,7 +152,7 @@ def masked_slots(mask_BVN: Tensor, num_slots: int) -> Slots:
 
     Args:
         mask_BVN: bool.
-        num_slots: S, at least the number of masked patches, whatever is drawn.
+        num_slots: S, at least as large as any number of masked patches that can be drawn.
     """
     flat = mask_BVN.flatten()
     patch = flat.to(torch.uint8).argsort(descending=True, stable=True)[:num_slots]

@@ -22,13 +22,13 @@ def sinkhorn(
 ) -> Tensor:
     """Return soft assignments (M, K) that use all prototypes alike (Caron et al. 2020, SwAV).
 
-    Alternately every prototype gets the same share of all samples, and every sample sums to 1; the
-    samples come last, so that each row is a distribution. All ranks solve one problem together and
-    each gets its rows; a rank whose rows are all padding takes part too.
+    The two steps alternate: every prototype gets the same share of all samples, then every sample
+    sums to 1. The samples come last, so each row is a distribution. All ranks solve one problem
+    together and each gets its rows; a rank whose rows are all padding takes part too.
 
-    The matrix is never rewritten: only its factors per prototype and per sample are. Shifted by the
-    largest logit of each prototype and then of each sample, nothing in it overflows or vanishes,
-    whatever the logits are.
+    The matrix is never rewritten: only its factors per prototype and per sample are. Logits are
+    shifted by the largest of each prototype and then of each sample, so nothing overflows or
+    vanishes.
 
     Args:
         logits_MK: the teacher's logits.

@@ -1,7 +1,7 @@
 """The multi-block masks of I-JEPA: four target blocks and a context around them, without loops.
 
-Every sample draws whole layouts several times over and keeps the first that leaves enough context,
-so that shapes are constant and nothing waits for the device.
+Every sample draws several whole layouts and keeps the first that leaves enough context. Shapes are
+therefore constant, and nothing waits for the device.
 """
 
 from dataclasses import dataclass
@@ -64,10 +64,10 @@ def draw_blocks(keys_B: Tensor, blocks: Blocks) -> BlockMasks:
     """Draw target blocks and contexts of fixed counts, each sample from its own key.
 
     Scale, ratio and place of every block are independent and uniform; blocks reach every edge. A
-    target block larger than ``target_tokens``, and a context larger than ``context_tokens``, show a
-    run of their tokens in row-major order, from a random one on and round the end. A sample whose
-    layouts all leave too little context puts its target blocks on one spot and takes its context
-    from the whole grid.
+    target block larger than ``target_tokens``, or a context larger than ``context_tokens``, shows a
+    run of its tokens. The run is in row-major order, starts at a random token and wraps around. A
+    sample whose layouts all leave too little context puts its target blocks on one spot and takes
+    its context from the whole grid.
     """
     count = blocks.num_targets
     draw = draws.uniform(keys_B, ATTEMPTS * (5 * count + 4)).unflatten(1, (ATTEMPTS, -1))
@@ -154,11 +154,11 @@ def draw_official(keys_B: Tensor, blocks: Blocks) -> BlockMasks:
     """Draw masks as I-JEPA's published code does, the whole batch with the same block sizes.
 
     One uniform number gives a block's scale and ratio; blocks are smaller than the grid, and never
-    touch its last row or column. A context of at most ten tokens is drawn again, and after every
-    twenty failures one more target block, from the last, is no longer cut out of it. All are cut to
-    the fewest tokens in the batch: contexts lose their bottom. So masks depend on the batch (its
-    first sample's key gives the sizes), and their counts vary from batch to batch, for which the
-    device is waited for.
+    touch its last row or column. A context of at most ten tokens is drawn again. After every twenty
+    failures, one target block fewer is cut out of it, beginning with the last. All are cut to the
+    fewest tokens in the batch: contexts lose their bottom. So masks depend on the batch, whose
+    first sample's key gives the sizes. Their counts vary from batch to batch, and the host waits
+    for the device to read them.
     """
     count = blocks.num_targets
     tries = _OFFICIAL_TRIES * count + 1

@@ -1,8 +1,8 @@
 """I-JEPA: predicting features from one context (Assran et al. 2023, arXiv 2301.08243).
 
 The encoder sees the tokens of one context block. A narrow predictor receives them, with a mask
-token at every position of a target block, and regresses the features that a slowly following copy
-of the encoder (the teacher) gives these positions when it sees the whole image.
+token at every position of a target block. It regresses the features of these positions in the
+teacher, a slowly following copy of the encoder that sees the whole image.
 """
 
 from dataclasses import dataclass
@@ -85,9 +85,9 @@ class FeaturePrediction(Objective):
         """Return measures that the loss alone does not tell.
 
         ``cosine`` is the similarity of predicted and true features, both less the mean true feature
-        of the batch; ``spread`` the true features' standard deviation, 0 when all have become one;
-        the norms are those of the context's projection A and of the mask token m̃, which StoP trades
-        for one another; ``noise_std`` and its square are what StoP adds.
+        of the batch. ``spread`` is the standard deviation of the true features; 0 is collapse. The
+        norms are those of the context's projection A and of the mask token m̃, which StoP trades
+        off. ``noise_std`` and its square are the noise that StoP adds.
         """
         predicted, target = (outputs[key].detach().float() for key in ("predicted", "target"))
         mean = target.mean((0, 1, 2))
@@ -127,9 +127,9 @@ class IJEPA(PretrainAlgorithm):
             of another algorithm.
         momentum_end: approached at the last step.
         momentum_shape: of the way between them.
-        official: masks as the published code draws them, see ``blocks.draw_official``: block sizes
-            are shared by the batch, so masks depend on what it holds, and counts vary from batch
-            to batch (``target_tokens`` and ``context_tokens`` must be null).
+        official: draw masks as the published code does, see ``blocks.draw_official``. The batch
+            shares block sizes, so masks depend on the batch and counts vary (``target_tokens`` and
+            ``context_tokens`` must be null).
         weight: factor of this loss in the total.
     """
 

@@ -78,7 +78,7 @@ class Predictor(nn.Module):
 
     Attributes:
         tokens: makes the input from context and mask token.
-        positions: the scheme of the places that it is told.
+        positions: the position scheme of its inputs.
     """
 
     def __init__(self, encoder: Scheme, *, dim: int, depth: int, num_heads: int) -> None:

@@ -21,7 +21,7 @@ Distance = Literal["cosine", "infonce", "smooth_l1"]
 
 
 def infonce(predicted: Tensor, target: Tensor, temperature: float) -> Tensor:
-    """Return how well each of a group's n targets is told from the others by its prediction."""
+    """Return how well a prediction picks its own target among the n targets of a group."""
     predicted, target = F.normalize(predicted, dim=-1), F.normalize(target, dim=-1)
     with torch.autocast(predicted.device.type, enabled=False):
         logits = predicted @ target.mT / temperature

@@ -1,8 +1,8 @@
 """LUT: learning with unmasked tokens (Kim et al. 2024, arXiv 2310.13593).
 
-A host masks and predicts one view. Beside it, the mean of the visible patches' outputs is pulled
-towards that of a second, augmented and complete view, which a momentum teacher encodes: what the
-encoder makes of few patches learns the context of all of them.
+A host masks and predicts one view. LUT also pulls the mean output of the visible patches towards
+that of a second view, augmented and complete, which a momentum teacher encodes. Features of a few
+patches thus learn the context of the whole image.
 """
 
 from dataclasses import dataclass
@@ -119,8 +119,8 @@ class LUT(PretrainAlgorithm):
     """Broader-context supervision beside mae, simmim, droppos, or ijepa's context.
 
     Needs the view group ``second``, one view, in the published recipes cut as ``view`` is and then
-    changed in colour. The heads have batch norm: the loss of a sample depends on the batch that
-    one forward pass sees, and so (slightly) on the microbatch size and the number of ranks.
+    changed in colour. The heads have batch norm, so the loss of a sample depends on the batch of
+    its forward pass. It thus depends slightly on the microbatch size and the number of ranks.
 
     Writes for ``symmetric`` the visible patches of the second view, none of which is visible in
     the first: ``second/visible``, and beside simmim ``second/masked``.
@@ -132,9 +132,9 @@ class LUT(PretrainAlgorithm):
             ``both``, with one head. For single patches the second view is cut where the first one
             is, with its flip, and only its colours differ.
         pool: the mean of the ``patches``, or the ``class_token``.
-        steer: the ``unmasked`` patches, or ``both``: masked ones too. A host that drops patches
-            has no tokens of them in its encoder; there the view is encoded a second time, whole
-            (the paper does not say how it did this).
+        steer: the ``unmasked`` patches, or ``both``: masked ones too. A host that drops patches has
+            no tokens for them; the view is then encoded a second time, complete (the paper does not
+            say how it did this).
         distance: ``cosine``, ``infonce`` (the other samples of this pass, or the image's other
             patches, are the negatives) or ``smooth_l1`` of the embeddings as they are.
         temperature: of ``infonce``; the paper does not say its own.

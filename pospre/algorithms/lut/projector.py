@@ -10,7 +10,7 @@ from pospre.errors import UserError
 
 
 class RankBatchNorm(nn.BatchNorm1d):
-    """Batch norm whose statistics are those of all ranks' rows, of which each has as many.
+    """Batch norm with statistics over the rows of all ranks, which all have the same number.
 
     As torch's ``SyncBatchNorm``, which is for GPUs only and which DDP refuses on CPUs.
     """

@@ -57,9 +57,9 @@ def _check_masks(options: "LUT", model: PretrainModel) -> None:
     assert hidden is not None
     if not hidden.shuffled or hidden.visible is None:
         raise UserError(
-            "lut.symmetric = true shows of the second view what the host hides of the first, by "
-            f"ranks of a random mask, which '{hidden.owner}' does not draw. Use lut.symmetric = "
-            "false."
+            "lut.symmetric = true shows the patches of the second view that the host hides in the "
+            f"first. That needs a random mask, which '{hidden.owner}' does not draw. Use "
+            "lut.symmetric = false."
         )
     whole = options.steer == "both" and hidden.left_out
     if patches < 2 * hidden.visible and not whole:

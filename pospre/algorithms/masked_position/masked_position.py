@@ -1,9 +1,9 @@
 """Masked position prediction (Intertwined, Sec. 3.3): the feature of a patch whose place is hidden.
 
-On DINOv2, global crops whose content is not masked get their positions masked instead: on crosses
-of patches the encoder forgets the place, and one learned vector stands for it. The student's
-feature at such a patch predicts, over the prototypes of a head of its own, the teacher's feature at
-the same patch, which knows the position.
+On DINOv2, global crops whose content is not masked get their positions masked instead. The encoder
+forgets the places of crosses of patches, and one learned vector replaces them. The student's
+feature at such a patch predicts the teacher's feature at the same patch, which knows the position.
+The prediction is over the prototypes of a separate head.
 """
 
 import math
@@ -89,9 +89,9 @@ class MaskedPosition(PretrainAlgorithm):
 
     Writes ``global/known``, bool (B, 2, N). Prototypes, temperatures, centering and the
     freeze at the beginning are those of ``dinov2``; the head is one more of the same size. The host
-    decides what is left to mask: with ``dinov2.mask_crop_rate`` 0.5 one global crop of each image
-    has masked content and the other masked positions, with 0 both have masked positions. Works with
-    all positions, in the image or in the field of ``crop_field``.
+    decides what is left to mask. With ``dinov2.mask_crop_rate`` 0.5, one global crop of each image
+    has masked content and the other masked positions. With 0, both have masked positions. Works
+    with all positions, in the image or in the field of ``crop_field``.
 
     Args:
         shape: ``cross`` (a row and a column of patches, around drawn centres; always of the drawn

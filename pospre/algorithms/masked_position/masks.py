@@ -11,9 +11,9 @@ def cross_order(keys: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return the order in which crosses cover a grid: int64 (…, rows·cols); its first n are a mask.
 
     Crosses (one row and one column) around uniformly drawn centres are added one after the other.
-    When only part of a cross is left to take, the cells nearest to its centre go first (L1
-    distance, ties in random order): so a mask of any count is a start of this order, and no loop
-    over counts is needed.
+    If only part of a cross still fits, the cells nearest to its centre go first (L1 distance, ties
+    in random order). A mask of any count is then a prefix of this order, and no loop over counts is
+    needed.
 
     Args:
         keys: int64 draw keys of any shape, see ``pospre.draws.sample_keys``.

@@ -1,7 +1,7 @@
 """Stochastic positions in the predictor's input (Bar et al. 2024, Sec. 3).
 
-The predictor adds ψ, the deterministic positions, to what is made here: c = A·s + b for the
-context and m = A·n + m̃ for the targets (Algorithm 1, lines 10 and 11).
+This module makes c = A·s + b for the context and m = A·n + m̃ for the targets (Algorithm 1, lines
+10 and 11). The predictor then adds ψ, the deterministic positions.
 """
 
 import torch.nn.functional as F

@@ -31,8 +31,8 @@ from pospre.nn.vit import Encoder
 class StoP(PretrainAlgorithm):
     """Noise on the predictor's positions; a position algorithm beside ``ijepa``.
 
-    Writes standard normal draws: ``stop/masked`` (B, M, T, D), own ones for every epoch, target
-    block and token, and ``stop/context`` (B, K, D), as the variant needs them. Without ``training``
+    Writes standard normal draws, as the variant needs them: ``stop/masked`` (B, M, T, D), new for
+    every epoch, target block and token, and ``stop/context`` (B, K, D). Without ``training``
     (``model.eval()``) nothing is added.
 
     Args:

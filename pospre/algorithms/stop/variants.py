@@ -96,8 +96,8 @@ class ProjectionL1(ExtraTerm):
 class SecondScale(ExtraTerm):
     """A second head that predicts the targets at half the resolution (Table 8).
 
-    The paper only names this ablation; here the map of targets is halved, brought back to its size
-    by repetition, and read at the same positions.
+    The paper only names this ablation. Here the map of targets is halved, enlarged to its size by
+    repetition, and read at the same positions.
     """
 
     def __init__(self, dim: int, encoder_dim: int, grid: tuple[int, int], pooling: Pooling) -> None:

@@ -85,9 +85,9 @@ class Classification(Objective):
 class Supervised(PretrainAlgorithm):
     """The host that predicts an image's class.
 
-    Writes ``supervised/blend``, ``supervised/box`` and ``supervised/share`` if images are mixed
-    (the partner depends on the microbatch and the rank's share of the batch, all else on the
-    sample), and ``view/visible`` and ``view/hidden`` with a ``mask_ratio``.
+    If images are mixed, writes ``supervised/blend``, ``supervised/box`` and ``supervised/share``.
+    The partner depends on the microbatch and the rank's share of the batch, everything else on the
+    sample. With a ``mask_ratio``, writes ``view/visible`` and ``view/hidden``.
 
     Args:
         num_classes: None takes those of the training data.

@@ -9,9 +9,9 @@ image: from 0, or from −HIGH where a value is negative, to HIGH, which is
 - the smallest power of four that no magnitude in the image exceeds: of whole numbers 256, 1024,
   4096, 16384, 65536 … (8, 10, 12, 14, 16 bits), of others 1, 4, 16 … NaN counts as 0.
 
-Powers of four are so far apart that images of one instrument mostly get the same range, and so near
-that a quarter of the levels or more is used. The range is divided into 256 equal parts. Images in
-colour of 16 bits come from Pillow with the upper 8 of them, whatever the range.
+Powers of four are far enough apart that images of one instrument mostly get the same range. They
+are near enough that at least a quarter of the levels is used. The range is divided into 256 equal
+parts. Pillow reads colour images of 16 bits with their upper 8 bits, for any range.
 """
 
 import math
@@ -36,7 +36,8 @@ class DeepRange(NamedTuple):
     Attributes:
         low: becomes 0, and so does what is below.
         high: becomes 255, and so does what is above.
-        guessed: whether neither the user nor the file says so, but the image's largest value.
+        guessed: whether the range comes from the image's largest value, not from the user or the
+            file.
     """
 
     low: float
@@ -126,7 +127,7 @@ def in_eight_bits(
 def to_levels(values: np.ndarray, wanted: DeepRange | None) -> tuple[np.ndarray, DeepRange | None]:
     """Return values of any type as uint8 of the same shape, and the range that became 0 to 255.
 
-    uint8 stays as it is, and of truth values 0 and 255 are made; their range is None.
+    uint8 stays as it is. Truth values become 0 and 255. For both the range is None.
     """
     if values.dtype == np.uint8:
         return values, None

@@ -92,8 +92,8 @@ class OpenedImage:
     ) -> tuple[np.ndarray, int, tuple[int, int]]:
         """Return the upright image, (H, W, channels), how much smaller it is, and where it begins.
 
-        Images that cannot be decoded smaller come in full. Where they begin is a column and a row
-        of the full size, multiples of the shrinking: what lies left of them and above is left out.
+        Images that cannot be decoded smaller come in full. They begin at a column and a row of the
+        full size, both multiples of ``shrink``. Pixels to the left and above are left out.
 
         Args:
             shrink: 1, 2, 4 or 8: how much smaller it may be. Sides are rounded up.

@@ -1,10 +1,9 @@
 """JPEGs: their size before they are decoded, and no more decoding than the views need.
 
 libjpeg-turbo decodes at 1/2, 1/4 and 1/8 of the size for less than the full price, and rows below
-the lowest view need not be decoded at all. Most of a JPEG's cost is undoing its entropy coding, in
-the order of the blocks, row after row; what lies above the views and beside them can be left out
-too where restart markers divide the rows (``python -m data_prep.convert --seekable`` makes such
-files).
+the lowest view need not be decoded at all. Most of a JPEG's cost is undoing its entropy coding,
+block after block, row after row. If restart markers divide the rows, blocks above and beside the
+views can be left out too (``python -m data_prep.convert --seekable`` makes such files).
 """
 
 import re
@@ -54,8 +53,8 @@ class JpegHeader(NamedTuple):
         width: of the stored pixels, before they are turned upright.
         height: likewise.
         orientation: of EXIF or XMP; 1 is upright.
-        height_at: offset of the two bytes that hold the height; 0 where the height must be kept,
-            as the rows do not lie in the file one after the other. The width is behind it.
+        height_at: offset of the two bytes that hold the height; 0 if the height must stay, because
+            the rows do not follow one another in the file. The width is behind it.
         interval: width and height in pixels of what lies between two restart markers: whole rows,
             or one of equal parts of a row; 0 where it is neither, or there are no markers.
         scan: offset of the entropy-coded data.

@@ -1,8 +1,8 @@
 """Where views lie in an image: pure functions of draws and the image's size.
 
 A view is a window of a resized part of the image. For most crops that part is a box and the window
-is all of it. *Simple resized crop* and *padded crop* resize the whole image instead and let the
-window reach a few pixels over its edge; the *centre* view of evaluations is a window in its middle.
+is all of it. *Simple resized crop* and *padded crop* resize the whole image instead, and the window
+may reach a few pixels over its edge. The *centre* view of evaluations is a window in its middle.
 
 Nothing but + − × ÷ and √ on float64 decides, whose results IEEE 754 fixes: so a box is the same
 everywhere. Compiled, the views of an image take a few microseconds.
@@ -63,8 +63,8 @@ class Crops(NamedTuple):
     def relative(self) -> np.ndarray:
         """Return x0, y0, x1, y1 of the views as parts of the image, float32 (V, 4).
 
-        A window that reaches over the edge gives values a little below 0 or above 1: so the place
-        of every pixel that is the image's own stays right.
+        A window that reaches over the edge gives values a little below 0 or above 1, so that the
+        place of every pixel of the image stays right.
         """
         return _relative_boxes(self.boxes, self.windows, self.scaled, self.image)
 
@@ -154,8 +154,8 @@ def center_window(
 ) -> tuple[tuple[int, int], PixelBox]:
     """Return what an image is resized to for evaluation, and the central window of that.
 
-    As torchvision's ``Resize(256)`` and ``CenterCrop(224)`` do for a view of 224: the short side
-    becomes 256/224 of the view's, the long one keeps the shape (cut to a whole number).
+    Like torchvision's ``Resize(256)`` and ``CenterCrop(224)`` for a view of 224. The short side
+    becomes 256/224 of the view's. The long side keeps the shape (cut to a whole number).
 
     Args:
         width: of the image (see ``simple_box``), in pixels.
@@ -185,8 +185,8 @@ def simple_box(width: int, height: int) -> PixelBox:
 def simple_frame(width: int, height: int, side: int) -> Frame:
     """Return the frame of DeiT III's simple resized crop.
 
-    The short side becomes ``side``, the long one keeps the shape (its length cut to a whole
-    number); four mirrored pixels are added all around; a square is taken at random.
+    The short side becomes ``side``, and the long side keeps the shape (cut to a whole number). Four
+    mirrored pixels are added all around. A square is taken at random.
 
     Args:
         width: of the image (see ``simple_box``), in pixels.

@@ -1,9 +1,9 @@
 """Decode once, cut many: from one opened image to all views of a sample.
 
 A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size where no view can tell by more than the
-tolerance, on average over photographs. Whether it may follows from the places of the views and the
-image's size alone; the boxes are then moved to whole pixels of the smaller image, whether the file
-can be decoded smaller or not. So the same sample has the same boxes in every storage format.
+tolerance, on average over photographs. Only the places of the views and the image's size decide
+this. The boxes are then moved to whole pixels of the smaller image, even if the file cannot be
+decoded smaller. So the same sample has the same boxes in every storage format.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from pospre.data.timing import Stopwatch
 from pospre.data.views.boxes import Crops, hull
 from pospre.data.views.resize import Views, resize_crops
 
-# Error of views, RMS in grey levels of 255 and mean over photographs, where images were decoded so
-# small that they still have this many pixels per view pixel (``test_crop`` measures).
+# Error of views (RMS in grey levels of 255, mean over photographs) if images are decoded so small
+# that they have this many pixels per view pixel (``test_crop`` measures it).
 _OVERSAMPLING = ((3.6, 1.25), (2.6, 1.5), (2.0, 2.0), (1.1, 2.5), (0.9, 3.0), (0.75, 4.0))
 
 

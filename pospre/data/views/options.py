@@ -68,7 +68,7 @@ class Augment:
     Attributes:
         rand_augment: RandAugment's options; None for none.
         jitter: strengths of brightness, contrast, saturation (factors from 1 − s to 1 + s) and hue
-            (shifts from −s to s turns), applied in a random order; None for no jitter.
+            (shifts from −s to s turns). They are applied in a random order. None: no jitter.
         jitter_rate: how often a view is jittered.
         grayscale_rate: how often it becomes grey.
         blur_rate: how often it is blurred by a Gaussian.
@@ -195,17 +195,17 @@ class ViewOptions:
         scale: range of the box area as a fraction of the image area.
         ratio: range of the box's width / height.
         flip_rate: probability that a view is mirrored.
-        interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking; or
+        interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking.
             ``"area"``: the mean of the pixels under each new one.
-        crop: ``"random"``; ``"center"`` for evaluation: the short side resized to 256/224 of the
-            view's, then the middle of that (256 and 224 as published), never flipped; ``"full"``:
-            the whole image, whatever its shape; ``"simple"``: DeiT III's simple resized crop;
-            ``"pad"``: a random window of the whole image in a black frame of size/8, as usual for
-            CIFAR. ``scale`` and ``ratio`` are for ``"random"`` only.
+        crop: ``"random"``. ``"center"``, for evaluation: the short side resized to 256/224 of the
+            view's, then the middle of that (256 and 224 as published), never flipped. ``"full"``:
+            the whole image, of any shape. ``"simple"``: DeiT III's simple resized crop. ``"pad"``:
+            a random window of the whole image in a black frame of size/8, as usual for CIFAR.
+            ``scale`` and ``ratio`` are for ``"random"`` only.
         augment: what may change the views' pixels in training, on the device.
-        inside: another group, in whose view these are cut: ``scale`` and ``ratio`` are of its box,
-            and not of the image. Its views are random crops or whole images, and one for all of
-            these, or one for each in turn.
+        inside: another group; these views are cut from its view. ``scale`` and ``ratio`` then refer
+            to its box and not to the image. Its views are random crops or whole images, and one for
+            all of these, or one for each in turn.
     """
 
     count: PositiveInt = 1

@@ -1,8 +1,8 @@
 """What to cut out of an image: places and flips, pure functions of the sample and its size.
 
-The plan of a view follows from the run's seed, the epoch, the sample's index in the data set and
-the view's number, which counts through all groups of a loader in their order. With the draws u0,
-u1… in [0, 1) of ``pospre.draws.uniform`` and arithmetic in float64:
+The plan of a view depends only on the run's seed, the epoch, the sample's index in the data set and
+the view's number. The number counts through all groups of a loader in their order. With the draws
+u0, u1… in [0, 1) of ``pospre.draws.uniform`` and arithmetic in float64:
 
 - Flip, purpose ``"flip"``: mirrored where u0 < flip_rate, compared in float32; center crops never.
 - Crop ``"random"``, purpose ``"crop"``, image of W × H pixels: for each try t = 0…9 take a, r, x, y

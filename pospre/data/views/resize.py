@@ -1,7 +1,7 @@
 """From a decoded image to views: boxes are cut out and resized, one code for every storage format.
 
-The loop over the views is TorchScript: it runs without Python's lock from the first view to the
-last, so that threads work side by side however many views an image has.
+The loop over the views is TorchScript. It runs without Python's lock from the first view to the
+last, so threads work in parallel for any number of views.
 """
 
 from collections.abc import Sequence

@@ -284,5 +284,5 @@ def test_encoders_that_know_whole_cells_only_are_refused(kind):
 
 def test_it_needs_company_that_was_attached_before():
     model = PretrainModel(build_encoder("vit_tiny16", image_size=32, depth=1), seed=0)
-    with pytest.raises(UserError, match="none stands before it"):
+    with pytest.raises(UserError, match="none is listed before it"):
         attach(model, "crop_field")
