@@ -59,7 +59,7 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def typed(function: Callable[P, Result], name: str = "") -> Callable[P, Result]:
-    """Make a ``UserError`` of an argument of another type than its annotation says.
+    """Raise ``UserError`` if an argument does not have the type of its annotation.
 
     Args:
         function: a function, or a dataclass.
@@ -104,7 +104,7 @@ def typed(function: Callable[P, Result], name: str = "") -> Callable[P, Result]:
 def taking(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:
-    """Let a function of one declaration be called with its fields, checked as ``typed`` does.
+    """Let a function that takes a declaration be called with its fields, checked as in ``typed``.
 
     Args:
         options: the declaration: a dataclass.
@@ -127,7 +127,7 @@ def taking(
 
 
 class Section(BaseModel):
-    """A part of the recipe: strict types, finite numbers, no unknown keys, unchangeable."""
+    """A section of the recipe: strict types, finite numbers, no unknown keys, immutable."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -145,7 +145,7 @@ def check_arguments(
 
     Args:
         key: the recipe's dotted key of these arguments, for errors.
-        constructor: a class or function whose arguments are annotated, ranges too.
+        constructor: a class or function with annotated arguments; annotations include ranges.
         given: keyword arguments.
         source: where they come from, for errors.
 
@@ -163,7 +163,7 @@ def check_fields(made: "DataclassInstance", source: str) -> None:
 
 
 def declared(given: object, declaration: type["DataclassInstance"]) -> dict[str, Any]:
-    """Return what ``given`` holds of the fields of a dataclass, by name."""
+    """Return the values in ``given`` that are fields of a dataclass, by name."""
     return {field.name: getattr(given, field.name) for field in fields(declaration)}
 
 
@@ -217,7 +217,7 @@ def validated(
 
 
 def _likely(data: dict[str, Any], errors: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Return the errors without those of a union's member that the value cannot be meant for.
+    """Return the errors without those of union members that the value cannot be meant for.
 
     If a key takes a number or a list of two, the message names the problem of the number or the
     list.
@@ -258,7 +258,7 @@ def _explain(model: type[BaseModel], data: dict[str, Any], error: ErrorDetails, 
 
 
 def _wanted(model: type[BaseModel], error: ErrorDetails) -> str:
-    """Return what should stand in the place of the value that an error is about."""
+    """Return a description of the value that an error asks for."""
     kind, value = error["type"], error["input"]
     if kind == "model_type":
         fields = _fields_at(model, error["loc"])

@@ -1,4 +1,4 @@
-"""Files that show under their names when they are complete, also after a kill or a power cut."""
+"""Files that get their names only when they are complete, even after a kill or a power cut."""
 
 import os
 import uuid
@@ -13,9 +13,9 @@ PARTIAL = ".partial"
 
 @contextmanager
 def atomic_open(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name when it is written; nothing stays of one that fails.
+    """Open a file that gets its name when it is complete; a failed one is removed.
 
-    Of several that write it at once, the last one's stays. To survive a power cut, call ``flush``
+    If several processes write it at once, the last one wins. To survive a power cut, call ``flush``
     at the end.
     """
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL}")
@@ -30,21 +30,21 @@ def atomic_open(path: Path) -> Iterator[BinaryIO]:
 
 
 def nearest_existing(path: Path) -> Path:
-    """Return ``path``, or the nearest folder above it that there is: where it would be made."""
+    """Return ``path``, or the nearest existing folder above it, where it would be made."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
 def flush(file: BinaryIO) -> None:
-    """Wait until what was written is on the disk."""
+    """Wait until the written data are on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def write_atomic(path: Path, content: bytes | memoryview) -> None:
-    """Write a file that shows under its name when it is complete, also after a power cut.
+    """Write a file that gets its name only when it is complete, even after a power cut.
 
     Raises:
-        OSError: the disk is full, or not writable; an earlier file of this name is as it was.
+        OSError: the disk is full or not writable; an earlier file of this name is unchanged.
     """
     with atomic_open(path) as file:
         file.write(content)

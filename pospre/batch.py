@@ -67,9 +67,9 @@ def from_images(
     mirrored: Tensor | None = None,
     group: str = "view",
 ) -> Batch:
-    """Return the batch of images that came from any loader, as the algorithms take it.
+    """Return a batch for the algorithms from the images of any loader.
 
-    Cut and mirror them yourself. Without ``mirrored`` they count as upright.
+    Crop and mirror the images yourself. Without ``mirrored`` they count as not mirrored.
 
     Args:
         images: uint8 (B, C, H, W), or (B, V, C, H, W) with several views of each sample.
@@ -141,7 +141,7 @@ def _one_each(mirrored: Tensor, images: Tensor) -> Tensor:
 
 
 def _check_shares(boxes: Tensor) -> None:
-    """Raise ``UserError`` for pixels, or for widths and heights in place of right and bottom."""
+    """Raise ``UserError`` for boxes in pixels, or with width and height as last two numbers."""
     low, high = boxes[..., :2], boxes[..., 2:]
     # a view that was padded reaches a little over
     if boxes.is_cpu and not ((low > -0.5) & (low < high) & (high < 1.5)).all():
@@ -152,7 +152,7 @@ def _check_shares(boxes: Tensor) -> None:
 
 
 def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
-    """Return one whole number for each image, int64 (B,), on its device."""
+    """Return one integer per image, int64 (B,), on its device."""
     try:
         numbers = torch.as_tensor(values, device=images.device)
     except (TypeError, ValueError, RuntimeError):
@@ -170,10 +170,10 @@ def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
 
 
 def whole_numbers(values: Tensor, key: str) -> Tensor:
-    """Return a batch's numbers as int64: of that alone the same draws come everywhere.
+    """Return a batch's numbers as int64, which gives the same draws everywhere.
 
     Raises:
-        UserError: they are no tensor (B,) of whole numbers.
+        UserError: they are not a tensor (B,) of integers.
     """
     if not isinstance(values, Tensor) or values.ndim != 1 or values.is_floating_point():
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
@@ -185,7 +185,7 @@ def whole_numbers(values: Tensor, key: str) -> Tensor:
 
 
 def without_images(size: int, views: Mapping[str, int]) -> Batch:
-    """Return a batch of ``size`` whole and upright samples but for their images, for a trial.
+    """Return a batch of ``size`` samples without images, whole and not mirrored, for a trial.
 
     Args:
         size: samples.
@@ -203,7 +203,7 @@ def without_images(size: int, views: Mapping[str, int]) -> Batch:
 
 
 def numbered(batch: Batch, *, epoch: int) -> Batch:
-    """Return the batch with the number of its epoch, unless the loader has written that.
+    """Return the batch with its epoch, unless the loader has written it.
 
     Raises:
         UserError: the samples have no index.
@@ -239,7 +239,7 @@ def per_row(value: Tensor, num_rows: int) -> Tensor:
 
 
 def view_keys(batch: Batch, count: int, seed: int, purpose: str, *, first: int = 0) -> Tensor:
-    """Return a draw key for ``count`` of a sample's views from number ``first`` on: (B, count)."""
+    """Return draw keys (B, count) for ``count`` views of each sample, from number ``first`` on."""
     index, epoch = batch[INDEX].unsqueeze(1), batch[EPOCH].unsqueeze(1)
     views = torch.arange(count, device=index.device) + first
     return draws.sample_keys(seed, epoch, index, views, purpose)

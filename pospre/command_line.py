@@ -1,4 +1,4 @@
-"""What the commands share, and those that take a recipe."""
+"""Parsers and checks that the commands share."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from pospre.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says how a value is given that was written as an option."""
+    """A parser that explains ``key=value`` if a value was written as an option."""
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit with code 2."""
@@ -19,12 +19,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def command_parser(command: str, description: str | None, epilog: str) -> argparse.ArgumentParser:
-    """Return a parser to which the command adds its options.
+    """Return a parser; the command adds its options.
 
     Args:
         command: the module that is run.
-        description: what it does, in a sentence.
-        epilog: examples and more, printed as it is.
+        description: one sentence.
+        epilog: examples and more, printed unchanged.
     """
     return Parser(
         prog=f"python -m {command}",
@@ -50,12 +50,11 @@ def recipe_parser(command: str, description: str, epilog: str) -> argparse.Argum
 
 
 def check_exists(option: str, address: str, remedy: str) -> None:
-    """Find out, before what takes seconds to import, whether what is read is there.
+    """Check that an input exists, before imports that take seconds.
 
     Args:
         option: names the address in messages.
-        address: of a file or folder; ``timm:NAME,FILE`` or ``FILE,WORD``; what a bucket holds is
-            not asked here.
+        address: of a file or folder, ``timm:NAME,FILE`` or ``FILE,WORD``. Buckets are not checked.
         remedy: what the user should give.
 
     Raises:
@@ -68,7 +67,7 @@ def check_exists(option: str, address: str, remedy: str) -> None:
 
 
 def argument_texts(docstring: str) -> dict[str, str]:
-    """Return what a docstring says about each argument or attribute, one line each."""
+    """Return the text of each argument or attribute in a docstring, one line each."""
     section = re.search(r"^(?:Args|Attributes):\n(.*?)(?:\n\n|\Z)", docstring, re.M | re.S)
     entries = re.split(r"^    (?=\w+:)", section[1] if section else "", flags=re.MULTILINE)[1:]
     pairs = (entry.partition(":") for entry in entries)
@@ -76,7 +75,7 @@ def argument_texts(docstring: str) -> dict[str, str]:
 
 
 def spelled(value: Any) -> str:
-    """Return a plain value as recipes and the command line have it."""
+    """Return a plain value as recipes and the command line spell it."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""What a user's mistake, or a peer's absence, looks like: one message, no traceback."""
+"""Errors for users: a mistake or a missing peer gives one message and no traceback."""
 
 import difflib
 import errno
@@ -22,7 +22,7 @@ _format_warning = warnings.formatwarning
 
 
 def printable(text: object, keep: str = "") -> str:
-    """Return a text without what a terminal would obey: such characters become escapes.
+    """Return a text whose control characters are escaped, so that a terminal only shows them.
 
     Names of files, hosts and tensors may come from anyone.
 
@@ -37,7 +37,7 @@ def printable(text: object, keep: str = "") -> str:
 
 
 class UserError(ValueError):
-    """A mistake the user can mend; its message names the key or path, the value and the remedy.
+    """A mistake that the user can fix; its message names the key or path, the value and the remedy.
 
     Its text is safe to print: escapes are removed, and very long texts are cut.
 
@@ -59,17 +59,17 @@ class UserError(ValueError):
 
 
 class Unreachable(UserError):
-    """A server or another rank does not answer, or says that it cannot now; later it may."""
+    """A server or another rank does not answer now; it may later."""
 
     code = 69  # EX_UNAVAILABLE: a script that starts commands may try again, a few times
 
 
 class Stopped(Exception):
-    """A command that a signal ended, and that goes on when it is given again.
+    """A command that was ended by a signal and can be resumed.
 
     Args:
         number: of the signal.
-        text: how far it came, what is kept, and how it goes on.
+        text: how far it got, what is kept, and how to resume.
     """
 
     def __init__(self, number: int, text: str) -> None:
@@ -79,10 +79,10 @@ class Stopped(Exception):
 
 
 class Lost(Exception):
-    """A command that ends because another rank of it has ended or does not answer.
+    """A command that ends because another rank has ended or does not answer.
 
     Args:
-        text: which one, why, and how it goes on; empty where another rank says it.
+        text: which rank, why, and how to resume; empty if another rank prints it.
         code: the exit code.
     """
 
@@ -93,9 +93,9 @@ class Lost(Exception):
 
 @contextmanager
 def stoppable(text: str) -> Iterator[None]:
-    """Make ``Stopped`` of a signal that ends what is done here; ``text`` says what is kept.
+    """Turn a signal that ends this block into ``Stopped``; ``text`` says what is kept.
 
-    Composer's handlers, which are there from its import on, leave by ``sys.exit``.
+    Composer installs handlers on import; they call ``sys.exit``.
     """
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -110,7 +110,7 @@ def stoppable(text: str) -> Iterator[None]:
 
 
 def to_install(*extras: str) -> str:
-    """Say how extras of the package (see ``pyproject.toml``) are installed into this Python."""
+    """Return the command that installs extras of the package, see ``pyproject.toml``."""
     checkout = Path(__file__).parents[1]
     pip = f"{shlex.quote(sys.executable)} -m pip install"
     if (checkout / "pyproject.toml").is_file():
@@ -126,11 +126,11 @@ def to_install(*extras: str) -> str:
 
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:
-    """Import what only some uses need, and say how it is installed where it is missing.
+    """Import an optional package; if it is missing, say how to install it.
 
     Args:
-        extra: of the package (see ``pyproject.toml``) that brings what is imported inside.
-        what: needs it.
+        extra: the extra of the package (see ``pyproject.toml``) that installs it.
+        what: the feature that needs it.
 
     Raises:
         UserError: it is not installed.
@@ -200,11 +200,11 @@ def run_command(main: Callable[[], int]) -> int:
 
 
 def _printable_warning(*args: Any, **kwargs: Any) -> str:
-    """Return what is shown of a warning; names in it may come from anyone, as in errors."""
+    """Return a warning made printable; like errors, it may hold names from anyone."""
     return printable(_format_warning(*args, **kwargs), keep="\n\t")
 
 
 def _come_to_the_end() -> None:
-    """Let a rank end with its own code: launchers end the others as soon as one has ended."""
+    """Let a rank exit with its own code: launchers kill the others as soon as one exits."""
     if "RANK" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Whether this Python has what every command needs; nothing else is imported for that."""
+"""Check that this Python has what every command needs, without importing anything else."""
 
 import shlex
 import sys
@@ -29,7 +29,7 @@ NEEDED = (
 
 
 def check_installed() -> None:
-    """End ``python -m MODULE`` with one message, and code 2, where this Python lacks a package."""
+    """End ``python -m MODULE`` with one message and code 2 if this Python lacks a package."""
     is_command = sys.argv[:1] == ["-m"]  # while Python looks for its module
     missing = [name for name in NEEDED if is_command and find_spec(name) is None]
     if not missing:

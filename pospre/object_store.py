@@ -1,7 +1,7 @@
-"""S3 as this package needs it: list, read, fetch, put, delete, and a quick check before training.
+"""S3 for this package: list, read, fetch, put, delete, and a quick check before training.
 
 The endpoint comes from ``S3_ENDPOINT_URL`` or boto's ``AWS_ENDPOINT_URL``; key, secret and region
-from boto's own variables and files.
+come from boto's own variables and files.
 """
 
 import io
@@ -30,7 +30,7 @@ CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToke
 
 
 class Garbled(Unreachable):
-    """What arrives is not what the server has: its checksum is another, or it makes no sense."""
+    """A response that is damaged: its checksum is wrong, or it cannot be parsed."""
 
 
 def is_remote(uri: str) -> bool:
@@ -40,7 +40,7 @@ def is_remote(uri: str) -> bool:
 
 @cache
 def _descriptions(folders: str | None) -> Any:
-    """Return boto's one reader of what S3 is: read anew for each bucket that takes 0.05 s."""
+    """Return boto's description of S3, read once: reading it for each bucket takes 0.05 s."""
     from botocore.loaders import create_loader
 
     return create_loader(folders)
@@ -59,15 +59,15 @@ def split(uri: str) -> tuple[str, str]:
 
 
 def s3_patience() -> float:
-    """Return for how many seconds to try: ``POSPRE_S3_PATIENCE``, or five minutes."""
+    """Return how many seconds to keep trying: ``POSPRE_S3_PATIENCE``, or five minutes."""
     return seconds_in("POSPRE_S3_PATIENCE", _PATIENCE)
 
 
 def seconds_in(variable: str, default: float) -> float:
-    """Return the seconds that a variable of the environment says.
+    """Return the seconds in an environment variable.
 
     Raises:
-        UserError: it says something else.
+        UserError: it is not a number of seconds.
     """
     noted = os.environ.get(variable) or str(default)
     try:
@@ -85,7 +85,7 @@ class Bucket:
     Args:
         uri: the address.
         patience: how often boto tries: few times for a check, many for data that must arrive.
-        timeout: seconds without a byte after which a try has failed; by default few for a check.
+        timeout: seconds without a byte after which a try fails; by default few, for a check.
     """
 
     def __init__(self, uri: str, *, patience: int = 5, timeout: float | None = None) -> None:
@@ -101,7 +101,7 @@ class Bucket:
         self.connect()
 
     def connect(self) -> None:
-        """Read the credentials, perhaps anew: those in a file may be replaced while a run lasts."""
+        """Read the credentials again: a file with them may be replaced during a run."""
         with needing("s3", self.uri):
             import boto3
             from botocore.config import Config
@@ -156,11 +156,11 @@ class Bucket:
         """Return the size in bytes of every object in this folder (and ``below``), by name.
 
         Args:
-            folder: one in this folder, to look into instead; names are those in there.
-            below: look into the folders in it, too.
+            folder: a folder in this one to list instead; names are relative to it.
+            below: also list the folders in it.
 
         Raises:
-            Garbled: what the server lists makes no sense.
+            Garbled: the list cannot be parsed.
         """
         from botocore.parsers import ResponseParserError
 
@@ -176,7 +176,7 @@ class Bucket:
             raise Garbled(f"{self.uri}: the list of what is there is damaged ({error})") from error
 
     def download(self, target: BinaryIO, name: str = "") -> None:
-        """Write this object, or one of this folder, into an open file: in several pieces."""
+        """Write this object, or one of this folder, into an open file, in several pieces."""
         from boto3.s3.transfer import TransferConfig
 
         options = TransferConfig(multipart_chunksize=_PIECE, preferred_transfer_client="classic")
@@ -196,7 +196,7 @@ class Bucket:
         return body
 
     def find(self, name: str) -> bytes | None:
-        """Return a small object of this folder, None where there is none."""
+        """Return a small object of this folder, or None if it does not exist."""
         try:
             return self.read(name)
         except self.client.exceptions.ClientError as error:
@@ -209,7 +209,7 @@ class Bucket:
         self.client.put_object(Bucket=self.name, Key=self.path(name), Body=content)
 
     def upload(self, name: str, file: BinaryIO, progress: Callable[[int], None]) -> None:
-        """Write a large object into this folder, in this thread alone.
+        """Write a large object into this folder, in this thread only.
 
         Args:
             name: of the object.
@@ -227,7 +227,8 @@ class Bucket:
     def put_if(self, name: str, content: bytes, **condition: str) -> str | None:
         """Write a small object if ``IfMatch`` or ``IfNoneMatch`` holds; return its tag, or None.
 
-        Where the server cannot decide that, it is written. The tag of one that gives none is empty.
+        If the server ignores conditions, the object is written. If the server returns no tag, it is
+        empty.
         """
         place = {"Bucket": self.name, "Key": self.path(name), "Body": content}
         refusals = (*_THERE_ALREADY, *(_MISSING if "IfMatch" in condition else ()))
@@ -264,11 +265,11 @@ class Bucket:
                 )
 
     def explain(self, error: Exception, address: str = "") -> str:
-        """Return what an error of boto's means and what to look at.
+        """Explain a boto error: what it means and what to check.
 
         Args:
-            error: of boto's.
-            address: what was asked for, by default this folder.
+            error: the boto error.
+            address: the requested address, by default this folder.
         """
         from botocore import exceptions as boto
         from s3transfer.exceptions import RetriesExceededError
@@ -313,9 +314,10 @@ class Bucket:
 
 
 def _shown(endpoint: str) -> str:
-    """Return an endpoint as messages may show it: without a name and a password.
+    """Return an endpoint for messages, without user name and password.
 
-    Both may hold anything, a slash or an ``@`` too, so everything before the last ``@`` goes.
+    Both may hold any character, even a slash or an ``@``, so everything before the last ``@`` is
+    removed.
     """
     return re.sub(r"^([A-Za-z][\w+.-]*://)?.*@", r"\1", endpoint, flags=re.DOTALL)
 
@@ -328,7 +330,7 @@ def _without_passwords(error: BaseException) -> str:
 
 
 def may_pass(error: Exception) -> bool:
-    """Tell whether an error of boto's is of the server or the network, not of what was asked."""
+    """Tell whether a boto error comes from the server or the network, not from the request."""
     from botocore import exceptions as boto
     from s3transfer.exceptions import RetriesExceededError
 
@@ -340,10 +342,10 @@ def may_pass(error: Exception) -> bool:
 
 
 def patiently(work: Callable[[], None], patience: float) -> None:
-    """Do ``work``, and again while the server does not answer, for ``patience`` seconds.
+    """Do ``work``; repeat it for ``patience`` seconds while the server does not answer.
 
     Raises:
-        UserError: what ``work`` raises; that the server does not answer only then.
+        UserError: what ``work`` raises, or that the server did not answer in this time.
     """
     end, pause, has_told = time.monotonic() + patience, 1.0, False
     while True:
@@ -363,7 +365,7 @@ def check_writable(folder: str) -> None:
     """Put a tiny object into an ``s3://`` folder and delete it again.
 
     Raises:
-        UserError: within half a minute, when the endpoint, the credentials or the bucket are wrong.
+        UserError: the endpoint, the credentials or the bucket are wrong; within half a minute.
     """
     name = f".pospre-probe-{uuid.uuid4().hex}"
     with Bucket(folder, patience=_CHECKED) as bucket:

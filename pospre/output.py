@@ -1,4 +1,4 @@
-"""Files that a command writes where its user says: checked before the work, whole or not there."""
+"""Output files of commands: checked before the work, and written completely or not at all."""
 
 import io
 import tempfile
@@ -16,12 +16,12 @@ _PICTURES = (".png", ".pdf", ".svg")
 
 
 def check_output(option: str, path: Path | None, *endings: str) -> None:
-    """Find out before the work whether its result can be written.
+    """Check before the work that its result can be written.
 
     Args:
         option: names the path in messages.
-        path: of a file, in folders that exist or can be made; None is always right.
-        endings: that it may have; any without them.
+        path: of a file, in folders that exist or can be made; None is always valid.
+        endings: file endings that are allowed; all if empty.
 
     Raises:
         UserError: it cannot.
@@ -43,7 +43,7 @@ def check_output(option: str, path: Path | None, *endings: str) -> None:
 
 
 def check_picture(option: str, path: Path | None) -> None:
-    """Find out before the work whether a picture can be drawn, as ``check_output`` does."""
+    """Check before the work that a picture can be drawn, as ``check_output`` does."""
     check_output(option, path, *_PICTURES)
     if path is not None:
         with needing("convert", f"the picture {path}"):
@@ -51,7 +51,7 @@ def check_picture(option: str, path: Path | None) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write a file, whole or not at all, and the folders that it lies in.
+    """Write a file, completely or not at all, and make its folders.
 
     Raises:
         UserError: it cannot be written.

@@ -1,6 +1,6 @@
-"""Names of ranges: the options of sections and algorithms are declared with them.
+"""Named ranges for the options of sections and algorithms.
 
-Beside them stand pydantic's ``PositiveInt``, ``NonNegativeFloat`` and so on.
+Use them beside pydantic's ``PositiveInt``, ``NonNegativeFloat`` and so on.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 
 def only(is_allowed: Callable[[Any], bool], words: str) -> AfterValidator:
-    """Return a validator that refuses other values, saying what the input should be."""
+    """Return a validator that refuses other values and says what the input should be."""
 
     def check(value: Any) -> Any:
         if not is_allowed(value):

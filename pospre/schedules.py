@@ -1,6 +1,6 @@
 """Pure functions of training progress: learning rate, and any value that moves in a straight line.
 
-Nothing here remembers anything, so a resumed run reads the same values as an uninterrupted one.
+Nothing here has state, so a resumed run reads the same values as an uninterrupted one.
 """
 
 import math
@@ -57,7 +57,7 @@ def cosine_warmup(
 def warm_up(step: float, *, warmup_steps: float, start: float, endpoint: bool) -> float:
     """Return the point at ``step`` of a straight line from ``start`` to 1.
 
-    It arrives at the step behind the warm-up, with ``endpoint`` at the last one of it (numpy's
+    It reaches 1 at the step after the warm-up, or at its last step with ``endpoint`` (numpy's
     ``linspace``, DINOv2).
     """
     return linear(start, 1.0, step / max(warmup_steps - endpoint, 1))

@@ -31,7 +31,7 @@ def percent(rate: float) -> str:
 
 
 def percent_and_error(rate: float, error: float | None) -> str:
-    """Return a rate and its standard error, where there is one, as ``percent`` writes them."""
+    """Return a rate and its standard error, if there is one, as ``percent`` writes them."""
     return percent(rate) + ("" if error is None else f" ± {percent(error)}")
 
 

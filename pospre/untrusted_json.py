@@ -1,4 +1,4 @@
-"""JSON that someone else may have written: one reader, which fails in one way."""
+"""A reader of JSON that someone else may have written; it fails in one way only."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     """Return the object of a JSON text; see ``parse_json``.
 
     Raises:
-        ValueError: as ``parse_json`` does, or it is no object.
+        ValueError: as in ``parse_json``, or it is not an object.
     """
     content = parse_json(text)
     if not isinstance(content, dict):
@@ -34,9 +34,9 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def parse_steps(lines: bytes) -> list[dict[str, Any]]:
-    """Return the objects of a text with one per line, each of which counts its ``step``.
+    """Return the objects of a text with one object per line, each with its ``step``.
 
-    Other lines are left out: a kill came in the middle of them, or the disk has changed them.
+    Other lines are skipped: a kill cut them short, or the disk changed them.
     """
     found = []
     for line in lines.splitlines():
