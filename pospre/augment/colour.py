@@ -1,8 +1,8 @@
 """Colour operations with their own parameters for every image, in fixed shapes.
 
-Images are float levels (N, 3, H, W) from 0 to 255; results are not rounded to whole levels. On the
-same parameters each operation gives what ``torchvision.transforms.v2.functional`` gives for float
-images. Every image's result is the same bits in any batch.
+Images are float levels (N, 3, H, W) from 0 to 255; results are not rounded to whole levels. With
+the same parameters each operation equals that of ``torchvision.transforms.v2.functional`` for float
+images. The result of an image is bit-equal in any batch.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def jitter(
     Args:
         levels_N3HW: images.
         factors_N3: of brightness, contrast and saturation; 1 changes nothing.
-        turns_N: by how much to turn the hue, in full turns; None: not at all.
+        turns_N: shift of the hue, in full turns; None: none.
         order_N4: permutations of those four operations.
     """
     # The hue is turned once, for all images together. In an image's order, up to three other steps
@@ -93,7 +93,7 @@ def _mean(luma_N1HW: Tensor) -> Tensor:
 
 
 def turn_hue(levels_N3HW: Tensor, turns_N: Tensor) -> Tensor:
-    """Turn the hue in HSV space; images turned by 0 stay as they are."""
+    """Turn the hue in HSV space; a turn by 0 leaves an image unchanged."""
     red, green, blue = levels_N3HW.split(1, dim=1)
     value, low = levels_N3HW.amax(1, keepdim=True), levels_N3HW.amin(1, keepdim=True)
     chroma = value - low

@@ -5,7 +5,7 @@ number over all groups). A view therefore looks the same in any batch, on any ra
 resume.
 
 The plan: purposes begin with ``"augment/"``; u0, u1… are a view's ``draws.uniform`` of a purpose,
-n0… its ``draws.normal``; parameters are float32. An operation happens where its draw is below its
+n0… its ``draws.normal``; parameters are float32. An operation is applied if its draw is below its
 rate.
 
 - ``jitter``: the factors of brightness, contrast and saturation are 1 + (2·u − 1) · strength for
@@ -67,7 +67,7 @@ class ViewDraws:
         return draws.uniform(self.keys(purpose), count).flatten(0, 1)
 
     def happens(self, draw_N: Tensor, rate: Rate) -> Tensor:
-        """Return who of the views (B·V,) draws below the rate of its place in the group."""
+        """Return which of the views (B·V,) draw below the rate of their place in the group."""
         draws_V = draw_N.view(-1, self.count).unbind(dim=1)
         rates = per_view(rate, self.count)
         happens = [draw < chance for draw, chance in zip(draws_V, rates, strict=True)]
@@ -75,11 +75,11 @@ class ViewDraws:
 
 
 class DeviceAugment(nn.Module):
-    """Flip, colour and normalise uint8 views on the device they are on, all at once.
+    """Flip, colour and normalise uint8 views on their device, all at once.
 
     Views of features (float32) are only normalised.
 
-    Shapes are fixed, so it is a part of the compiled step. Arithmetic is in float32, without
+    Shapes are fixed, so it can be part of the compiled step. It computes in float32, without
     rounding to whole levels in between.
     """
 
@@ -93,7 +93,7 @@ class DeviceAugment(nn.Module):
         *,
         channels: int = 3,
     ) -> None:
-        """Make the step; without numbers, with ImageNet's, or with 0 and 1 for other channels."""
+        """Make the step. Default: ImageNet's numbers, or 0 and 1 for other channels."""
         super().__init__()
         usual = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.0,), (1.0,))
         for name, numbers in (("mean", mean or usual[0]), ("std", std or usual[1])):
@@ -119,7 +119,8 @@ class DeviceAugment(nn.Module):
             source: of the draws; needed with ``augment``.
 
         Raises:
-            UserError: floats of several channels: whether they are normalised, none can tell.
+            UserError: the views are floats with several channels, which may or may not be
+                normalised.
         """
         if image_BV3HW.is_floating_point():
             if image_BV3HW.shape[-3] != 1:

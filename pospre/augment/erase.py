@@ -14,7 +14,8 @@ _LOG_ASPECT = (math.log(0.3), -math.log(0.3))
 def erased_area(draw_NK: Tensor, height: int, width: int) -> Tensor:
     """Return a rectangle to erase in each image: bool (N, 1, H, W).
 
-    It is the first of ten that is smaller than the image; where there is none, nothing is erased.
+    It is the first of ten draws that is smaller than the image. If there is none, nothing is
+    erased.
     """
     area, log_aspect, top, left = draw_NK.unflatten(1, (NUM_TRIES, 4)).unbind(2)
     area = (_AREA[0] + (_AREA[1] - _AREA[0]) * area) * (height * width)

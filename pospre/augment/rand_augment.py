@@ -1,8 +1,8 @@
 """RandAugment (Cubuk et al. 2020) as timm's ``rand-m9-mstd0.5-inc1``, for whole batches at once.
 
-Every image draws its own operations and magnitudes. The 15 operations are cases of three: a
-look-up table per channel, a blend with another image, an affine map. So it is three steps for all
-images at once. The results are those of Pillow, which timm calls: whole levels from 0 to 255.
+Every image draws its own operations and magnitudes. The 15 operations are cases of three: a look-up
+table per channel, a blend with another image, an affine map. All images are thus processed at once
+in three steps. The results equal those of Pillow, which timm uses: whole levels from 0 to 255.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Choice:
         which_N: index in ``OPERATIONS``, or -1 for none.
         level_N: magnitude from 0 to 1.
         sign_N: -1 or 1.
-        increasing: whether operations get stronger with the level, as timm's ``inc1``.
+        increasing: whether operations get stronger with the level, like timm's ``inc1``.
     """
 
     which_N: Tensor
@@ -65,7 +65,7 @@ def rand_augment(
         options: how strong.
         draw_NK: draws in [0, 1), ``NUM_DRAWS`` for each operation.
         normal_NO: normal draws, one for each operation.
-        fill_3: levels of what an affine map brings in from outside.
+        fill_3: levels of pixels that an affine map brings in from outside.
     """
     for place, draw_N3 in enumerate(draw_NK.split(NUM_DRAWS, dim=1)):
         choice = choose(options, draw_N3, normal_NO[:, place])
@@ -103,7 +103,7 @@ def _look_up(levels_N3HW: Tensor, choice: Choice) -> Tensor:
 
 
 def _tables(levels_N3HW: Tensor, choice: Choice) -> Tensor:
-    """Return each channel's look-up table (N, 3, 256); that of other operations changes nothing."""
+    """Return each channel's look-up table (N, 3, 256); other operations get one without effect."""
     level = torch.arange(256, device=levels_N3HW.device, dtype=torch.float64)
     strength = choice.level_N.double()[:, None]
     bits = (4 * strength).floor()

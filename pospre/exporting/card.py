@@ -1,4 +1,4 @@
-"""The card of an export: what the weights are, how they were made, what they reach, how they load.
+"""The card of an export: the weights, how they were made, their figures, and how to load them.
 
 Markdown, with the header of a Hugging Face model card.
 """
@@ -30,12 +30,12 @@ def make_card(
 
     Args:
         parts: what was written.
-        library: that loads it.
+        library: the library that loads it.
         loading: lines of Python that load it.
-        checked: what was found when it was read back.
-        checkpoint: what was exported, as it was given.
+        checked: the result of reading it back.
+        checkpoint: the exported checkpoint, as given.
         weights: ``student`` or ``teacher``.
-        step: how many steps a run has trained it.
+        step: number of steps that a run has trained it.
         license: of the weights, as given for the export; None if not given.
 
     Raises:
@@ -113,7 +113,7 @@ def _summary(algorithm: str) -> str:
 
 
 def _figures(checkpoint: str, parts: Parts, weights: str, step: int | None) -> str:
-    """Return the figures of exactly these weights, and which of the run's are of others."""
+    """Return the figures of exactly these weights, and the names of the run's other figures."""
     folder = run_folder_of(checkpoint) or parts.recipe.run_path()
     found = read_documents(folder) if (folder / "recipe.yaml").is_file() else {}
     found = {name: each for name, each in found.items() if each.get("weights") == weights}

@@ -1,4 +1,4 @@
-"""Encoders for other software: each format is read back by that software before it shows."""
+"""Encoders for other software; that software reads each format back before it gets its name."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ def export(
     license: str | None = None,
     overwrite: bool = False,
 ) -> list[str]:
-    """Write the encoder of ``checkpoint`` to ``out``, with a card, whole or not at all.
+    """Write the encoder of ``checkpoint`` to ``out``, with a card, completely or not at all.
 
     Args:
         checkpoint: a checkpoint file, a folder of them or a run folder; or a file of weights or
@@ -114,11 +114,11 @@ def export(
 def _compare(
     parts: Parts, images: Tensor, reader: str, theirs: Mapping[str, Tensor], tolerance: float
 ) -> str:
-    """Say how far the outputs of ``reader`` are from ours.
+    """Return how far the outputs of ``reader`` are from ours, in words.
 
     Raises:
-        UserError: too far, but no farther than rounding takes ours; nothing is given out.
-        RuntimeError: too far; what was written is not given out.
+        UserError: too far, but no farther than rounding moves ours; nothing is written.
+        RuntimeError: too far; nothing is written.
     """
     ours = parts.outputs(images)
     pairs = [(ours[name], theirs[name]) for name in ours if name in theirs]
@@ -148,9 +148,9 @@ def _difference(own: Tensor, other: Tensor) -> float:
 
 
 def _rounding(parts: Parts, images: Tensor, ours: Mapping[str, Tensor]) -> float:
-    """Return how far our outputs move with the images' last bits: far, of sharp attention.
+    """Return how far our outputs move with the images' last bits; with sharp attention, far.
 
-    Single draws differ twentyfold in that, as does what float64 gives: the largest is taken.
+    Single draws differ by a factor of twenty, and so does float64, so the largest is taken.
     """
     generator, last_bit = torch.Generator().manual_seed(0), torch.finfo(images.dtype).eps
     found = []
@@ -162,7 +162,7 @@ def _rounding(parts: Parts, images: Tensor, ours: Mapping[str, Tensor]) -> float
 
 
 def _show(partial: Path, out: Path) -> None:
-    """Give what is complete its name; a folder cannot take another's place at once."""
+    """Rename a complete output; a folder cannot replace another one at once."""
     old = partial.with_name(f"{partial.name}.old")
     if out.is_dir():
         os.replace(out, old)

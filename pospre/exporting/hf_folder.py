@@ -31,7 +31,7 @@ def write(parts: Parts, path: Path) -> None:
     """Write configuration, weights and image processor into a new folder.
 
     Raises:
-        UserError: no network of theirs is the same, or the extra ``hf`` is not installed.
+        UserError: none of their networks is the same, or the extra ``hf`` is not installed.
     """
     kind = _network(parts)
     with needing(_EXTRA, "--format hf"):
@@ -48,7 +48,7 @@ def write(parts: Parts, path: Path) -> None:
 
 
 def compute(parts: Parts, path: Path, images: Tensor) -> tuple[str, dict[str, Tensor]]:
-    """Return what loads the folder, in words, and its outputs."""
+    """Return a sentence about what loads the folder, and its outputs."""
     with needing(_EXTRA, "--format hf"):
         import transformers
     network, found = transformers.AutoModel.from_pretrained(path, output_loading_info=True)
@@ -98,7 +98,7 @@ def _network(parts: Parts) -> str:
 
 
 def _lacking(encoder: PatchEncoder, parts: Parts, kind: str) -> str:
-    """Return what of the encoder ``kind`` has not, in words; empty where it has all."""
+    """Return what ``kind`` lacks of the encoder, in words; empty if nothing."""
     if not isinstance(encoder, Encoder):
         return f"this encoder ({parts.timm_name})"
     if encoder.positions.timm != "vit":

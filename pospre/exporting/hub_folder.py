@@ -1,4 +1,4 @@
-"""An encoder as a folder for ``torch.hub.load``: it needs timm and safetensors, and not us."""
+"""An encoder as a folder for ``torch.hub.load``: it needs timm and safetensors, not pospre."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def write(parts: Parts, path: Path) -> None:
 
 
 def compute(parts: Parts, path: Path, images: Tensor) -> tuple[str, dict[str, Tensor]]:
-    """Return what loads the folder, in words, and its outputs."""
+    """Return a sentence about what loads the folder, and its outputs."""
     vit: Any = torch.hub.load(str(path), "encoder", source="local")
     return (
         f"{timm_file.timm_loads(parts)} by torch.hub",

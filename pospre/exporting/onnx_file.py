@@ -1,4 +1,4 @@
-"""An encoder as an ONNX graph for batches of any size, run by onnxruntime to check it."""
+"""An encoder as an ONNX graph for batches of any size; onnxruntime runs it as a check."""
 
 import io
 import warnings
@@ -60,7 +60,7 @@ def _traced(parts: Parts) -> bytes:
 
 
 def _for_one_size(parts: Parts) -> Any:
-    """Return timm's model with its positions as constants: the exporter knows no resampling."""
+    """Return timm's model with constant positions, because the exporter cannot resample."""
     fixed = {"dynamic_img_size": False} if "dynamic_img_size" in parts.kwargs else {}
     vit: Any = timm.create_model(parts.timm_name, **parts.kwargs | fixed)
     vit.load_state_dict(parts.tensors)
@@ -71,7 +71,7 @@ def _for_one_size(parts: Parts) -> Any:
 
 
 def compute(parts: Parts, path: Path, images: Tensor) -> tuple[str, dict[str, Tensor]]:
-    """Return what runs the graph, in words, and its outputs."""
+    """Return a sentence about what runs the graph, and its outputs."""
     with needing("onnx", "--format onnx"):
         import onnxruntime
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""What an export may be asked for, known before anything slow is loaded."""
+"""Checks of an export's arguments, before anything slow is loaded."""
 
 import re
 from pathlib import Path
@@ -18,12 +18,12 @@ FORMATS = ("timm", "safetensors", "hf", "onnx", "torchhub")
 
 
 def card_of(out: Path, format: str) -> Path:
-    """Return where the card of an export stands: in its folder, or beside the file."""
+    """Return the path of an export's card: in its folder, or beside the file."""
     return out / CARD if format in FOLDERS else out.with_name(f"{out.name}.md")
 
 
 def check_target(out: Path, format: str, num_classes: int | None, overwrite: bool) -> None:
-    """Refuse, before any work, what cannot be written."""
+    """Raise ``UserError`` before any work if the target cannot be written."""
     if num_classes is not None and format != "timm":
         raise UserError(f"--num-classes is for --format timm; {format} has no zero classifier.")
     if num_classes is not None and num_classes < 0:

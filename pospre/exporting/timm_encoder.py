@@ -1,4 +1,4 @@
-"""What every format of an export is written of: an encoder under timm's names, and its story."""
+"""The input of every export format: an encoder under timm's names, and its origin."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _WITH_CLASSIFIER = ("timm", "onnx", "torchhub")
 
 @dataclass(frozen=True)
 class Parts:
-    """An encoder as timm's model of its architecture takes it, and what it came out of.
+    """An encoder for timm's model of its architecture, and where it comes from.
 
     Attributes:
         model: in eval mode on the CPU.
@@ -43,12 +43,12 @@ class Parts:
 
     @property
     def mean(self) -> list[float]:
-        """What is subtracted from pixels in [0, 1], for each channel."""
+        """Mean that is subtracted from pixels in [0, 1], for each channel."""
         return _digits(self.model.augment.mean)
 
     @property
     def std(self) -> list[float]:
-        """What they are divided by then."""
+        """Standard deviation by which they are then divided."""
         return _digits(self.model.augment.std)
 
     @property
@@ -58,11 +58,11 @@ class Parts:
 
     @property
     def output_names(self) -> list[str]:
-        """Names of what ``outputs`` returns, in its order."""
+        """Names of the results of ``outputs``, in order."""
         return ["tokens", "logits"] if self.classifier else ["tokens"]
 
     def metadata(self) -> dict[str, str]:
-        """Return what goes into the header of a file: text by key."""
+        """Return the metadata for the header of a file: text by key."""
         return {
             "timm_name": self.timm_name,
             "timm_kwargs": json.dumps(self.kwargs),
@@ -95,7 +95,7 @@ class TimmOutputs(torch.nn.Module):
         self.names = names
 
     def forward(self, images_BCHW: Tensor) -> tuple[Tensor, ...]:
-        """Return what ``Parts.outputs`` returns, in its order."""
+        """Return the results of ``Parts.outputs``, in order."""
         features = self.vit.forward_features(images_BCHW)
         tokens = features.flatten(1, -2)  # Swin's is a map
         return (tokens, self.vit.forward_head(features)) if "logits" in self.names else (tokens,)
@@ -109,17 +109,17 @@ def take_parts(
     num_classes: int | None,
     grid: tuple[int, int] | None,
 ) -> Parts:
-    """Return what is written of a model.
+    """Return the parts of a model that are exported.
 
     Args:
-        model: with the weights to export where the trained ones are.
+        model: the model, with the weights to export in place of the trained ones.
         recipe: of its run.
         format: ``timm`` gets a zero classifier where none is trained; the others none.
         num_classes: of that; None takes the trained classifier, or timm's usual number.
         grid: of the positions; None takes the encoder's.
 
     Raises:
-        UserError: the encoder knows images of its own grid only.
+        UserError: the encoder can only take images of its own grid.
     """
     encoder = model.encoder
     shown = grid or encoder.grid
@@ -163,7 +163,7 @@ def _with_positions(model: PretrainModel, grid: tuple[int, int]) -> dict[str, Te
 
 
 def _digits(values: Tensor) -> list[float]:
-    """Return what float32 numbers stand for, without the digits that they do not have."""
+    """Return float32 numbers as Python floats, without digits beyond their precision."""
     return [float(f"{value:.7g}") for value in values.flatten().tolist()]
 
 
@@ -173,7 +173,7 @@ def _image_size(encoder: Encoder, grid: tuple[int, int]) -> tuple[int, int]:
 
 
 def _timm_classes(timm_name: str) -> int:
-    """Return how many classes ``timm.create_model(timm_name)`` has."""
+    """Return the number of classes of ``timm.create_model(timm_name)``."""
     config = timm.get_pretrained_cfg(timm_name)
     return 1000 if config is None else int(config.num_classes)
 
@@ -185,7 +185,7 @@ def _classifier(model: PretrainModel) -> Any:
 
 
 def _add_classifier(classifier: Any, tensors: dict[str, Tensor], kwargs: dict[str, Any]) -> int:
-    """Add the trained class head; return how many classes it has."""
+    """Add the trained class head; return its number of classes."""
     state, options = classifier.timm_state()
     tensors.update(state)
     kwargs.pop("final_norm", None)  # said by fc_norm: the norm moves behind the pooling

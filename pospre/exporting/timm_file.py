@@ -33,9 +33,9 @@ def write_safetensors(parts: Parts, path: Path) -> None:
 
 
 def compute(parts: Parts, path: Path, images: Tensor) -> tuple[str, dict[str, Tensor]]:
-    """Return what loads the file, in words, and its outputs.
+    """Return a sentence about what loads the file, and its outputs.
 
-    A timm of another version might build another network under the same names.
+    Another version of timm might build another network with the same names.
     """
     vit = timm.create_model(parts.timm_name, checkpoint_path=str(path), **parts.kwargs)
     return timm_loads(parts), timm_outputs(parts, vit, images)

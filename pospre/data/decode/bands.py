@@ -15,7 +15,7 @@ def read_npy(data: np.ndarray) -> np.ndarray:
     """Return the array of a ``.npy`` file's bytes, uint8 (N,).
 
     Raises:
-        ValueError: damaged, cut off, or no numbers: nothing is ever unpickled.
+        ValueError: it is damaged, cut off or not numeric. Nothing is unpickled.
     """
     values = np.lib.format.read_array(io.BytesIO(data.data), allow_pickle=False)
     if values.dtype.kind not in "biuf":
@@ -35,7 +35,7 @@ def read_tiff(data: bytes) -> tuple[np.ndarray, int]:
 
     Raises:
         ValueError: it is too large, or tifffile is missing.
-        Exception: of nearly any kind, on damaged bytes.
+        Exception: of almost any kind, for damaged bytes.
     """
     try:
         import tifffile  # here, as nothing else needs it

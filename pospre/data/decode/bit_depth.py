@@ -34,8 +34,8 @@ class DeepRange(NamedTuple):
     """The values that are spread over 0 to 255.
 
     Attributes:
-        low: becomes 0, and so does what is below.
-        high: becomes 255, and so does what is above.
+        low: this value and lower ones become 0.
+        high: this value and higher ones become 255.
         guessed: whether the range comes from the image's largest value, not from the user or the
             file.
     """
@@ -49,13 +49,13 @@ class DeepRange(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """What decoding makes of an image.
+    """How images are decoded.
 
     Attributes:
-        channels: 3 makes RGB and 1 makes grey of every image. Of any other number an image must
-            have just as many bands, which stay as they are.
-        deep_range: values that become 0 and 255 where an image has more than 8 bits; None: a
-            function of the image, see above.
+        channels: 3 turns every image into RGB, 1 into grey. For any other number, an image must
+            have as many bands, which are not changed.
+        deep_range: values that become 0 and 255 if an image has more than 8 bits. None: a function
+            of the image, see above.
     """
 
     channels: int = 3
@@ -66,7 +66,7 @@ RGB = Decoding()
 
 
 def check_range(low: float, high: float, key: str) -> DeepRange:
-    """Return the range that the user asks for with ``key``.
+    """Return the range that the user gave for ``key``.
 
     Raises:
         UserError: it is empty or infinite.
@@ -114,7 +114,7 @@ def in_eight_bits(
     """Return an image of 8 bits per value, and the range that became 0 to 255.
 
     Args:
-        image: of any mode; those of 8 bits or less stay as they are, their range is None.
+        image: of any mode. Images of 8 bits or less are not changed; their range is None.
         said: what ``said_range`` found.
         wanted: by the user; None: what the file says, or a guess.
     """
@@ -162,6 +162,6 @@ def _tiles(image: Image.Image) -> Any:
 
 
 def _raw_mode(image: Image.Image) -> str:
-    """Return how Pillow calls the values in the file."""
+    """Return Pillow's name for the values in the file."""
     arguments = _tiles(image)[0][3]
     return arguments if isinstance(arguments, str) else str(arguments[0] if arguments else "")

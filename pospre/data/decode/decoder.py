@@ -1,9 +1,9 @@
 """From encoded bytes to pixels: one decoder for every storage format.
 
-JPEGs go through libjpeg-turbo (``jpeg``), everything else, and what that refuses, through Pillow;
-both give upright RGB pixels. Neither holds Python's lock while it works, so threads decode in
-parallel. Arrays (``.npy``) and TIFFs of several bands are ``bands``'s, values of more than 8 bits
-``deep``'s.
+libjpeg-turbo (``jpeg``) decodes JPEGs. Pillow decodes everything else, and JPEGs that libjpeg-turbo
+refuses. Both give upright RGB pixels. Neither holds Python's lock while it works, so threads decode
+in parallel. Arrays (``.npy``) and TIFFs of several bands are ``bands``'s, values of more than 8
+bits ``deep``'s.
 """
 
 import io
@@ -40,17 +40,17 @@ _PICTURES = {1, 3}  # numbers of channels that are made of any picture
 
 
 class DecodeError(Exception):
-    """The bytes are no image that can be read; the message says why."""
+    """The bytes cannot be read as an image; the message says why."""
 
 
 class OpenedImage:
-    """An image whose size is known before it is decoded, so that only what is needed is.
+    """An image whose size is known before decoding, so that only the needed part is decoded.
 
     Attributes:
         width: of the upright image in pixels.
         height: likewise.
-        num_bytes: that it keeps in memory: a JPEG's own, of others those of the pixels.
-        deep: of an image of more than 8 bits, the values that became 0 to 255; else None.
+        num_bytes: bytes that it keeps in memory: the file for a JPEG, otherwise the pixels.
+        deep: for images of more than 8 bits, the values that became 0 to 255; otherwise None.
     """
 
     def __init__(self, encoded: Tensor, decoding: Decoding = RGB) -> None:
@@ -90,7 +90,7 @@ class OpenedImage:
     def decode(
         self, shrink: int = 1, box: jpeg.Box | None = None
     ) -> tuple[np.ndarray, int, tuple[int, int]]:
-        """Return the upright image, (H, W, channels), how much smaller it is, and where it begins.
+        """Return the upright image (H, W, channels), its shrink factor and its origin.
 
         Images that cannot be decoded smaller come in full. They begin at a column and a row of the
         full size, both multiples of ``shrink``. Pixels to the left and above are left out.
@@ -138,14 +138,14 @@ def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, DeepRange | None]:
-    """Decode what is left to Pillow, and arrays: upright pixels uint8 (H, W, channels).
+    """Decode arrays and all images left to Pillow: upright pixels uint8 (H, W, channels).
 
     Args:
         data: the file's bytes, uint8 (N,).
         decoding: what to make of it.
 
     Returns:
-        the pixels, and of values of more than 8 bits those that became 0 to 255.
+        the pixels, and for more than 8 bits the values that became 0 to 255.
 
     Raises:
         DecodeError: the bytes are damaged, no image, or one of other channels.
@@ -195,7 +195,7 @@ def _of_array(values: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, DeepR
 
 
 def _fit(pixels: np.ndarray, channels: int) -> np.ndarray:
-    """Make grey of colour, or the other way round, where that is wanted."""
+    """Convert colour to grey, or grey to colour, if required."""
     found = pixels.shape[2]
     if found == channels:
         return pixels

@@ -1,4 +1,4 @@
-"""Files that Pillow cannot read: their format by the first bytes, and what to do about them."""
+"""Files that Pillow cannot read: find their format by the first bytes, and give advice."""
 
 from PIL import features
 
@@ -41,12 +41,12 @@ _START = 1024  # bytes in which a text says what it is
 
 
 def own_format(data: bytes) -> str | None:
-    """Name the common format of those that Pillow reads, by a file's first bytes."""
+    """Return the name of a common format that Pillow reads, by a file's first bytes."""
     return next((name for at, magic, name in _OWN if data[at : at + len(magic)] == magic), None)
 
 
 def why_unknown(data: bytes) -> str:
-    """Say what bytes are that Pillow does not take for an image, and what to do about it."""
+    """Explain why Pillow does not take bytes for an image, and what to do about it."""
     name = own_format(data)  # then it is damaged
     if name == "AVIF" and not features.check("avif"):
         return "AVIF, which this Pillow was built without; pip install 'pillow>=11.3'"

@@ -34,11 +34,11 @@ class JpegError(Exception):
 
 
 class UnusualJpeg(Exception):
-    """A JPEG of a kind that is left to Pillow, such as CMYK."""
+    """A JPEG of a kind that Pillow must decode, such as CMYK."""
 
 
 class Box(NamedTuple):
-    """Part of an image in pixels; right and bottom are the first that are not in it."""
+    """Part of an image in pixels; right and bottom are exclusive."""
 
     left: int
     top: int
@@ -47,16 +47,16 @@ class Box(NamedTuple):
 
 
 class JpegHeader(NamedTuple):
-    """What a JPEG says about itself.
+    """The header of a JPEG.
 
     Attributes:
-        width: of the stored pixels, before they are turned upright.
+        width: of the stored pixels, before rotation to upright.
         height: likewise.
         orientation: of EXIF or XMP; 1 is upright.
         height_at: offset of the two bytes that hold the height; 0 if the height must stay, because
             the rows do not follow one another in the file. The width is behind it.
-        interval: width and height in pixels of what lies between two restart markers: whole rows,
-            or one of equal parts of a row; 0 where it is neither, or there are no markers.
+        interval: width and height in pixels between two restart markers: whole rows, or one of
+            equal parts of a row. 0 if it is neither, or without markers.
         scan: offset of the entropy-coded data.
     """
 
@@ -77,7 +77,7 @@ def read_header(data: memoryview) -> JpegHeader:
     """Read the segments of a JPEG up to its first scan.
 
     Raises:
-        UnusualJpeg: it is no JPEG, or of a kind that is not read here.
+        UnusualJpeg: it is not a JPEG, or of a kind that is not read here.
     """
     if bytes(data[:3]) != _START:
         raise UnusualJpeg
@@ -116,7 +116,7 @@ def decode(
         data: the file's bytes, uint8 (N,).
         header: of this JPEG.
         shrink: 1, 2, 4 or 8; sides are rounded up.
-        box: what is wanted, at least, in pixels of the full size.
+        box: the needed part, in pixels of the full size; the result may be larger.
 
     Returns:
         the pixels, and the column and row of the full size that they begin with, multiples of
@@ -124,7 +124,7 @@ def decode(
 
     Raises:
         JpegError: cut off or damaged.
-        UnusualJpeg: libjpeg-turbo does not make RGB of it.
+        UnusualJpeg: libjpeg-turbo cannot convert it to RGB.
     """
     whole, place = data, header.whole
     if header.height_at:

@@ -1,8 +1,8 @@
-"""What views are cut out of every image, and what may change their pixels while training.
+"""Options of views: how they are cut from each image, and how training changes their pixels.
 
-Recipes and Python have the same options: what is declared here. It needs neither numpy nor PyTorch,
-so that recipes are read at once. ``pospre.data.views.plan`` draws the crops, and the device step in
-``pospre.augment.device`` changes the pixels; by default nothing does.
+Recipes and Python have the same options, declared here. This module needs neither numpy nor
+PyTorch, so that recipes are read at once. ``pospre.data.views.plan`` draws the crops, and the
+device step in ``pospre.augment.device`` changes the pixels; by default nothing does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,7 +107,7 @@ class Augment:
 
     @property
     def is_off(self) -> bool:
-        """Whether views stay as they are."""
+        """Whether views are not changed."""
         return self.rand_augment is None and not self.colours and not self.erases
 
     @property
@@ -186,7 +186,7 @@ class _Named:
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What views of one kind are like.
+    """Options of one kind of views.
 
     Attributes:
         count: views per image.
@@ -221,7 +221,7 @@ class ViewOptions:
 
 @dataclass(frozen=True)
 class ViewGroup(ViewOptions, _Named):
-    """Views of one kind that a loader cuts out of every image: ``ViewOptions`` with a name.
+    """A group of views that a loader cuts from every image: ``ViewOptions`` with a name.
 
     Attributes:
         name: first of the arguments: prefix of the batch keys.
@@ -254,10 +254,10 @@ Views = ViewGroup | Mapping[str, ViewGroup] | Sequence[ViewGroup]
 
 
 def named_groups(views: Views) -> dict[str, ViewGroup]:
-    """Return view groups by their names; those of a dict have its keys for names.
+    """Return view groups by their names; the keys of a dict are names.
 
     Raises:
-        UserError: there is none, or two have one name.
+        UserError: there is no group, or two have the same name.
     """
     if isinstance(views, Mapping):
         named = {name: replace(group, name=name) for name, group in views.items()}

@@ -1,4 +1,4 @@
-"""What to cut out of an image: places and flips, pure functions of the sample and its size.
+"""Where to cut an image: places and flips as pure functions of the sample and its size.
 
 The plan of a view depends only on the run's seed, the epoch, the sample's index in the data set and
 the view's number. The number counts through all groups of a loader in their order. With the draws
@@ -46,7 +46,7 @@ from pospre.portable_math import view_draws
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """What is known of one view group of a batch before any image is seen.
+    """The plan of one view group of a batch, before any image is read.
 
     Attributes:
         group: the view group.
@@ -67,7 +67,7 @@ class GroupPlan:
     outer: "GroupPlan | None" = None
 
     def crops(self, sample: int, width: int, height: int) -> Crops:
-        """Return where all views of the group lie, given the size of a sample's upright image."""
+        """Return the places of all views of the group in an upright image of this size."""
         group, image = self.group, (width, height)
         if group.crop == "random":
             draw = self._draws(sample, NUM_BOX_DRAWS)
@@ -106,7 +106,7 @@ def _each(group: ViewGroup, box: PixelBox) -> np.ndarray:
 
 
 def first_view(views: Iterable[ViewGroup], name: str) -> int:
-    """Return the number of a group's first view, as views are numbered through all groups."""
+    """Return the number of a group's first view; numbers count through all groups."""
     first = 0
     for group in views:
         if group.name == name:

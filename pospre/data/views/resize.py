@@ -1,4 +1,4 @@
-"""From a decoded image to views: boxes are cut out and resized, one code for every storage format.
+"""From a decoded image to views: cut out and resize boxes, for every storage format.
 
 The loop over the views is TorchScript. It runs without Python's lock from the first view to the
 last, so threads work in parallel for any number of views.
@@ -19,14 +19,14 @@ _OPENCV_CHANNELS = 4  # that it resizes at once
 
 
 class Views(NamedTuple):
-    """Where the views of one group of a sample lie, and where they go.
+    """The views of one group of a sample: their places, and the memory for their pixels.
 
     Attributes:
         crops: their places in the image.
         pixels: of the views, uint8 (V, h, w, channels), to be written.
         interpolation: ``"bicubic"`` or ``"bilinear"``, antialiased like Pillow's and torchvision's:
             pixels differ by at most 1 from Pillow's ``crop(box).resize(…)``; or ``"area"``:
-            OpenCV's, which FFCV uses. A box of a view's own size is copied as it is.
+            OpenCV's, which FFCV uses. A box with the size of the view is copied.
     """
 
     crops: Crops
@@ -42,7 +42,7 @@ def resize_crops(
     Args:
         image: uint8 (H, W, channels), or of any type where nothing is resized.
         groups: its views, of the image's type and channels.
-        origin: column and row, in the pixels that the crops count in, where ``image`` begins.
+        origin: column and row where ``image`` begins, in the pixels of the crops.
     """
     scripted = []
     for group in groups:
