@@ -158,7 +158,7 @@ class DropPos(PositionTask):
     takes_merged_patches: ClassVar[bool] = True
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: visible patches with their content, perhaps a teacher."""
+        """Return what it needs: visible patches with their content, perhaps a teacher."""
         weighs = self.temperature is not None
         return Needs(
             patches="shown",

@@ -33,7 +33,7 @@ class EmaTeacher(PretrainAlgorithm):
     shape: Literal["constant", "cosine", "linear"] = "constant"
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: nothing."""
+        """Return what it needs: nothing."""
         return Needs(views={})
 
     def attach(self, model: PretrainModel) -> None:

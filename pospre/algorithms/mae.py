@@ -115,7 +115,7 @@ class MAE(PretrainAlgorithm):
     takes_merged_patches: ClassVar[bool] = True
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: one view."""
+        """Return what it needs: one view."""
         return Needs(heads={"decoder": (self.decoder_dim, self.decoder_heads)})
 
     def attach(self, model: PretrainModel) -> None:

@@ -1,8 +1,8 @@
 """MP3: masked patch position prediction (Zhai et al. 2022, arXiv 2207.07611).
 
-The encoder gets the patches without any position and says where each of them belongs. To make it
-harder, only a random part of them, the context, gives keys and values in every attention layer,
-while all of them ask. There is no decoder: one linear layer classifies each patch into the N
+The encoder gets the patches without positions and predicts where each of them belongs. To make this
+harder, only a random part of them, the context, gives keys and values in every attention layer. All
+of them are queries. There is no decoder: one linear layer classifies each patch into the N
 positions. Fine-tuning adds fresh positions, or none. In speech a few patches keep their place. The
 encoder forgets all others, under every position scheme.
 """
@@ -95,7 +95,7 @@ class PatchPositions(PositionObjective):
 
 @dataclass(kw_only=True, eq=False)
 class MP3(PositionTask):
-    """Predict the positions of all patches from the content of some; needs no host and takes none.
+    """Predict the positions of all patches from the content of some, without a host.
 
     Writes ``mp3/context`` (B, V, M), the patches that give keys and values (unless all of them do),
     and ``mp3/known``, bool (B, V, N), those that keep their position. Under any scheme of positions
@@ -124,7 +124,7 @@ class MP3(PositionTask):
     count_shown: bool = False
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: views of which the encoder gets all patches."""
+        """Return what it needs: views of which the encoder gets all patches."""
         return Needs(
             views={"view": None},
             patches="all",
@@ -176,7 +176,8 @@ class MP3(PositionTask):
 
 
 def _check(options: MP3, model: PretrainModel) -> None:
-    """Raise ``UserError`` for options that cannot be, or company that needs its pass otherwise."""
+    """Raise ``UserError`` for impossible options, or if another algorithm uses its pass
+    differently."""
     encoder, key = model.encoder, f"mp3.position_rate = {options.position_rate}"
     patches, positions = encoder.num_patches, encoder.positions
     if "student" in model.registry.passes:

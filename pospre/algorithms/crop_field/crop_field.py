@@ -81,7 +81,7 @@ class CropField(PretrainAlgorithm):
     flip_field: FlipField = "with_view"
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: nothing but another algorithm's passes."""
+        """Return what it needs: nothing but another algorithm's passes."""
         return Needs(views={})
 
     def attach(self, model: PretrainModel) -> None:

@@ -175,7 +175,7 @@ class DINOv2(PretrainAlgorithm):
     is_host: ClassVar[bool] = True
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: two global crops and a class token."""
+        """Return what it needs: two global crops and a class token."""
         return Needs(views={"global": NUM_CROPS}, class_token="algorithms.dinov2")
 
     def attach(self, model: PretrainModel) -> None:

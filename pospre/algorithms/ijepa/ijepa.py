@@ -160,7 +160,7 @@ class IJEPA(PretrainAlgorithm):
     is_host: ClassVar[bool] = True
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: one view."""
+        """Return what it needs: one view."""
         return Needs(heads={"predictor": (self.predictor_dim, self.heads(encoder))})
 
     def attach(self, model: PretrainModel) -> None:

@@ -165,7 +165,7 @@ class LUT(PretrainAlgorithm):
     weight: NonNegativeFloat = 0.25
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: two views, some patches of the first hidden by a host."""
+        """Return what it needs: two views, some patches of the first hidden by a host."""
         return Needs(
             views={"view": 1, "second": 1},
             patches="part",

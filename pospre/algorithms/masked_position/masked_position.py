@@ -111,7 +111,7 @@ class MaskedPosition(PretrainAlgorithm):
     weight: NonNegativeFloat = 1.0
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: DINOv2, its teacher and its global crops."""
+        """Return what it needs: DINOv2, its teacher and its global crops."""
         return Needs(
             views={},
             objective=(PrototypeMatching, "dinov2"),

@@ -62,7 +62,7 @@ class StoP(PretrainAlgorithm):
     official: bool = False
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: I-JEPA's predictor, without which the noise would shrink."""
+        """Return what it needs: I-JEPA's predictor, without which the noise would shrink."""
         return Needs(
             views={},
             objective=(FeaturePrediction, "ijepa"),

@@ -142,7 +142,7 @@ class Supervised(PretrainAlgorithm):
         return {**arguments, "num_classes": num_classes(arguments["num_classes"], classes, path)}
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there: one view, perhaps a class token."""
+        """Return what it needs: one view, perhaps a class token."""
         return Needs(class_token="supervised.pooling = cls" if self.pooling == "cls" else None)
 
     def attach(self, model: PretrainModel) -> None:
