@@ -176,8 +176,7 @@ class MP3(PositionTask):
 
 
 def _check(options: MP3, model: PretrainModel) -> None:
-    """Raise ``UserError`` for impossible options, or if another algorithm uses its pass
-    differently."""
+    """Raise ``UserError`` for impossible options, or for another user of its pass."""
     encoder, key = model.encoder, f"mp3.position_rate = {options.position_rate}"
     patches, positions = encoder.num_patches, encoder.positions
     if "student" in model.registry.passes:
