@@ -114,7 +114,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from pospre.evaluation.figures import run_folder_of
     from pospre.evaluation.models import Shown, open_model
     from pospre.evaluation.run import run_evaluation
-    from pospre.training.checkpoints.finding import checkpoints_in
+    from pospre.run.checkpoints.finding import checkpoints_in
 
     shown = Shown(image_size, mean, std)
     subject = open_model(

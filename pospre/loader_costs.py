@@ -13,8 +13,8 @@ from pospre.data.cores import available_cores, one_thread
 from pospre.data.loader import ViewLoader
 from pospre.data.views.plan import first_view
 from pospre.recipe.recipe import Recipe
+from pospre.run.device import build_device
 from pospre.training.data import build_data
-from pospre.training.device import build_device
 
 if TYPE_CHECKING:
     from pospre.data.bucket.reader import RemoteMdsReader

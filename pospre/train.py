@@ -92,18 +92,17 @@ def _print(text: str) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     # Late, so that --help and a mistyped key answer at once.
+    from pospre.collectives import print_once
     from pospre.evaluation.during_training import online_evaluations
     from pospre.evaluation.recipe_evaluations import check_evaluations
     from pospre.report.live import LivePage
-    from pospre.training.distributed.peers import joined
-    from pospre.training.distributed.ranks import print_once
-    from pospre.training.run import train
-    from pospre.training.run_folder import hold_run
+    from pospre.run.run import Run
+    from pospre.training.train import train_in
 
     check_evaluations(recipe)
-    with joined(recipe), hold_run(recipe):
+    with Run(recipe) as run:
         callbacks = [*online_evaluations(recipe), LivePage(recipe.run_path())]
-        finished_before = train(recipe, callbacks)
+        finished_before = train_in(run, callbacks)
         finish(recipe, again=not finished_before)
     print_once(f"run folder: {recipe.run_path()}")
     return 0
@@ -126,7 +125,7 @@ def finish(recipe: Recipe, *, again: bool) -> None:
     from pospre.evaluation.recipe_evaluations import run_evaluations
     from pospre.object_store import Bucket, is_remote
     from pospre.report.page import write_report
-    from pospre.training.checkpoints.mirror import mirror_run
+    from pospre.run.mirror import mirror_run
 
     if dist.get_global_rank() != 0:
         return

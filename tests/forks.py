@@ -31,7 +31,7 @@ def preload() -> None:
 
     import pospre.evaluation.during_training
     import pospre.report.live
-    import pospre.training.run  # noqa: F401
+    import pospre.training.train  # noqa: F401
 
 
 def become(program: list[str]) -> NoReturn:

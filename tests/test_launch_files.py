@@ -14,7 +14,7 @@ import yaml
 from composer.cli.launcher import _get_parser
 
 from pospre.recipe.recipe import load_recipe
-from pospre.training.distributed.place import Place, read_place
+from pospre.run.peers.process import Process, read_process
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "yamls" / "launch"
@@ -68,7 +68,7 @@ def test_slurm(code: int, program: Program) -> None:
     for rank, (lines, call) in enumerate(zip(said, done.stdout.split("called ")[1:], strict=True)):
         places = dict(line.split("=") for line in lines.splitlines() if "=" in line)
         places.pop("seed", None)
-        assert read_place(places) == Place(rank, 4, rank % 2, 2, "node7", 21234)
+        assert read_process(places) == Process(rank, 4, rank % 2, 2, "node7", 21234)
         assert places["NODE_RANK"] == str(rank // 2)
         trains(call.splitlines()[0].split())
     often = result("bash", str(LAUNCH / "slurm.sbatch"), RECIPE, SLURM_RESTART_COUNT="20", **job)

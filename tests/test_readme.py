@@ -18,8 +18,8 @@ from pospre.planning.estimate import plan
 from pospre.planning.gpus import gpu_named
 from pospre.planning.speed import Machine
 from pospre.recipe.recipe import load_recipe
+from pospre.run.same_run import FREE_KEYS
 from pospre.train import main
-from pospre.training.same_recipe import FREE_KEYS
 from tests.benchmarks import learn
 from tests.evaluation.checkpoints import save_checkpoint
 

@@ -24,9 +24,7 @@ from pospre.errors import run_command
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.recipe.recipe import load_recipe
 from pospre.training.callbacks.metrics import losses_of
-from pospre.training.distributed.peers import joined
-from pospre.training.run import train
-from pospre.training.run_folder import hold_run
+from pospre.training.train import train
 
 _BREATH = 0.05  # seconds that a step takes at least, so that a kill can strike in it
 _ROW_BYTES = 8  # of a sample's hash: enough to tell a few thousand samples apart
@@ -253,6 +251,5 @@ def _train(job: Job) -> int:
     recipe = load_recipe(job.recipe, job.overrides)
     record = job.records[dist.get_global_rank()]
     observer = Observer(record, every_weight=job.every_weight, values=job.values)
-    with joined(recipe), hold_run(recipe):
-        train(recipe, [observer])
+    train(recipe, [observer])
     return 0

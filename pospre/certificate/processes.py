@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pospre.training.checkpoints.finding import incomplete
+from pospre.run.checkpoints.finding import incomplete
 
 KINDS = ("step", "save", "start", "SIGTERM")
 _SERVER = {  # with these no library starts a thread before the fork, and none touches a GPU

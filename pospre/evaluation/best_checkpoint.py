@@ -16,15 +16,15 @@ from typing import Literal
 
 from pospre.atomic_file import PARTIAL
 from pospre.evaluation.run import write_json
-from pospre.training.callbacks.metrics import read_lines
-from pospre.training.checkpoints.file import manifest_of
-from pospre.training.checkpoints.finding import (
+from pospre.run.checkpoints.file import manifest_of
+from pospre.run.checkpoints.finding import (
     BEST,
     NOTE,
     checkpoints_in,
     remove,
     remove_checkpoints,
 )
+from pospre.training.callbacks.metrics import read_lines
 
 
 class BestCheckpoint:

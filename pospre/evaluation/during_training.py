@@ -21,6 +21,7 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from pospre.collectives import from_rank_zero, while_others_wait
 from pospre.errors import UserError
 from pospre.evaluation.best_checkpoint import BestCheckpoint
 from pospre.evaluation.recipe_evaluations import Planned, best_figure, planned_evaluations
@@ -28,14 +29,13 @@ from pospre.evaluation.registry import default_settings, figures_of
 from pospre.evaluation.run import run_evaluation
 from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe
+from pospre.run.checkpoints.reading import Checkpoint
+from pospre.run.checkpoints.saver import CheckpointSaver
+from pospre.run.resume import RecipeRecord
 from pospre.schedules import duration_steps
 from pospre.training.callbacks.metrics import MetricsFile, drop_after, read_lines, write_lines
-from pospre.training.callbacks.resume import RecipeRecord
 from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.checkpoints.content import model_of
-from pospre.training.checkpoints.reading import Checkpoint
-from pospre.training.checkpoints.saver import CheckpointSaver
-from pospre.training.distributed.ranks import from_rank_zero, while_others_wait
+from pospre.training.trained import model_of
 
 HISTORY = "history.jsonl"
 _FAILURES = (UserError, OSError, torch.OutOfMemoryError)

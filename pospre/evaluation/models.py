@@ -21,10 +21,10 @@ from pospre.nn.sizes import pair
 from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe, recipe_from_dict
+from pospre.run.checkpoints.reading import open_checkpoint
 from pospre.training.build import build_model
-from pospre.training.checkpoints.content import Weights, model_of
-from pospre.training.checkpoints.reading import open_checkpoint
 from pospre.training.start_weights import Loaded, take_weights
+from pospre.training.trained import Weights, model_of
 from pospre.training.weight_files import (
     EXPORTED,
     Keys,

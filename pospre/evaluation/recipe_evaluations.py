@@ -15,12 +15,12 @@ from pospre.evaluation.registry import check_settings, evaluation_module, figure
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.recipe.environment import concealed
 from pospre.recipe.recipe import Recipe
+from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_of
+from pospre.run.checkpoints.reading import open_newest
 from pospre.training.build import build_model
-from pospre.training.checkpoints.content import model_of
-from pospre.training.checkpoints.finding import checkpoint_folders, checkpoints_of
-from pospre.training.checkpoints.reading import open_newest
 from pospre.training.data import open_data
 from pospre.training.resolve import resolve
+from pospre.training.trained import model_of
 from pospre.untrusted_json import parse_object
 
 _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")

@@ -16,8 +16,9 @@ from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import Recipe
+from pospre.run.device import build_device
 from pospre.training.data import build_data, build_views
-from pospre.training.device import build_device, decide_precision, set_residual
+from pospre.training.device import decide_precision, set_residual
 from pospre.training.loggers import check_loggers
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import StepSchedule, build_schedule
@@ -43,10 +44,15 @@ class Components:
         return self.schedule.total_steps
 
 
-def build_components(recipe: Recipe) -> Components:
-    """Return the recipe, resolved with its data, and what it is made of."""
+def build_components(recipe: Recipe, device: Device | None = None) -> Components:
+    """Return the recipe, resolved with its data, and what it is made of.
+
+    Args:
+        recipe: as written.
+        device: the recipe's, if it is known already.
+    """
     check_loggers(recipe)
-    device = build_device(recipe)
+    device = device or build_device(recipe)
     if recipe.trainer.fsdp is not None:
         num_copies(recipe.trainer.fsdp)  # or an error
     loader = build_data(recipe)

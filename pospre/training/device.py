@@ -1,44 +1,16 @@
-"""The device of a recipe, and the precision there."""
+"""The precision in which a device computes."""
 
 import platform
 
 import torch
 from composer.devices import Device
 from composer.models import ComposerModel
-from composer.utils import get_device
 
+from pospre.collectives import on_every_rank
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe
-from pospre.training.distributed.ranks import on_every_rank
-
-
-def build_device(recipe: Recipe) -> Device:
-    """Return the device to train on.
-
-    Raises:
-        UserError: there is no GPU, or the precision is not for this device.
-    """
-    wanted, precision = recipe.trainer.device, recipe.trainer.precision
-    if wanted == "gpu" and not torch.cuda.is_available():
-        raise UserError("trainer.device = gpu, but torch sees no GPU; use trainer.device=cpu")
-    device = get_device(None if wanted == "auto" else wanted)
-    if device.name == "cpu" and precision == "amp_fp16":
-        raise UserError("trainer.precision = amp_fp16 needs a GPU; on the CPU use auto")
-    if recipe.trainer.residual == "bf16" and precision not in ("auto", "amp_bf16"):
-        raise UserError(
-            f"trainer.residual = bf16 needs trainer.precision = amp_bf16, and it is {precision}; "
-            "leave out trainer.residual, or use trainer.precision=auto"
-        )
-    for name, view in recipe.data.views.items():
-        if device.name == "cpu" and recipe.trainer.compile is True and view.augment.erase_rate:
-            # torch 2.7's inductor frees memory twice in the C++ that it writes for this
-            raise UserError(
-                f"trainer.compile on the CPU crashes with data.views.{name}.augment.erase_rate > 0 "
-                "(torch 2.7); leave one of them out, or use a GPU"
-            )
-    return device
 
 
 def computes_bf16(device: Device) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pospre.arguments import check_arguments
 from pospre.data.stores.reader import Features, Reader
@@ -10,7 +9,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
 from pospre.recipe.find import find_recipe
 from pospre.recipe.provenance import annotate, origins, values
-from pospre.recipe.recipe import Recipe, load_recipe, recorded_recipe
+from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.data import open_data
 from pospre.training.loggers import check_loggers
 
@@ -68,14 +67,6 @@ def describe(path: Path, overrides: Sequence[str] = ()) -> str:
         found = dict.fromkeys((k for k, value in values(complete) if value != before[k]), "data")
         came_from = {**came_from, **found}
     return f"{title}\n\n{annotate(complete, came_from)}"
-
-
-def with_defaults(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's recorded recipe, with options that did not exist then at their defaults."""
-    try:
-        return resolve(recorded_recipe(recorded)).dump()
-    except UserError:  # of a version whose options are not these: as it is
-        return recorded
 
 
 def _statistics(recipe: Recipe, reader: Reader) -> dict[str, tuple[float, ...] | None]:

@@ -1,7 +1,6 @@
 """The Composer ``Trainer`` of a run: its components, callbacks and loggers put together."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,22 +12,21 @@ from composer.utils import ParallelismConfig
 from pospre.arguments import Section
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
+from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.training.build import Components
 from pospre.training.callbacks.collapse import Collapse
 from pospre.training.callbacks.compiling import Compiling
 from pospre.training.callbacks.divergence import Divergence
 from pospre.training.callbacks.each_step import EachStep
 from pospre.training.callbacks.gradients import GradientNorms
+from pospre.training.callbacks.loader_position import LoaderPosition
 from pospre.training.callbacks.metrics import MetricsFile
 from pospre.training.callbacks.position_shortcut import PositionShortcut
 from pospre.training.callbacks.progress import ProgressBar
-from pospre.training.callbacks.resume import LoaderPosition, RecipeRecord, Resume
 from pospre.training.callbacks.spikes import LossSpikes
 from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.callbacks.watcher import WARNINGS
-from pospre.training.checkpoints.saver import CheckpointSaver
-from pospre.training.checkpoints.uploads import Uploads
 from pospre.training.device import composer_precision
 from pospre.training.loggers import build_metrics_file
 from pospre.training.optimizer.clipping import build_clipping
@@ -43,21 +41,14 @@ def build_trainer(
     components: Components,
     *,
     signals: StopSignals,
-    resume: Resume | None = None,
-    earlier: Sequence[Path] = (),
-    uploads: Uploads | None = None,
-    more_callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """Return the trainer of a run.
 
     Args:
         components: what the recipe makes.
         signals: ends the training when the process is told to stop.
-        resume: loads the checkpoint to go on from; without it, from nothing.
-        earlier: the local checkpoints up to that one, oldest first; they take part in
-            ``trainer.keep_checkpoints``.
-        uploads: what carries new ones into the bucket.
-        more_callbacks: further callbacks; at each event they come before the checkpoint is saved.
+        callbacks: further ones, such as those of ``Run.begin``; without a saver nothing is saved.
     """
     recipe, model, device = components.recipe, components.model, components.device
     options = recipe.trainer
@@ -68,7 +59,6 @@ def build_trainer(
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
     sharding = build_sharding(options.fsdp)
     metrics = build_metrics_file(recipe)
-    callbacks = _callbacks(components, metrics, earlier, uploads, signals, more_callbacks)
     return StepTrainer(
         model=model,
         train_dataloader=DataSpec(
@@ -85,7 +75,7 @@ def build_trainer(
         optimizers=components.optimizer,
         schedulers=components.schedule,
         step_schedulers_every_batch=True,
-        callbacks=[*compiled, *callbacks, *([resume] if resume else [])],
+        callbacks=[*compiled, *_callbacks(components, signals, metrics, callbacks)],
         loggers=[metrics],
         run_name=recipe.run_name,
         progress_bar=False,
@@ -110,43 +100,25 @@ def _compile(model: PretrainModel, recipe: Recipe, device: Device) -> list[Callb
 
 
 def _callbacks(
-    components: Components,
-    metrics: MetricsFile,
-    earlier: Sequence[Path],
-    uploads: Uploads | None,
-    signals: StopSignals,
-    more_callbacks: Sequence[Callback],
+    components: Components, signals: StopSignals, metrics: MetricsFile, more: Sequence[Callback]
 ) -> list[Callback]:
-    recipe, options = components.recipe, components.recipe.trainer
-    saver = CheckpointSaver(
-        recipe.local_checkpoints(),
-        interval=options.save_interval,
-        keep=options.keep_checkpoints,
-        earlier=earlier,
-        sharded=options.checkpoint == "sharded",
-    )
-    if uploads is not None and saver.sharded:
-        saver.after_shards.append(uploads.offer_together)
-    elif uploads is not None:
-        saver.after_save.append(uploads.offer)
+    recipe = components.recipe
     watchers, divergence = _watchers(recipe), Divergence(recipe)
     spikes = [each for each in watchers if isinstance(each, LossSpikes)]
     # the step's line is written, and the step judged, before it is saved
     judges: list[MetricsFile | EachStep] = [metrics, *spikes, divergence]
-    saver.before_save += [each.before_save for each in judges]
-    divergence.before_stop.append(saver.wait)  # what it names as good is whole
-    callbacks: list[Callback] = [
+    for saver in (each for each in more if isinstance(each, CheckpointSaver)):
+        saver.before_save += [each.before_save for each in judges]
+        divergence.before_stop.append(saver.wait)  # what it names as good is whole
+    bar = [ProgressBar(components.total_steps)] if recipe.trainer.progress_bar else []
+    return [
         signals,  # first: it decides whether a step is the last one
         *watchers,
         LoaderPosition(components.loader),
-        RecipeRecord(recipe, components.loader.num_samples, components.loader.identity),
         divergence,
-        *more_callbacks,
-        saver,
+        *more,
+        *bar,
     ]
-    if options.progress_bar:
-        callbacks.append(ProgressBar(components.total_steps))
-    return callbacks
 
 
 def _watchers(recipe: Recipe) -> list[Callback]:

@@ -19,9 +19,10 @@ from pospre.nn.positions.published import turns
 from pospre.nn.positions.scheme import Resampling
 from pospre.nn.weight_layouts import POSITIONS, check_positions, split_address, timm_names
 from pospre.object_store import Bucket, is_remote
-from pospre.training.checkpoints import torch_file
-from pospre.training.checkpoints.content import Weights, recorded
-from pospre.training.checkpoints.reading import open_checkpoint
+from pospre.run.checkpoints import torch_file
+from pospre.run.checkpoints.content import recorded
+from pospre.run.checkpoints.reading import open_checkpoint
+from pospre.training.trained import Weights
 from pospre.untrusted_json import parse_object
 
 EXPORTED = (".safetensors", ".pth", ".pth.tar", ".bin")

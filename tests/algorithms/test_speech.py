@@ -20,7 +20,7 @@ from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.train import main
 from pospre.training.build import build_components, build_model
-from pospre.training.checkpoints.content import load_model
+from pospre.training.trained import load_model
 from tests.data_prep.sample_clips import write_clips
 from tests.training.tiny_runs import curve
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 import pospre
-from pospre.training.checkpoints.file import write_checkpoint
-from pospre.training.checkpoints.saver import Staging
-from pospre.training.checkpoints.sharded import shard, write_shards
+from pospre.run.checkpoints.file import write_checkpoint
+from pospre.run.checkpoints.saver import Staging
+from pospre.run.checkpoints.sharded import shard, write_shards
 
 _ROUNDS = 4
 

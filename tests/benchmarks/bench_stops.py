@@ -73,8 +73,9 @@ def train(folder: Path, batch: int, run: str, *options: str) -> None:
 def timed_training(path: Path, arguments: list[str]) -> int:
     """Train, and write when the parts of the start and the uploads ended."""
     from pospre import train as command
-    from pospre.training import run
-    from pospre.training.checkpoints.uploads import Uploads
+    from pospre.run.checkpoints.uploads import Uploads
+    from pospre.run.run import Run
+    from pospre.training import train
 
     times = {"imports": time.time()}
 
@@ -88,9 +89,9 @@ def timed_training(path: Path, arguments: list[str]) -> int:
 
         setattr(place, function, noted)
 
-    note(run, "build_components", "model and data")
-    note(run, "open_run", "checkpoint read")
-    note(run, "build_trainer", "checkpoint loaded")
+    note(train, "build_components", "model and data")
+    note(Run, "find", "checkpoint read")
+    note(train, "build_trainer", "checkpoint loaded")
     note(Uploads, "finish", "uploads")
     code = command.main(arguments)
     path.write_text(json.dumps(times))

@@ -26,11 +26,10 @@ from pospre.data.loader import ViewLoader
 from pospre.data.views.options import ViewGroup
 from pospre.planning.counts import flops_per_image
 from pospre.recipe.recipe import Recipe, load_recipe
+from pospre.run.device import build_device
 from pospre.training.build import Components, build_components, make_components
 from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.data import build_views
-from pospre.training.device import build_device
 from pospre.training.resolve import resolve
 from pospre.training.trainer import build_trainer
 from tests.benchmarks.bench_methods import make_batch, process_peak
@@ -118,10 +117,8 @@ def measure(recipe: Recipe, *, real: bool, warm_up: int) -> dict[str, Any]:
     """Train the recipe and return what was measured."""
     run = build_components(recipe) if real else synthetic(recipe)
     signals = StopSignals()
-    trainer = build_trainer(run, signals=signals)
     meter = Meter(warm_up)
-    kept = [one for one in trainer.state.callbacks if not isinstance(one, CheckpointSaver)]
-    trainer.state.callbacks = [*kept, meter]
+    trainer = build_trainer(run, signals=signals, callbacks=[meter])
     try:
         trainer.fit()
     finally:

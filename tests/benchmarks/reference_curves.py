@@ -29,8 +29,7 @@ from pospre.report.reference import (
     to_text,
 )
 from pospre.text_table import format_table
-from pospre.training.run import train
-from pospre.training.run_folder import hold_run
+from pospre.training.train import train
 
 RECIPES = Path(__file__).parents[2] / "yamls" / "demo"
 REFERENCES = Path(__file__).parent / "reference"
@@ -115,8 +114,7 @@ def short_run(name: str, data: Path, work: Path, seed: int, *changes: str) -> Pa
     overrides = [*SHORT, *own, SHALLOW, f"trainer.run_folder={work}", *changes]
     recipe = load_recipe(RECIPES / f"{name}.yaml", overrides)
     shutil.rmtree(recipe.run_path(), ignore_errors=True)  # with a mistake it has the same name
-    with hold_run(recipe):
-        train(recipe)
+    train(recipe)
     return recipe.run_path()
 
 

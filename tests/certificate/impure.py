@@ -10,7 +10,7 @@ from pospre.batch import INDEX, Batch
 from pospre.certificate.observer import train_observed
 from pospre.certificate.processes import Job
 from pospre.model.model import PretrainModel
-from pospre.training.callbacks.resume import Resume
+from pospre.run.resume import Resume
 
 
 def draw_by_process(job: Job) -> None:

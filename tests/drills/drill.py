@@ -26,9 +26,9 @@ from pospre.certificate.processes import (
 from pospre.certificate.stages import Runner, Stage
 from pospre.certificate.verdicts import Verdict, compare
 from pospre.errors import UserError
-from pospre.training.checkpoints.file import DamagedCheckpoint
-from pospre.training.checkpoints.finding import checkpoints_in
-from pospre.training.checkpoints.reading import read_checkpoint
+from pospre.run.checkpoints.file import DamagedCheckpoint
+from pospre.run.checkpoints.finding import checkpoints_in
+from pospre.run.checkpoints.reading import read_checkpoint
 from tests.conftest import write_images
 from tests.data.flaky_s3 import FlakyS3, access
 

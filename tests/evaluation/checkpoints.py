@@ -10,7 +10,7 @@ from composer.core import Timestamp
 from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_model
-from pospre.training.checkpoints.content import load_model
+from pospre.training.trained import load_model
 
 
 def tiny_recipe(run_folder: Path, *algorithms: str | dict[str, Any], **encoder: Any) -> Recipe:

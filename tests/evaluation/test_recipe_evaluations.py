@@ -9,7 +9,7 @@ import pytest
 from pospre.errors import UserError
 from pospre.evaluation import recipe_evaluations
 from pospre.recipe.recipe import recipe_from_dict
-from pospre.training.checkpoints.reading import Checkpoint
+from pospre.run.checkpoints.reading import Checkpoint
 
 
 def test_the_newest_whole_checkpoint_is_read_once_for_all(

@@ -16,7 +16,7 @@ from pospre.evaluation.models import open_model
 from pospre.evaluation.run import encoder_hash, write_json
 from pospre.exporting.export import export
 from pospre.recipe.recipe import recipe_from_dict
-from pospre.training.checkpoints.content import Weights
+from pospre.training.trained import Weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 ROOT = Path(__file__).parents[2]

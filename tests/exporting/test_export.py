@@ -13,7 +13,7 @@ from pospre.errors import run_command
 from pospre.export import main
 from pospre.exporting import timm_file
 from pospre.exporting.export import export
-from pospre.training.checkpoints.content import load_model
+from pospre.training.trained import load_model
 from tests.evaluation.checkpoints import printed_model, save_checkpoint, tiny_recipe
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from composer.utils import get_device
 
 from pospre.nn.vit import Encoder
 from pospre.recipe.sections import Trainer
 from pospre.training import device as devices
 from tests.algorithms.cases import Case
 
-CPU = devices.get_device("cpu")
+CPU = get_device("cpu")
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,11 @@ import pytest
 import torch
 from composer.utils import dist
 
-from pospre import evaluate
+from pospre import collectives, evaluate
 from pospre.errors import UserError
 from pospre.evaluation import during_training
-from pospre.training.checkpoints.finding import NOTE
-from pospre.training.checkpoints.reading import read_checkpoint
-from pospre.training.distributed import ranks
+from pospre.run.checkpoints.finding import NOTE
+from pospre.run.checkpoints.reading import read_checkpoint
 from tests.training.tiny_runs import Run, curve, metrics
 
 DROPOUT = ("encoder.dropout=0.2", "encoder.drop_path=0.1", "schedule={warmup: 2ba, length: 12ba}")
@@ -206,7 +205,7 @@ def test_ranks_wait_for_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
             go_on()
         return "done"
 
-    assert ranks.while_others_wait(work, device) == "done"
+    assert collectives.while_others_wait(work, device) == "done"
     *signs, last, _ = [int(sign) if isinstance(sign, torch.Tensor) else sign for sign in sent]
     assert set(signs) == {1} and len(signs) > 3 and last == 0
 
@@ -217,4 +216,4 @@ def test_ranks_wait_for_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
         values[:] = sent.pop(0)
 
     monkeypatch.setattr(dist, "broadcast_object_list", receive)
-    assert ranks.while_others_wait(work, device) == "done" and not sent
+    assert collectives.while_others_wait(work, device) == "done" and not sent

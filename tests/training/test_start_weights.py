@@ -20,10 +20,10 @@ from pospre.nn.build import build_encoder
 from pospre.nn.positions.table import resample_positions
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.build import build_model
-from pospre.training.checkpoints.content import load_model
 from pospre.training.start_weights import load_weights
+from pospre.training.trained import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
-from tests.training.checkpoints.test_damage import Payload
+from tests.run.checkpoints.test_damage import Payload
 from tests.training.tiny_runs import Run
 
 TABLE = "relative_position_bias_table"

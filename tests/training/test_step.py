@@ -79,7 +79,7 @@ def trained(
     options = (MAE, "trainer.max_duration=3ba", "trainer.log_interval=100", *overrides)
     run = build_components(load_recipe(recipe, options))
     signals = StopSignals()
-    trainer = ours.build_trainer(run, signals=signals, more_callbacks=[counts])
+    trainer = ours.build_trainer(run, signals=signals, callbacks=[counts])
     try:
         trainer.fit()
     finally:

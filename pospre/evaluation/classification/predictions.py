@@ -12,7 +12,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import method_of
 from pospre.model.model import PretrainModel
 from pospre.nn.places import Places
-from pospre.training.checkpoints.content import load_model
+from pospre.training.trained import load_model
 
 
 def class_head(model: PretrainModel) -> Classification:

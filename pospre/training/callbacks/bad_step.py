@@ -10,9 +10,9 @@ from composer.utils import dist
 from pospre.atomic_file import write_atomic
 from pospre.model.algorithm import pretrain_model
 from pospre.recipe.recipe import Recipe
+from pospre.run.checkpoints.finding import checkpoints_of
 from pospre.training.callbacks.each_step import DoneStep
 from pospre.training.callbacks.metrics import plain_name
-from pospre.training.checkpoints.finding import checkpoints_of
 
 BAD_STEPS = "bad_steps"
 """The folder in a run's that holds them."""

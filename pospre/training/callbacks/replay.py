@@ -17,13 +17,13 @@ from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe, recorded_recipe
 from pospre.recipe.sections import Callbacks, Loggers
 from pospre.recipe.yaml_text import VARIABLE, apply_overrides
+from pospre.run.checkpoints.file import DamagedCheckpoint
+from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_in
+from pospre.run.checkpoints.reading import Checkpoint, read_checkpoint
+from pospre.run.resume import Resume
 from pospre.training.build import build_components
 from pospre.training.callbacks.metrics import losses_of
-from pospre.training.callbacks.resume import Resume
 from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.checkpoints.file import DamagedCheckpoint
-from pospre.training.checkpoints.finding import checkpoint_folders, checkpoints_in
-from pospre.training.checkpoints.reading import Checkpoint, read_checkpoint
 from pospre.training.start_weights import load_weights
 from pospre.training.trainer import build_trainer
 from pospre.untrusted_json import parse_object
@@ -119,7 +119,6 @@ def _apart(recipe: Recipe, folder: str) -> Recipe:
         update={
             "run_folder": folder,
             "save_folder": None,
-            "save_interval": "1000000000ba",
             "keep_best": None,
             "progress_bar": False,
             "fsdp": None,
@@ -138,9 +137,8 @@ def _train(recipe: Recipe, start: Checkpoint | None, step: int) -> Replay:
         load_weights(run.model, recipe.encoder.weights, recipe.encoder.weights_from)
     print(f"replaying to step {step} from {'the start' if start is None else start.uri}")
     signals, held = StopSignals(), _Hold(step)
-    resume = None if start is None else Resume(start.content)
-    trainer = build_trainer(run, signals=signals, resume=resume)
-    trainer.state.callbacks.append(held)
+    resume = [] if start is None else [Resume(start.content)]
+    trainer = build_trainer(run, signals=signals, callbacks=[*resume, held])
     try:
         trainer.fit()
     except UserError:

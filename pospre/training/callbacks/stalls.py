@@ -12,8 +12,8 @@ from composer.core import Event, State
 from composer.loggers import Logger
 from composer.utils import dist
 
+from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.training.callbacks.watcher import Watcher, is_due, note
-from pospre.training.checkpoints.saver import CheckpointSaver
 from pospre.training.step_losses import wait_for
 
 # what goes on from an event to the next of these

@@ -10,7 +10,7 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
 
-from pospre.training.distributed.ranks import Greatest
+from pospre.collectives import Greatest
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)  # of two at once the later one here counts
 _NOTICE = b"\nfinishing this step and saving; Ctrl-C once more stops at once\n"

@@ -18,10 +18,10 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 from torch.utils._triton import has_triton
 
+from pospre.collectives import print_once
 from pospre.model.model import PretrainModel
 from pospre.nn.block import Block
 from pospre.recipe.sections import Trainer
-from pospre.training.distributed.ranks import print_once
 from pospre.training.scale.blocks import blocks_of
 
 Parts = Literal["step", "blocks"]

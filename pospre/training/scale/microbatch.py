@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from pospre.batch import Batch, image_key, without_images
+from pospre.collectives import print_once
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import Components
 from pospre.training.device import composer_precision
-from pospre.training.distributed.ranks import print_once
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.fsdp import build_sharding

@@ -24,7 +24,7 @@ from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.settings import Sampling
 from pospre.exporting.export import export
-from pospre.training.checkpoints.content import load_model
+from pospre.training.trained import load_model
 from tests.evaluation.checkpoints import measured, printed_model, save_checkpoint, tiny_recipe
 
 Images = Callable[..., Path]

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from pospre.evaluation.classification import logistic, vectors
-from pospre.training.checkpoints.content import load_model
+from pospre.training.trained import load_model
 from tests.evaluation.checkpoints import measured
 
 evaluate = partial(measured, "logistic")

@@ -12,7 +12,7 @@ from pospre.evaluation.position.position_grid import (
 )
 from pospre.evaluation.position.predictions import WEIGHT, Placed, tally
 from pospre.evaluation.run import run_evaluation
-from pospre.training.checkpoints.content import load_model
+from pospre.training.trained import load_model
 from tests.algorithms.dropped import draw_masks
 
 # Kept and dropped positions per γ (K = 196, 147, 98, 49) and γ_pos, as published.

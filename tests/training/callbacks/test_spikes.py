@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pospre.errors import UserError
+from pospre.run.checkpoints.file import callback_states
+from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.callbacks.replay import replay
 from pospre.training.callbacks.spikes import LossSpikes
-from pospre.training.checkpoints.file import callback_states
-from pospre.training.checkpoints.reading import read_checkpoint
 from tests.training.tiny_runs import Run, contents, look_late, metrics
 
 CURVES: dict[str, list[float]] = json.loads(

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from pospre.errors import Stopped, run_command, stoppable
+from pospre.run.checkpoints import uploads as uploading
 from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.checkpoints import uploads as uploading
 from tests.data.flaky_s3 import use_bucket
 from tests.processes import LIMIT, started
 from tests.training.tiny_runs import LONG, Run, command, curve, environment, wait_for_step

@@ -1,0 +1,130 @@
+"""Which checkpoints there are, on the disk and in the bucket, and removing old ones."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from pospre.atomic_file import PARTIAL
+from pospre.object_store import Bucket, is_remote
+from pospre.recipe.recipe import Recipe
+from pospre.run.checkpoints.file import MANIFEST, manifest_of
+from pospre.untrusted_json import parse_object
+
+CHECKPOINT_NAME = "ep{epoch}-ba{batch}"
+BEST = "best"
+"""The folder, beside the checkpoints, of what ``trainer.keep_best`` keeps."""
+NOTE = "figure.json"
+"""The file in it that says which checkpoint that is."""
+_NAME = re.compile(rf"(ep(\d+)-ba(\d+))(\.pt|/{re.escape(MANIFEST)})")
+
+_SHARD = re.compile(r"(ep\d+-ba(\d+))/[^/]+")
+
+
+class Found(NamedTuple):
+    """A checkpoint by progress: the greater, the newer; a local one before the same on S3."""
+
+    batch: int
+    epoch: int
+    is_local: bool
+    uri: str
+
+
+def checkpoint_folders(recipe: Recipe) -> list[str]:
+    """Return the folders of a run's checkpoints: on this machine and, if it has one, its bucket."""
+    return list(dict.fromkeys([str(recipe.local_checkpoints()), recipe.checkpoint_folder()]))
+
+
+def checkpoints_in(*folders: str) -> list[Found]:
+    """Return the checkpoints of local or ``s3://`` folders, newest first."""
+    found = []
+    for folder in folders:
+        if is_remote(folder):
+            with Bucket(folder) as bucket:
+                found += _named(list(bucket.list(below=True)), folder)
+        else:
+            paths = [*Path(folder).glob("*.pt"), *Path(folder).glob(f"*/{MANIFEST}")]
+            found += _named([path.relative_to(folder).as_posix() for path in paths], folder)
+    return sorted(found, reverse=True)
+
+
+def _named(names: list[str], folder: str) -> list[Found]:
+    found = []
+    for match in filter(None, map(_NAME.fullmatch, names)):
+        uri = f"{folder.rstrip('/')}/{match[1]}{'.pt' if match[4] == '.pt' else ''}"
+        found.append(Found(int(match[3]), int(match[2]), not is_remote(folder), uri))
+    return found
+
+
+def checkpoints_of(recipe: Recipe) -> list[Found]:
+    """Return the checkpoints of a run, wherever they are, newest first."""
+    return checkpoints_in(*checkpoint_folders(recipe))
+
+
+def remove_checkpoints(folder: str) -> None:
+    """Delete the checkpoints of a local or ``s3://`` folder."""
+    if is_remote(folder):
+        with Bucket(folder) as bucket:
+            remove_oldest(bucket, 0)
+            bucket.delete(f"{BEST}/{NOTE}")
+        return
+    for found in checkpoints_in(folder):
+        remove(Path(found.uri))
+
+
+def incomplete(folder: Path) -> list[str]:
+    """Return the names of what killed saves have left in a local folder."""
+    paths = [path for path in folder.glob("ep*-ba*") if path.is_dir()]
+    shards = [path for path in paths if not manifest_of(path).exists()]
+    return [path.name for path in [*shards, *folder.glob(f"ep*-ba*{PARTIAL}")]]
+
+
+def remove(path: Path) -> None:
+    """Delete a local checkpoint, or what there is of it: its manifest first."""
+    if path.is_dir():
+        manifest_of(path).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)  # other nodes may be at it
+    else:
+        path.with_suffix(".json").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
+def named_best(note: bytes | None) -> str | None:
+    """Return the name of the best checkpoint that a note tells of, None without a whole note."""
+    try:
+        name = Path(parse_object(note or b"")["checkpoint"]).name
+    except (ValueError, KeyError, TypeError):
+        return None
+    return name if re.fullmatch(r"ep\d+-ba\d+(\.pt)?", name) else None
+
+
+def remove_oldest(
+    bucket: Bucket, keep: int, newest: str | None = None, best: str | None = None
+) -> None:
+    """Delete the oldest checkpoints of a bucket's folder, each after its manifest.
+
+    Shards without a manifest, which killed uploads leave, go with what is older than ``newest``.
+
+    Args:
+        bucket: of the folder; in use.
+        keep: how many stay.
+        newest: the name of the one that counts as the newest; what is further stays as well.
+        best: the name of one that stays however old it is.
+    """
+    objects = list(bucket.list(below=True))
+    found = sorted(_named(objects, bucket.uri), reverse=True)
+    names = [Path(checkpoint.uri).name for checkpoint in found]
+    place = names.index(newest) if newest else 0
+    for name in names[place + keep :]:
+        if name == best:
+            continue
+        manifest = str(manifest_of(Path(name)))
+        bucket.delete(manifest)
+        for part in objects:
+            if part != manifest and (part == name or part.startswith(f"{name}/")):
+                bucket.delete(part)
+    for part in objects:
+        match = _SHARD.fullmatch(part)
+        is_older = newest is None or (match and int(match[2]) < found[place].batch)
+        if match and match[1] not in names and is_older:
+            bucket.delete(part)

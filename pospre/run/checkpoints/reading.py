@@ -1,0 +1,308 @@
+"""The content of a checkpoint: of the newest that is whole, or of one by its name.
+
+A checkpoint is one file ``ep<epoch>-ba<batch>.pt`` or a folder ``ep<epoch>-ba<batch>`` of shards,
+locally or on S3. It is read once, into memory: the bytes that were checked are the bytes that are
+loaded, whatever becomes of the file meanwhile.
+"""
+
+import contextlib
+import hashlib
+import io
+import re
+import shlex
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from composer.utils import dist
+
+from pospre.collectives import from_rank_zero, however_long, on_every_rank
+from pospre.errors import UserError
+from pospre.object_store import Bucket, Garbled, is_remote, patiently, s3_patience
+from pospre.recipe.recipe import recorded_recipe
+from pospre.recipe.yaml_text import VARIABLE, read_mapping
+from pospre.run.checkpoints.file import (
+    MANIFEST,
+    DamagedCheckpoint,
+    manifest_of,
+    unpickle,
+    verify,
+    why_not_written,
+)
+from pospre.run.checkpoints.finding import (
+    BEST,
+    NOTE,
+    checkpoints_in,
+    named_best,
+)
+from pospre.run.checkpoints.sanity import check_state
+from pospre.run.checkpoints.sharded import assemble, read_manifest
+from pospre.run.checkpoints.versions import warn_of_other_versions
+
+_FOLDER = re.compile(r"(.*/)?ep\d+-ba\d+/?")
+_ONE_FOLDER = "All nodes must see one trainer.save_folder, or use a bucket"
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that was read and is whole.
+
+    Attributes:
+        uri: where it came from.
+        sha256: of the bytes that were read; of shards, that of their manifest.
+        content: what they hold.
+        files: the bytes by file, if they came from a bucket and other ranks of this node need them.
+    """
+
+    uri: str
+    sha256: str
+    content: dict[str, Any]
+    files: dict[str, bytes] | None = None
+
+    @property
+    def batch(self) -> int:
+        """How many steps it has been trained."""
+        return int(self.content["state"]["timestamp"]["Timestamp"]["batch"])
+
+
+def open_newest(folders: Sequence[str]) -> Checkpoint | None:
+    """Return the newest whole checkpoint of some folders, None where there is none at all.
+
+    Damaged ones are named and passed over.
+
+    Raises:
+        UserError: there are checkpoints, and none is whole.
+    """
+    failures: list[UserError] = []
+    for found in checkpoints_in(*folders):
+        try:
+            return read_checkpoint(found.uri)
+        except DamagedCheckpoint as error:
+            failures.append(error)
+            print(f"warning: {error}; passed over", file=sys.stderr, flush=True)
+    if failures:
+        raise UserError(
+            f"no checkpoint in {' or '.join(folders)} can be used: {failures[0]}. Bring one back "
+            "from a copy, or delete them to start again"
+        )
+    return None
+
+
+def read_checkpoint(uri: str) -> Checkpoint:
+    """Return one checkpoint, verified; nothing in it is ever executed.
+
+    Raises:
+        DamagedCheckpoint: it is not what training wrote.
+        UserError: it is missing, cannot be fetched, or is not one of this package.
+    """
+    try:
+        return _read(uri)
+    except (DamagedCheckpoint, Garbled):
+        if not is_remote(uri):
+            raise
+    try:
+        return _read(uri)  # bits may have changed on the way
+    except Garbled as error:
+        raise DamagedCheckpoint(str(error)) from error
+
+
+def _read(uri: str) -> Checkpoint:
+    files = _files_of(uri)
+    if _FOLDER.fullmatch(uri):
+        manifest = files[MANIFEST]
+        sha256 = hashlib.sha256(manifest).hexdigest()
+        content = assemble(files, read_manifest(manifest, uri), uri)
+    else:
+        path = Path(uri)
+        data = files[path.name]
+        sha256 = verify(data, files.get(manifest_of(path).name), uri)
+        content = unpickle(data, uri)
+    check_state(content, uri)
+    is_shared = is_remote(uri) and dist.get_local_world_size() > 1
+    return Checkpoint(uri, sha256, content, files if is_shared else None)
+
+
+def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
+    """Return on every rank the content of the checkpoint that rank 0 has read.
+
+    Each rank reads the bytes itself and compares their SHA-256 with that of rank 0's. From a bucket
+    every node fetches them once; on the first one that is what rank 0 has done already.
+
+    Args:
+        start: on rank 0 the checkpoint, if there is one; None on the other ranks.
+
+    Raises:
+        UserError: on all ranks, if one of them finds other bytes, or none.
+    """
+    noted = from_rank_zero(lambda: None if start is None else (start.uri, start.sha256))
+    if noted is None:
+        return None
+    content = {} if start is None else start.content
+
+    def read_here() -> None:
+        if not content:
+            content.update(_read_same(place, *noted))
+
+    with _on_this_node(noted[0], None if start is None else start.files) as place:
+        on_every_rank(lambda: however_long(read_here))
+    return content
+
+
+@contextlib.contextmanager
+def _on_this_node(uri: str, files: dict[str, bytes] | None) -> Iterator[str]:
+    """Give the ranks of a node one local copy, which is deleted in the end if it was a download.
+
+    Args:
+        uri: of the checkpoint.
+        files: what this rank has read of it; emptied when it is written.
+    """
+    if not is_remote(uri) or dist.get_world_size() == 1:  # one process has read it already
+        yield uri
+    else:
+        with contextlib.ExitStack() as stack:
+
+            def fetch() -> str | None:
+                is_read = dist.get_global_rank() == 0 and dist.get_local_world_size() == 1
+                if dist.get_local_rank() > 0 or is_read:
+                    return None
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pospre-"))
+                copy = f"{folder}/{Path(uri).name}"
+                _copy(uri, Path(copy), files)
+                return copy
+
+            copies = on_every_rank(lambda: however_long(fetch))
+            yield copies[dist.get_global_rank() - dist.get_local_rank()] or uri
+
+
+def _copy(uri: str, target: Path, files: dict[str, bytes] | None) -> None:
+    """Fetch a checkpoint to this node, unless it has ``files``: from a bucket that may be busy.
+
+    Raises:
+        UserError: the bucket does not answer for long, or there is no room.
+    """
+    folder = target if _FOLDER.fullmatch(uri) else target.parent
+    found = files or {}
+    if not found:
+        patiently(lambda: found.update(_files_of(uri)), s3_patience())
+    try:
+        folder.mkdir(exist_ok=True)
+        for name, content in found.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise UserError(
+            f"{uri} cannot be copied to {folder} on {socket.gethostname()} for the ranks there: "
+            f"{why_not_written(error, folder)}, or set TMPDIR to another folder"
+        ) from error
+    found.clear()
+
+
+def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
+    """Return the content of a local copy, if it is what the first rank has read at ``uri``."""
+    host = socket.gethostname()
+    try:
+        found = read_checkpoint(place)
+    except UserError as error:
+        raise UserError(
+            f"{uri}, from which the first rank goes on, cannot be read on {host} ({error}). "
+            f"{_ONE_FOLDER}"
+        ) from error
+    if found.sha256 != sha256:
+        raise UserError(
+            f"{uri} holds other bytes on {host} than the first rank has read (SHA-256 "
+            f"{found.sha256[:12]}…, there {sha256[:12]}…). {_ONE_FOLDER}"
+        )
+    return found.content
+
+
+def _files_of(uri: str) -> dict[str, bytes]:
+    """Return the content of a checkpoint's files by name, its manifest among them if there is one.
+
+    Raises:
+        DamagedCheckpoint: a file is missing from a folder, or cannot be read.
+        UserError: there is no such file, or the bucket does not answer.
+    """
+    if not _FOLDER.fullmatch(uri):
+        return _read_file(uri)
+    (manifest,) = _read_files(uri, [MANIFEST])
+    names = [part.file for part in read_manifest(manifest, uri)]
+    return {MANIFEST: manifest, **dict(zip(names, _read_files(uri, names), strict=True))}
+
+
+def _read_files(folder: str, names: list[str]) -> Iterator[bytes]:
+    """Yield files of a checkpoint's folder, one after another."""
+    if is_remote(folder):
+        with Bucket(folder) as bucket:
+            there = bucket.list()
+            missing = [name for name in names if name not in there]
+            if not missing:
+                yield from map(bucket.fetch, names)
+    else:
+        missing = [name for name in names if not (Path(folder) / name).is_file()]
+        if not missing:
+            try:
+                yield from (path.read_bytes() for path in (Path(folder) / name for name in names))
+            except OSError as error:
+                raise DamagedCheckpoint(f"{folder} cannot be read: {error}") from error
+    if missing:
+        raise DamagedCheckpoint(f"{folder} is no whole checkpoint: it lacks {missing[0]}")
+
+
+def _read_file(uri: str) -> dict[str, bytes]:
+    path = Path(uri)
+    manifest = manifest_of(path)
+    if is_remote(uri):
+        with Bucket(uri) as bucket:
+            bucket.download(data := io.BytesIO())
+        with Bucket(uri.rpartition("/")[0]) as bucket:
+            noted = bucket.find(manifest.name)
+        return {path.name: data.getvalue()} | ({} if noted is None else {manifest.name: noted})
+    if not path.is_file():  # to open a FIFO would take for ever
+        state = "is no regular file" if path.exists() else "does not exist"
+        raise DamagedCheckpoint(f"checkpoint {uri} {state}")
+    manifests = [manifest] if manifest.is_file() else []
+    try:
+        return {place.name: place.read_bytes() for place in (path, *manifests)}
+    except OSError as error:
+        raise DamagedCheckpoint(f"{uri} cannot be read: {error}") from error
+
+
+def open_checkpoint(uri: str) -> Checkpoint:
+    """Return the checkpoint that ``uri`` means: a file, or the newest of a folder or a run folder.
+
+    Raises:
+        UserError: there is none, or none that is whole.
+    """
+    checkpoint = _find(uri)
+    warn_of_other_versions(checkpoint.content, checkpoint.uri)
+    return checkpoint
+
+
+def _find(uri: str) -> Checkpoint:
+    is_file = not is_remote(uri) and Path(uri).is_file()
+    if uri.endswith(".pt") or is_file or _FOLDER.fullmatch(uri):
+        return read_checkpoint(uri)
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    if is_remote(uri) and name == BEST:
+        with Bucket(uri) as bucket:
+            best = named_best(bucket.find(NOTE))
+        if best is not None:
+            return read_checkpoint(f"{folder}/{best}")
+    folders = [uri, f"{uri.rstrip('/')}/checkpoints"]
+    recipe_file, noted = Path(uri) / "recipe.yaml", None
+    if not is_remote(uri) and recipe_file.is_file():
+        # where its recipe has them as well; not in runs/NAME, which another may be by now
+        noted = recorded_recipe(read_mapping(recipe_file), str(recipe_file)).trainer.save_folder
+    newest = open_newest([*folders, *([noted] if noted and not is_remote(noted) else [])])
+    if newest is not None:
+        return newest
+    if noted is not None and (is_remote(noted) or VARIABLE.search(noted)):
+        raise UserError(
+            f"{uri} holds no checkpoint, and what only its recipe.yaml names, {noted!r}, is not "
+            f"asked; if you trust that address, give it instead of {uri}: --model "
+            f"{shlex.quote(noted)}, or encoder.weights={shlex.quote(noted)} for a training"
+        )
+    if not is_remote(uri) and not Path(uri).exists():
+        raise UserError(f"checkpoint {uri} does not exist")
+    raise UserError(f"{uri} holds no checkpoint (ep<epoch>-ba<batch>.pt, or a folder of that name)")

@@ -1,0 +1,270 @@
+"""Saves checkpoints on the local disk while training goes on.
+
+Composer's own saver leaves a partial file under its final name when the disk is full, its uploader
+takes the run down with the bucket, and the step waits for both. Here a step waits for a copy of the
+state in memory; a thread writes it, whole or not at all. Shards become a checkpoint between two
+steps, when all ranks have written theirs. What carries it into a bucket (``uploads.py``) hangs on
+``after_save``.
+"""
+
+import copy
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer.core import Callback, Event, State
+from composer.loggers import Logger
+from composer.utils import create_interval_scheduler, dist, reproducibility
+from torch import Tensor
+
+from pospre.collectives import Greatest, from_rank_zero, on_every_rank, wait_for_all
+from pospre.errors import UserError
+from pospre.run.checkpoints.file import why_not_written, write_checkpoint
+from pospre.run.checkpoints.finding import CHECKPOINT_NAME, incomplete, remove
+from pospre.run.checkpoints.sharded import (
+    Shard,
+    shard,
+    sharded_state,
+    write_manifest,
+    write_shards,
+)
+from pospre.run.checkpoints.versions import versions
+
+_WRITTEN, _WRITING, _FAILED = range(3)
+
+
+class CheckpointSaver(Callback):
+    """Saves every ``interval`` and at the end; keeps the last ``keep`` files.
+
+    Content and names are those of Composer's saver, whose name it bears because Composer stores
+    the state of callbacks by class: old checkpoints load here, and these there.
+
+    One save is written at a time: the next one, the end of training and whoever calls ``wait``
+    wait for it. One that fails ends the run, on all ranks after the next step.
+
+    Args:
+        folder: local folder of the checkpoints.
+        interval: between two saves, such as ``1ep`` or ``100ba``.
+        keep: files to keep; -1 keeps all. The oldest go, and only once a newer one is whole.
+        earlier: checkpoints of an earlier start, oldest first; they count for ``keep``.
+        sharded: let every rank write its part, into a folder, instead of the first one a file.
+
+    Attributes:
+        before_save: called on every rank with the state before anything is written; one that
+            raises stops the save.
+        after_save: called on rank 0 with the path of every new checkpoint, mostly in the thread
+            that writes.
+        after_shards: called on every rank, between two steps, with the path of a new checkpoint
+            and the files of it that this rank has written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        interval: str,
+        keep: int,
+        earlier: Sequence[Path] = (),
+        sharded: bool = False,
+    ) -> None:
+        self.folder = folder.absolute()
+        self.keep = keep
+        self.sharded = sharded
+        self.before_save: list[Callable[[State], None]] = []
+        self.after_save: list[Callable[[Path], None]] = []
+        self.after_shards: list[Callable[[Path, list[Path]], None]] = []
+        self._kept = list(earlier)
+        self._is_due = create_interval_scheduler(interval)
+        self._last_batch = 0
+        self._staging = Staging()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[list[Shard]] | None = None
+        self._path = self.folder
+        self._shared = Greatest()
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Start from the checkpoint that is loaded; remove what killed saves left."""
+        self._last_batch = state.timestamp.batch.value
+        remains = from_rank_zero(lambda: incomplete(self.folder))
+        if dist.get_local_rank() == 0:
+            for name in remains:
+                remove(self.folder / name)
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Begin to compare notes on the save that is being written, beside the step."""
+        if self._writing is not None:
+            self._shared.begin(self._progress(), state.device)
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Raise what a save has failed of; save in the middle of an epoch, when it is time."""
+        if self._writing is not None and self._progress_of_all() != _WRITING:
+            self.wait()
+        if self._is_due(state, Event.BATCH_CHECKPOINT):
+            self.save(state)
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Save at the end of an epoch, when it is time."""
+        if self._is_due(state, Event.EPOCH_CHECKPOINT):
+            self.save(state)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Let the last checkpoint be whole when training ends."""
+        self.wait()
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Let what is being written be finished, also where training ends with an error."""
+        self._thread.shutdown()
+        failure = None if self._writing is None else self._writing.exception()
+        if failure is not None:
+            print(f"warning: {failure}", file=sys.stderr)
+
+    def save(self, state: State) -> None:
+        """Save this step, on all ranks together; nothing happens where it is saved already.
+
+        Raises:
+            UserError: the save before cannot be written. The earlier checkpoints are as they were.
+        """
+        time = state.timestamp
+        if time.batch.value == self._last_batch:
+            return
+        for check in self.before_save:
+            check(state)
+        self.wait()  # after the checks: the first of them is told that the time of saving begins
+        torch.cuda.empty_cache()  # room for what both gather from all ranks
+        with sharded_state(state) if self.sharded else nullcontext():
+            content: dict[str, Any] = {
+                "state": state.state_dict(),
+                "rng": plain_random(reproducibility.get_rng_state()),
+                "versions": versions(),
+            }
+        name = CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
+        self._path = self.folder / (name if self.sharded else f"{name}.pt")
+        if self.sharded:
+            self._writing = self._thread.submit(self._write_shards, shard(content), self._path)
+        elif dist.get_global_rank() == 0:
+            staged = self._staging.copy(content)
+            self._writing = self._thread.submit(self._write_whole, staged, self._path)
+        else:
+            self._writing = self._thread.submit(list)
+        self._last_batch = time.batch.value
+
+    def wait(self) -> None:
+        """Wait, on all ranks together, until what was saved is whole on the disk.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        wait_for_all(writing)
+        shards, path = on_every_rank(writing.result), self._path
+        if self.sharded:
+            from_rank_zero(lambda: self._write_manifest([*chain(*shards)], path))
+            self._finish(path)
+            for hook in self.after_shards:
+                hook(path, [path / part.file for part in shards[dist.get_global_rank()]])
+
+    def _progress(self) -> int:
+        assert self._writing is not None
+        if not self._writing.done():
+            return _WRITING
+        return _FAILED if self._writing.exception() else _WRITTEN
+
+    def _progress_of_all(self) -> int:
+        """Return what all ranks knew when this step began, or one rank knows now."""
+        progress = self._shared.end()
+        if progress is not None:
+            return progress
+        return _WRITING if dist.get_world_size() > 1 else self._progress()
+
+    def _write_whole(self, content: dict[str, Any], path: Path) -> list[Shard]:
+        with self._explained(path):
+            write_checkpoint(content, path)
+        self._finish(path)
+        return []
+
+    def _write_shards(self, files: dict[str, io.BytesIO], path: Path) -> list[Shard]:
+        with self._explained(path):
+            return write_shards(files, path)
+
+    def _write_manifest(self, shards: list[Shard], path: Path) -> None:
+        with self._explained(path):
+            write_manifest(path, shards, versions())
+
+    def _finish(self, path: Path) -> None:
+        """Remove the oldest, once for each node, which may have a disk of its own; say it."""
+        self._kept = [*(old for old in self._kept if old != path), path]
+        while len(self._kept) > self.keep > 0:
+            oldest = self._kept.pop(0)
+            if dist.get_local_rank() == 0:
+                remove(oldest)
+        for hook in self.after_save if dist.get_global_rank() == 0 else ():
+            hook(path)
+
+    @contextmanager
+    def _explained(self, path: Path) -> Iterator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            yield
+        except OSError as error:
+            start = f"the last one, {self._kept[-1]}" if self._kept else "the start"
+            why = why_not_written(error, self.folder)
+            raise UserError(
+                f"checkpoint {path} cannot be written: {why}, and give the command again: it goes "
+                f"on from {start}"
+            ) from error
+
+
+def plain_random(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the random states of all ranks with lists in the place of numpy's arrays.
+
+    Where a file may name arrays, it may name addresses in memory; numpy takes a list as well.
+    """
+    plain = []
+    for state in ranks:
+        name, keys, *rest = state["numpy"]
+        plain.append({**state, "numpy": (name, keys.tolist(), *rest)})
+    return plain
+
+
+class Staging:
+    """Copies states into the CPU's memory: in the same buffers each time, pinned beside a GPU.
+
+    What an earlier call returned is overwritten by the next one.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def copy(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of nested dicts, lists and tuples with everything in them."""
+        used: dict[str, Tensor] = {}
+        staged: dict[str, Any] = self._copy(state, "", used)
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()  # the copies from the GPU are under way
+        self._buffers = used
+        return staged
+
+    def _copy(self, value: Any, place: str, used: dict[str, Tensor]) -> Any:
+        if isinstance(value, Tensor):
+            used[place] = self._buffer(place, value).copy_(value, non_blocking=True)
+            return used[place]
+        if isinstance(value, dict):
+            return {key: self._copy(item, f"{place}/{key}", used) for key, item in value.items()}
+        if type(value) in (list, tuple):
+            copies = (self._copy(item, f"{place}/{i}", used) for i, item in enumerate(value))
+            return type(value)(copies)
+        return copy.deepcopy(value)
+
+    def _buffer(self, place: str, like: Tensor) -> Tensor:
+        buffer = self._buffers.get(place)
+        if buffer is None or (buffer.shape, buffer.dtype) != (like.shape, like.dtype):
+            buffer = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+        return buffer

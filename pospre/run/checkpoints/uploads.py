@@ -1,0 +1,321 @@
+"""Carries what a run leaves in its folder into its bucket, beside the training.
+
+Composer's uploader needs processes of its own, which outlive a killed run, and ends the run when
+the bucket is away for a minute. Here the checkpoint lies on the local disk first; one thread
+carries the newest one up, for as long as that takes, and no step waits for it.
+"""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from composer.utils import dist
+
+from pospre.collectives import on_every_rank
+from pospre.errors import Unreachable, UserError
+from pospre.object_store import Bucket, s3_patience, seconds_in
+from pospre.run.checkpoints.file import manifest_of
+from pospre.run.checkpoints.finding import BEST, NOTE, named_best, remove_oldest
+from pospre.run.checkpoints.sharded import read_manifest
+from pospre.run.lease import check_held
+from pospre.run.mirror import mirror_run
+
+_TRIES = 3
+_SILENCE = 20.0  # seconds without a byte after which a try has failed
+_GRACE = 15.0
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+
+
+def stop_grace() -> float:
+    """Return how many seconds the last upload of a run that was stopped may take: ``POSPRE_GRACE``.
+
+    SIGKILL comes after SIGTERM, when the launcher wants.
+    """
+    return seconds_in("POSPRE_GRACE", _GRACE)
+
+
+class _Upload(NamedTuple):
+    """What this rank uploads of a checkpoint."""
+
+    checkpoint: Path
+    files: tuple[Path, ...]
+    together: bool = False  # with the other ranks, which wait for it
+
+
+class Uploads:
+    """Uploads the newest checkpoint of a run and its small files, in a thread of its own.
+
+    Where the bucket is slower than the run saves, checkpoints between are left out. Of shards every
+    rank uploads its own; the first one adds the manifest when it sees all of them in the bucket.
+
+    Args:
+        run_folder: the run's, with its small files.
+        remote: ``s3://`` folder of the run's checkpoints.
+        keep: checkpoints kept there; -1 keeps all. The oldest go, once a newer one is whole there;
+            the best one, of which ``best/figure.json`` beside the local ones tells, stays.
+    """
+
+    def __init__(self, run_folder: Path, remote: str, *, keep: int = -1) -> None:
+        self.run_folder = run_folder
+        self.remote = remote
+        self.keep = keep
+        self._patience, self._grace = s3_patience(), stop_grace()
+        # made once, before training: boto reads megabytes for it and holds Python's lock meanwhile
+        self._bucket = Bucket(remote, patience=_TRIES, timeout=_SILENCE)
+        self._changed = threading.Condition()
+        self._waiting: _Upload | None = None
+        self._left_out: _Upload | None = None
+        self._leads = dist.get_global_rank() == 0
+        self._hurry, self._over = False, threading.Event()
+        self._failure: UserError | None = None
+        self._warned = False
+        self._sent, self._most, self._last_progress = 0, 0, 0.0
+        self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
+
+    def __enter__(self) -> "Uploads":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        missing = self.finish() if error is None else self.finish(at_most=self._grace)
+        with self._changed:  # a thread that waits for an answer tries no more after it
+            self._over.set()
+            self._changed.notify_all()
+        if missing is not None and error is None:
+            raise missing
+        if missing is not None:
+            print(f"warning: {missing}", file=sys.stderr)
+
+    def offer(self, checkpoint: Path, files: Sequence[Path] | None = None) -> None:
+        """Upload a checkpoint as soon as may be, instead of an older one that still waits.
+
+        Args:
+            checkpoint: the file or folder.
+            files: those to upload, by default all of it; the manifest goes along.
+        """
+        self._begin(_Upload(checkpoint, tuple(files_of(checkpoint) if files is None else files)))
+
+    def offer_together(self, checkpoint: Path, files: Sequence[Path]) -> None:
+        """Offer on all ranks, or on none while one of them still uploads an older checkpoint.
+
+        So all ranks upload the same checkpoints, and none waits for a file that another left out.
+        """
+        upload = _Upload(checkpoint, tuple(files), together=True)
+        is_busy = any(on_every_rank(lambda: self._waiting is not None))
+        self._left_out = upload if is_busy else None
+        if not is_busy:
+            self._begin(upload)
+
+    def _begin(self, upload: _Upload) -> None:
+        with self._changed:
+            self._waiting = upload
+            if not self._thread.is_alive():
+                self._thread.start()
+            self._changed.notify_all()
+
+    def finish(self, at_most: float = float("inf")) -> UserError | None:
+        """Wait until the last checkpoint is up; return an error that says so where it is not.
+
+        It is given up when nothing has gone up for ``POSPRE_S3_PATIENCE`` seconds, and after
+        ``at_most`` seconds.
+        """
+        start = time.monotonic()
+        if self._left_out is not None:
+            self._begin(self._left_out)
+            self._left_out = None
+        with self._changed:
+            self._hurry = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._waiting is None, timeout=2.0)
+            if self._waiting is not None:
+                print(
+                    f"waiting for {self._waiting.checkpoint} to be uploaded to {self.remote} "
+                    f"(given up after {min(self._patience, at_most):g} s without progress)",
+                    flush=True,
+                )
+            while self._waiting is not None:
+                end = max(start, self._last_progress) + self._patience
+                left = min(end, start + at_most) - time.monotonic()
+                if left <= 0:
+                    return self._given_up(self._waiting)
+                self._changed.wait(left)
+            self._hurry = False
+        return None
+
+    def _given_up(self, upload: _Upload) -> UserError:
+        """Return what to say of a checkpoint that did not go up."""
+        failure = self._failure or Unreachable("the server does not answer")
+        place = f"It is whole at {upload.checkpoint}; give the command again to upload it"
+        if upload.together and not _is_whole(upload.checkpoint):
+            place = (
+                f"This node's part of it is at {upload.checkpoint}; the same command goes on from "
+                f"the newest in {self.remote}"
+            )
+        return failure.restated(
+            f"the last checkpoint is not in {self.remote}: {failure}. {place} "
+            "(POSPRE_S3_PATIENCE sets for how many seconds that is tried)"
+        )
+
+    def _work(self) -> None:
+        pause = _FIRST_PAUSE
+        failed: _Upload | None = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._over.is_set())
+                upload = failed or self._waiting
+            if upload is None or self._over.is_set():
+                return
+            try:
+                self._upload(upload)
+                self._remove_oldest(upload.checkpoint, self._keep_best(upload.checkpoint))
+                self._done(upload)
+            except FileNotFoundError:  # newer ones have pushed it out
+                self._forget(upload)
+            except Exception as error:  # whatever it is: the run must not lose its uploads by it
+                if self._over.is_set():
+                    return
+                self._warn(error)
+                self._rest(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                failed = upload if upload.together else None
+                continue
+            pause, failed = _FIRST_PAUSE, None
+
+    def _upload(self, upload: _Upload) -> None:
+        """Upload the small files, then the checkpoint, and last what says that it is whole."""
+        if self._leads:
+            check_held(self.remote)
+        manifest = manifest_of(upload.checkpoint)
+        folder = upload.checkpoint.parent
+        with contextlib.ExitStack() as stack:  # the names may go while this is under way
+            opened = {
+                path.relative_to(folder).as_posix(): stack.enter_context(path.open("rb"))
+                for path in upload.files
+            }
+            noted = manifest.read_bytes() if self._leads and manifest.exists() else None
+            self._sent = 0
+            if self._leads:
+                mirror_run(self.run_folder, self._bucket)
+            with self._bucket as bucket:
+                name = manifest.relative_to(folder).as_posix()
+                if self._leads:
+                    bucket.delete(name)  # of an earlier file of this name
+                for key, file in opened.items():
+                    bucket.upload(key, file, self._progress)
+                if noted is not None:
+                    self._wait_for_others(upload.checkpoint, noted, bucket)
+                    bucket.put(name, noted)
+
+    def _wait_for_others(self, checkpoint: Path, manifest: bytes, bucket: Bucket) -> None:
+        """Wait until what other ranks upload is there.
+
+        Raises:
+            FileNotFoundError: the checkpoint has gone, so the others may have left it out.
+        """
+        expected = {
+            part.file: part.bytes
+            for part in (read_manifest(manifest, checkpoint.name) if checkpoint.is_dir() else [])
+        }
+        missing = len(expected)
+        while expected:
+            there = bucket.list(checkpoint.name)  # it alone: a bucket may keep thousands
+            left = sum(there.get(name) != size for name, size in expected.items())
+            if left == 0:
+                return
+            if left < missing:
+                missing, self._last_progress = left, time.monotonic()
+            self._failure = Unreachable(f"{left} files of other ranks are not there yet")
+            if not checkpoint.is_dir():
+                raise FileNotFoundError(checkpoint)
+            time.sleep(_FIRST_PAUSE)
+
+    def _keep_best(self, newest: Path) -> str | None:
+        """Let the best one be in the bucket, also where it was left out; return its name."""
+        folder = newest.parent / BEST
+        note = (folder / NOTE).read_bytes() if (folder / NOTE).exists() else None
+        name = named_best(note)
+        if not self._leads or note is None or name is None:
+            return None
+        best = folder / name
+        with self._bucket as bucket, contextlib.suppress(FileNotFoundError):  # on other disks
+            manifest = manifest_of(best)
+            there = bucket.find(manifest.relative_to(folder).as_posix())
+            if best.exists() and there != manifest.read_bytes():
+                self._most = 0  # its first byte is progress
+                self._upload(_Upload(best, tuple(files_of(best))))
+            bucket.put(f"{BEST}/{NOTE}", note)
+        return name
+
+    def _remove_oldest(self, newest: Path, best: str | None) -> None:
+        if self.keep < 0 or not self._leads:
+            return
+        try:
+            with self._bucket as bucket:
+                remove_oldest(bucket, self.keep, newest.name, best)
+        except UserError as error:  # what is new is there all the same
+            print(f"warning: old checkpoints stay in {self.remote}: {error}", file=sys.stderr)
+
+    def _progress(self, count: int) -> None:
+        self._sent += count
+        if self._sent > self._most:  # what goes up again after a failure is no progress
+            self._most, self._last_progress = self._sent, time.monotonic()
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            print(
+                f"warning: {error}; training goes on, its checkpoints are in "
+                f"{self.run_folder} and are uploaded when the bucket answers again",
+                file=sys.stderr,
+            )
+        self._failure = error if isinstance(error, UserError) else UserError(str(error))
+        self._warned = True
+
+    def _rest(self, pause: float) -> None:
+        """Wait before the next try, not long when somebody waits for it."""
+        with self._changed:
+            hurried = self._hurry
+            pause = min(pause, 2 * _FIRST_PAUSE) if hurried else pause
+            self._changed.wait_for(lambda: self._hurry and not hurried, timeout=pause)
+
+    def _done(self, upload: _Upload) -> None:
+        if self._warned:
+            name = upload.checkpoint.name
+            print(f"{self.remote} answers again: {name} is there", file=sys.stderr)
+        self._failure, self._warned = None, False
+        self._forget(upload)
+
+    def _forget(self, upload: _Upload) -> None:
+        with self._changed:
+            self._most = 0
+            if self._waiting == upload:
+                self._waiting = None
+            self._changed.notify_all()
+
+
+def files_of(checkpoint: Path) -> list[Path]:
+    """Return the files of a local checkpoint, but for its manifest."""
+    if not checkpoint.is_dir():
+        return [checkpoint]
+    shards = read_manifest(manifest_of(checkpoint).read_bytes(), str(checkpoint))
+    return [checkpoint / part.file for part in shards]
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Tell whether all files of a local checkpoint are on this node's disk."""
+    return manifest_of(checkpoint).exists() and all(path.exists() for path in files_of(checkpoint))
+
+
+def lacks(remote: str, checkpoint: Path) -> bool:
+    """Tell whether a bucket has not, or not as a whole, what a local checkpoint holds."""
+    manifest = manifest_of(checkpoint)
+    noted = manifest.read_bytes() if manifest.exists() else None
+    with Bucket(remote) as bucket:
+        there = bucket.list(below=True)
+        for path in files_of(checkpoint):
+            if there.get(path.relative_to(checkpoint.parent).as_posix()) != path.stat().st_size:
+                return True
+        return bucket.find(manifest.relative_to(checkpoint.parent).as_posix()) != noted

@@ -1,0 +1,226 @@
+"""A run's folder: whose it is, what may be deleted in it, and that only one run is in it."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+import yaml
+from composer.utils import dist
+
+from pospre.atomic_file import PARTIAL, nearest_existing, write_atomic
+from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.question import QUESTIONS, to_json
+from pospre.object_store import is_remote, s3_patience
+from pospre.recipe.environment import annotated
+from pospre.recipe.recipe import Recipe
+from pospre.recipe.yaml_text import read_mapping
+from pospre.run.checkpoints.content import recorded
+from pospre.run.checkpoints.file import why_not_written
+from pospre.run.checkpoints.finding import remove_checkpoints
+from pospre.run.checkpoints.reading import open_newest
+from pospre.run.lease import lease
+from pospre.run.mirror import remove_mirrored
+from pospre.run.peers.process import is_restart
+from pospre.run.same_run import compare_recipes
+
+_HALF_WRITTEN = f"recipe.yaml*{PARTIAL}", f"{QUESTIONS}*{PARTIAL}"
+LOCK = "run.lock"
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def hold_run(recipe: Recipe) -> Iterator[None]:
+    """Keep a run's folders to this run while it lasts, on rank 0.
+
+    The lock is the system's: it goes with the process, however that ends, and the file that stays
+    behind after ``kill -9`` blocks nobody. On NFS the server keeps it, so other machines are kept
+    out as well (where the mount says ``nolock`` or ``local_lock``, only this machine's processes).
+    A bucket's folder is kept by a lease (``lease.py``).
+
+    Raises:
+        UserError: another run is in one of the folders, or the disk is full.
+    """
+    if dist.get_global_rank() > 0:
+        yield
+        return
+    _check_folders(recipe)
+    folders = [recipe.run_path()]
+    if recipe.trainer.save_folder and not is_remote(recipe.trainer.save_folder):
+        folders.append(Path(recipe.trainer.save_folder))
+    with contextlib.ExitStack() as stack:
+        try:
+            for folder in dict.fromkeys(folders):
+                stack.enter_context(_locked(folder))
+            if is_remote(recipe.checkpoint_folder()):
+                stack.enter_context(lease(recipe.checkpoint_folder(), _patience(recipe)))
+            yield
+        except OSError as error:
+            if error.errno not in _DISK_ERRORS:
+                raise
+            raise UserError(
+                f"run folder {folders[0]} cannot be written: {why_not_written(error, folders[0])}, "
+                "and give the command again: it goes on from the last checkpoint, if there is one"
+            ) from error
+
+
+def _patience(recipe: Recipe) -> float:
+    """Return how many seconds to wait at the start for a bucket that does not answer.
+
+    A resumed run waits an outage out, as nobody may be there to give the command again.
+    """
+    if not (recipe.run_path() / "recipe.yaml").exists():
+        return 0.0  # a new run: somebody is there, and the address may be wrong
+    if dist.get_world_size() > 1:  # the other ranks wait
+        return min(s3_patience(), recipe.trainer.dist_timeout / 2)
+    return s3_patience()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock; in the end remove it, and the folder where nothing was written."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"run folder {folder} cannot be made ({error.strerror}); choose another "
+            "trainer.run_folder"
+        ) from error
+    try:
+        with _lock(folder / LOCK):
+            try:
+                yield
+            finally:
+                (folder / LOCK).unlink(missing_ok=True)
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def _lock(path: Path) -> TextIO:
+    """Return the locked file; while it is open nobody else gets it."""
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            with file:
+                raise UserError(
+                    f"{path.parent} is in use by another run ({file.read().strip()}). Wait until "
+                    "it has ended, stop it, or choose another run_name"
+                ) from error
+        except OSError as error:
+            print(
+                f"warning: {path.parent} cannot be locked ({error.strerror}): see to it that no "
+                "second run uses it",
+                file=sys.stderr,
+            )
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            return file
+        file.close()  # its holder removed it when it ended: lock the new one
+
+
+def _check_folders(recipe: Recipe) -> None:
+    """Raise a ``UserError`` if the run's folders are no folders, or not writable."""
+    folder = recipe.checkpoint_folder()
+    folders = {f"run folder {recipe.run_path()}": recipe.run_path()}
+    if not is_remote(folder):
+        folders[f"trainer.save_folder {folder}"] = Path(folder)
+    for name, wanted in folders.items():
+        nearest = nearest_existing(wanted)
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            what = "read-only, or not yours" if nearest.is_dir() else "a file"
+            raise UserError(
+                f"{name} cannot be written: {nearest} is {what}; make it a writable folder, or "
+                "choose another run_name, trainer.run_folder or trainer.save_folder"
+            )
+
+
+def starts_over(recipe: Recipe) -> bool:
+    """Tell whether to delete an earlier run: who gave the command wants it, not who repeats it."""
+    return recipe.trainer.overwrite and not is_restart()
+
+
+def clear(recipe: Recipe) -> None:
+    """Remove an earlier run of this name, if all that would go is of this name."""
+    path, folder = recipe.run_path(), recipe.checkpoint_folder()
+    if not (path / "recipe.yaml").exists() and _strangers(path):
+        raise UserError(f"{path} is no run folder (no recipe.yaml); trainer.overwrite spares it")
+    newest = open_newest([folder]) if recipe.trainer.save_folder else None
+    if newest is not None:
+        owner = recorded(newest.content)[0].get("run_name")
+        if owner != recipe.run_name:
+            raise UserError(
+                f"{newest.uri} is of run '{owner}'; trainer.overwrite spares it: choose another "
+                "trainer.save_folder"
+            )
+    try:
+        remove_checkpoints(folder)
+        if is_remote(folder):
+            remove_mirrored(folder)
+        for entry in path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != LOCK:
+                entry.unlink()
+    except OSError as error:
+        raise UserError(f"trainer.overwrite: the earlier run cannot be deleted: {error}") from error
+
+
+def _strangers(path: Path) -> list[Path]:
+    """Return what is in a run folder besides the leftovers of a failed start and a certificate."""
+    remains = {*_half_written(path), path / LOCK, path / "certificate"}
+    checkpoints = path / "checkpoints"
+    if checkpoints.is_dir() and not any(checkpoints.iterdir()):
+        remains.add(checkpoints)
+    return [entry for entry in path.iterdir() if entry not in remains]
+
+
+def check_folder(recipe: Recipe) -> None:
+    """Raise a ``UserError`` if the run's folder is of another run, or of something else."""
+    path = recipe.run_path()
+    if (path / "recipe.yaml").exists():
+        compare_recipes(read_mapping(path / "recipe.yaml"), recipe, f"{path}/recipe.yaml")
+    elif _strangers(path):
+        raise UserError(
+            f"{path} exists and is no run folder (no recipe.yaml); choose another run_name"
+        )
+
+
+def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> None:
+    """Write the recipe, and what its algorithms ask, into the run's folder (``hold`` has made it).
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    folder = recipe.run_path()
+    asked = {each.module_name(): each.question for each in algorithms}
+    try:
+        for killed in _half_written(folder):
+            killed.unlink()
+        text = annotated(yaml.safe_dump(recipe.record(), sort_keys=False), recipe.environment)
+        write_atomic(folder / "recipe.yaml", text.encode())
+        write_atomic(folder / QUESTIONS, to_json(asked))
+    except OSError as error:
+        raise UserError(
+            f"run folder {folder} cannot be written: "
+            f"{why_not_written(error, folder)}, and give the command again"
+        ) from error
+
+
+def _half_written(folder: Path) -> list[Path]:
+    return [path for pattern in _HALF_WRITTEN for path in folder.glob(pattern)]

@@ -1,0 +1,135 @@
+"""What must be the same on all ranks of a run, and the error message where it is not."""
+
+import hashlib
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer.utils import dist
+
+import pospre
+from pospre.data.stores.identity import Identity, difference
+from pospre.errors import UserError
+from pospre.recipe.provenance import values
+from pospre.recipe.recipe import Recipe
+from pospre.run.checkpoints.versions import revision
+
+# What may differ between the nodes of one run: where things are there, and how fast they go.
+NODE_KEYS = (
+    "data.path",
+    "data.num_workers",
+    "data.cache_dir",
+    "data.cache_limit",
+    "trainer.run_folder",
+    "trainer.progress_bar",
+)
+_REVISION = "pospre's git revision"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a rank says of itself: where it runs and, by dotted key, what it is about to do.
+
+    A container that is started anew has the same host and process: ``start`` is another.
+    """
+
+    host: str
+    process: int
+    facts: dict[str, Any]
+    start: str = field(default_factory=secrets.token_hex)
+
+
+def facts_of(recipe: Recipe, world_size: int, device: str) -> dict[str, Any]:
+    """Return by key what must be the same on all ranks, before their data are opened."""
+    return {
+        "pospre's version": pospre.__version__,
+        _REVISION: revision(_sources()),
+        "the SHA-256 of pospre's sources": _hash_of_sources(),
+        "torch's version": torch.__version__,
+        "WORLD_SIZE": world_size,
+        "the device": device,
+        **_shared_keys(recipe),
+    }
+
+
+def check_data(recipe: Recipe, num_samples: int, identity: Identity) -> None:
+    """Raise a ``UserError`` on all ranks if they have opened other data.
+
+    Args:
+        recipe: of this rank, with what the data decide in it.
+        num_samples: in its training data.
+        identity: of these data; nodes may have them in several formats.
+    """
+    if dist.get_world_size() > 1:
+        facts = {"the number of images in data.path": num_samples, **_shared_keys(recipe)}
+        note = Note(socket.gethostname(), os.getpid(), facts)
+        gathered = dist.all_gather_object((note, identity))
+        notes = {rank: found for rank, (found, _) in enumerate(gathered)}
+        error = name_difference(notes) or _name_other_data(notes, [data for _, data in gathered])
+        if error:
+            raise UserError(error)
+
+
+def _name_other_data(notes: Mapping[int, Note], data: Sequence[Identity]) -> str:
+    """Return which ranks have other data than rank 0, and in what; an empty text: none has."""
+    others = [rank for rank, found in enumerate(data) if difference(data[0], found)]
+    if not others:
+        return ""
+    what = difference(data[0], data[others[0]], "on rank 0", "there")
+    return (
+        f"data.path on {notes[others[0]].host} ({name_ranks(others)}) holds other data than on "
+        f"{notes[0].host} (rank 0): {what}. Give all nodes the same data"
+    )
+
+
+def name_difference(notes: Mapping[int, Note]) -> str:
+    """Return in which fact which ranks differ from rank 0, an empty text where none does.
+
+    A revision that git did not tell on a rank, as on a busy disk, is none: the sources have a hash.
+    """
+    first = notes[0]
+    for key in dict.fromkeys(key for note in notes.values() for key in note.facts):
+        value = first.facts.get(key)
+        others = [rank for rank, note in notes.items() if note.facts.get(key) != value]
+        if key == _REVISION:
+            others = [rank for rank in others if value and notes[rank].facts.get(key)]
+        if others:
+            other = notes[others[0]]
+            return (
+                f"the nodes are not about to do the same: {key} is {other.facts.get(key)} on "
+                f"{other.host} ({name_ranks(others)}), {value} on {first.host} (rank 0). Give all "
+                "nodes one recipe, the same key=value, the same data and the same versions"
+            )
+    return ""
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as a person writes them: ``rank 3``, ``ranks 0 to 7, 12``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"{'ranks' if sum(map(len, runs)) > 1 else 'rank'} {', '.join(texts)}"
+
+
+def _shared_keys(recipe: Recipe) -> dict[str, Any]:
+    return {key: value for key, value in values(recipe.dump()) if key not in NODE_KEYS}
+
+
+def _hash_of_sources() -> str:
+    total = hashlib.sha256()
+    for path in sorted(_sources().rglob("*.py")):
+        total.update(path.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def _sources() -> Path:
+    return Path(pospre.__file__).parent

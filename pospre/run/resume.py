@@ -1,0 +1,86 @@
+"""What a checkpoint knows of its run, and how a run goes on from it."""
+
+from typing import Any
+
+from composer.core import Callback, State
+from composer.loggers import Logger
+from composer.utils import dist, reproducibility
+
+from pospre.data.stores.identity import Identity
+from pospre.errors import UserError
+from pospre.recipe.environment import COMPARED, fingerprint
+from pospre.recipe.recipe import Recipe
+
+
+class RecipeRecord(Callback):
+    """Stores the resolved recipe and the identity of the data set in every checkpoint.
+
+    Of what the environment gave, and a resumed run may not change, there are fingerprints.
+    """
+
+    def __init__(self, recipe: Recipe, num_samples: int, data: Identity) -> None:
+        self.num_samples = num_samples
+        self.data = data
+        self.recipe = recipe.record()
+        self.fingerprints = {
+            key: fingerprint(recipe.run_name, key, recipe.environment[key].value)
+            for key in COMPARED
+            if key in recipe.environment
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is stored."""
+        return {
+            "recipe": self.recipe,
+            "num_samples": self.num_samples,
+            "data": self.data,
+            "fingerprints": self.fingerprints,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep the recipe of this start: a checkpoint's own was compared with it before."""
+
+
+class Resume(Callback):
+    """Loads the state where Composer would have read a file, and the random state with it.
+
+    Composer's ``load_path`` reads the file again, whatever it holds by then, and unpickles freely.
+
+    Args:
+        content: of the checkpoint; emptied once it is loaded, so that its memory is free.
+    """
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self._content = content
+        self._random: list[dict[str, Any]] | None = content.get("rng")
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        """Load weights, optimiser, clock and all else that the state keeps."""
+        saved = self._content["state"]
+        # What a file says of algorithms Composer would evaluate, as Python, were it a list (also
+        # one under the old name, with an underscore); ours come from the recipe.
+        for key in [key for key in saved if key.startswith("_")]:
+            del saved[key]
+        saved["algorithms"] = dict(saved.get("algorithms", {}))
+        states = saved.setdefault("callbacks", {})
+        for callback in state.callbacks:  # of one that this start adds nothing is missing
+            if not callback.state_dict():
+                states.setdefault(type(callback).__qualname__, {})
+        for algorithm in state.algorithms:  # none keeps anything that would be read
+            saved["algorithms"].setdefault(type(algorithm).__qualname__, {})
+        try:
+            state.load_state_dict(saved, logger, strict=True)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                "the checkpoint that this run goes on from holds a state that no training writes "
+                f"({type(error).__name__}: {error}); delete it to go on from an older one"
+            ) from error
+        saved.clear()
+        self._content.clear()
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:
+        """Restore the random state before the first step, also in the middle of an epoch."""
+        if self._random is not None:
+            # those of ranks that there are no more would only make Composer warn
+            reproducibility.load_rng_state(self._random[: dist.get_world_size()])
+            self._random = None

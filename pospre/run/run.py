@@ -1,0 +1,168 @@
+"""One door for a run: its folder, its ranks and its checkpoints, held while it trains."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from composer.core import Callback
+from composer.utils import dist
+
+from pospre.collectives import from_rank_zero, however_long, print_once
+from pospre.object_store import check_writable, is_remote
+from pospre.recipe.recipe import Recipe
+from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_in, checkpoints_of
+from pospre.run.checkpoints.reading import Checkpoint, open_newest, read_on_every_rank
+from pospre.run.checkpoints.saver import CheckpointSaver
+from pospre.run.checkpoints.uploads import Uploads, lacks
+from pospre.run.checkpoints.visibility import check_visibility
+from pospre.run.device import build_device
+from pospre.run.folder import check_folder, clear, hold_run, starts_over, write_recipe
+from pospre.run.mirror import restore_run
+from pospre.run.peers.agreement import check_data
+from pospre.run.peers.peers import joined
+from pospre.run.resume import RecipeRecord, Resume
+from pospre.run.same_run import Training, check_checkpoint
+
+
+class Run:
+    """A run while it lasts: of all starts only this one is in its folders, on all of its ranks.
+
+    ``with Run(recipe) as run`` joins the other ranks, and locks the folder (a bucket by a lease);
+    ``find`` looks for the newest checkpoint that is whole; ``begin`` gives the callbacks that go on
+    from it, save, and upload beside the steps. At the end all is given back.
+
+    Args:
+        recipe: of the run.
+
+    Attributes:
+        device: to train on.
+        start: on rank 0 the checkpoint that ``find`` has found, if there is one.
+
+    Raises:
+        UserError: another run is in the folder, or the ranks do not come together.
+        Lost: another rank has ended before its time, or answers no more.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.device = build_device(recipe)
+        self.start: Checkpoint | None = None
+        self._training: Training | None = None
+        self._uploads: Uploads | None = None
+        self._held, self._sending = ExitStack(), ExitStack()
+
+    def __enter__(self) -> "Run":
+        with ExitStack() as stack:
+            stack.enter_context(joined(self.recipe, self.device))
+            stack.enter_context(hold_run(self.recipe))
+            if is_remote(self.recipe.checkpoint_folder()) and dist.get_global_rank() == 0:
+                check_writable(self.recipe.checkpoint_folder())  # before anything slow
+            stack.enter_context(self._sending)
+            self._held = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._held.__exit__(kind, error, trace)
+
+    def is_new(self) -> bool:
+        """Tell, on every rank, whether there is no checkpoint to go on from, or none is wanted."""
+        recipe = self.recipe
+        return from_rank_zero(lambda: starts_over(recipe) or not checkpoints_of(recipe))
+
+    def find(self, training: Training) -> int:
+        """Return after how many steps the run goes on, on every rank; 0: from the beginning.
+
+        Nothing is written before everything is checked.
+
+        Args:
+            training: what is about to be trained, with what the data decide in its recipe.
+
+        Raises:
+            UserError: the ranks have other data, the bucket does not work, or the folder or its
+                checkpoints are of another run.
+        """
+        recipe, leads = training.recipe, dist.get_global_rank() == 0
+        check_data(recipe, training.loader.num_samples, training.loader.identity)
+        start = however_long(lambda: _open(training) if leads else None)
+        folder = recipe.checkpoint_folder()
+        if is_remote(folder) and (leads or recipe.trainer.checkpoint == "sharded"):
+            uploads = Uploads(recipe.run_path(), folder, keep=recipe.trainer.keep_remote)
+            self._uploads = self._sending.enter_context(uploads)
+        self._training, self.start = training, however_long(lambda: self._in_bucket(start))
+        return from_rank_zero(lambda: 0 if self.start is None else self.start.batch)
+
+    def _in_bucket(self, start: Checkpoint | None) -> Checkpoint | None:
+        if start is None or self._uploads is None:
+            return start
+        return in_bucket(start, self._uploads)
+
+    def begin(self) -> list[Callback]:
+        """Return the callbacks that load the checkpoint that was found, save and upload.
+
+        All ranks call it together, after ``find``.
+        """
+        assert self._training is not None
+        recipe, loader = self._training.recipe, self._training.loader
+        check_visibility(recipe)
+        start, options = self.start, recipe.trainer
+        saver = CheckpointSaver(
+            recipe.local_checkpoints(),
+            interval=options.save_interval,
+            keep=options.keep_checkpoints,
+            earlier=from_rank_zero(lambda: [] if start is None else _earlier(recipe, start)),
+            sharded=options.checkpoint == "sharded",
+        )
+        if self._uploads is not None and saver.sharded:
+            saver.after_shards.append(self._uploads.offer_together)
+        elif self._uploads is not None:
+            saver.after_save.append(self._uploads.offer)
+        record = RecipeRecord(recipe, loader.num_samples, loader.identity)
+        content = read_on_every_rank(start)
+        if content is None:
+            return [record, saver]
+        print_once(f"going on from {start and start.uri}")
+        return [record, saver, Resume(content)]
+
+    def finish_uploads(self) -> None:
+        """Wait until the last checkpoint is in the bucket.
+
+        Raises:
+            UserError: it is not, and the bucket has not answered for long.
+        """
+        self._sending.close()
+
+
+def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
+    """Upload a local checkpoint that the bucket lacks; wait for it if other nodes must read it."""
+    if is_remote(start.uri):
+        return start
+    path = Path(start.uri)
+    if lacks(uploads.remote, path):
+        uploads.offer(path)
+    if dist.get_world_size() == dist.get_local_world_size():
+        return start
+    missing = uploads.finish()
+    if missing is not None:
+        raise missing
+    return start._replace(uri=f"{uploads.remote.rstrip('/')}/{path.name}")
+
+
+def _open(training: Training) -> Checkpoint | None:
+    """Make or check the run's folder and return the checkpoint to go on from, if any."""
+    recipe = training.recipe
+    if starts_over(recipe):
+        clear(recipe)
+    check_folder(recipe)
+    start = open_newest(checkpoint_folders(recipe))
+    if start is not None:
+        check_checkpoint(start, training)
+    write_recipe(recipe, training.algorithms)
+    if start is not None and is_remote(start.uri):
+        restore_run(recipe.run_path(), recipe.checkpoint_folder())
+    return start
+
+
+def _earlier(recipe: Recipe, start: Checkpoint) -> list[Path]:
+    """Return the local checkpoints up to ``start``, oldest first."""
+    local = checkpoints_in(str(recipe.local_checkpoints()))
+    return [Path(found.uri) for found in reversed(local) if found.batch <= start.batch]

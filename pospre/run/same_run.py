@@ -1,0 +1,185 @@
+"""Whether a run that goes on is the same run: what was recorded beside what this start trains."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from pospre.data.loader import ViewLoader
+from pospre.data.stores.identity import difference
+from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.model import PretrainModel
+from pospre.recipe.environment import COMPARED, fingerprint
+from pospre.recipe.recipe import Recipe
+from pospre.recipe.yaml_text import VARIABLE, key_parts
+from pospre.run.checkpoints.content import (
+    compare_tensors,
+    recorded,
+    recorded_fingerprints,
+    recorded_identity,
+)
+from pospre.run.checkpoints.reading import Checkpoint
+from pospre.run.checkpoints.versions import warn_of_other_versions
+
+# What may differ when a run goes on: where things are and how fast they go, not what is learned
+# (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
+FREE_KEYS = (
+    "data.path",
+    "data.num_workers",
+    "data.bad_samples",  # so that a run that met one goes on as the message says
+    "data.cache_dir",
+    "data.cache_limit",
+    "callbacks",
+    "loggers",
+    "evaluation",
+    "trainer.max_duration",  # a longer run is another curve from there on, which is said
+    "trainer.device",
+    "trainer.run_folder",
+    "trainer.overwrite",
+    "trainer.save_folder",
+    "trainer.save_interval",
+    "trainer.checkpoint",
+    "trainer.keep_checkpoints",
+    "trainer.keep_remote",
+    "trainer.keep_best",
+    "trainer.autoresume",
+    "trainer.microbatch_size",
+    "trainer.activation_checkpointing",
+    "trainer.compile",
+    "trainer.fsdp",
+    "trainer.log_interval",
+    "trainer.progress_bar",
+    "trainer.dist_timeout",
+    "trainer.rendezvous_timeout",
+    "trainer.peer_timeout",
+)
+
+
+class Training(Protocol):
+    """What a run trains, as ``training.build`` makes it."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Resolved, with what the data decide."""
+
+    @property
+    def loader(self) -> ViewLoader:
+        """Of the training data."""
+
+    @property
+    def algorithms(self) -> Sequence[PretrainAlgorithm]:
+        """Attached to the model."""
+
+    @property
+    def model(self) -> PretrainModel:
+        """With the weights from which it would begin."""
+
+    @property
+    def total_steps(self) -> int:
+        """Of the whole training."""
+
+
+def check_checkpoint(start: Checkpoint, training: Training) -> None:
+    """Raise a ``UserError`` if what is about to be trained cannot go on from a checkpoint."""
+    recipe, loader = training.recipe, training.loader
+    if not recipe.trainer.autoresume:
+        raise UserError(
+            f"{start.uri} exists and trainer.autoresume is false; use trainer.autoresume=true to "
+            "go on, trainer.overwrite=true to start again, or another run_name"
+        )
+    state: dict[str, Any] = start.content["state"]
+    for key in ("model", "optimizers", "schedulers", "timestamp"):
+        if key not in state:
+            raise UserError(f"{start.uri} holds weights only (no '{key}'): no run goes on from it")
+    previous, num_samples = recorded(start.content)
+    if start.batch > training.total_steps:
+        raise UserError(
+            f"trainer.max_duration = {recipe.trainer.max_duration} is {training.total_steps} "
+            f"steps, but {start.uri} is trained for {start.batch}; give at least {start.batch}ba, "
+            "or choose another run_name"
+        )
+    compare_recipes(previous, recipe, start.uri, recorded_fingerprints(start.content))
+    if num_samples != loader.num_samples:
+        raise UserError(
+            f"{start.uri} was trained on {num_samples} images, but data.path = "
+            f"{recipe.data.path} holds {loader.num_samples}; choose another run_name"
+        )
+    if other := difference(recorded_identity(start.content), loader.identity):
+        raise UserError(
+            f"{start.uri} was trained on other data ({previous['data']['path']}) than data.path = "
+            f"{recipe.data.path} holds: {other}. Give the data that the run began with, or choose "
+            "another run_name"
+        )
+    compare_tensors(training.model.state_dict(), state["model"], start.uri)
+    warn_of_other_versions(start.content, start.uri)
+
+
+def compare_recipes(
+    previous: dict[str, Any],
+    recipe: Recipe,
+    source: str,
+    fingerprints: Mapping[str, str] | None = None,
+) -> None:
+    """Raise a ``UserError`` naming the first key in which two recipes are not the same run.
+
+    Args:
+        previous: as it was recorded.
+        recipe: of this start.
+        source: where the recorded one is, for errors.
+        fingerprints: of what the environment gave to it; None takes these keys for the same.
+    """
+    now = recipe.record()
+    key = first_difference(previous, _as_recorded(previous, recipe, fingerprints))
+    if key is None:
+        return
+    elsewhere = " and trainer.save_folder" if recipe.trainer.save_folder else ""
+    if key == "run_name":
+        raise UserError(
+            f"{source} is of run '{previous['run_name']}', this one is '{recipe.run_name}'; choose "
+            f"another {'trainer.save_folder' if elsewhere else 'run_name'}"
+        )
+    old, new = (_look_up(one, key) for one in (previous, now))
+    new = f"another value of {new}" if old == new else new
+    section, *within = key_parts(key)
+    if section == "algorithms" and len(within) == 1 and None in (old, new):  # another method
+        key = "algorithms"
+        old, new = (" + ".join(one["algorithms"]) for one in (previous, now))
+    same = f"give {key}={old} to go on with it, or " if key == "trainer.precision" else ""
+    raise UserError(
+        f"run '{recipe.run_name}' exists with another recipe: {source} has {key} = {old}, this one "
+        f"{new}; {same}choose another run_name=…{elsewhere}, or trainer.overwrite=true to delete "
+        "it and start again"
+    )
+
+
+def _as_recorded(
+    previous: dict[str, Any], recipe: Recipe, fingerprints: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Return a recipe with the recorded references where they stand for its very values."""
+    now = recipe.dump()
+    for dotted in COMPARED:
+        section, _, key = dotted.partition(".")
+        old = _look_up(previous, dotted)
+        if not VARIABLE.search(str(old)):
+            continue
+        if fingerprints is None or fingerprints.get(dotted) == fingerprint(
+            recipe.run_name, dotted, now[section][key]
+        ):
+            now[section][key] = old
+    return now
+
+
+def first_difference(old: Any, new: Any, key: str = "") -> str | None:
+    """Return the first dotted key in which two recipes differ, apart from ``FREE_KEYS``."""
+    if key in FREE_KEYS or old == new:
+        return None
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return key
+    names = [*new, *(name for name in old if name not in new)]
+    found = (first_difference(old.get(n), new.get(n), f"{key}.{n}" if key else n) for n in names)
+    return next((difference for difference in found if difference is not None), None)
+
+
+def _look_up(recipe: Any, key: str) -> Any:
+    for part in key_parts(key):
+        recipe = recipe.get(part) if isinstance(recipe, dict) else None
+    return recipe

@@ -1,0 +1,135 @@
+"""Training a recipe: from the start of its run, or from where it stopped, to its end."""
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from composer.core import Callback
+from composer.utils import dist
+
+from pospre.collectives import from_rank_zero, print_once
+from pospre.data.memory import estimate_memory
+from pospre.data.traffic import describe_traffic
+from pospre.errors import Stopped, UserError
+from pospre.recipe.recipe import Recipe
+from pospre.run.checkpoints.content import recorded
+from pospre.run.checkpoints.finding import checkpoints_in
+from pospre.run.checkpoints.reading import Checkpoint
+from pospre.run.run import Run
+from pospre.schedules import duration_steps
+from pospre.training.build import Components, build_components
+from pospre.training.callbacks.stop_signals import StopSignals
+from pospre.training.device import describe_precision, slow_precision
+from pospre.training.scale.microbatch import out_of_memory
+from pospre.training.start_weights import load_weights
+from pospre.training.trainer import build_trainer
+
+
+def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
+    """Train a recipe to its end, or go on where it stopped; tell whether it was finished before.
+
+    Args:
+        recipe: what to train.
+        more_callbacks: see ``train_in``.
+    """
+    with Run(recipe) as run:
+        return train_in(run, more_callbacks)
+
+
+def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
+    """Do what ``train`` does, in a run that the caller holds.
+
+    Args:
+        run: of the recipe, entered.
+        more_callbacks: at each event they come before the checkpoint is saved.
+    """
+    recipe = run.recipe
+    parts = build_components(recipe, run.device)
+    memory = estimate_memory(parts.loader)
+    memory.check()
+    if recipe.encoder.weights is not None and run.is_new():
+        print_once(load_weights(parts.model, recipe.encoder.weights, recipe.encoder.weights_from))
+    steps = run.find(parts)
+    is_finished = steps >= parts.total_steps
+    if is_finished:
+        where = run.start and run.start.uri
+        print_once(f"{recipe.run_name} is already finished ({where}); nothing to train")
+    else:
+        if run.start is not None:
+            _say_length(parts, run.start)
+        traffic = describe_traffic(parts.loader)
+        if traffic is not None and dist.get_local_rank() == 0:
+            print(traffic, flush=True)
+        slow = slow_precision(parts.recipe, parts.device)
+        for text in (memory.describe() if memory.is_tight else None, slow):
+            if text is not None:
+                print_once(text)
+        print_once(_describe(parts, recipe.trainer.precision))
+        _fit(parts, run, more_callbacks)
+    run.finish_uploads()
+    return is_finished
+
+
+def _describe(parts: Components, precision: str) -> str:
+    """Say in a line what is about to be trained, where it goes, and how to stop it."""
+    recipe, ranks = parts.recipe, dist.get_world_size()
+    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    device = parts.device.name if ranks == 1 else f"{ranks} × {parts.device.name}"
+    precision = describe_precision(precision, recipe.trainer.precision, parts.device)
+    return (
+        f"{recipe.run_name}: {recipe.encoder.name} with {' + '.join(recipe.algorithms)}, "
+        f"{parameters / 1e6:.1f} M parameters, on {device} in {precision}; "
+        f"{parts.loader.num_samples} images, {parts.total_steps} steps of "
+        f"{recipe.data.batch_size}, into {recipe.run_path()}. Ctrl-C saves and stops; the same "
+        "command goes on"
+    )
+
+
+def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback]) -> None:
+    """Train from what the run has found to the end of the recipe."""
+    signals = StopSignals()
+    callbacks = [*more_callbacks, *run.begin()]
+    trainer = build_trainer(parts, signals=signals, callbacks=callbacks)
+    for needless in (
+        "No batches were trained",  # of an epoch at whose very end the run goes on
+        "The current world size",  # is another: no draw depends on a rank's own random state
+    ):
+        warnings.filterwarnings("ignore", message=needless)
+    try:
+        trainer.fit()
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"the device ran out of memory in step {trainer.state.timestamp.batch.value + 1} "
+            f"({error}). Use {out_of_memory(parts.recipe)}; the same command goes on from the last "
+            "checkpoint"
+        ) from error
+    finally:
+        signals.give_back()
+        trainer.engine.close()  # trainer.close() would also wait for ranks, and one may have failed
+    dist.barrier()
+    if signals.stopped is not None:
+        # the others may have disks of their own, without what makes files a checkpoint
+        step, local = trainer.state.timestamp.batch.value, str(parts.recipe.local_checkpoints())
+        saved = from_rank_zero(lambda: next(x for x in checkpoints_in(local) if x.batch == step))
+        raise Stopped(
+            signals.stopped,
+            f"after step {step} of {parts.total_steps}, saved in {saved.uri}; the same "
+            "command goes on from there",
+        )
+
+
+def _say_length(parts: Components, start: Checkpoint) -> None:
+    """Say what becomes of the schedules where the run goes on with another length."""
+    before = recorded(start.content)[0]["trainer"]["max_duration"]
+    now, batch_size = parts.recipe.trainer.max_duration, parts.recipe.data.batch_size
+    steps = duration_steps(before, steps_per_epoch=len(parts.loader), batch_size=batch_size)
+    if steps == parts.total_steps or start.batch >= parts.total_steps:
+        return
+    scheduler = start.content["state"]["schedulers"][type(parts.schedule).__name__]
+    pairs = zip(parts.schedule.base_lrs, parts.schedule.lr_lambdas, strict=True)
+    rate = max(peak * share(start.batch) for peak, share in pairs)
+    print_once(
+        f"trainer.max_duration was {before}, is {now}: from step {start.batch + 1} on all "
+        f"schedules are those of {parts.total_steps} steps instead of {steps}; the learning rate "
+        f"is {rate:.3g} there, it would have been {max(scheduler['_last_lr']):.3g}"
+    )

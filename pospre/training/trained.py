@@ -1,0 +1,57 @@
+"""The model of a checkpoint."""
+
+from typing import Literal
+
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
+from pospre.recipe.recipe import Recipe, recorded_recipe
+from pospre.run.checkpoints.content import compare_tensors, recorded
+from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
+from pospre.training.build import build_model
+from pospre.training.resolve import resolve
+
+Weights = Literal["student", "teacher"]
+
+
+def load_model(
+    uri: str, *, initial: bool = False, weights: Weights = "student"
+) -> tuple[PretrainModel, Recipe]:
+    """Return the model of a checkpoint, in eval mode on the CPU, and its recipe.
+
+    Args:
+        uri: a checkpoint file, a folder of them or a run folder (the newest counts), local or S3.
+        initial: give the same model with the random weights of its seed, before any training.
+        weights: ``teacher`` puts the teacher's weights where the trained ones are.
+
+    Raises:
+        UserError: no such checkpoint, the file is damaged or of another model, or it has no
+            teacher.
+    """
+    return model_of(open_checkpoint(str(uri)), initial=initial, weights=weights)
+
+
+def model_of(
+    checkpoint: Checkpoint, *, initial: bool = False, weights: Weights = "student"
+) -> tuple[PretrainModel, Recipe]:
+    """Do what ``load_model`` does, with a checkpoint that was read already."""
+    uri, content = checkpoint.uri, checkpoint.content
+    recipe = resolve(recorded_recipe(recorded(content)[0], source=f"recipe in {uri}"))
+    model = build_model(recipe)
+    if not initial:
+        found = content["state"]["model"]
+        compare_tensors(model.state_dict(), found, uri)
+        model.load_state_dict(found)
+    if weights == "teacher":
+        _take_teacher(model, uri)
+    return model.eval(), recipe
+
+
+def _take_teacher(model: PretrainModel, name: str) -> None:
+    """Give every trained module that has a teacher its teacher's weights."""
+    if model.teacher is None:
+        raise UserError(
+            f"{name} was trained without a teacher; leave out --weights teacher (the algorithm "
+            "ema_teacher keeps one)"
+        )
+    for student, teacher in model.teachers.pairs:
+        student.load_state_dict(teacher.state_dict())

@@ -1,0 +1,100 @@
+"""A save while the disk turns read-only, while the run is told to stop, and before the next one."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composer.core import State
+from composer.loggers import Logger
+
+from pospre.run import run as door
+from pospre.run.checkpoints import saver as checkpoint_saver
+from pospre.run.checkpoints.file import write_checkpoint
+from pospre.run.checkpoints.reading import read_checkpoint
+from pospre.run.checkpoints.saver import CheckpointSaver
+from tests.run.checkpoints.test_saver import files
+from tests.training.tiny_runs import SHORT, Run, metrics
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[Callable[[], int]]:
+    """Give a function that makes a folder read-only, for root as well, as a disk that failed is."""
+    bound = ["mount", "--bind", str(folder), str(folder)]
+    if shutil.which("mount") is None or subprocess.run(bound, capture_output=True).returncode:
+        pytest.skip("this process may not mount anything")
+    remount = ["mount", "-o", "remount,ro,bind", str(folder)]
+    try:
+        yield lambda: subprocess.check_call(remount)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_folder_that_becomes_read_only(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
+    assert run(tiny, *SHORT)[0] == 0
+    for path in [*folder.glob("ep1-*")]:
+        path.unlink()
+    before = files(folder)
+    with read_only(folder) as spoil:
+
+        class Spoilt(CheckpointSaver):
+            def batch_end(self, state: State, logger: Logger) -> None:
+                if state.timestamp.batch == 3:
+                    spoil()
+
+        monkeypatch.setattr(door, "CheckpointSaver", Spoilt)
+        code, said = run(tiny, *SHORT)
+        assert code == 2 and "Traceback" not in said and said.count("cannot be written") == 1
+        assert "Read-only file system" in said and "goes on from the last" in said
+        assert f"checkpoint {folder}/ep1-ba4.pt" in said
+        monkeypatch.undo()
+        code, said = run(tiny, *SHORT)  # it is from the start
+        assert code == 2 and f"save_folder {folder} cannot be written" in said
+        assert "going on from" not in said and files(folder) == before
+    with read_only(folder.parent) as spoil:
+        spoil()
+        code, said = run(tiny, *SHORT)
+        assert code == 2 and f"{folder.parent} cannot be written" in said
+    assert run(tiny, *SHORT)[0] == 0 and set(before) < set(files(folder))
+
+
+def test_sigterm_while_a_checkpoint_is_written(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(content: Any, path: Path) -> None:
+        if path.name == "ep0-ba2.pt":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+        write_checkpoint(content, path)
+
+    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
+    code, said = run(tiny, *SHORT)
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
+    assert code == 75 and f"saved in {folder}/ep0-ba3.pt; the same command goes on" in said
+    for step in (2, 3):
+        saved = read_checkpoint(f"{folder}/ep0-ba{step}.pt").content
+        assert saved["state"]["timestamp"]["Timestamp"]["batch"] == step
+
+
+def test_the_wait_for_the_save_before_counts_as_saving(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(content: Any, path: Path) -> None:
+        time.sleep(2 if path.name == "ep0-ba1.pt" else 0)
+        write_checkpoint(content, path)
+
+    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
+    options = ("trainer.max_duration=3ba", "trainer.save_interval=1ba")
+    assert run(tiny, *options)[0] == 0
+    # the second save waited for the first, before the third step
+    last = metrics(tmp_path / "runs" / "tiny")[-1]
+    assert last["time/save"] > 0.5 and last["time/evaluation"] < 0.5

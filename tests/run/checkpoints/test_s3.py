@@ -1,0 +1,182 @@
+"""Checkpoints in a bucket, over HTTP: saved, resumed, and refused within seconds."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import requests
+import torch
+import yaml
+
+from data_prep import convert
+from pospre.errors import UserError
+from pospre.run.checkpoints.finding import NOTE
+from pospre.run.mirror import mirror_run
+from pospre.training.build import build_model
+from pospre.training.start_weights import load_weights
+from tests.data.flaky_s3 import moto_server, use_bucket
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.training.tiny_runs import Run, curve
+
+FOLDER = "trainer.save_folder=s3://bucket/runs/tiny"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Serve an S3 with the bucket ``bucket``; give a client."""
+    with moto_server() as port:
+        use_bucket(monkeypatch, f"http://127.0.0.1:{port}")
+        client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
+        client.create_bucket(Bucket="bucket")
+        yield client
+
+
+def names(client: Any) -> list[str]:
+    found = client.list_objects_v2(Bucket="bucket", Prefix="runs/tiny/").get("Contents", [])
+    return sorted(item["Key"].rpartition("/")[2] for item in found)
+
+
+def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Path) -> None:
+    short = ("trainer.max_duration=2ep", "trainer.save_interval=2ba")
+    assert run(tiny, *short, "run_name=local")[0] == 0
+    often = ("evaluation={knn: {every: 2ba, k: 3, baseline: false}}", "trainer.keep_best=knn/top1")
+    code, said = run(tiny, *short, *often, FOLDER, "trainer.keep_remote=1")
+    assert code == 0, said
+    assert {"ep1-ba6.pt", "ep1-ba6.json"} <= set(names(bucket))
+    best = json.loads((tmp_path / "runs" / "tiny" / "checkpoints" / "best" / NOTE).read_text())
+    assert {NOTE, best["checkpoint"]} <= set(names(bucket))
+    # as if the run had been killed after its fourth step, and its disk been lost
+    kept = tmp_path / "runs" / "tiny" / "checkpoints"
+    for name in ("ep1-ba4.pt", "ep1-ba4.json"):  # in so short a run it may have been left out
+        bucket.upload_file(str(kept / name), "bucket", f"runs/tiny/{name}")
+    bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6.pt")
+    shutil.rmtree(kept)
+    code, said = run(tiny, *short, FOLDER)
+    assert code == 0 and "going on from s3://bucket/runs/tiny/ep1-ba4.pt" in said
+    assert curve(tmp_path / "runs" / "tiny") == curve(tmp_path / "runs" / "local")
+    code, said = run(tiny, *short, FOLDER)
+    assert code == 0 and "already finished" in said
+    # the run's small files are there as well, and take up the curve where the local ones are gone
+    assert {"recipe.yaml", "questions.json", "metrics.jsonl", "report.html"} <= set(names(bucket))
+    bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6.pt")
+    warning = b'{"step": 2, "warning": "of its first start"}\n'
+    bucket.put_object(Bucket="bucket", Key="runs/tiny/watch.jsonl", Body=warning)
+    assert run(tiny, *short, FOLDER, f"trainer.run_folder={tmp_path}/fresh")[0] == 0
+    assert (tmp_path / "fresh" / "tiny" / "watch.jsonl").read_bytes() == warning
+    assert curve(tmp_path / "fresh" / "tiny") == curve(tmp_path / "runs" / "local")
+    # on a machine that has not seen this run
+    code, said = run(tiny, *short, FOLDER, f"trainer.run_folder={tmp_path}/elsewhere", "seed=1")
+    assert code == 2 and "seed = 0" in said
+
+
+def refused(run: Run, tiny: Path, *options: str, code: int = 2) -> str:
+    start = time.monotonic()
+    ended, said = run(tiny, FOLDER, *options)
+    assert time.monotonic() - start < 15
+    assert ended == code and "Traceback" not in said
+    assert not (tiny.parent / "runs").exists()
+    return said
+
+
+def test_a_missing_bucket(bucket: Any, tiny: Path, run: Run) -> None:
+    said = refused(run, tiny, "trainer.save_folder=s3://missing/tiny")
+    assert "bucket 'missing' does not exist" in said
+    assert "names no bucket" in refused(run, tiny, "trainer.save_folder=s3:///tiny")
+
+
+def test_wrong_credentials(
+    bucket: Any, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = bucket.meta.endpoint_url
+    requests.post(f"{url}/moto-api/reset-auth", data=b"0", timeout=5)
+    try:
+        assert "refuses the credentials" in refused(run, tiny)
+    finally:
+        requests.post(f"{url}/moto-api/reset-auth", data=b"1000000", timeout=5)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert "AWS_ACCESS_KEY_ID" in refused(run, tiny)
+
+
+def test_a_dead_endpoint(
+    bucket: Any, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    said = refused(run, tiny, code=69)
+    assert "http://127.0.0.1:9 does not answer" in said
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:9000", "http://in valid"])
+def test_a_malformed_endpoint_is_said(
+    endpoint: str, bucket: Any, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
+    code, said = run(tiny, FOLDER)
+    assert code == 2 and "Traceback" not in said
+    assert endpoint in said and "http://host:port" in said
+
+
+def test_the_small_files_of_a_run_are_not_worth_it(
+    tiny: Path, run: Run, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fails_once(*place: Any) -> None:
+        calls.extend([place] * (tiny.parent in place[0].parents))  # not other tests' threads
+        if calls == [place]:
+            raise UserError("the endpoint does not answer")
+        mirror_run(*place)
+
+    monkeypatch.setattr("pospre.run.checkpoints.uploads.mirror_run", fails_once)
+    code, said = run(tiny, "trainer.max_duration=1ep", "trainer.save_folder=s3://bucket/runs/apart")
+    assert "warning: the endpoint does not answer; training goes on" in said
+    assert code == 0
+
+
+def test_an_encoder_starts_from_the_bucket(bucket: Any, tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path / "runs", "mae")
+    checkpoint = save_checkpoint(recipe)
+    exported = tmp_path / "encoder.pth"
+    source = build_model(recipe)
+    torch.save(source.encoder.state_dict(), exported)
+    bucket.upload_file(str(checkpoint), "bucket", f"runs/start/{checkpoint.name}")
+    bucket.upload_file(str(exported), "bucket", "encoder.pth")
+    for address, name in (
+        ("s3://bucket/runs/start", checkpoint.name),
+        ("s3://bucket/encoder.pth", "encoder.pth"),
+    ):
+        assert name in load_weights(build_model(recipe), address)
+    with pytest.raises(UserError, match=r"s3://bucket/none.pth does not exist"):
+        load_weights(build_model(recipe), "s3://bucket/none.pth")
+
+
+def test_shards_in_the_bucket_train_as_the_folder_does(
+    bucket: Any, tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    folder = yaml.safe_load(tiny.read_text())["data"]["path"]
+    assert convert.main([folder, "s3://bucket/shards", "--format", "mds"]) == 0
+    cache = f"data.cache_dir={tmp_path}/cache"
+    code, said = run(tiny, cache, "data.path=s3://bucket/shards", "run_name=remote")
+    assert code == 0, said
+    often = "trainer.save_interval=3ba"
+    assert run(tiny, often, "run_name=folder")[0] == 0
+    assert curve(tmp_path / "runs" / "remote") == curve(tmp_path / "runs" / "folder")
+    # a run goes on elsewhere: other format, another cache
+    shutil.rmtree(tmp_path / "cache")
+    for name in ("ep3-ba12.pt", "ep2-ba9.pt"):
+        (tmp_path / "runs" / "folder" / "checkpoints" / name).unlink()
+    code, said = run(tiny, cache, "data.path=s3://bucket/shards", often, "run_name=folder")
+    assert code == 0 and "going on from" in said, said
+    assert curve(tmp_path / "runs" / "remote") == curve(tmp_path / "runs" / "folder")
+
+
+def test_a_data_set_that_is_not_there(bucket: Any, tiny: Path, run: Run, tmp_path: Path) -> None:
+    options = (f"data.cache_dir={tmp_path}/cache", "data.path=s3://bucket/nothing")
+    code, said = run(tiny, *options)
+    assert code == 2 and said.startswith("error: s3://bucket/nothing"), said

@@ -1,0 +1,120 @@
+"""Checkpoints whose hash is right and whose content is odd: passed over, and no traceback."""
+
+import copy
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composer.core import Timestamp
+from composer.utils import reproducibility
+
+from pospre.errors import UserError
+from pospre.run.checkpoints.file import write_checkpoint
+from pospre.run.checkpoints.reading import open_newest, read_checkpoint
+from pospre.run.checkpoints.saver import plain_random
+from pospre.training.trained import load_model
+from tests.run.checkpoints.hostile import CONTENT
+from tests.training.tiny_runs import SHORT, Run, curve
+
+
+def content() -> dict[str, Any]:
+    """Return the content of a checkpoint with all that is looked at."""
+    made = copy.deepcopy(CONTENT)
+    made["state"]["timestamp"] = {"Timestamp": Timestamp(batch=4).state_dict()}
+    schedule = {"last_epoch": 4, "_step_count": 5, "_last_lr": [0.1]}
+    made["state"]["schedulers"] = {"StepSchedule": schedule}
+    made["rng"] = plain_random(reproducibility.get_rng_state())
+    return made
+
+
+def put(*keys: Any, value: Any) -> Callable[[dict[str, Any]], Any]:
+    """Return what puts a value into a checkpoint's content."""
+
+    def change(content: dict[str, Any]) -> None:
+        *path, last = keys
+        place: Any = content
+        for key in path:
+            place = place[key]
+        place[last] = value
+
+    return change
+
+
+CLOCK = ("state", "timestamp", "Timestamp")
+SCHEDULE = ("state", "schedulers", "StepSchedule")
+RECORD = ("state", "callbacks", "RecipeRecord")
+NUMPY = plain_random(reproducibility.get_rng_state())[0]["numpy"]
+
+ODD = [
+    ("timestamp", put("state", "timestamp", value=[1])),
+    ("timestamp", put("state", "timestamp", value={})),
+    ("timestamp", put(*CLOCK, value={"batch": 4})),
+    ("timestamp", put(*CLOCK, "batch", value="4")),
+    ("timestamp", put(*CLOCK, "batch", value=-4)),
+    ("timestamp", put(*CLOCK, "epoch_wct", value=3)),
+    ("timestamp", put(*CLOCK, "total_wct", value=datetime.timedelta(-1))),
+    ("schedulers", put("state", "schedulers", value=["StepSchedule"])),
+    ("schedulers", put(*SCHEDULE, value={})),
+    ("schedulers", put(*SCHEDULE, "last_epoch", value=None)),
+    ("schedulers", put(*SCHEDULE, "_last_lr", value=["a"])),
+    ("rng", put("rng", value=7)),
+    ("rng", put("rng", value=[{}])),
+    ("rng", put("rng", 0, "python", value=(3, (1, 2), None))),
+    ("rng", put("rng", 0, "torch", value=[1, 2])),
+    ("rng", put("rng", 0, "numpy", value=("MT19937", [1], 0, 0, 0.0))),
+    # numpy reads there, millions of words behind its own
+    ("rng", put("rng", 0, "numpy", value=(*NUMPY[:2], 10**8, 0, 0.0))),
+    ("rng", put("rng", 0, "numpy", value=(*NUMPY[:2], -(10**8), 0, 0.0))),
+    ("rng", put("rng", 0, "cuda", value="state")),
+    ("model", put("state", "model", value={"a": 1})),
+    ("recipe", put(*RECORD, value={})),
+    ("recipe", put(*RECORD, "num_samples", value="many")),
+    ("recipe", put(*RECORD, "data", value={"labels": 3})),
+    ("recipe", put(*RECORD, "fingerprints", value=["encoder.weights"])),
+    ("recipe", put(*RECORD, "fingerprints", value={"encoder.weights": 3})),
+    ("recipe", put(*RECORD, "recipe", "encoder", value=None)),
+]
+
+
+@pytest.mark.parametrize(("part", "change"), ODD)
+def test_what_is_odd_is_passed_over(
+    part: str, change: Callable[[Any], Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(content(), tmp_path / "ep0-ba2.pt")
+    odd = content()
+    change(odd)
+    path = tmp_path / "ep1-ba4.pt"
+    write_checkpoint(odd, path)
+    newest = open_newest([str(tmp_path)])
+    assert newest is not None and newest.uri == f"{tmp_path}/ep0-ba2.pt"
+    said = f"{path} is no checkpoint to go on from: its '{part}' is odd"
+    assert f"warning: {said}; passed over\n" in capfd.readouterr().err
+    with pytest.raises(UserError, match=f"its '{part}' is odd"):
+        read_checkpoint(str(path))
+
+
+def test_a_run_goes_on_from_the_one_before(tiny: Path, run: Run, tmp_path: Path) -> None:
+    assert run(tiny, *SHORT)[0] == 0
+    folder = tmp_path / "runs" / "tiny"
+    whole = curve(folder)
+    path = folder / "checkpoints" / "ep1-ba6.pt"
+    odd = read_checkpoint(str(path)).content
+    odd["rng"][0]["numpy"] = (*NUMPY[:2], 10**8, 0, 0.0)
+    write_checkpoint(odd, path)
+    code, said = run(tiny, *SHORT)
+    assert code == 0 and f"{path} is no checkpoint to go on from: its 'rng' is odd" in said
+    assert f"going on from {folder}/checkpoints/ep1-ba4.pt" in said and curve(folder) == whole
+    # one without them: nothing of this recipe is of the environment
+    odd = read_checkpoint(str(path.with_name("ep1-ba6.pt"))).content
+    del odd["state"]["callbacks"]["RecipeRecord"]["fingerprints"]
+    write_checkpoint(odd, path)
+    assert run(tiny, *SHORT)[0] == 0
+    # what only the optimiser would find
+    odd = read_checkpoint(str(path)).content
+    odd["state"]["optimizers"] = {"AdamW": [1]}
+    write_checkpoint(odd, path)
+    code, said = run(tiny, *SHORT, "trainer.max_duration=8ba")
+    assert code == 2 and "holds a state that no training writes" in said, said
+    assert "Traceback" not in said and load_model(str(path))[1].run_name == "tiny"

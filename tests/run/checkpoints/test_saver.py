@@ -1,0 +1,261 @@
+"""Saving: whole or not at all, once for each step, and never at the cost of what is there."""
+
+import concurrent.futures
+import contextlib
+import errno
+import json
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composer.core import State
+from composer.loggers import Logger
+
+from pospre.errors import UserError
+from pospre.run import run as door
+from pospre.run.checkpoints import file as checkpoint_file
+from pospre.run.checkpoints import saver as checkpoint_saver
+from pospre.run.checkpoints.file import manifest_of, write_checkpoint
+from pospre.run.checkpoints.finding import incomplete
+from pospre.run.checkpoints.reading import open_newest, read_checkpoint
+from pospre.run.checkpoints.saver import CheckpointSaver, Staging
+from tests.processes import finished
+from tests.run.checkpoints.hostile import CONTENT as LEAST
+from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment, flat, metrics, no_space
+
+CONTENT = {"state": {**LEAST["state"], "model": {"a": torch.ones(300_000)}}}
+
+
+@contextlib.contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Let the system refuse files of more than ``size`` bytes, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("size", [10_000, 1_190_000])
+def test_a_full_disk_leaves_what_was_there(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "ep0-ba2.pt"
+    write_checkpoint(CONTENT, path)
+    before = files(tmp_path)
+    with full_disk(size), pytest.raises(OSError, match="File too large"):
+        write_checkpoint(CONTENT, path)
+    with full_disk(size), pytest.raises(OSError, match="File too large"):
+        write_checkpoint(CONTENT, tmp_path / "ep1-ba4.pt")
+    assert files(tmp_path) == before
+
+
+def test_a_disk_that_is_gone_is_said_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gone = OSError(errno.ESTALE, "Stale file handle")
+
+    def stale(_: Path) -> None:
+        raise gone
+
+    monkeypatch.setattr(checkpoint_file.shutil, "disk_usage", stale)
+    said = checkpoint_file.why_not_written(gone, tmp_path)
+    assert said.startswith(f"Stale file handle ({tmp_path} does not answer). ")
+
+
+def test_a_run_ends_with_one_message_on_a_full_disk(tiny: Path, run: Run, tmp_path: Path) -> None:
+    options = (*SHORT, "trainer.keep_checkpoints=1")
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
+    assert run(tiny, *SHORT, "run_name=whole")[0] == 0
+    assert run(tiny, *SHORT)[0] == 0
+    for name in ("ep1-ba4.pt", "ep1-ba6.pt"):
+        (folder / name).unlink()
+        manifest_of(folder / name).unlink()
+    before = files(folder)
+    assert set(before) == {"ep0-ba2.pt", "ep0-ba2.json"}
+    with full_disk(len(before["ep0-ba2.pt"]) // 2):
+        code, said = run(tiny, *options)
+    assert code == 2 and "Traceback" not in said
+    assert f"checkpoint {folder}/ep1-ba4.pt cannot be written: File too large" in said
+    assert "(ulimit -f), and give the command again" in said  # making room would not help
+    assert f"it goes on from the last one, {folder}/ep0-ba2.pt" in said
+    assert files(folder) == before
+    assert run(tiny, *options)[0] == 0
+    assert set(files(folder)) == {"ep1-ba6.pt", "ep1-ba6.json"}
+    assert curve(folder.parent) == curve(tmp_path / "runs" / "whole")
+
+
+def test_a_full_disk_under_the_metrics(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pospre.training.callbacks.metrics.MetricsFile.batch_end", no_space)
+    code, said = run(tiny, *SHORT)
+    assert (
+        code == 2
+        and "No space left on device" in said
+        and f"free in {tmp_path}/runs/tiny). Make room" in said
+    )
+
+
+def test_a_save_that_is_killed_leaves_the_one_before(tmp_path: Path) -> None:
+    script = f"""
+import os, signal, torch
+from pathlib import Path
+from pospre.run.checkpoints import file
+folder = Path({str(tmp_path)!r})
+from tests.run.checkpoints.test_saver import CONTENT as content
+file.write_checkpoint(content, folder / "ep0-ba2.pt")
+write = file._Hashing.write
+def killed(self, data):
+    if self.size > 600_000:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(self, data)
+file._Hashing.write = killed
+file.write_checkpoint(content, folder / "ep1-ba4.pt")
+"""
+    done = finished([sys.executable, "-c", script], env=environment())
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    *whole, half = sorted(files(tmp_path))
+    assert whole == ["ep0-ba2.json", "ep0-ba2.pt"] and incomplete(tmp_path) == [half]
+    newest = open_newest([str(tmp_path)])
+    assert newest is not None and newest.uri == f"{tmp_path}/ep0-ba2.pt"
+
+
+def test_the_manifest_of_an_older_file_never_belies_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ep0-ba2.pt"
+    write_checkpoint({**CONTENT, "more": 1}, path)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint_file, "write_atomic", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint({**CONTENT, "more": 2}, path)
+    newest = open_newest([str(tmp_path)])
+    assert newest is not None and newest.content["more"] == 2
+
+
+class Eager(CheckpointSaver):
+    """Saves also after every step, as one that is told to stop does; counts what is written."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.written: list[str] = []
+        self.after_save.append(lambda path: self.written.append(path.name))
+        self.before_save.append(self.judge)
+        self.forbidden = -1
+        MADE.append(self)
+
+    def judge(self, state: State) -> None:
+        if state.timestamp.batch == self.forbidden:
+            raise UserError("this state is not worth it")
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self.save(state)
+
+
+MADE: list[Eager] = []
+
+
+def test_a_step_is_saved_once(tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "CheckpointSaver", Eager)
+    assert run(tiny, *SHORT)[0] == 0
+    steps = [f"ep{(step - 1) // 3}-ba{step}.pt" for step in range(1, 7)]
+    assert MADE.pop().written == steps
+
+
+def test_a_save_can_be_vetoed(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Vetoed(Eager):
+        def fit_start(self, state: State, logger: Logger) -> None:
+            super().fit_start(state, logger)
+            self.forbidden = 3
+
+    monkeypatch.setattr(door, "CheckpointSaver", Vetoed)
+    code, said = run(tiny, *SHORT)
+    assert code == 2 and "this state is not worth it" in said
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
+    assert {path.name for path in folder.glob("*.pt")} == {"ep0-ba1.pt", "ep0-ba2.pt"}
+    assert json.loads((folder / "ep0-ba2.json").read_text())["file"] == "ep0-ba2.pt"
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tiny, *SHORT, "run_name=whole")[0] == 0
+    trained = threading.Event()
+
+    def slow(content: Any, path: Path) -> None:
+        assert path.name != "ep0-ba2.pt" or trained.wait(30)
+        write_checkpoint(content, path)
+
+    class Watching(CheckpointSaver):
+        def batch_end(self, state: State, logger: Logger) -> None:
+            if state.timestamp.batch == 3:
+                trained.set()
+
+    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
+    monkeypatch.setattr(door, "CheckpointSaver", Watching)
+    assert run(tiny, *SHORT)[0] == 0
+    for name in ("ep0-ba2.pt", "ep1-ba4.pt", "ep1-ba6.pt"):  # the step's state, not a later one
+        ours, theirs = (
+            read_checkpoint(str(tmp_path / "runs" / run_name / "checkpoints" / name)).content
+            for run_name in ("tiny", "whole")
+        )
+        assert flat(ours["state"]["model"]) == flat(theirs["state"]["model"])
+        assert flat(ours["state"]["optimizers"]) == flat(theirs["state"]["optimizers"])
+        assert flat(ours["rng"][0]["torch"]) == flat(theirs["rng"][0]["torch"])
+
+
+def test_a_save_that_fails_is_raised_after_the_next_step(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Patient(CheckpointSaver):
+        def batch_end(self, state: State, logger: Logger) -> None:
+            concurrent.futures.wait([self._writing] if self._writing else [])
+
+    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", no_space)
+    monkeypatch.setattr(door, "CheckpointSaver", Patient)
+    code, said = run(tiny, *SHORT)
+    folder = tmp_path / "runs" / "tiny"
+    assert code == 2 and "Traceback" not in said
+    assert f"{folder}/checkpoints/ep0-ba2.pt cannot be written: No space left on device" in said
+    assert "it goes on from the start" in said and said.count("cannot be written") == 1
+    assert [line["step"] for line in metrics(folder)] == [1, 2, 3]
+
+
+def test_what_diverges_names_the_checkpoint_that_is_being_written(
+    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(content: Any, path: Path) -> None:
+        time.sleep(1)
+        write_checkpoint(content, path)
+
+    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
+    code, said = run(tiny, MAE, "optimizer.base_lr=1.0e30", "trainer.save_interval=2ba")
+    assert code == 2 and "training diverged: after step 3" in said
+    assert f"({tmp_path}/runs/tiny/checkpoints/ep0-ba2.pt, of the step before, gave this" in said
+
+
+def test_a_staged_state_is_a_copy_in_the_same_memory() -> None:
+    staging, weights = Staging(), torch.arange(6.0).reshape(2, 3)
+    state = {"model": {"a": weights, "b": weights.T}, "rest": [1, ("x", weights), None, {2: "y"}]}
+    first = staging.copy(state)
+    memory = first["model"]["a"].data_ptr()
+    weights += 1
+    assert flat(first["model"]["a"]) == [[0, 1, 2], [3, 4, 5]]
+    second = staging.copy({**state, "new": torch.ones(1)})
+    assert flat(second) == flat({**state, "new": torch.ones(1)})
+    assert second["model"]["a"].data_ptr() == memory != weights.data_ptr()
+    assert flat(staging.copy({"model": {"a": torch.ones(7)}})) == {"model": {"a": [1] * 7}}

@@ -1,0 +1,385 @@
+"""Uploads beside the training: no step waits for them, no outage ends a run, nothing is lost."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import boto3
+import pytest
+import torch
+
+from pospre.evaluation.best_checkpoint import BestCheckpoint
+from pospre.object_store import Bucket
+from pospre.recipe.recipe import load_recipe
+from pospre.run.checkpoints import uploads as uploading
+from pospre.run.checkpoints.file import write_checkpoint
+from pospre.run.checkpoints.finding import NOTE, remove_checkpoints
+from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
+from pospre.run.checkpoints.uploads import Uploads, lacks
+from pospre.run.folder import clear
+from pospre.run.mirror import mirror_run, restore_run
+from pospre.run.run import in_bucket
+from pospre.training.trained import load_model
+from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
+from tests.processes import finished, launcher, until
+from tests.run.checkpoints.hostile import CONTENT
+from tests.training.tiny_runs import SHORT, Run, curve, environment, metrics
+
+REMOTE = "s3://bucket/runs/tiny"
+OPTIONS = (f"trainer.save_folder={REMOTE}", *SHORT)
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[FlakyS3]:
+    with flaky_s3() as flaky:
+        yield flaky
+
+
+@pytest.fixture
+def server(proxy: FlakyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyS3]:
+    """Give an S3 that misbehaves on demand, with an empty bucket ``bucket``."""
+    use_bucket(monkeypatch, proxy.url, patience=60)
+    monkeypatch.setattr(uploading, "_FIRST_PAUSE", 0.1)
+    client(proxy).create_bucket(Bucket="bucket")
+    yield proxy
+    proxy.heal()
+    for name in names(proxy):
+        client(proxy).delete_object(Bucket="bucket", Key=f"runs/tiny/{name}")
+
+
+def client(server: FlakyS3) -> Any:
+    return boto3.client("s3", endpoint_url=server.upstream)
+
+
+def names(server: FlakyS3) -> list[str]:
+    found = client(server).list_objects_v2(Bucket="bucket", Prefix="runs/tiny/").get("Contents", [])
+    return sorted(item["Key"].removeprefix("runs/tiny/") for item in found)
+
+
+def checkpoint(folder: Path, batch: int) -> Path:
+    path = folder / f"ep0-ba{batch}.pt"
+    write_checkpoint({**CONTENT, "more": torch.ones(1000)}, path)
+    return path
+
+
+def test_the_manifest_goes_up_last(server: FlakyS3, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n')
+    path = checkpoint(tmp_path, 2)
+    assert lacks(REMOTE, path)
+    with Uploads(tmp_path, REMOTE) as uploads:
+        uploads.offer(path)
+    order = [place.rpartition("/")[2] for place in server.writes]
+    assert order == ["metrics.jsonl", "ep0-ba2.pt", "ep0-ba2.json"]
+    assert not lacks(REMOTE, path)
+    write_checkpoint({"batch": 2, "model": torch.zeros(1000)}, path)
+    assert lacks(REMOTE, path)
+
+
+class Machine:
+    """A machine that trains and measures, with a bucket that keeps one checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.checkpoints = folder, folder / "checkpoints"
+        self.checkpoints.mkdir(parents=True)
+        restore_run(folder, REMOTE)
+        self.best = BestCheckpoint(folder / "metrics.jsonl", self.checkpoints, "knn/top1", "max")
+        self.best.look_into(REMOTE)
+        self.best.settle()
+
+    def train(self, batch: int, figure: float, *, left_out: bool = False) -> None:
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": batch, "knn/top1": figure}) + "\n")
+        self.best.settle(checkpoint(self.checkpoints, batch))
+        if not left_out:
+            with Uploads(self.folder, REMOTE, keep=1) as uploads:
+                uploads.offer(self.checkpoints / f"ep0-ba{batch}.pt")
+
+
+def test_the_best_one_stays_for_another_machine(server: FlakyS3, tmp_path: Path) -> None:
+    def there() -> list[str]:
+        return [name.rpartition("/")[2] for name in names(server) if "metrics" not in name]
+
+    first = Machine(tmp_path / "first")
+    first.train(3, 0.2)
+    first.train(6, 0.5, left_out=True)  # the bucket was busy with another one
+    first.train(9, 0.3)
+    kept = ["ep0-ba6.json", "ep0-ba6.pt"]
+    assert there() == ["figure.json", *kept, "ep0-ba9.json", "ep0-ba9.pt"]
+    second = Machine(tmp_path / "second")
+    second.train(12, 0.4)
+    assert there() == ["figure.json", "ep0-ba12.json", "ep0-ba12.pt", *kept]
+    note = json.loads((second.best.folder / NOTE).read_text())
+    assert note == {"step": 6, "figure": "knn/top1", "value": 0.5, "checkpoint": "ep0-ba6.pt"}
+    assert open_checkpoint(f"{REMOTE}/best").uri == f"{REMOTE}/ep0-ba6.pt"
+    second.train(15, 0.6)
+    assert there() == ["figure.json", "ep0-ba15.json", "ep0-ba15.pt"]
+    remove_checkpoints(REMOTE)
+    assert there() == []
+
+
+def test_what_was_measured_is_on_the_next_machine_and_goes_when_the_run_starts_over(
+    server: FlakyS3, tiny: Path, tmp_path: Path
+) -> None:
+    recipe = load_recipe(tiny, [f"trainer.save_folder={REMOTE}"])
+    here, there = recipe.run_path(), tmp_path / "there"
+    measured = ["evaluation/history.jsonl", "evaluation/knn.json", "metrics.jsonl", "watch.jsonl"]
+    for name in ("recipe.yaml", "evaluation/knn.json.0.partial", *measured):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(f'{{"step": 2, "of": "{name}"}}\n')
+    mirror_run(here, Bucket(REMOTE))
+    assert names(server) == sorted([*measured, "recipe.yaml"])
+    there.mkdir()
+    restore_run(there, REMOTE)
+    assert {path: (there / path).read_bytes() for path in measured} == {
+        path: (here / path).read_bytes() for path in measured
+    }
+    (there / "evaluation" / "knn.json").write_text("newer")
+    restore_run(there, REMOTE)
+    assert (there / "evaluation" / "knn.json").read_text() == "newer"
+    clear(recipe)
+    assert names(server) == [] and not [*here.iterdir()]
+
+
+def test_an_outage_is_said_once_and_sat_out(
+    server: FlakyS3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.refused_writes = 4  # of each object: boto tries three times each time
+    uploads = Uploads(tmp_path, REMOTE)
+    uploads.offer(checkpoint(tmp_path, 2))
+    assert uploads.finish() is None
+    said = capfd.readouterr().err
+    assert said.count("warning:") == 1 and "training goes on" in said
+    assert said.count("answers again: ep0-ba2.pt is there") == 1
+    assert names(server) == ["ep0-ba2.json", "ep0-ba2.pt"]
+
+
+def test_a_slow_bucket_gets_the_newest_only(server: FlakyS3, tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path, REMOTE)
+    server.mute = "ep0-ba1.pt"
+    uploads.offer(checkpoint(tmp_path, 1))
+    until(lambda: any(place.endswith("ep0-ba1.pt") for place in server.writes))
+    for batch in (2, 3):
+        uploads.offer(checkpoint(tmp_path, batch))
+    first = (tmp_path / "ep0-ba1.pt").read_bytes()
+    for batch in (1, 2):  # the saver keeps one only
+        (tmp_path / f"ep0-ba{batch}.pt").unlink()
+    server.mute = None
+    assert uploads.finish() is None
+    assert read(server, "ep0-ba1.pt") == first  # what was under way was not disturbed
+    assert read(server, "ep0-ba3.pt") == (tmp_path / "ep0-ba3.pt").read_bytes()
+    assert "ep0-ba2.pt" not in names(server)
+
+
+def test_a_checkpoint_that_has_gone_holds_nobody_up(
+    server: FlakyS3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = checkpoint(tmp_path, 1)
+    path.unlink()
+    uploads = Uploads(tmp_path, REMOTE)
+    uploads._warned = True  # of what kept it from going up in time
+    uploads.offer(path)
+    assert uploads.finish() is None and names(server) == []
+    assert "is there" not in capfd.readouterr().err
+
+
+def test_a_rank_that_has_written_nothing_uploads_nothing(server: FlakyS3, tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path, REMOTE)
+    uploads._leads = False
+    uploads.offer(checkpoint(tmp_path, 1), [])
+    assert uploads.finish() is None and names(server) == []
+
+
+def test_the_oldest_go_once_a_newer_one_is_whole(
+    server: FlakyS3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    s3 = client(server)
+    for name in ("ep0-ba1.pt", "ep0-ba10.pt", "ep0-ba10.json", "ep9-ba99.pt", "metrics.jsonl"):
+        s3.put_object(Bucket="bucket", Key=f"runs/tiny/{name}", Body=b"of earlier starts")
+    path = checkpoint(tmp_path, 11)
+    uploads = Uploads(tmp_path, REMOTE, keep=2)
+    server.mute = "ep0-ba11.json"  # the bytes are up, what says that they are whole is not
+    uploads.offer(path)
+    until(lambda: any(place.endswith("ep0-ba11.json") for place in server.writes))
+    assert {"ep0-ba1.pt", "ep0-ba10.pt", "ep0-ba10.json", "ep0-ba11.pt"} <= set(names(server))
+    server.mute = None
+    assert uploads.finish() is None
+    kept = ["ep0-ba10.json", "ep0-ba10.pt", "ep0-ba11.json", "ep0-ba11.pt", "ep9-ba99.pt"]
+    assert names(server) == [*kept, "metrics.jsonl"]
+    # in the order in which nothing is ever without what says that it is whole
+    server.deletes.clear()
+    uploads.offer(checkpoint(tmp_path, 12))
+    assert uploads.finish() is None
+    assert server.deletes == ["ep0-ba12.json", "ep0-ba10.json", "ep0-ba10.pt"]
+    assert "warning" not in capfd.readouterr().err
+    # a bucket from which nothing may be deleted is no reason to do without the new one
+    server.forbids_deletes = "ep0-ba11"
+    uploads.offer(checkpoint(tmp_path, 13))
+    assert uploads.finish() is None
+    assert {"ep0-ba11.pt", "ep0-ba11.json", "ep0-ba13.pt", "ep0-ba13.json"} <= set(names(server))
+    assert f"warning: old checkpoints stay in {REMOTE}" in capfd.readouterr().err
+
+
+def test_a_silent_server_holds_no_step(
+    server: FlakyS3, tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    monkeypatch.setenv("POSPRE_S3_PATIENCE", "1")
+    server.mute = "/runs/tiny/ep"  # from the first checkpoint on
+    code, said = run(tiny, *OPTIONS)
+    assert code == 69 and "Traceback" not in said
+    assert "waiting for" in said and "given up after 1 s without progress" in said
+    assert f"It is whole at {folder}/checkpoints/ep1-ba6.pt" in said
+    assert "give the command again to upload it" in said
+    lines = metrics(folder)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert lines[-1]["time"] - lines[0]["time"] < 15  # a single try takes 20 s
+    assert not [name for name in names(server) if name.startswith("ep")]
+
+    server.heal()  # the bucket is there again: what it lacks is uploaded, nothing trained
+    monkeypatch.setenv("POSPRE_S3_PATIENCE", "60")
+    code, said = run(tiny, *OPTIONS)
+    assert code == 0 and "already finished" in said, said
+    assert {"ep1-ba6.pt", "ep1-ba6.json", "report.html"} <= set(names(server))
+    shutil.rmtree(folder / "checkpoints")
+    load_model(REMOTE)
+
+
+def test_an_outage_does_not_end_a_run(
+    server: FlakyS3, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warn = Uploads._warn
+
+    def breaks(_: str) -> None:
+        server.refused_writes = 1000
+
+    def comes_back(uploads: Uploads, error: Exception) -> None:
+        warn(uploads, error)
+        server.heal()
+
+    monkeypatch.setattr("pospre.run.run.check_writable", breaks)
+    monkeypatch.setattr(Uploads, "_warn", comes_back)
+    code, said = run(tiny, *OPTIONS)
+    assert code == 0 and said.count("warning:") == 1, said
+    assert f"{REMOTE} answers again: ep1-ba6.pt is there" in said
+    assert {"ep1-ba6.pt", "ep1-ba6.json"} <= set(names(server))
+
+
+def test_a_bucket_that_vanishes_costs_nothing(
+    server: FlakyS3, tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3 = client(server)
+    gone = "trainer.save_folder=s3://vanishing/runs/tiny"
+    s3.create_bucket(Bucket="vanishing")
+
+    def vanishes(_: str) -> None:
+        s3.delete_object(Bucket="vanishing", Key="runs/tiny/run.lease")
+        s3.delete_bucket(Bucket="vanishing")
+
+    monkeypatch.setattr("pospre.run.run.check_writable", vanishes)
+    monkeypatch.setattr("pospre.run.run.checkpoint_folders", lambda recipe: [])
+    monkeypatch.setenv("POSPRE_S3_PATIENCE", "1")
+    code, said = run(tiny, *OPTIONS, gone)
+    folder = tmp_path / "runs" / "tiny"
+    assert code == 2 and "Traceback" not in said, said
+    assert "warning: bucket 'vanishing' does not exist" in said and "training goes on" in said
+    assert f"It is whole at {folder}/checkpoints/ep1-ba6.pt; give the command again" in said
+    assert [step for step, *_ in curve(folder)] == [1, 2, 3, 4, 5, 6]
+
+
+def as_if_killed(s3: Any, run_folder: Path) -> None:
+    """Leave in the bucket what a run had saved by its fifth step."""
+    for ending in ("pt", "json"):
+        path = run_folder / "checkpoints" / f"ep1-ba4.{ending}"
+        s3.upload_file(str(path), "bucket", f"runs/tiny/{path.name}")
+        s3.delete_object(Bucket="bucket", Key=f"runs/tiny/ep1-ba6.{ending}")
+
+
+def test_the_newest_of_disk_and_bucket(
+    server: FlakyS3, tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    assert run(tiny, *OPTIONS)[0] == 0
+    here, there = tmp_path / "runs" / "tiny", tmp_path / "elsewhere" / "tiny"
+    whole = curve(here)
+    shutil.copytree(here, there)
+    # this machine knows the first two steps, another one has gone on to the fourth
+    for batch in ("ep1-ba4", "ep1-ba6"):
+        for ending in ("pt", "json"):
+            (here / "checkpoints" / f"{batch}.{ending}").unlink()
+    lines = (here / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (here / "metrics.jsonl").write_text("".join(lines[:2]))
+    s3 = client(server)
+    as_if_killed(s3, there)
+    code, said = run(tiny, *OPTIONS)
+    assert code == 0 and f"going on from {REMOTE}/ep1-ba4.pt" in said, said
+    assert curve(here) == whole
+    # the newest object is cut short (a copy by hand): the one before is on the disk
+    body = (there / "checkpoints" / "ep1-ba6.pt").read_bytes()
+    s3.put_object(Bucket="bucket", Key="runs/tiny/ep1-ba6.pt", Body=body[: len(body) // 2])
+    (here / "checkpoints" / "ep1-ba6.pt").unlink()
+    shutil.copy(there / "checkpoints" / "ep1-ba4.pt", here / "checkpoints")
+    code, said = run(tiny, *OPTIONS)
+    assert code == 0 and f"warning: {REMOTE}/ep1-ba6.pt is damaged" in said
+    assert f"going on from {here}/checkpoints/ep1-ba4.pt" in said
+    assert curve(here) == whole
+    assert read(server, "ep1-ba6.pt") == (here / "checkpoints" / "ep1-ba6.pt").read_bytes()
+
+
+def read(server: FlakyS3, name: str) -> bytes:
+    answer = client(server).get_object(Bucket="bucket", Key=f"runs/tiny/{name}")
+    return bytes(answer["Body"].read())
+
+
+def test_an_object_swapped_after_the_check_is_not_loaded(
+    server: FlakyS3, tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tiny, *OPTIONS)[0] == 0
+    s3 = client(server)
+    local = tmp_path / "runs" / "tiny"
+    whole = curve(local)
+    as_if_killed(s3, local)
+    shutil.rmtree(local / "checkpoints")
+    download = Bucket.download
+    read_objects = []
+
+    def swapped(bucket: Bucket, target: BinaryIO) -> None:
+        download(bucket, target)
+        read_objects.append(bucket.key)
+        s3.put_object(Bucket="bucket", Key=bucket.key, Body=b"whatever it holds by now")
+
+    monkeypatch.setattr(Bucket, "download", swapped)
+    code, said = run(tiny, *OPTIONS)
+    assert code == 0 and f"going on from {REMOTE}/ep1-ba4.pt" in said, said
+    assert read_objects == ["runs/tiny/ep1-ba4.pt"]
+    assert server.gets["ep1-ba4.pt"] == 1  # nobody asked for it a second time
+    assert curve(local) == whole
+
+
+def test_two_ranks_load_what_the_first_one_read(
+    server: FlakyS3, tiny: Path, tmp_path: Path
+) -> None:
+    script = Path(__file__).with_name("two_ranks_resume.py")
+    start = [*launcher(2), str(script), str(tiny), str(tmp_path / "runs")]
+    done = finished([*start, *OPTIONS[1:], "trainer.fsdp={}"], env=environment())
+    said = done.stdout + done.stderr
+    assert done.returncode == 2 and "Traceback" not in said, said
+    folder = tmp_path / "runs" / "tiny"
+    assert said.count(f"going on from {folder}/checkpoints/ep1-ba4.pt") == 1
+    assert said.count("going on from s3://bucket/far/ep1-ba4.pt") == 1
+    assert server.gets["ep1-ba4.pt"] == 1  # for both ranks, which share a node
+    assert f"{folder}/checkpoints/ep1-ba4.pt holds other bytes on" in said
+    assert not (folder / "checkpoints" / "ep1-ba6.pt").exists()
+
+
+def test_nodes_without_a_common_disk_go_on_from_the_bucket(
+    server: FlakyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint(tmp_path, 2)
+    start = Checkpoint(str(path), "", {})
+    with Uploads(tmp_path, REMOTE) as uploads:
+        assert in_bucket(start, uploads) == start
+        monkeypatch.setattr("pospre.run.run.dist.get_world_size", lambda: 16)
+        monkeypatch.setattr("pospre.run.run.dist.get_local_world_size", lambda: 8)
+        assert in_bucket(start, uploads).uri == f"{REMOTE}/ep0-ba2.pt"
+        assert names(server) == ["ep0-ba2.json", "ep0-ba2.pt"]

@@ -1,0 +1,57 @@
+"""Two nodes that share nothing but a bucket."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import boto3
+import psutil
+import pytest
+
+from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
+from tests.processes import LIMIT, launcher, started, until
+from tests.run.peers.test_rendezvous import free_port
+from tests.training.tiny_runs import LONG, environment, wait_for_step
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyS3]:
+    """Give an S3 with the bucket ``bucket``."""
+    with flaky_s3() as server:
+        use_bucket(monkeypatch, server.url)
+        boto3.client("s3", endpoint_url=server.upstream).create_bucket(Bucket="bucket")
+        yield server
+
+
+def nodes(recipe: Path, disks: Path, *overrides: str) -> list[list[str]]:
+    """Return the commands of two nodes of one rank, each with a disk of its own."""
+    port = str(free_port())
+    place = ["--world_size", "2", "--master_addr", "127.0.0.1", "--master_port", port]
+    program = ["-m", "pospre.train", str(recipe), *overrides]
+    return [
+        [*launcher(1), *place, "--node_rank", node, *program, f"trainer.run_folder={disks / node}"]
+        for node in ("0", "1")
+    ]
+
+
+def test_a_node_that_is_told_to_stop(tiny: Path, server: FlakyS3, tmp_path: Path) -> None:
+    options = (*LONG, "trainer.save_folder=s3://bucket/run", "trainer.save_interval=99ep")
+    with ExitStack() as stack:
+        first, second = [
+            stack.enter_context(started(command, env=environment()))
+            for command in nodes(tiny, tmp_path, *options)
+        ]
+        wait_for_step(4, tmp_path / "0" / "tiny", first)
+        server.mute = "/run/ep"
+        for rank in psutil.Process(second.pid).children():
+            rank.send_signal(signal.SIGTERM)
+        until(lambda: any("/run/ep" in place for place in server.writes), LIMIT)
+        time.sleep(4)
+        assert second.poll() is None  # a launcher would kill rank 0 soon after it
+        server.mute = None
+        said = [node.communicate(timeout=LIMIT) for node in (first, second)]
+    assert [first.returncode, second.returncode] == [75, 75], said
+    assert "stopped by SIGTERM after step" in said[0][1]
+    assert "Traceback" not in str(said) and "is not in s3://" not in str(said)

@@ -1,0 +1,27 @@
+"""The door of a run: held by one at a time, opened by ``train`` itself, and all given back."""
+
+from pathlib import Path
+
+import pytest
+
+from pospre.errors import UserError
+from pospre.recipe.recipe import load_recipe
+from pospre.run.run import Run
+from pospre.training.train import train, train_in
+from tests.training.tiny_runs import SHORT, contents, curve
+
+
+def test_train_alone_is_a_whole_run(tiny: Path, tmp_path: Path) -> None:
+    recipe, folder = load_recipe(tiny, SHORT), tmp_path / "runs" / "tiny"
+    before = contents(tmp_path)
+    with Run(recipe) as run:
+        with pytest.raises(UserError, match="in use by another run"):
+            train(recipe)
+        assert run.is_new()
+    assert contents(tmp_path) == before
+    assert not train(recipe)
+    assert [step for step, *_ in curve(folder)] == [1, 2, 3, 4, 5, 6]
+    assert not list(folder.glob("*.lock"))
+    with Run(recipe) as run:
+        assert not run.is_new()
+        assert train_in(run)  # is finished
