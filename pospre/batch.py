@@ -121,8 +121,8 @@ def from_images(
             )
         if mirrored is None:
             raise UserError(
-                "from_images got boxes, but not which views are mirrored, and a mirrored one shows "
-                "its box from right to left: give mirrored=…, bool (B,); of upright ones "
+                "from_images got boxes, but not which views are mirrored. A mirrored view shows "
+                "its box from right to left. Give mirrored=…, bool (B,); if none is mirrored, "
                 "torch.zeros(B, dtype=torch.bool)."
             )
         _check_shares(boxes)
@@ -158,7 +158,7 @@ def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         raise UserError(
             f"from_images got {key} = {values!r:.60} ({type(values).__name__}); give one "
-            "whole number for each image. Of names make numbers once, for the whole data set: "
+            "whole number for each image. Turn names into numbers once, for the whole data set: "
             "{name: number for number, name in enumerate(sorted(names))}."
         ) from None
     if numbers.shape != images.shape[:1] or numbers.is_floating_point():

@@ -155,7 +155,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _seed(text: str) -> int:
     if not re.fullmatch(r"\d+", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 on")
     return int(text)
 
 
@@ -192,7 +192,7 @@ def parse_settings(items: Sequence[str]) -> dict[str, str]:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise UserError(
-                f"'{item}' is no setting; write key=value, without spaces, for instance "
+                f"'{item}' is not a setting; write key=value, without spaces, such as "
                 "batch_size=32."
             )
         if not value:

@@ -37,7 +37,7 @@ def check_output(option: str, path: Path | None, *endings: str) -> None:
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         raise UserError(
-            f"{option} {path} cannot be written: {nearest} is no writable folder "
+            f"{option} {path} cannot be written: {nearest} is not a writable folder "
             f"({error.strerror}); name another one."
         ) from error
 

@@ -75,7 +75,7 @@ def duration_steps(duration: str, *, steps_per_epoch: int, batch_size: int) -> i
     """
     match = DURATION.fullmatch(duration)
     if match is None:
-        raise UserError(f"'{duration}' is no duration; write for instance 10ep, 500ba or 100000sp")
+        raise UserError(f"'{duration}' is not a duration; write 10ep, 500ba or 100000sp")
     count, unit = int(match[1]), match[2]
     if unit == "ep":
         return count * steps_per_epoch

@@ -68,7 +68,7 @@ def _split(launcher: str) -> list[str]:
     try:
         return shlex.split(launcher)
     except ValueError as error:
-        raise UserError(f"--launcher is {launcher}, which no shell could read: {error}.") from error
+        raise UserError(f"--launcher is {launcher}, which a shell cannot read: {error}.") from error
 
 
 def _run(command: list[str]) -> int:

@@ -260,7 +260,10 @@ def pixels(*shape: int) -> torch.Tensor:
         ({"index": torch.arange(3)}, r"index of torch.int64 and shape \(3,\) for 4 images"),
         ({"index": torch.rand(4)}, "index of torch.float32"),
         ({"index": [f"{i}.jpg" for i in range(4)]}, r"index = \['0.jpg', .*\(list\); give one who"),
-        ({"index": np.array(["a", "b"])}, r"index = array.* \(ndarray\); .* Of names make numbers"),
+        (
+            {"index": np.array(["a", "b"])},
+            r"index = array.* \(ndarray\); .* Turn names into numbers",
+        ),
         ({"index": None}, r"index = None \(NoneType\)"),
         ({"label": ("cat",) * 4}, r"label = \('cat', .* \(tuple\)"),
         ({"label": torch.zeros(4)}, "label of torch.float32"),

@@ -212,7 +212,7 @@ def test_data_in_a_bucket(converted: Path, upload: Callable[[Path], Any], capsys
     [
         (["--feed", "-1"], r"--feed is -1"),
         (["--images", "0"], r"--images is 0"),
-        (["--output", "/dev/null/costs.json"], r"/dev/null is no writable folder"),
+        (["--output", "/dev/null/costs.json"], r"/dev/null is not a writable folder"),
         (["--output", "."], r"--output \. is a folder"),
         (["--plot", "costs.txt"], r"--plot costs\.txt must end in \.png"),
         (["data.batch_size=25"], r"holds 24 samples, fewer than one batch of 25"),

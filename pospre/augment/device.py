@@ -126,9 +126,9 @@ class DeviceAugment(nn.Module):
             if image_BV3HW.shape[-3] != 1:
                 raise UserError(
                     f"images of {image_BV3HW.dtype} and shape {tuple(image_BV3HW.shape)}: give "
-                    "uint8 from 0 to 255, as torchvision.transforms.PILToTensor makes them; they "
-                    "are mirrored and normalised here. Floats are taken for features, of one "
-                    "channel."
+                    "uint8 from 0 to 255, as torchvision.transforms.PILToTensor makes them. They "
+                    "are mirrored and normalised here. Floats must have one channel, because they "
+                    "count as features."
                 )
             return (image_BV3HW - self.mean) / self.std
         views = torch.where(flip_BV[..., None, None, None], image_BV3HW.flip(-1), image_BV3HW)

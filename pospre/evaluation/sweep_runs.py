@@ -152,7 +152,7 @@ def _values(item: str) -> tuple[str, list[str]]:
     """Return key and values of ``key=value,value``."""
     key, equals, text = item.partition("=")
     if not equals or not key or not text:
-        raise UserError(f"'{item}' is no setting; write key=value or key=value,value.")
+        raise UserError(f"'{item}' is not a setting; write key=value or key=value,value.")
     values, depth = [""], 0
     for sign in text:
         depth += (sign in "[{(") - (sign in "]})")

@@ -132,9 +132,9 @@ def _compare(
             )
         if cosine < COSINE:
             raise UserError(
-                f"{reader}, but float32 does not tell this encoder's features: rounding alone "
+                f"{reader}, but float32 does not determine this encoder's features: rounding alone "
                 f"moves them by {rounding:.0e} of the largest, cosine {cosine:.6f}. Its attention "
-                "is too sharp, or its weights too large; nothing was written."
+                "is too sharp, or its weights are too large. Nothing was written."
             )
     what = "features and logits" if len(pairs) > 1 else "features"
     return (

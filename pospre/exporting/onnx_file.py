@@ -29,8 +29,8 @@ def write(parts: Parts, path: Path) -> None:
     size = sum(tensor.nbytes for tensor in parts.tensors.values())
     if size >= _LIMIT:
         raise UserError(
-            f"--format onnx: the encoder has {size / 2**30:.1f} GiB of weights, and one .onnx file "
-            "holds less than 2; the formats safetensors, timm, hf and torchhub take it."
+            f"--format onnx: the encoder has {size / 2**30:.1f} GiB of weights, but one .onnx file "
+            "holds less than 2. Use the format safetensors, timm, hf or torchhub."
         )
     with needing("onnx", "--format onnx"):
         import onnx

@@ -55,8 +55,8 @@ def _check_folder(out: Path, format: str) -> None:
     foreign = sorted(path.name for path in out.iterdir() if path.name not in known)
     if foreign:
         raise UserError(
-            f"OUT = {out} is a folder with files that are no export's, such as {foreign[0]}; name "
-            "a new folder."
+            f"OUT = {out} is a folder with files of another kind, such as {foreign[0]}; name a "
+            "new folder."
         )
 
 

@@ -155,8 +155,8 @@ def _with_positions(model: PretrainModel, grid: tuple[int, int]) -> dict[str, Te
     if not encoder.positions.takes_any_grid:
         own = "x".join(map(str, encoder.grid))
         raise UserError(
-            f"--grid {grid[0]}x{grid[1]} is for positions that other images have, too, but "
-            f"encoder.positions = {encoder.positions.name} knows a grid of {own} only. Leave out "
+            f"--grid {grid[0]}x{grid[1]} needs positions that take any grid, but "
+            f"encoder.positions = {encoder.positions.name} takes a grid of {own} only. Leave out "
             "--grid."
         )
     return encoder.timm_state(grid=grid)

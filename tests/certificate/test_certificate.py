@@ -113,7 +113,7 @@ def test_a_forgotten_state_is_named_with_its_step(pictures: Path, tmp_path: Path
         (("--ranks", "1,two"), "--ranks is '1,two'; give numbers of ranks such as 1,2,1"),
         (("--ranks", "1,5"), "must be a multiple of their number, 5; use"),
         (("--also", "data.bath_size=4"), "unknown key 'data.bath_size'"),
-        (("trainer.run_folder=/dev/null/x",), "is no writable folder"),
+        (("trainer.run_folder=/dev/null/x",), "is not a writable folder"),
         (
             ("data.path=nowhere",),
             "run 'undisturbed' of the certificate ended with exit code 2: nowhere",

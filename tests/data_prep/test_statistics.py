@@ -86,7 +86,7 @@ def test_classes_without_samples_and_samples_without_classes(
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("x.txt", "must end in .png"), ("text/x.png", "is no writable folder")]
+    ("name", "message"), [("x.txt", "must end in .png"), ("text/x.png", "is not a writable folder")]
 )
 def test_a_picture_that_cannot_be_is_refused_first(
     tmp_path: Path, source: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]

@@ -189,7 +189,7 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
     rest = ["--model", droppos_checkpoint, "--data", data, "--output", output]
     assert "Did you mean 'position_grid'" in fails("position_gird", *rest)
     assert "no setting 'num_sample'" in fails("knn", *rest, "num_sample=3")
-    assert "'fast' is no setting" in fails("knn", *rest, "fast")
+    assert "'fast' is not a setting" in fails("knn", *rest, "fast")
     assert "given twice" in fails("knn", *rest, "k=1", "k=2")
     assert "setting 'k' is empty" in fails("knn", *rest, "k=")
     assert "path of a data set is empty" in fails("knn", *rest[:2], "--data", "", "k=2")
@@ -312,9 +312,9 @@ def test_output_in_no_writable_folder_is_refused_before_the_work(
     (tmp_path / "file").write_text("")
     output = tmp_path / "file" / "knn.json"
     arguments = ["--model", droppos_checkpoint, "--data", image_folder(), "--output", output]
-    assert "no writable folder" in fails("knn", *arguments, "k=2")
+    assert "not a writable folder" in fails("knn", *arguments, "k=2")
     arguments[-1] = "/proc/knn.json"  # whose rights would let root write
-    assert "no writable folder" in fails("knn", *arguments, "k=2")
+    assert "not a writable folder" in fails("knn", *arguments, "k=2")
     pictures = tmp_path / "pictures"
     pictures.write_text("")
     arguments[-1] = f"{pictures}.json"

@@ -190,7 +190,7 @@ def test_a_folder_is_replaced_only_if_it_is_an_export(checkpoint: Path, tmp_path
     export(str(checkpoint), out, format="torchhub", overwrite=True)
     assert "def encoder" in (out / "hubconf.py").read_text()
     (out / "notes.txt").write_text("precious")
-    with pytest.raises(UserError, match=r"no export's, such as notes\.txt"):
+    with pytest.raises(UserError, match=r"of another kind, such as notes\.txt"):
         export(str(checkpoint), out, format="torchhub", overwrite=True)
     with pytest.raises(UserError, match="is a file; --format hf writes a folder"):
         export(str(checkpoint), out / "notes.txt", format="hf", overwrite=True)

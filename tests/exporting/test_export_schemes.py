@@ -118,8 +118,8 @@ def test_a_grid_that_positions_do_not_know_is_refused(
     assert run_command(lambda: main(arguments)) == 2
     said = capsys.readouterr().err
     assert said == (
-        "error: --grid 3x5 is for positions that other images have, too, but encoder.positions = "
-        "relative knows a grid of 2x2 only. Leave out --grid.\n"
+        "error: --grid 3x5 needs positions that take any grid, but encoder.positions = "
+        "relative takes a grid of 2x2 only. Leave out --grid.\n"
     )
     assert [each.name for each in tmp_path.iterdir()] == ["runs"]
 

@@ -136,7 +136,7 @@ def test_mistakes_are_one_line(
     assert "is one run" in fails(capsys, first)
     assert "aws s3 sync s3://bucket/mae" in fails(capsys, first, "s3://bucket/mae")
     assert "must end in .html" in fails(capsys, *pair, "--output", "page.txt")
-    assert "is no writable folder" in fails(capsys, *pair, "--output", "/dev/null/page.html")
+    assert "is not a writable folder" in fails(capsys, *pair, "--output", "/dev/null/page.html")
     assert "--reference is for one run" in fails(capsys, *pair, "--reference", "x.json")
     (second / "metrics.jsonl").write_text("")
     assert main([str(first), str(second)]) == 0  # what they measured is compared all the same
