@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imp
     from pospre.data.loader import build_loader as build_loader
     from pospre.data.views.options import ViewGroup as ViewGroup
     from pospre.errors import UserError as UserError
-    from pospre.evaluation.measure import measure as measure
+    from pospre.evaluation.run import measure as measure
     from pospre.model.algorithm import PretrainAlgorithm as PretrainAlgorithm
     from pospre.model.algorithm import attach as attach
     from pospre.model.model import PretrainModel as PretrainModel
@@ -92,7 +92,7 @@ _HOMES = {
     "ViewGroup": "data.views.options",
     "from_images": "batch",
     "DeviceAugment": "augment.device",
-    "measure": "evaluation.measure",
+    "measure": "evaluation.run",
     "attach": "model.algorithm",
     "PretrainAlgorithm": "model.algorithm",
     "Objective": "model.objective",

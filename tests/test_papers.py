@@ -19,7 +19,7 @@ import pospre.train
 from data_prep.convert import _parser as conversion_parser
 from pospre.errors import UserError
 from pospre.evaluation import models
-from pospre.evaluation.classification import predictions
+from pospre.evaluation.classification import accuracy
 from pospre.evaluation.recipe_evaluations import check_evaluations
 from pospre.evaluation.run import check_evaluation
 from pospre.model.model import PretrainModel
@@ -103,7 +103,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(pospre.sweep, "_run", lambda command: 1)  # all cells are checked before
         patch.setattr(models, "open_checkpoint", lambda run: SimpleNamespace(uri=run, batch=1))
         patch.setattr(models, "model_of", lambda found, **_: _load_model(found.uri))
-        patch.setattr(predictions, "load_model", _load_model)
+        patch.setattr(accuracy, "load_model", _load_model)
         patch.setattr(models, "_of_file", _of_file)
         patch.setattr("pospre.evaluation.run.run_evaluation", _check_measurement)
         patch.setattr(bench_methods, "measure_row", lambda row, *_: TIMED.append(row))

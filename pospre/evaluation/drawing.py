@@ -48,7 +48,7 @@ class Cell:
     colours: str = "viridis"
 
 
-def check_pictures(plan: Plan, *, required: bool = False) -> None:
+def check_pictures(plan: Plan[Any], *, required: bool = False) -> None:
     """Raise a ``UserError`` if an evaluation's pictures cannot be drawn or written.
 
     Args:
@@ -61,7 +61,7 @@ def check_pictures(plan: Plan, *, required: bool = False) -> None:
             import matplotlib  # noqa: F401
 
 
-def check_folder(plan: Plan, *, required: bool) -> None:
+def check_folder(plan: Plan[Any], *, required: bool) -> None:
     """Raise a ``UserError`` if an evaluation's pictures cannot be written there."""
     if plan.folder is None:
         if required:

@@ -1,8 +1,8 @@
 """What evaluations share: batches of centre views, their labels, and a vector of tokens."""
 
 import sys
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +16,15 @@ from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.reader import Reader
 from pospre.data.views.options import Crop, ViewGroup
 from pospre.errors import UserError
+from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Sampling
+from pospre.evaluation.settings import Pooling, Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.swin.encoder import SWIN
 from pospre.ranges import Size
 from pospre.recipe.recipe import Recipe
 from pospre.training.data import storage
 
-Pooling = Literal["mean", "cls"]
 WHOLE = 48  # pixels; the short side of Tiny ImageNet is 64
 
 
@@ -116,14 +116,14 @@ def pool_tokens(model: PretrainModel, tokens_BND: Tensor, pooling: Pooling) -> T
     return tokens_BND[:, model.encoder.num_prefix_tokens :].float().mean(dim=1)
 
 
-def check_probe(plan: Plan) -> Reader:
+def check_probe(plan: Plan[Any]) -> Reader:
     """Return the data set that classes are learned from: the bank, or the data where there is none.
 
     Raises:
         UserError: no labels, other classes in the bank, or features of a class token that the
             encoder lacks.
     """
-    bank = plan.settings["bank"]
+    bank = plan.settings.bank
     check_pooling(plan)
     data = open_labelled(plan.data)
     if bank is None:
@@ -139,10 +139,10 @@ def check_probe(plan: Plan) -> Reader:
     return voters
 
 
-def check_pooling(plan: Plan) -> None:
+def check_pooling(plan: Plan[Any]) -> None:
     """Raise a ``UserError`` for features of a class token that the encoder lacks."""
     encoder = plan.recipe.encoder
-    if plan.settings["features"] == "cls" and (encoder.name == SWIN or not encoder.class_token):
+    if plan.settings.features == "cls" and (encoder.name == SWIN or not encoder.class_token):
         raise UserError("features=cls, but the encoder has no class token; use mean.")
 
 
@@ -193,3 +193,61 @@ def require_labels(labels: Tensor, data: str) -> None:
         raise UserError(
             f"it needs labels, and {data} has none: put the images into one folder per class."
         )
+
+
+Part = tuple[int | None, Pooling]
+"""A layer (0: the embedding, 1: the first block; None: what the encoder returns), and its token."""
+Parts = Mapping[Part, Tensor]
+"""Vectors (M, D) of M images by part."""
+
+
+@torch.no_grad()
+def encode_parts(
+    context: Context,
+    models: Mapping[str, PretrainModel],
+    data: str,
+    parts: Sequence[Part],
+    **options: Any,
+) -> tuple[dict[str, Parts], Tensor]:
+    """Encode the views of a labelled data set, each layer after the encoder's final norm.
+
+    Args:
+        context: see ``centre_batches``.
+        models: encoders to compare by name; all see the same pixels.
+        data: the data set.
+        parts: which vectors to keep of each image.
+        options: of ``centre_batches``.
+
+    Returns:
+        Float32 vectors by model name and part, and the labels (M,), on the CPU.
+
+    Raises:
+        UserError: an image has no label.
+    """
+    found: dict[str, dict[Part, list[Tensor]]] = {
+        name: {part: [] for part in parts} for name in models
+    }
+    labels = [torch.zeros(0, dtype=torch.int64)]
+    for batch in centre_batches(context, data, **options):
+        labels.append(batch["label"].cpu())
+        for name, model in models.items():
+            tokens = _tokens(model, model.images(batch)[:, 0], parts)
+            for layer, pooling in parts:
+                pooled = pool_tokens(model, tokens[layer], pooling)
+                found[name][layer, pooling].append(pooled.cpu())
+    label_M = torch.cat(labels)
+    require_labels(label_M, data)
+    return {
+        name: {part: torch.cat(vectors) for part, vectors in by_part.items()}
+        for name, by_part in found.items()
+    }, label_M
+
+
+def _tokens(
+    model: PretrainModel, images_BCHW: Tensor, parts: Sequence[Part]
+) -> dict[int | None, Tensor]:
+    """Return the tokens by layer; what an encoder returns is the same for those without blocks."""
+    layers = sorted({layer for layer, _ in parts if layer is not None})
+    if not layers:
+        return {None: model.tokens(images_BCHW)}
+    return dict(zip(layers, layer_tokens(model, images_BCHW, layers), strict=True))

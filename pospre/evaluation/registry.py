@@ -1,11 +1,11 @@
 """Evaluations by name: ``pospre/evaluation/<kind>/…/<name>.py`` is ``<name>``.
 
-An evaluation is a module with
+An evaluation is a class of settings in ``pospre/evaluation/<kind>/settings.py``, called as it is
+(``position_grid``: ``PositionGrid``), and a module with
 
-- ``evaluate(context, *, setting=default, …) -> dict``, which returns plain numbers, strings and
-  lists (JSON); its keyword arguments are the settings of the command line and of a recipe's
-  ``evaluation`` section, required where they have no default; ``sampling`` stands for those that
-  ``Sampling`` has;
+- ``evaluate(context, settings) -> dict``, which returns plain numbers, strings and lists (JSON);
+  the fields of the settings are the keys of the command line and of a recipe's ``evaluation``
+  section, required where they have no default;
 - ``table(results) -> str``, which renders what ``evaluate`` returned for a terminal;
 - where it needs what a method has trained, ``NEEDS``: the class of its objective, such as
   ``PositionObjective``, or of the algorithm itself: any method that declares one of it will do;
@@ -18,24 +18,24 @@ An evaluation is a module with
 - ``OWN_DATA = True`` where the data are no images with a label each, so that ``check`` opens them.
 """
 
-import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 import pospre.evaluation
 from pospre.command_line import argument_texts, spelled
 from pospre.errors import UserError, needing, suggestion
-from pospre.evaluation.settings import Sampling
+from pospre.evaluation.settings import Settings
 from pospre.recipe.recipe import Recipe
 
 if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
@@ -45,31 +45,31 @@ if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
 
 _ROOT = Path(pospre.evaluation.__path__[0])
 _LARGEST = 1e30  # float32 ends at 3e38, and what is measured multiplies
-_SAMPLING = "sampling"  # the argument that stands for the settings of a ``Sampling``
 # what a recipe's section holds beside the settings
 _ELSEWHERE = {
     "data": " On the command line it is --data …",
     "weights": " On the command line it is --weights …",
     "every": " It belongs into a recipe: how often to measure while training.",
 }
+Kind = TypeVar("Kind", bound=Settings)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Generic[Kind]):
     """What is known of an evaluation before there is a model.
 
     Attributes:
         name: of the evaluation.
         recipe: what the model is made of, or will be.
         data: see ``Context``.
-        settings: all settings of the evaluation, typed.
+        settings: of the evaluation, of its class.
         folder: see ``Context``.
     """
 
     name: str
     recipe: Recipe
     data: str
-    settings: Mapping[str, Any]
+    settings: Kind
     folder: Path | None
 
 
@@ -112,7 +112,24 @@ class Context:
 
 def evaluation_names() -> list[str]:
     """Return the names of all evaluations, sorted."""
-    return sorted(path.stem for path in _modules())
+    return sorted(_classes())
+
+
+def settings_class(name: str) -> type[Settings]:
+    """Return the class of the settings of evaluation ``name``, which is not imported.
+
+    Raises:
+        UserError: there is no such evaluation; the message names the known ones.
+    """
+    known = _classes()
+    if name not in known:
+        raise UserError(f"unknown evaluation '{name}'.{suggestion(name, known)}")
+    return known[name]
+
+
+def default_settings(name: str) -> dict[str, Any]:
+    """Return the defaults of the settings of ``name``; a required one has ``MISSING``."""
+    return settings_class(name).defaults()
 
 
 def evaluation_module(name: str) -> ModuleType:
@@ -121,9 +138,7 @@ def evaluation_module(name: str) -> ModuleType:
     Raises:
         UserError: there is no such evaluation; the message names the known ones.
     """
-    known = evaluation_names()
-    if name not in known:
-        raise UserError(f"unknown evaluation '{name}'.{suggestion(name, known)}")
+    settings_class(name)
     with needing("evaluate", f"the evaluation {name}"):
         place = _path(name).relative_to(_ROOT).with_suffix("")
         return import_module(".".join([pospre.evaluation.__name__, *place.parts]))
@@ -146,8 +161,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         UserError: unknown key (with the nearest known one), a value of the wrong type or range, or
             a required setting is not given.
     """
-    hints = get_type_hints(Sampling, include_extras=True)
-    hints |= get_type_hints(evaluation_module(name).evaluate, include_extras=True)
+    hints = get_type_hints(settings_class(name), include_extras=True)
     checked = default_settings(name)
     for key, value in settings.items():
         if key not in checked:
@@ -155,9 +169,8 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"{name} has no setting '{key}'.{_ELSEWHERE.get(key, near)}")
         checked[key] = _typed(f"{name}: {key}={value}", hints[key], value)
     for key, value in checked.items():
-        if value is inspect.Parameter.empty:
-            texts = argument_texts(inspect.getdoc(evaluation_module(name).evaluate) or "")
-            raise UserError(f"{name} needs the setting {key}=…: {texts.get(key, '')}")
+        if value is MISSING:
+            raise UserError(f"{name} needs the setting {key}=…: {_texts(name).get(key, '')}")
     return checked
 
 
@@ -172,12 +185,9 @@ def named_in_errors(name: str) -> Iterator[None]:
 
 def evaluate_by_name(name: str, context: Context, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what evaluation ``name`` finds with all of its settings, as ``check_settings`` has."""
-    function, arguments = evaluation_module(name).evaluate, dict(settings)
-    if _SAMPLING in inspect.signature(function).parameters:
-        own = {each.name: arguments.pop(each.name) for each in fields(Sampling)}
-        arguments[_SAMPLING] = Sampling(**own)
+    evaluate = evaluation_module(name).evaluate
     with named_in_errors(name):
-        results: dict[str, Any] = function(context, **arguments)
+        results: dict[str, Any] = evaluate(context, settings_class(name)(**settings))
     return results
 
 
@@ -202,10 +212,7 @@ def _typed(what: str, hint: Any, value: Any) -> Any:
 
 
 def describe() -> str:
-    """Return all evaluations with a sentence each, as the text of a ``--help``.
-
-    The modules are read and not imported, which would take seconds.
-    """
+    """Return all evaluations with a sentence each, as the text of a ``--help``."""
     return "\n".join(
         _wrap(name, _docstring(name).partition("\n")[0], 20) for name in evaluation_names()
     )
@@ -213,10 +220,7 @@ def describe() -> str:
 
 def describe_one(name: str) -> str:
     """Return what evaluation ``name`` measures and its settings, as the text of its ``--help``."""
-    function = _evaluate_in(_parse(_path(name)))
-    assert function is not None
-    texts = argument_texts(inspect.getdoc(Sampling) or "")
-    texts |= argument_texts(ast.get_docstring(function) or "")
+    texts = _texts(name)
     lines = [
         _wrap(f"{key}={_default(value)}", texts.get(key, ""), 25)
         for key, value in default_settings(name).items()
@@ -225,48 +229,38 @@ def describe_one(name: str) -> str:
     return "\n".join([_docstring(name), "", heading, *lines])
 
 
-def default_settings(name: str) -> dict[str, Any]:
-    """Return the default of every setting of evaluation ``name``, which is not imported.
-
-    ``inspect.Parameter.empty`` stands for that of a required one.
-    """
-    function = _evaluate_in(_parse(_path(name)))
-    assert function is not None
-    pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    defaults: dict[str, Any] = {}
-    for setting, value in pairs:
-        if setting.arg == _SAMPLING:
-            assert isinstance(value, ast.Call)
-            given = {str(each.arg): ast.literal_eval(each.value) for each in value.keywords}
-            defaults |= asdict(Sampling(**given))
-        else:
-            required = inspect.Parameter.empty
-            defaults[setting.arg] = required if value is None else ast.literal_eval(value)
-    return defaults
-
-
-def _modules() -> list[Path]:
-    """Return the files with an ``evaluate``; a helper may be called as an evaluation is."""
-    paths = sorted(_ROOT.glob("*/**/*.py"))
-    return [path for path in paths if _evaluate_in(_parse(path)) is not None]
-
-
-def _path(name: str) -> Path:
-    return next(path for path in _modules() if path.stem == name)
+@cache
+def _classes() -> dict[str, type[Settings]]:
+    """Return the classes of settings by evaluation: those with a module of their name."""
+    found = {}
+    for path in _ROOT.glob("*/settings.py"):
+        module = import_module(f"{pospre.evaluation.__name__}.{path.parent.name}.settings")
+        for kind in vars(module).values():
+            if isinstance(kind, type) and kind.__module__ == module.__name__:
+                name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+                if any(path.parent.rglob(f"{name}.py")):
+                    found[name] = kind
+    return found
 
 
 @cache
-def _parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def _path(name: str) -> Path:
+    return next(_ROOT.glob(f"*/**/{name}.py"))
 
 
 def _docstring(name: str) -> str:
-    return ast.get_docstring(_parse(_path(name))) or ""
+    """Return how the module of an evaluation begins; importing it would take seconds."""
+    return _path(name).read_text(encoding="utf-8").split('"""')[1].strip()
 
 
-def _evaluate_in(module: ast.Module) -> ast.FunctionDef | None:
-    functions = (item for item in module.body if isinstance(item, ast.FunctionDef))
-    return next((function for function in functions if function.name == "evaluate"), None)
+def _texts(name: str) -> dict[str, str]:
+    """Return what is said about every setting."""
+    bases = reversed(settings_class(name).__mro__[:-1])
+    return {key: text for base in bases for key, text in _told(base).items()}
+
+
+def _told(base: type) -> dict[str, str]:
+    return argument_texts(inspect.cleandoc(base.__doc__ or ""))
 
 
 def _wrap(label: str, text: str, width: int) -> str:
@@ -276,4 +270,4 @@ def _wrap(label: str, text: str, width: int) -> str:
 
 
 def _default(value: Any) -> str:
-    return "… (required)" if value is inspect.Parameter.empty else spelled(value)
+    return "… (required)" if value is MISSING else spelled(value)

@@ -3,15 +3,18 @@
 import datetime
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from pospre.errors import UserError
 from pospre.evaluation.features import check_views
+from pospre.evaluation.models import open_model, subject_of
 from pospre.evaluation.registry import (
     Context,
     Plan,
@@ -19,6 +22,7 @@ from pospre.evaluation.registry import (
     evaluate_by_name,
     evaluation_module,
     named_in_errors,
+    settings_class,
 )
 from pospre.model.algorithm import algorithm_class, algorithm_names, method_of
 from pospre.model.model import PretrainModel
@@ -64,7 +68,8 @@ def check_evaluation(
     opened = None
     with named_in_errors(name):
         if hasattr(module, "check"):
-            opened = module.check(Plan(name, recipe, str(data_path), checked, folder))
+            plan = Plan(name, recipe, str(data_path), settings_class(name)(**checked), folder)
+            opened = module.check(plan)
         if not getattr(module, "OWN_DATA", False):
             for path in filter(None, (str(data_path), checked.get("bank"))):
                 check_views(recipe, path)
@@ -219,3 +224,53 @@ def find_device(name: str) -> torch.device:
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write ``document`` as JSON, whole or not at all."""
     write_output(path, json.dumps(document, indent=2) + "\n")
+
+
+def measure(
+    name: str,
+    model: str | nn.Module,
+    data: str | Path,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    output: Path | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Return the figures of evaluation ``name``, as ``python -m pospre.evaluate`` finds them.
+
+    Args:
+        name: ``knn``, …: ``python -m pospre.evaluate --help`` lists them, ``NAME --help`` its
+            settings.
+        model: a ``PretrainModel``, a ViT of timm, or what the command takes as ``--model``.
+        data: images to measure on: folder, ``.beton`` file or MDS directory.
+        settings: of the evaluation; the others keep their defaults.
+        output: where to write the whole record as JSON; nothing is written without it.
+        seed: of random weights: the model's where it has no others, and its untrained twin's.
+        device: ``auto``, ``cpu`` or ``gpu``; a model given is moved there.
+        progress: whether to draw progress bars.
+
+    Raises:
+        UserError: see ``open_model``, ``subject_of`` and ``run_evaluation``.
+    """
+    if isinstance(model, str):
+        subject, address = open_model(model, seed=seed), model
+    else:
+        subject, address = subject_of(model, seed=seed), type(model).__name__
+    if subject.origin:
+        print(subject.origin, file=sys.stderr)
+    document = run_evaluation(
+        name,
+        subject.model,
+        subject.recipe,
+        data,
+        settings,
+        output,
+        address=address,
+        device=device,
+        progress=progress,
+        step=subject.step,
+        initial=subject.initial,
+    )
+    results: dict[str, Any] = document["results"]
+    return results

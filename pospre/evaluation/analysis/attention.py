@@ -20,17 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.evaluation.analysis.patch_attention import attention_entropy, patch_attention
-from pospre.evaluation.analysis.settings import (
+from pospre.evaluation.analysis.patches import (
+    attention_entropy,
     check_attention,
     check_queries,
     chosen_layers,
+    patch_attention,
     three_patches,
 )
+from pospre.evaluation.analysis.settings import Attention
 from pospre.evaluation.drawing import (
     Cell,
     as_map,
@@ -44,7 +45,6 @@ from pospre.evaluation.drawing import (
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Numbers, Sampling
 from pospre.nn.grid import grid_distances
 from pospre.text_table import format_table
 
@@ -53,42 +53,26 @@ PER_HEAD = {"distance": "distance in px", "nmi": "NMI", "entropy": "entropy in n
 LINES = ("columns", "rows")
 
 
-def evaluate(
-    context: Context,
-    *,
-    layers: Numbers | None = None,
-    queries: Numbers | None = None,
-    num_pictures: NonNegativeInt = 4,
-    image_size: PositiveInt | None = None,
-    sampling: Sampling = Sampling(batch_size=32),
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: Attention) -> dict[str, Any]:
     """Measure attention.
-
-    Args:
-        context: model, data, device, and where the pictures go.
-        layers: blocks to measure, such as 1,6,12; all without it.
-        queries: patches whose maps are drawn, row by row from 0; without it three of them.
-        num_pictures: draw the maps of so many images.
-        image_size: side of the views in pixels; the encoder's own without it.
-        sampling: which images, and how they are read.
 
     Returns:
         ``layers``: per layer the means over heads and images with standard errors (``…_se``), and
         ``heads`` with those of each head; ``distance``, ``nmi`` and ``entropy``: the means of the
         layers; ``uniform``: what attention to all patches alike has.
     """
-    chosen = chosen_layers(context.model, layers)
+    chosen = chosen_layers(context.model, settings.layers)
     batches = centre_batches(
         context,
         context.data,
         title="attention",
-        sampling=sampling,
-        size=image_size,
+        sampling=settings,
+        size=settings.image_size,
     )
-    size = (image_size, image_size) if image_size else context.image_size
+    size = (settings.image_size, settings.image_size) if settings.image_size else context.image_size
     grid = context.model.encoder.grid_of(*size)
-    asked = list(queries or three_patches(grid))
-    found, cells = _measure(context, batches, chosen, asked, num_pictures)
+    asked = list(settings.queries or three_patches(grid))
+    found, cells = _measure(context, batches, chosen, asked, settings.num_pictures)
     results = _summarise(found, chosen)
     pixels_NN = pixel_distances(grid, context.model.encoder.patch_size)
     results["uniform"] = {
@@ -101,10 +85,10 @@ def evaluate(
     return results
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[Attention]) -> None:
     """Raise a ``UserError`` for layers, queries or a size that are not there."""
     grid = check_attention(plan)
-    check_queries(plan.settings["queries"] or (), grid)
+    check_queries(plan.settings.queries or (), grid)
     check_pictures(plan)
 
 

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.analysis.settings import three_patches
+from pospre.evaluation.analysis.patches import three_patches
+from pospre.evaluation.analysis.settings import Field
 from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
@@ -26,11 +27,8 @@ FIGURES = {"neighbours": "max"}
 COLOURS = 3  # principal components that are drawn
 
 
-def evaluate(context: Context) -> dict[str, Any]:
+def evaluate(context: Context, settings: Field) -> dict[str, Any]:
     """Measure and draw the table.
-
-    Args:
-        context: model, and where the picture goes.
 
     Returns:
         ``norm`` (mean, least and greatest length of a vector), ``neighbours`` (mean cosine of
@@ -54,7 +52,7 @@ def evaluate(context: Context) -> dict[str, Any]:
     return {**results, "pictures": _draw(vectors_ND, colours_N3, (rows, columns), context.folder)}
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[Field]) -> None:
     """Raise a ``UserError`` for an encoder without a table of positions."""
     positions = planned_encoder(plan.recipe).positions
     if positions.vectors() is None:

@@ -7,17 +7,16 @@ the weighted sum. Pictures: the maps over their images.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from pospre.algorithms.supervised.supervised import Classification
 from pospre.batch import LABEL, Batch
 from pospre.data.opening import open_reader
-from pospre.evaluation.classification.accuracy import check_classes, require_known
-from pospre.evaluation.classification.predictions import class_head
+from pospre.evaluation.analysis.settings import GradCam
+from pospre.evaluation.classification.accuracy import check_classes, class_head, require_known
 from pospre.evaluation.drawing import (
     Cell,
     as_map,
@@ -29,7 +28,6 @@ from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.text_table import format_table, percent
 
@@ -38,22 +36,8 @@ FIGURES = {"area": "max"}
 IN_A_ROW = 4  # pictures
 
 
-def evaluate(
-    context: Context,
-    *,
-    target: Literal["predicted", "label"] = "predicted",
-    layer: PositiveInt | None = None,
-    num_pictures: PositiveInt = 8,
-    sampling: Sampling = Sampling(batch_size=32),
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: GradCam) -> dict[str, Any]:
     """Draw the maps, and measure how much of an image they cover.
-
-    Args:
-        context: model with a class head, data, device, and where the picture goes.
-        target: the class asked for: the predicted one, or the image's label.
-        layer: the block; the last without it.
-        num_pictures: draw so many images.
-        sampling: which images, and how they are read.
 
     Returns:
         ``area``: share of an image's patches with at least half its greatest value, mean over
@@ -63,21 +47,21 @@ def evaluate(
     Raises:
         UserError: an image has no label, or one that the head does not know.
     """
-    layer = layer or context.model.encoder.depth
+    layer = settings.layer or context.model.encoder.depth
     num_classes = class_head(context.model).num_classes
-    batches = centre_batches(context, context.data, title="grad_cam", sampling=sampling)
+    batches = centre_batches(context, context.data, title="grad_cam", sampling=settings)
     areas: list[Tensor] = []
     cells: list[tuple[Cell, Cell]] = []
     names = open_reader(context.data).classes
     for batch in batches:
-        label_B = batch[LABEL] if target == "label" else None
+        label_B = batch[LABEL] if settings.target == "label" else None
         if label_B is not None:
             require_labels(label_B, context.data)
             require_known(label_B, num_classes, context.data)
         images = context.model.images(batch)[:, 0]
         maps_BN, asked_B = class_maps(context.model, images, layer, label_B)
         areas.append(covered(maps_BN).cpu())
-        for row in range(min(len(maps_BN), num_pictures - len(cells))):
+        for row in range(min(len(maps_BN), settings.num_pictures - len(cells))):
             asked = int(asked_B[row])
             name = names[asked] if names and asked < len(names) else f"class {asked}"
             cells.append(_cells(context, batch, row, maps_BN[row], name))
@@ -90,18 +74,18 @@ def evaluate(
             else {"area": None, "area_se": None}
         ),
         "empty": float((~found).double().mean()),
-        "target": target,
+        "target": settings.target,
         "layer": layer,
         "samples": len(area_M),
         "pictures": save_groups(cells, IN_A_ROW, context.folder, "grad_cam.png", "Grad-CAM"),
     }
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[GradCam]) -> None:
     """Raise a ``UserError`` for a layer or labels that are not there, or nowhere to draw."""
-    layer = plan.settings["layer"]
+    layer = plan.settings.layer
     planned_encoder(plan.recipe, None if layer is None else [layer])
-    if plan.settings["target"] == "label":
+    if plan.settings.target == "label":
         check_classes(plan)
     check_pictures(plan, required=True)
 

@@ -15,35 +15,24 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import NonNegativeInt
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.evaluation.analysis.settings import require_two_images
+from pospre.evaluation.analysis.patches import require_two_images
+from pospre.evaluation.analysis.settings import PositionCorrelation
 from pospre.evaluation.drawing import check_pictures, new_figure, save_arrays, save_figure
 from pospre.evaluation.estimates import estimate_rows
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import layer_tokens, planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Sampling
 from pospre.text_table import format_table
 
 FIGURES = {"position": "max"}
 GROUPS = 10  # that the jackknife leaves out in turn
 
 
-def evaluate(
-    context: Context,
-    *,
-    layer: NonNegativeInt | None = None,
-    sampling: Sampling = Sampling(),
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: PositionCorrelation) -> dict[str, Any]:
     """Correlate positions.
-
-    Args:
-        context: model, data, device, and where the picture goes.
-        layer: whose features, after the final norm; 0 is the embedding, without it the last.
-        sampling: which images, and how they are read.
 
     Returns:
         Mean correlations, with jackknife standard errors over images (``…_se``): ``within``, of
@@ -54,8 +43,8 @@ def evaluate(
     Raises:
         UserError: there is one image only.
     """
-    batches = centre_batches(context, context.data, title="position_correlation", sampling=sampling)
-    layer = context.model.encoder.depth if layer is None else layer
+    batches = centre_batches(context, context.data, title="position_correlation", sampling=settings)
+    layer = context.model.encoder.depth if settings.layer is None else settings.layer
     sums = sum_features(_standardised(context, batches, layer))
     within_NN, across_NN = correlations(sums)
     grid = context.model.encoder.grid
@@ -69,9 +58,9 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[PositionCorrelation]) -> None:
     """Raise a ``UserError`` for a layer that is not there, or fewer than two images."""
-    wanted = plan.settings["layer"]
+    wanted = plan.settings.layer
     planned_encoder(plan.recipe, None if wanted is None else [wanted])
     require_two_images(plan)
     check_pictures(plan)

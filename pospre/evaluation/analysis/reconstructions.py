@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor
 
 from pospre.batch import HIDDEN, MASKED, Batch
 from pospre.errors import UserError
 from pospre.evaluation.alone import Alone
+from pospre.evaluation.analysis.settings import Reconstructions
 from pospre.evaluation.drawing import (
     Cell,
     as_picture,
@@ -25,13 +25,11 @@ from pospre.evaluation.drawing import (
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.pixel_task import PixelObjective
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.nn.masking import PatchMasking, gather_tokens, scatter_tokens, slot_mask
-from pospre.ranges import Ratio
 from pospre.text_table import format_table
 
 NEEDS = PixelObjective
@@ -39,53 +37,39 @@ FIGURES = {"error": "min"}
 IN_A_ROW = 2  # images
 
 
-def evaluate(
-    context: Context,
-    *,
-    mask_ratio: Ratio = 0.75,
-    num_pictures: PositiveInt = 6,
-    sampling: Sampling = Sampling(batch_size=32),
-    baseline: bool = True,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: Reconstructions) -> dict[str, Any]:
     """Measure the error, and draw original, visible patches and reconstruction.
-
-    Args:
-        context: model, data, device, and where the picture goes.
-        mask_ratio: share of patches hidden, in (0, 1).
-        num_pictures: draw so many images.
-        sampling: which images, and how they are read; the seed also hides the patches.
-        baseline: measure the untrained model of the same recipe and seed as well.
 
     Returns:
         Means over images with standard errors (``…_se``): ``error``; ``flat_error``, that of 0: the
         patch's own mean, or the mean colour of the data; and ``initial_error``, the untrained
         model's, without an error of its own. Also ``mask_ratio``, ``samples`` and ``pictures``.
     """
-    host, initial = alone(context.model), alone(context.initial()) if baseline else None
-    batches = centre_batches(context, context.data, title="reconstructions", sampling=sampling)
+    host, initial = alone(context.model), alone(context.initial()) if settings.baseline else None
+    batches = centre_batches(context, context.data, title="reconstructions", sampling=settings)
     parts: list[Tensor] = []
     cells: list[list[Cell]] = []
     for batch in batches:
-        batch = hide(host, batch, mask_ratio, sampling.seed)
+        batch = hide(host, batch, settings.mask_ratio, settings.seed)
         outputs = host.outputs(batch)
         untrained = outputs if initial is None else initial.outputs(batch)
         parts.append(torch.stack([*_errors(outputs), _errors(untrained)[0]], dim=1).cpu())
-        for row in range(min(len(batch["index"]), num_pictures - len(cells))):
+        for row in range(min(len(batch["index"]), settings.num_pictures - len(cells))):
             cells.append(_cells(host.model, batch, outputs, row))
     error, flat, untrained_error = torch.cat(parts).unbind(1)
     return {
         **mean_and_error("error", error),
         **mean_and_error("flat_error", flat),
         "initial_error": None if initial is None else float(untrained_error.mean()),
-        "mask_ratio": mask_ratio,
+        "mask_ratio": settings.mask_ratio,
         "samples": len(error),
         "pictures": save_groups(cells, IN_A_ROW, context.folder, "reconstructions.png"),
     }
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[Reconstructions]) -> None:
     """Raise a ``UserError`` where nothing is painted, hidden or to be seen, or nowhere to draw."""
-    encoder, ratio = plan.recipe.encoder, plan.settings["mask_ratio"]
+    encoder, ratio = plan.recipe.encoder, plan.settings.mask_ratio
     if encoder.channels != 3:
         raise UserError(
             f"it shows images in red, green and blue, but encoder.channels = {encoder.channels}."

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor
 
-from pospre.evaluation.analysis.patch_attention import attention_entropy, patch_attention
-from pospre.evaluation.analysis.settings import check_attention, chosen_layers
+from pospre.evaluation.analysis.patches import (
+    attention_entropy,
+    check_attention,
+    chosen_layers,
+    patch_attention,
+)
+from pospre.evaluation.analysis.settings import RelativeAttention
 from pospre.evaluation.drawing import (
     Cell,
     check_pictures,
@@ -26,29 +30,14 @@ from pospre.evaluation.drawing import (
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Numbers, Sampling
 from pospre.nn.grid import grid_offsets
 from pospre.text_table import format_table, percent
 
 FIGURES = {"near": "max"}
 
 
-def evaluate(
-    context: Context,
-    *,
-    layers: Numbers | None = None,
-    num_heads: PositiveInt | None = None,
-    image_size: PositiveInt | None = None,
-    sampling: Sampling = Sampling(batch_size=32),
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: RelativeAttention) -> dict[str, Any]:
     """Average attention by offset.
-
-    Args:
-        context: model, data, device, and where the picture goes.
-        layers: blocks to measure, such as 2,6,10; all without it.
-        num_heads: draw so many heads of each layer, those of the lowest entropy; all without it.
-        image_size: side of the views in pixels; the encoder's own without it.
-        sampling: which images, and how they are read.
 
     Returns:
         ``layers``: per layer ``heads``, sorted: ``head`` (from 0), ``entropy`` in nats, ``own``
@@ -57,15 +46,15 @@ def evaluate(
         errors over images (``…_se``). The maps are in ``maps``, an archive beside the picture.
     """
     model = context.model
-    chosen = chosen_layers(model, layers)
+    chosen = chosen_layers(model, settings.layers)
     batches = centre_batches(
         context,
         context.data,
         title="relative_attention",
-        sampling=sampling,
-        size=image_size,
+        sampling=settings,
+        size=settings.image_size,
     )
-    size = (image_size, image_size) if image_size else context.image_size
+    size = (settings.image_size, settings.image_size) if settings.image_size else context.image_size
     grid = model.encoder.grid_of(*size)
     sums: dict[int, Tensor] = {}
     parts: dict[int, list[Tensor]] = {layer: [] for layer in chosen}
@@ -90,10 +79,10 @@ def evaluate(
         "grid": list(grid),
         "samples": samples,
     }
-    return results | _draw(results, maps, num_heads, context.folder)
+    return results | _draw(results, maps, settings.num_heads, context.folder)
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[RelativeAttention]) -> None:
     """Raise a ``UserError`` for layers or a size that are not there."""
     check_attention(plan)
     check_pictures(plan)

@@ -10,14 +10,14 @@ longer than the median of their image (Darcet et al. 2024), with maps.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
-from pospre.evaluation.analysis.settings import require_two_images
+from pospre.evaluation.analysis.patches import require_two_images
+from pospre.evaluation.analysis.settings import Spectrum
 from pospre.evaluation.drawing import (
     Cell,
     as_map,
@@ -32,7 +32,6 @@ from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches, check_pooling
 from pospre.evaluation.layers import layer_tokens, planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Numbers, Sampling
 from pospre.text_table import format_table, percent
 
 FIGURES = {"rankme": "max", "artefacts": "min"}
@@ -65,27 +64,8 @@ class Gathered:
         self.products_DD = self.products_DD + features_MD.T @ features_MD
 
 
-def evaluate(
-    context: Context,
-    *,
-    layers: Numbers | None = None,
-    features: Source = "mean",
-    norm: bool = True,
-    artefact: Annotated[float, Field(gt=1)] = 3.0,
-    num_pictures: NonNegativeInt = 4,
-    sampling: Sampling = Sampling(batch_size=32),
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: Spectrum) -> dict[str, Any]:
     """Measure spectra and lengths.
-
-    Args:
-        context: model, data, device, and where the pictures go.
-        layers: whose features, such as 0,6,12 (0 is the embedding); all without it.
-        features: per image the mean of its patch tokens or its cls token; or patches, all of them.
-        norm: features after the encoder's final norm, which every layer then gets. Lengths are
-            those before it.
-        artefact: tokens this many times longer than the median of their image are artefacts.
-        num_pictures: draw the last layer's lengths of so many images.
-        sampling: which images, and how they are read.
 
     Returns:
         ``layers``: per layer ``singular_values`` of the covariance, ``rankme``,
@@ -94,8 +74,8 @@ def evaluate(
         of them, ``rankme`` and ``artefacts``.
     """
     model = context.model
-    chosen = sorted(set(layers or range(model.encoder.depth + 1)))
-    batches = centre_batches(context, context.data, title="spectrum", sampling=sampling)
+    chosen = sorted(set(settings.layers or range(model.encoder.depth + 1)))
+    batches = centre_batches(context, context.data, title="spectrum", sampling=settings)
     gathered = {layer: Gathered() for layer in chosen}
     cells: list[list[Cell]] = []
     for batch in batches:
@@ -103,30 +83,32 @@ def evaluate(
         for layer, tokens_BTD in zip(chosen, tokens, strict=True):
             patches_BND = tokens_BTD[:, model.encoder.num_prefix_tokens :]
             lengths_BN = patches_BND.double().norm(dim=-1)
-            gathered[layer].lengths.append(token_lengths(lengths_BN, artefact).cpu())
+            gathered[layer].lengths.append(token_lengths(lengths_BN, settings.artefact).cpu())
             with torch.no_grad():
-                normed_BTD = model.encoder.norm(tokens_BTD) if norm else tokens_BTD
-            gathered[layer].add(_vectors(normed_BTD, model.encoder.num_prefix_tokens, features))
-        for row in range(min(len(batch["index"]), num_pictures - len(cells))):
+                normed_BTD = model.encoder.norm(tokens_BTD) if settings.norm else tokens_BTD
+            gathered[layer].add(
+                _vectors(normed_BTD, model.encoder.num_prefix_tokens, settings.features)
+            )
+        for row in range(min(len(batch["index"]), settings.num_pictures - len(cells))):
             view = as_picture(batch["view/image"][row, 0])
-            cells.append(_cells(view, lengths_BN[row], model.encoder.grid, artefact))
+            cells.append(_cells(view, lengths_BN[row], model.encoder.grid, settings.artefact))
     rows = [{"layer": layer, **summarise(each)} for layer, each in gathered.items()]
     last = gathered[chosen[-1]]
     results = {
         "layers": rows,
         **{key: rows[-1][key] for key in ("rankme", "artefacts", "artefacts_se")},
-        "features": features,
-        "norm": norm,
-        "artefact": artefact,
+        "features": settings.features,
+        "norm": settings.norm,
+        "artefact": settings.artefact,
         "vectors": last.count,
         "samples": sum(map(len, last.lengths)),
     }
     return {**results, "pictures": _draw(rows, cells, context.folder)}
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[Spectrum]) -> None:
     """Raise a ``UserError`` for layers or a class token that are not there, or a single image."""
-    planned_encoder(plan.recipe, plan.settings["layers"])
+    planned_encoder(plan.recipe, plan.settings.layers)
     check_pooling(plan)
     require_two_images(plan)
     check_pictures(plan)

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pospre import draws
 from pospre.algorithms.ijepa.blocks import draw_blocks
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.batch import INDEX, Batch
+from pospre.evaluation.analysis.settings import StopHeatmaps
 from pospre.evaluation.drawing import (
     Cell,
     as_map,
@@ -28,7 +28,6 @@ from pospre.evaluation.drawing import (
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.grid import grid_distances
@@ -39,20 +38,8 @@ FIGURES = {"distance": "max"}
 IN_A_ROW = 3  # pictures
 
 
-def evaluate(
-    context: Context,
-    *,
-    temperature: PositiveFloat = 0.1,
-    num_pictures: PositiveInt = 6,
-    sampling: Sampling = Sampling(batch_size=32),
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: StopHeatmaps) -> dict[str, Any]:
     """Compare predicted features with those of all patches.
-
-    Args:
-        context: model with I-JEPA, data, device, and where the picture goes.
-        temperature: of the softmax; the paper states none.
-        num_pictures: draw the maps of so many images, of one hidden patch each.
-        sampling: which images, and how they are read; the seed also draws I-JEPA's blocks.
 
     Returns:
         Means over hidden patches and images, with standard errors over images (``…_se``):
@@ -61,16 +48,16 @@ def evaluate(
         ``uniform_distance``, the same where all patches are alike.
     """
     model = context.model
-    batches = centre_batches(context, context.data, title="stop_heatmaps", sampling=sampling)
+    batches = centre_batches(context, context.data, title="stop_heatmaps", sampling=settings)
     grid = model.encoder.grid
     distance_NN = grid_distances(*grid, squared=False).to(context.device)
     parts: list[Tensor] = []
     cells: list[list[Cell]] = []
     for batch in batches:
-        batch = hide(model, batch, sampling.seed)
+        batch = hide(model, batch, settings.seed)
         similarity_BQN = predicted_similarity(model, batch)
         target_BQ = batch["ijepa/targets"].flatten(1)
-        weight_BQN = (similarity_BQN / temperature).softmax(-1)
+        weight_BQN = (similarity_BQN / settings.temperature).softmax(-1)
         away_BQN = distance_NN[target_BQ]
         nearest_BQ = similarity_BQN.argmax(-1) == target_BQ
         figures = [
@@ -79,14 +66,14 @@ def evaluate(
             away_BQN.double().mean((1, 2)),
         ]
         parts.append(torch.stack(figures, dim=1).cpu())
-        for row in range(min(len(target_BQ), num_pictures - len(cells))):
+        for row in range(min(len(target_BQ), settings.num_pictures - len(cells))):
             cells.append(_cells(batch, row, weight_BQN[row], grid))
     nearest, distance, uniform = torch.cat(parts).unbind(1)
     return {
         **mean_and_error("nearest", nearest),
         **mean_and_error("distance", distance),
         "uniform_distance": float(uniform.mean()),
-        "temperature": temperature,
+        "temperature": settings.temperature,
         "grid": list(grid),
         "samples": len(nearest),
         "pictures": save_groups(
@@ -99,7 +86,7 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[StopHeatmaps]) -> None:
     """Raise a ``UserError`` where there is nowhere to draw."""
     check_pictures(plan, required=True)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import PositiveInt
 from torch import Tensor
 
 from pospre import draws
@@ -22,12 +21,12 @@ from pospre.algorithms.stop.noise import StochasticTokens
 from pospre.algorithms.stop.stop import StoP
 from pospre.algorithms.stop.variants import NOISY, VARIANTS
 from pospre.errors import UserError
-from pospre.evaluation.analysis.settings import check_queries, three_patches
+from pospre.evaluation.analysis.patches import check_queries, three_patches
+from pospre.evaluation.analysis.settings import StopSimilarity
 from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Numbers
 from pospre.model.algorithm import method_of
 from pospre.nn.grid import grid_distances
 from pospre.nn.places import Places
@@ -37,20 +36,8 @@ NEEDS = StoP
 FIGURES = {"distance": "max"}
 
 
-def evaluate(
-    context: Context,
-    *,
-    queries: Numbers | None = None,
-    num_draws: PositiveInt = 64,
-    seed: int = 0,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: StopSimilarity) -> dict[str, Any]:
     """Compare stochastic positions with the fixed ones.
-
-    Args:
-        context: model with StoP, and where the picture goes.
-        queries: positions whose maps are drawn, row by row from 0; without it three of them.
-        num_draws: draws of the noise at every position.
-        seed: of the noise.
 
     Returns:
         Means over positions and draws, with standard errors over draws (``…_se``): ``own``, the
@@ -65,13 +52,14 @@ def evaluate(
         assert vectors is not None  # stop refuses others
         position_ND = vectors[0].float()
         grid = context.model.encoder.grid
-        asked = list(queries or three_patches(grid))
+        asked = list(settings.queries or three_patches(grid))
         similarity_SNN = torch.stack(
             [
                 similarity(
-                    position_ND + noise(predictor, len(position_ND), seed, draw), position_ND
+                    position_ND + noise(predictor, len(position_ND), settings.seed, draw),
+                    position_ND,
                 )
-                for draw in range(num_draws)
+                for draw in range(settings.num_draws)
             ]
         )
         fixed_NN = similarity(position_ND, position_ND)
@@ -84,14 +72,14 @@ def evaluate(
         **mean_and_error("distance", distance_NN[place_N, best_SN].mean(1)),
         "variant": next(name for name, each in VARIANTS.items() if each.tokens is type(tokens)),
         "noise_std": tokens.noise_std,
-        "draws": num_draws,
+        "draws": settings.num_draws,
         "grid": list(grid),
         "queries": asked,
         "pictures": _draw(fixed_NN, similarity_SNN, asked, grid, context.folder),
     }
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[StopSimilarity]) -> None:
     """Raise a ``UserError`` for a variant without noise, or positions that are not there."""
     _, options = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
     variant = options.get("variant", StoP.variant)
@@ -100,7 +88,7 @@ def check(plan: Plan) -> None:
             f"stop.variant = {variant} adds no noise to positions; {', '.join(NOISY)} do."
         )
     grid = planned_encoder(plan.recipe).grid
-    check_queries(plan.settings["queries"] or (), grid)
+    check_queries(plan.settings.queries or (), grid)
     check_pictures(plan)
 
 

@@ -6,7 +6,8 @@ Top-1 and top-5 on held-out images, centre views. What an untrained head knows i
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,11 @@ import torch
 from torch import Tensor
 
 from pospre.algorithms.supervised.supervised import Classification
+from pospre.batch import Batch
 from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Reader
 from pospre.errors import UserError
-from pospre.evaluation.classification.predictions import (
-    check_distinct,
-    class_head,
-    load_classifiers,
-    log_probabilities,
-)
+from pospre.evaluation.classification.settings import Accuracy
 from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import (
     centre_batches,
@@ -31,30 +28,20 @@ from pospre.evaluation.features import (
     require_labels,
 )
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Listed, Sampling
 from pospre.model.algorithm import method_of
 from pospre.model.model import PretrainModel
+from pospre.nn.places import Places
 from pospre.nn.sizes import pair
 from pospre.object_store import is_remote
 from pospre.text_table import format_table, percent
+from pospre.training.trained import load_model
 
 NEEDS = Classification
 FIGURES = {"top1": "max", "top5": "max"}
 
 
-def evaluate(
-    context: Context,
-    *,
-    ensemble: Listed[str] = (),
-    sampling: Sampling = Sampling(),
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: Accuracy) -> dict[str, Any]:
     """Measure top-1 and top-5.
-
-    Args:
-        context: model, data and device.
-        ensemble: run folders or checkpoints of other fine-tuned models, with commas between them,
-            whose probabilities are averaged with this one's.
-        sampling: which images, and how they are read.
 
     Returns:
         ``top1`` and ``top5`` in [0, 1] (``top5`` is None with five classes or fewer), the
@@ -66,8 +53,8 @@ def evaluate(
     """
     num_classes = class_head(context.model).num_classes
     members = [context.model, *(member.to(context.device) for member in context.opened)]
-    check_distinct(["the measured model", *ensemble], members)
-    batches = centre_batches(context, context.data, title="accuracy", sampling=sampling)
+    check_distinct(["the measured model", *settings.ensemble], members)
+    batches = centre_batches(context, context.data, title="accuracy", sampling=settings)
     ranks: list[Tensor] = []
     for batch in batches:
         require_labels(batch["label"].cpu(), context.data)
@@ -81,7 +68,7 @@ def evaluate(
         "top1": top1,
         "top5": _share(together_M < 5) if num_classes > 5 else None,
         "standard_error": rate_error(top1, len(together_M)),
-        "members": [_share(own_M < 1) for own_M in alone_NM] if ensemble else None,
+        "members": [_share(own_M < 1) for own_M in alone_NM] if settings.ensemble else None,
         "samples": len(together_M),
         "classes": num_classes,
         "chance": 1 / num_classes,
@@ -92,10 +79,10 @@ def _share(right_M: Tensor) -> float:
     return float(right_M.double().mean())
 
 
-def check(plan: Plan) -> list[PretrainModel]:
+def check(plan: Plan[Accuracy]) -> list[PretrainModel]:
     """Return the ensemble; raise a ``UserError`` for data without labels, or of other classes."""
     return load_classifiers(
-        plan.settings["ensemble"],
+        plan.settings.ensemble,
         num_classes=check_classes(plan),
         size=pair(plan.recipe.encoder.image_size),
     )
@@ -178,3 +165,67 @@ def table(results: Mapping[str, Any]) -> str:
         f"error {percent(results['standard_error'])}"
     ]
     return format_table("Classification accuracy in %", ["head", "top-1", "top-5"], rows, notes)
+
+
+def class_head(model: PretrainModel) -> Classification:
+    """Return the head of classes that is trained."""
+    return model.objectives.find(Classification)[1]
+
+
+@torch.no_grad()
+def log_probabilities(
+    model: PretrainModel, images_BCHW: Tensor, batch: Batch, places: Places | None = None
+) -> Tensor:
+    """Return the logarithms of the class probabilities (B, C), float32.
+
+    Args:
+        model: in eval mode.
+        images_BCHW: normalised images.
+        batch: that they are of.
+        places: see ``PretrainModel.tokens``.
+    """
+    tokens = model.tokens(images_BCHW, places)
+    logits: Tensor = class_head(model)({"student": tokens}, batch)["logits"]
+    return logits.float().log_softmax(-1)
+
+
+def check_distinct(names: Sequence[str], models: Sequence[PretrainModel]) -> None:
+    """Raise a ``UserError`` if two models have the same weights."""
+    pairs = zip(names, (model.state_dict() for model in models), strict=True)
+    for (name, one), (other, two) in combinations(pairs, 2):
+        if one.keys() == two.keys() and all(torch.equal(one[each], two[each]) for each in one):
+            raise UserError(
+                f"ensemble={other} has the very weights of {name}; give runs that were "
+                "trained apart, such as with other seeds."
+            )
+
+
+def load_classifiers(
+    uris: Sequence[str], *, num_classes: int, size: tuple[int, int]
+) -> list[PretrainModel]:
+    """Return further fine-tuned models, in eval mode on the CPU.
+
+    Args:
+        uris: run folders or checkpoints.
+        num_classes: that each must know.
+        size: height and width of the images that each must take.
+
+    Raises:
+        UserError: one cannot be read, has no class head, or another number of classes or size.
+    """
+    models = []
+    for uri in uris:
+        model, recipe = load_model(uri)
+        if method_of(recipe.algorithms, Classification) is None:
+            raise UserError(
+                f"ensemble={uri} was trained with {', '.join(recipe.algorithms)} and has no "
+                "class head; give a run of algorithms.supervised."
+            )
+        found = class_head(model).num_classes, model.encoder.image_size
+        if found != (num_classes, size):
+            raise UserError(
+                f"ensemble={uri} knows {found[0]} classes of images of {list(found[1])} "
+                f"pixels, the measured model {num_classes} of {list(size)}; they must agree."
+            )
+        models.append(model)
+    return models

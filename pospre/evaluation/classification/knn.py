@@ -13,49 +13,22 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.classification.vectors import Part, encode_parts
+from pospre.evaluation.classification.settings import Knn
 from pospre.evaluation.estimates import rate_error
-from pospre.evaluation.features import Pooling, check_probe
+from pospre.evaluation.features import Part, check_probe, encode_parts
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Numbers, Sampling
 from pospre.text_table import format_table, percent
 
 FIGURES = {"top1": "max"}
 SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32
 
 
-def evaluate(
-    context: Context,
-    *,
-    bank: str | None = None,
-    k: PositiveInt = 20,
-    temperature: PositiveFloat = 0.07,
-    features: Pooling = "mean",
-    layers: Numbers | Literal["all"] | None = None,
-    num_bank: PositiveInt | None = None,
-    sampling: Sampling = Sampling(),
-    baseline: bool = True,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
     """Measure top-1.
-
-    Args:
-        context: model, data and device.
-        bank: data set whose images vote, for instance the training set; without it every image
-            measured is classified by all the others.
-        k: how many neighbours vote.
-        temperature: T; the smaller, the more the nearest ones count.
-        features: mean of the patch tokens, or the cls token. The default is mean, because neither
-            MAE nor DropPos puts a loss on the class token.
-        layers: measure these layers, such as 0,6,12, or all of them: 0 is what goes into the first
-            block, 1 what comes out of it; each after the encoder's final norm. Without it the last.
-        num_bank: let so many images of the bank vote, drawn by the seed; all without it.
-        sampling: which images are classified, and how they are read.
-        baseline: measure the untrained encoder of the same recipe and seed as well.
 
     Returns:
         ``top1`` and ``initial_top1`` in [0, 1] of the last layer measured, the ``standard_error``
@@ -64,18 +37,24 @@ def evaluate(
     Raises:
         UserError: an image has no label, or no image's class is in the bank.
     """
-    models = context.models("top1", "initial_top1", baseline=baseline)
+    models = context.models("top1", "initial_top1", baseline=settings.baseline)
 
-    chosen: Sequence[int | None] = all_layers(layers, context.model.encoder.depth) or (None,)
-    parts: list[Part] = [(layer, features) for layer in chosen]
+    chosen: Sequence[int | None] = all_layers(settings.layers, context.model.encoder.depth) or (
+        None,
+    )
+    parts: list[Part] = [(layer, settings.features) for layer in chosen]
     encode = partial(encode_parts, context, models, parts=parts)
-    queries, labels_Q = encode(data=context.data, title="knn", sampling=sampling)
+    queries, labels_Q = encode(data=context.data, title="knn", sampling=settings)
     banks, bank_labels_M = (
         (queries, labels_Q)
-        if bank is None
-        else encode(data=bank, title="knn bank", sampling=replace(sampling, num_samples=num_bank))
+        if settings.bank is None
+        else encode(
+            data=settings.bank,
+            title="knn bank",
+            sampling=replace(settings, num_samples=settings.num_bank),
+        )
     )
-    answerable_Q = _answerable(labels_Q, bank_labels_M, context.data, bank)
+    answerable_Q = _answerable(labels_Q, bank_labels_M, context.data, settings.bank)
     asked = int(answerable_Q.sum())
     rows = []
     for part in parts:
@@ -85,9 +64,9 @@ def evaluate(
                 queries[name][part].to(context.device),
                 banks[name][part].to(context.device),
                 bank_labels_M.to(context.device),
-                k=k,
-                temperature=temperature,
-                leave_one_out=bank is None,
+                k=settings.k,
+                temperature=settings.temperature,
+                leave_one_out=settings.bank is None,
             )
             row[name] = float((predicted_Q.cpu() == labels_Q)[answerable_Q].double().mean())
         rows.append({**row, "standard_error": rate_error(row["top1"], asked)})
@@ -96,29 +75,29 @@ def evaluate(
     last = {key: value for key, value in rows[-1].items() if key != "layer"}
     return {
         **last,
-        "layers": None if layers is None else rows,
-        "k": k,
-        "temperature": temperature,
-        "features": features,
+        "layers": None if settings.layers is None else rows,
+        "k": settings.k,
+        "temperature": settings.temperature,
+        "features": settings.features,
         "bank_samples": len(bank_labels_M),
         "query_samples": asked,
         "left_out": int((~answerable_Q).sum()),
-        "leave_one_out": bank is None,
+        "leave_one_out": settings.bank is None,
         "classes": classes,
         "chance": 1 / classes,
     }
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[Knn]) -> None:
     """Raise a ``UserError`` for data or a bank that kNN is not for, or too few who could vote."""
-    layers = plan.settings["layers"]
+    layers = plan.settings.layers
     if layers is not None:
         planned_encoder(plan.recipe, layers)
-    bank, k = plan.settings["bank"], plan.settings["k"]
-    wanted = plan.settings["num_samples" if bank is None else "num_bank"]
-    if bank is None and plan.settings["num_bank"] is not None:
+    bank, k = plan.settings.bank, plan.settings.k
+    wanted = plan.settings.num_samples if bank is None else plan.settings.num_bank
+    if bank is None and plan.settings.num_bank is not None:
         raise UserError(
-            f"num_bank={plan.settings['num_bank']}, but there is no bank: give bank=PATH, or "
+            f"num_bank={plan.settings.num_bank}, but there is no bank: give bank=PATH, or "
             "num_samples, of which each is then classified by all others."
         )
     found = len(check_probe(plan))

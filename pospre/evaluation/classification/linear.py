@@ -12,10 +12,9 @@ as the papers do, for an encoding of the bank per epoch.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pospre import draws
@@ -23,61 +22,27 @@ from pospre.data.stores.subset import subset
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.classification.heads import (
+    PROTOCOLS,
     Features,
     Kind,
+    Protocol,
     classify,
     kinds_of,
     train_heads,
 )
-from pospre.evaluation.classification.protocols import PROTOCOLS, Name, Protocol
-from pospre.evaluation.classification.vectors import Parts, encode_parts
+from pospre.evaluation.classification.settings import Linear
 from pospre.evaluation.estimates import rate_error
-from pospre.evaluation.features import Pooling, check_enough, check_probe
+from pospre.evaluation.features import Parts, check_enough, check_probe, encode_parts
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
-from pospre.ranges import PositiveShare
 from pospre.text_table import format_table, percent
 
 FIGURES = {"top1": "max"}
 
 
-def evaluate(
-    context: Context,
-    *,
-    protocol: Name,
-    bank: str,
-    label_fraction: PositiveShare = 1.0,
-    labels: str | None = None,
-    features: Pooling | None = None,
-    epochs: PositiveInt | None = None,
-    batch: Annotated[int, Field(ge=2)] | None = None,
-    base_lr: PositiveFloat | None = None,
-    augment: bool = False,
-    sampling: Sampling = Sampling(),
-    baseline: bool = True,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
     """Measure top-1.
-
-    Args:
-        context: model, data and device.
-        protocol: mae (LUT's as well), dinov2, vissl, or vissl_places205, vissl_inat18,
-            vissl_clevr_count and vissl_clevr_distance for these data.
-        bank: data set that the classifiers are trained on, for instance the training set.
-        label_fraction: train on this share of the bank, as many images of each class, drawn by the
-            seed; 0.01 and 0.1 are usual.
-        labels: train on the images that this text file names, one in each line, such as a
-            published list of 1 %.
-        features: mean of the patch tokens, or the cls token; the protocol's without it.
-        epochs: of training; the protocol's without it. Warm-up and milestones shrink in proportion.
-        batch: images per step; the protocol's without it.
-        base_lr: learning rate per 256 images; the protocol's, or its list, without it.
-        augment: train on new random crops and flips in every epoch, as published; the bank is then
-            encoded anew for each.
-        sampling: which images are classified, and how they are read; the seed also draws
-            label_fraction, weights, the order of images, crops and the tenth held back.
-        baseline: measure the untrained encoder of the same recipe and seed as well.
 
     Returns:
         ``top1`` and ``initial_top1`` in [0, 1] of the chosen classifier, ``standard_error`` of
@@ -87,11 +52,11 @@ def evaluate(
     Raises:
         UserError: an image has no label.
     """
-    given = {"epochs": epochs, "batch": batch, "base_lr": base_lr}
-    settings = adjusted(PROTOCOLS[protocol], given)
+    given = {"epochs": settings.epochs, "batch": settings.batch, "base_lr": settings.base_lr}
+    published = adjusted(PROTOCOLS[settings.protocol], given)
     depth = context.model.encoder.depth
-    kinds = kinds_of(settings, features or settings.pooling, depth)
-    models = context.models("top1", "initial_top1", baseline=baseline)
+    kinds = kinds_of(published, settings.features or published.pooling, depth)
+    models = context.models("top1", "initial_top1", baseline=settings.baseline)
     encode = partial(
         encode_parts,
         context,
@@ -99,30 +64,30 @@ def evaluate(
     )
     from_bank = partial(
         encode,
-        data=bank,
-        sampling=replace(sampling, num_samples=None),
-        label_fraction=label_fraction,
-        labels=labels,
+        data=settings.bank,
+        sampling=replace(settings, num_samples=None),
+        label_fraction=settings.label_fraction,
+        labels=settings.labels,
     )
-    view = _view(context, crop="full", flip_rate=0.0) if settings.crop == "full" else None
+    view = _view(context, crop="full", flip_rate=0.0) if published.crop == "full" else None
     seen, label_M = from_bank(models, title="linear bank", view=view)
     queries, label_Q = encode(
-        models, data=context.data, title="linear", sampling=sampling, view=view
+        models, data=context.data, title="linear", sampling=settings, view=view
     )
-    rest, held = _split(len(label_M), sampling.seed, hold_back=len(kinds) > 1)
+    rest, held = _split(len(label_M), settings.seed, hold_back=len(kinds) > 1)
     cut = _view(context, crop="random" if view is None else "full")
-    crops = partial(from_bank, view=cut) if augment else None
+    crops = partial(from_bank, view=cut) if settings.augment else None
     measured: dict[str, list[Measured]] = {}
     for name, model in models.items():
         own = _rows(seen[name], rest)
         heads = train_heads(
             kinds,
-            settings,
+            published,
             partial(_of_epoch, model, own, crops, rest),
             label_M[rest],
             int(torch.cat([label_M, label_Q]).max()) + 1,
             dim=model.encoder.embed_dim,
-            seed=sampling.seed,
+            seed=settings.seed,
             device=context.device,
             progress=context.progress,
             go_on=context.go_on,
@@ -138,12 +103,12 @@ def evaluate(
     classes = len(label_M.unique())
     return {
         **summarise(measured, len(label_Q)),
-        "protocol": protocol,
-        "epochs": settings.epochs,
-        "batch": min(settings.batch, len(rest)),
-        "augment": augment,
-        "label_fraction": label_fraction,
-        "labels": labels,
+        "protocol": settings.protocol,
+        "epochs": published.epochs,
+        "batch": min(published.batch, len(rest)),
+        "augment": settings.augment,
+        "label_fraction": settings.label_fraction,
+        "labels": settings.labels,
         "classifiers": len(kinds),
         "bank_samples": len(label_M),
         "held_back": len(held),
@@ -167,19 +132,19 @@ def adjusted(protocol: Protocol, given: Mapping[str, Any]) -> Protocol:
     )
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[Linear]) -> None:
     """Raise a ``UserError`` for data, a bank or an encoder that no classifier can be trained on."""
     settings = plan.settings
-    protocol = PROTOCOLS[settings["protocol"]]
-    pooling = settings["features"] or protocol.pooling
+    protocol = PROTOCOLS[settings.protocol]
+    pooling = settings.features or protocol.pooling
     depth, wanted = planned_encoder(plan.recipe).depth, max(protocol.blocks)
-    bank = check_probe(replace(plan, settings={**settings, "features": pooling}))
+    bank = check_probe(replace(plan, settings=replace(settings, features=pooling)))
     if depth < wanted:
         raise UserError(
-            f"protocol={settings['protocol']} looks at the last {wanted} blocks, and the "
+            f"protocol={settings.protocol} looks at the last {wanted} blocks, and the "
             f"encoder has {depth}; use protocol=mae, or logistic."
         )
-    chosen = subset(bank, settings["label_fraction"], settings["labels"], settings["seed"])
+    chosen = subset(bank, settings.label_fraction, settings.labels, settings.seed)
     classes = len(chosen if bank.classes is None else bank.classes)
     check_enough(bank.address, len(chosen), classes)
 

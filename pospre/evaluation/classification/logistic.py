@@ -15,22 +15,19 @@ images as one set, so its figures compare with that paper's only.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pospre import draws
 from pospre.data.stores.subset import subset
 from pospre.data.views.options import ViewGroup
-from pospre.evaluation.classification.vectors import Part, encode_parts
+from pospre.evaluation.classification.settings import Logistic
 from pospre.evaluation.estimates import rate_error
-from pospre.evaluation.features import Pooling, check_enough, check_probe
+from pospre.evaluation.features import Part, check_enough, check_probe, encode_parts
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Sampling
-from pospre.ranges import PositiveShare
 from pospre.text_table import format_table, percent
 
 FIGURES = {"top1": "max"}
@@ -38,38 +35,8 @@ DECAYS = (1e-4, 1e-3, 1e-2, 1e-1)
 _STOP_DECAY = 0.0025  # divided by the images of the bank
 
 
-def evaluate(
-    context: Context,
-    *,
-    bank: str,
-    protocol: Literal["stop"] | None = None,
-    features: Pooling = "mean",
-    iterations: PositiveInt = 100,
-    weight_decay: PositiveFloat | None = None,
-    label_fraction: PositiveShare = 1.0,
-    labels: str | None = None,
-    num_bank: PositiveInt | None = None,
-    sampling: Sampling = Sampling(),
-    baseline: bool = True,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
     """Measure top-1.
-
-    Args:
-        context: model, data and device.
-        bank: data set that the classifier is fitted to, for instance the training set.
-        protocol: stop for StoP's (see above), to compare with its table 1; null for ours.
-        features: mean of the patch tokens, or the cls token, after the encoder's final norm.
-        iterations: at most so many of L-BFGS.
-        weight_decay: of cross-entropy + weight_decay/2·‖weights‖²; without it the best of a few, or
-            the protocol's.
-        label_fraction: fit to this share of the bank, as many images of each class, drawn by the
-            seed; 0.01 and 0.1 are usual.
-        labels: fit to the images that this text file names, one in each line, such as a published
-            list of 1 %.
-        num_bank: fit to so many images of the bank, drawn by the seed; all without it.
-        sampling: which images are classified, and how they are read; the seed also draws the tenth
-            held back.
-        baseline: measure the untrained encoder of the same recipe and seed as well.
 
     Returns:
         ``top1`` and ``initial_top1`` in [0, 1], and what they were measured with.
@@ -77,25 +44,26 @@ def evaluate(
     Raises:
         UserError: an image has no label, or the images taken from the bank are of one class.
     """
-    models = context.models("top1", "initial_top1", baseline=baseline)
-    part: Part = (None, features)
-    is_stop = protocol == "stop"
+    models = context.models("top1", "initial_top1", baseline=settings.baseline)
+    part: Part = (None, settings.features)
+    is_stop = settings.protocol == "stop"
     view = _stop_view(context) if is_stop else None
     encode = partial(encode_parts, context, models, parts=[part], view=view)
     banks, bank_labels_M = encode(
-        data=bank,
+        data=settings.bank,
         title="logistic bank",
-        sampling=replace(sampling, num_samples=num_bank),
-        label_fraction=label_fraction,
-        labels=labels,
+        sampling=replace(settings, num_samples=settings.num_bank),
+        label_fraction=settings.label_fraction,
+        labels=settings.labels,
     )
     classes = len(bank_labels_M.unique())
-    check_enough(bank, len(bank_labels_M), classes)
-    queries, labels_Q = encode(data=context.data, title="logistic", sampling=sampling)
+    check_enough(settings.bank, len(bank_labels_M), classes)
+    queries, labels_Q = encode(data=context.data, title="logistic", sampling=settings)
     num_classes = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
+    weight_decay = settings.weight_decay
     if weight_decay is None and is_stop:
         weight_decay = _STOP_DECAY / len(bank_labels_M)
-    results: dict[str, Any] = {"initial_top1": None, "protocol": protocol}
+    results: dict[str, Any] = {"initial_top1": None, "protocol": settings.protocol}
     for name in models:
         bank_MD, queries_QD = (standardise_apart if is_stop else standardise)(
             banks[name][part], queries[name][part]
@@ -104,9 +72,9 @@ def evaluate(
             bank_MD.to(context.device),
             bank_labels_M.to(context.device),
             num_classes,
-            iterations=iterations,
+            iterations=settings.iterations,
             decays=DECAYS if weight_decay is None else (weight_decay,),
-            seed=sampling.seed,
+            seed=settings.seed,
         )
         predicted_Q = classify(queries_QD.to(context.device), weights).cpu()
         results[name] = float((predicted_Q == labels_Q).double().mean())
@@ -114,7 +82,7 @@ def evaluate(
     return {
         **results,
         "standard_error": rate_error(results["top1"], len(labels_Q)),
-        "features": features,
+        "features": settings.features,
         "bank_samples": len(bank_labels_M),
         "query_samples": len(labels_Q),
         "classes": classes,
@@ -122,12 +90,12 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[Logistic]) -> None:
     """Raise a ``UserError`` for data or a bank that no classifier can be fitted to."""
     settings = plan.settings
     bank = check_probe(plan)
-    bank = subset(bank, settings["label_fraction"], settings["labels"], settings["seed"])
-    count = min(len(bank), settings["num_bank"] or len(bank))
+    bank = subset(bank, settings.label_fraction, settings.labels, settings.seed)
+    count = min(len(bank), settings.num_bank or len(bank))
     classes = count if bank.classes is None else len(bank.classes)
     check_enough(bank.address, count, classes)
 

@@ -1,4 +1,4 @@
-"""How a fine-tuned classifier stands damaged images, other positions and other data sets.
+"""Accuracy of a fine-tuned classifier on corrupted images, other positions and other data sets.
 
 On the images of ``data``: a painted box, painted patches, shuffled tiles, and positions shifted or
 stretched (Kim et al. 2024, table 5, has the box in the centre). On further data sets: ImageNet-V2,
@@ -14,30 +14,29 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor
 
 from pospre.algorithms.supervised.supervised import Classification
 from pospre.batch import INDEX, LABEL
 from pospre.data.opening import open_reader
 from pospre.errors import UserError, needing
-from pospre.evaluation.classification.accuracy import check_classes
+from pospre.evaluation.classification.accuracy import check_classes, class_head, log_probabilities
 from pospre.evaluation.classification.class_sets import (
     ClassSet,
     open_class_set,
     outlier_classes,
     read_reassessed,
 )
-from pospre.evaluation.classification.damage import Condition, conditions
-from pospre.evaluation.classification.predictions import class_head, log_probabilities
+from pospre.evaluation.classification.corruptions import Condition, conditions
+from pospre.evaluation.classification.settings import Robustness
 from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import blank_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Listed, Sampling
+from pospre.evaluation.settings import Sampling
 from pospre.nn.masking import num_visible
 from pospre.nn.sizes import pair
-from pospre.ranges import PositiveShare, Ratio
 from pospre.text_table import format_table, percent
 
 NEEDS = Classification
@@ -45,38 +44,8 @@ FIGURES = {"mean": "max"}
 Count = Annotated[int, Field(ge=2)]
 
 
-def evaluate(
-    context: Context,
-    *,
-    sets: Listed[str] = (),
-    lists: str | None = None,
-    outliers: str | None = None,
-    reassessed: str | None = None,
-    occlusion: PositiveShare = 0.5,
-    patch_drop: Listed[Ratio] = (0.25, 0.5, 0.75),
-    tiles: Listed[Count] = (2,),
-    shift: PositiveInt = 1,
-    scale: PositiveShare = 0.5,
-    sampling: Sampling = Sampling(),
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
     """Measure top-1 under every condition and on every further data set.
-
-    Args:
-        context: model, data and device; the folders of the data name the model's classes.
-        sets: further data sets, with commas between them; a folder is called as the class it
-            shows, or has its number, and answers are taken from the classes that have a folder.
-        lists: JSON file, {"folder": ["class", …], …}, for sets whose folders stand for several
-            classes, all of them right (SI-Score, ObjectNet).
-        outliers: data set of none of these classes (ImageNet-O), with labels or without.
-        reassessed: JSON file with all right classes of each image of data (ImageNet-ReaL), found by
-            the numbers in the files' names; images without any are left out.
-        occlusion: side of the painted box, as a share of the image's; the paper gives none.
-        patch_drop: shares of the encoder's patches that are painted, such as 0.25,0.5.
-        tiles: rows and columns of tiles that are shuffled, such as 2,4; they divide the image.
-        shift: patches by which positions are shifted, where the encoder knows any.
-        scale: share of the image whose positions are stretched over all of it.
-        sampling: which images of each data set, and how they are read; the seed also draws boxes,
-            patches and tiles.
 
     Returns:
         ``conditions`` and ``sets``: one dict each with ``name``, ``top1`` in [0, 1],
@@ -89,26 +58,28 @@ def evaluate(
     encoder = context.model.encoder
     wanted = conditions(
         encoder.grid,
-        occlusion=occlusion,
-        patch_drop=patch_drop,
-        tiles=tiles,
-        shift=shift,
-        scale=scale,
+        occlusion=settings.occlusion,
+        patch_drop=settings.patch_drop,
+        tiles=settings.tiles,
+        shift=settings.shift,
+        scale=settings.scale,
         positions=encoder.positions,
     )
     others, real_MC, among_C = context.opened
     classes = class_head(context.model).num_classes
     own = ClassSet(context.data, torch.eye(classes).bool(), torch.ones(classes).bool())
-    rows, clean = _measure(context, own, wanted, among_C, sampling)
-    further = [_measure(context, each, wanted[:1], among_C, sampling)[0][0] for each in others]
+    rows, clean = _measure(context, own, wanted, among_C, settings)
+    further = [_measure(context, each, wanted[:1], among_C, settings)[0][0] for each in others]
     aupr = None
-    if outliers is not None:
+    if settings.outliers is not None:
         from sklearn.metrics import average_precision_score
 
-        strange = _confidence(context, outliers, sampling, among_C)
+        strange = _confidence(context, settings.outliers, settings, among_C)
         usual = clean.confidence[among_C[clean.label]]
         if not len(usual):
-            raise UserError(f"no image measured is of a class that outliers={outliers} are of.")
+            raise UserError(
+                f"no image measured is of a class that outliers={settings.outliers} are of."
+            )
         truth = [0] * len(usual) + [1] * len(strange)
         scores = -torch.cat([usual, strange])
         aupr = float(average_precision_score(truth, scores.numpy()))
@@ -125,12 +96,12 @@ def evaluate(
         "conditions": rows,
         "sets": [{**row, "name": set_.path} for row, set_ in zip(further, others, strict=True)],
         "reassessed": real,
-        "outliers": outliers,
+        "outliers": settings.outliers,
         "outlier_aupr": aupr,
     }
 
 
-def check(plan: Plan) -> tuple[list[ClassSet], Tensor | None, Tensor]:
+def check(plan: Plan[Robustness]) -> tuple[list[ClassSet], Tensor | None, Tensor]:
     """Return the further sets, the right classes of reassessed images, and those of outliers.
 
     Raises:
@@ -140,35 +111,35 @@ def check(plan: Plan) -> tuple[list[ClassSet], Tensor | None, Tensor]:
     classes = check_classes(plan)
     reader = open_reader(plan.data)
     size = pair(plan.recipe.encoder.image_size)
-    for count in settings["tiles"]:
+    for count in settings.tiles:
         if size[0] % count or size[1] % count:
             raise UserError(
                 f"tiles={count} does not divide images of {size[0]} x {size[1]} pixels."
             )
     encoder = blank_encoder(plan.recipe)
-    if settings["shift"] >= max(2, *encoder.grid):
+    if settings.shift >= max(2, *encoder.grid):
         raise UserError(
-            f"shift={settings['shift']} goes round the grid of {encoder.grid[0]} x "
+            f"shift={settings.shift} goes round the grid of {encoder.grid[0]} x "
             f"{encoder.grid[1]} patches; give less than {max(encoder.grid)}."
         )
-    for ratio in settings["patch_drop"]:
+    for ratio in settings.patch_drop:
         num_visible(encoder.num_patches, ratio, key="patch_drop")
-    if settings["outliers"] is not None:
+    if settings.outliers is not None:
         with needing("evaluate", "robustness outliers=…"):
             import sklearn.metrics  # noqa: F401
-        if open_reader(settings["outliers"]).address == reader.address:
+        if open_reader(settings.outliers).address == reader.address:
             raise UserError(
-                f"outliers={settings['outliers']} are the data themselves; give images "
+                f"outliers={settings.outliers} are the data themselves; give images "
                 "of other classes."
             )
-    if settings["lists"] is not None and not settings["sets"]:
+    if settings.lists is not None and not settings.sets:
         raise UserError(
-            f"lists={settings['lists']} says what the folders of sets stand for; give "
+            f"lists={settings.lists} says what the folders of sets stand for; give "
             "sets=PATH as well."
         )
-    known, path = reader.classes or list(map(str, range(classes))), settings["reassessed"]
-    sets = [open_class_set(each, known, settings["lists"]) for each in settings["sets"]]
-    among = outlier_classes(settings["outliers"], known)
+    known, path = reader.classes or list(map(str, range(classes))), settings.reassessed
+    sets = [open_class_set(each, known, settings.lists) for each in settings.sets]
+    among = outlier_classes(settings.outliers, known)
     return sets, None if path is None else read_reassessed(path, reader, classes), among
 
 
@@ -269,7 +240,7 @@ def table(results: Mapping[str, Any]) -> str:
     if results["outlier_aupr"] is not None:
         notes.append(f"{results['outliers']}: AUPR {percent(results['outlier_aupr'])}")
     return format_table(
-        "Accuracy in % on damaged images and other data",
+        "Accuracy in % on corrupted images and other data",
         ["condition", "top-1", "images", "classes"],
         rows,
         notes,

@@ -1,14 +1,17 @@
-"""Images and masks in files, as the dense evaluations read them."""
+"""Images and masks in files, and the labels of rendered scenes, as dense evaluations read them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
 from PIL import Image
+from pycocotools import mask as coco_mask
 
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_object
 
 
 @contextmanager
@@ -65,3 +68,43 @@ def check_not_smaller(path: Path, sides: Sequence[float], patch: int) -> None:
             f"{path} has {sides[0]:.0f}×{sides[1]:.0f} pixels as it is shown, less than a "
             f"patch of {patch}; give a greater size=…, or leave it out."
         )
+
+
+LABELS = "labels.jsonl"
+SCENE_CLASSES = ("ball", "box", "cone", "cylinder", "ring", "tree")
+
+
+def scene_lines(folder: Path) -> list[dict[str, Any]]:
+    """Return the label lines of rendered scenes.
+
+    Raises:
+        UserError: a line cannot be read, or a picture is missing.
+    """
+    lines = []
+    text = (folder / LABELS).read_text(encoding="utf-8").splitlines()
+    for number, row in enumerate(text, start=1):
+        try:
+            line = parse_object(row)
+            items = line["objects"]
+            known = all(item["class"] in SCENE_CLASSES and "mask" in item for item in items)
+            path = folder / line["path"]
+        except (ValueError, KeyError, TypeError) as error:
+            known, path = False, folder / str(error)
+        if not known:
+            raise UserError(
+                f"{folder / LABELS}, line {number}, is no line of rendered scenes with the classes "
+                f"{', '.join(SCENE_CLASSES)}; render them again: python -m data_prep.scenes."
+            )
+        if not path.is_file():
+            raise UserError(f"{folder / LABELS}, line {number}: there is no picture {path}.")
+        lines.append(line)
+    return lines
+
+
+def painted(line: dict[str, Any], sides: tuple[int, int], value: Callable[[Any], int]) -> ndarray:
+    """Return what each pixel shows, int64 (H, W): 0, or the ``value`` of the object there."""
+    values = np.zeros(sides, np.int64)
+    for item in line["objects"]:
+        mask = coco_mask.decode(coco_mask.frPyObjects(item["mask"], *sides))
+        values[mask.astype(bool)] = value(item)
+    return values

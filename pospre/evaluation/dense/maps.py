@@ -1,14 +1,14 @@
 """What the dense evaluations share of an encoder: its tokens as maps, frozen or fine-tuned."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from pospre import draws
 from pospre.errors import UserError
+from pospre.evaluation.dense.settings import Learned
 from pospre.evaluation.layers import check_grid, layer_tokens, planned_encoder
 from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
@@ -93,11 +93,11 @@ def check_encoder(recipe: Recipe, layers: Sequence[int] | None = None) -> Encode
     return encoder
 
 
-def check_drop_path(settings: Mapping[str, Any]) -> None:
+def check_drop_path(settings: Learned) -> None:
     """Raise a ``UserError`` where paths are to be dropped of an encoder that does not learn."""
-    if settings["drop_path"] and not settings["finetune"]:
+    if settings.drop_path and not settings.finetune:
         raise UserError(
-            f"drop_path={settings['drop_path']} is for an encoder that learns; give finetune=true, "
+            f"drop_path={settings.drop_path} is for an encoder that learns; give finetune=true, "
             "or leave it out."
         )
 

@@ -4,18 +4,21 @@ The images are held in memory as bytes, and of every image only some patch token
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pospre import draws
 from pospre.batch import INDEX, Batch
+from pospre.data.opening import open_reader
 from pospre.data.views.options import Crop, ViewGroup
-from pospre.evaluation.classification.damage import reorder_tiles
+from pospre.errors import UserError
+from pospre.evaluation.classification.corruptions import reorder_tiles
 from pospre.evaluation.features import WHOLE, centre_batches
 from pospre.evaluation.layers import layer_tokens
-from pospre.evaluation.registry import Context
+from pospre.evaluation.position.settings import LEAST_IMAGES
+from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.masking import gather_tokens, slot_mask
@@ -28,6 +31,16 @@ random order, in the places where they are shown."""
 
 MASKED_SHARE = 0.75
 BATCH = 64
+
+
+def check_images(plan: Plan[Any]) -> None:
+    """Raise a ``UserError`` for too few images to learn and measure."""
+    found = len(open_reader(plan.data))
+    if found < LEAST_IMAGES:
+        raise UserError(
+            f"{plan.data} has {found} images; most of them are learned from and the "
+            f"others measured on, so give at least {LEAST_IMAGES}."
+        )
 
 
 class Features(NamedTuple):

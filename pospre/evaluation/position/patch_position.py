@@ -15,8 +15,9 @@ from pydantic import BeforeValidator, Field
 from pospre.evaluation.alone import ratios_of
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.predictions import TOP, Placer, Tally, tally
+from pospre.evaluation.position.settings import PatchPosition
 from pospre.evaluation.registry import Context
-from pospre.evaluation.settings import Sampling, as_tuple
+from pospre.evaluation.settings import as_tuple
 from pospre.model.position_task import PositionObjective
 from pospre.ranges import Ratio
 from pospre.text_table import format_table, percent
@@ -27,29 +28,19 @@ FIGURES = {"mean": "max"}
 Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1), BeforeValidator(as_tuple)]
 
 
-def evaluate(
-    context: Context,
-    *,
-    mask_ratios: Ratios = (0.0, 0.25, 0.5, 0.75),
-    sampling: Sampling = Sampling(),
-    baseline: bool = True,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: PatchPosition) -> dict[str, Any]:
     """Measure the accuracy at every mask ratio.
-
-    Args:
-        context: model, data and device.
-        mask_ratios: the shares η of patches outside the context, such as 0,0.75.
-        sampling: which images, and how they are read; the seed also draws the contexts.
-        baseline: measure the untrained model of the same recipe and seed as well.
 
     Returns:
         ``ratios`` (one dict per η, accuracies in [0, 1]), ``mean`` (of their top-1), ``chance``,
         ``chance_top5``, ``grid`` (rows, columns) and ``samples``.
     """
-    models = context.models("trained", "initial", baseline=baseline)
-    predictors = {name: Placer(model, sampling.seed) for name, model in models.items()}
-    cells = [(each,) for each in ratios_of(context.model, NEEDS, "mask_ratio", mask_ratios)]
-    batches = centre_batches(context, context.data, title="patch_position", sampling=sampling)
+    models = context.models("trained", "initial", baseline=settings.baseline)
+    predictors = {name: Placer(model, settings.seed) for name, model in models.items()}
+    cells = [
+        (each,) for each in ratios_of(context.model, NEEDS, "mask_ratio", settings.mask_ratios)
+    ]
+    batches = centre_batches(context, context.data, title="patch_position", sampling=settings)
     rows, columns = context.model.encoder.grid
     return summarise(tally(predictors, batches, cells), (rows, columns))
 

@@ -23,8 +23,8 @@ from typing import Any
 from pospre.evaluation.alone import ratios_of
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.position.predictions import Placer, Tally, tally, weighed
+from pospre.evaluation.position.settings import PositionGrid
 from pospre.evaluation.registry import Context
-from pospre.evaluation.settings import Sampling
 from pospre.model.position_task import PositionObjective
 from pospre.nn.masking import num_visible
 from pospre.text_table import format_table, percent
@@ -36,27 +36,17 @@ POSITION_MASK_RATIOS = (0.25, 0.5, 0.75, 0.95)
 CELLS = tuple(itertools.product(MASK_RATIOS, POSITION_MASK_RATIOS))
 
 
-def evaluate(
-    context: Context,
-    *,
-    sampling: Sampling = Sampling(),
-    baseline: bool = True,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: PositionGrid) -> dict[str, Any]:
     """Measure the 16 cells (of Swin, 8) and their mean.
-
-    Args:
-        context: model, data and device.
-        sampling: which images, and how they are read; the seed also draws the masks.
-        baseline: measure the untrained model of the same recipe and seed as well.
 
     Returns:
         ``cells`` (one dict per cell, accuracies in [0, 1]), ``mean``, ``initial_mean``,
         ``weighted_mean`` (None where temperature is null: the paper's is ``mean`` then), ``grid``
         (rows, columns) and ``samples``.
     """
-    models = context.models("trained", "initial", baseline=baseline)
-    predictors = {name: Placer(model, sampling.seed) for name, model in models.items()}
-    batches = centre_batches(context, context.data, title="position_grid", sampling=sampling)
+    models = context.models("trained", "initial", baseline=settings.baseline)
+    predictors = {name: Placer(model, settings.seed) for name, model in models.items()}
+    batches = centre_batches(context, context.data, title="position_grid", sampling=settings)
     encoder = context.model.encoder
     packed = [each for each in MASK_RATIOS if encoder.takes(num_visible(encoder.num_patches, each))]
     rows = ratios_of(context.model, NEEDS, "mask_ratio", packed)

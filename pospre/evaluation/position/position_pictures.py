@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from pydantic import PositiveInt
 from torch import Tensor
 
 from pospre import draws
@@ -31,12 +30,12 @@ from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import blank_encoder
 from pospre.evaluation.position.mosaic import compose_views, enlarged, enlargement
 from pospre.evaluation.position.predictions import Placer
+from pospre.evaluation.position.settings import PositionPictures
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
 from pospre.model.algorithm import algorithm_class, method_of
 from pospre.model.position_task import PositionObjective
 from pospre.nn.decoder import patchify, unpatchify
-from pospre.ranges import PositiveShare, Ratio
 from pospre.text_table import format_table, percent
 
 NEEDS = PositionObjective
@@ -66,26 +65,8 @@ class Puzzle(NamedTuple):
     true: Tensor
 
 
-def evaluate(
-    context: Context,
-    *,
-    num_pictures: PositiveInt = 8,
-    mask_ratio: Ratio = 0.0,
-    position_mask_ratio: PositiveShare | None = None,
-    mixed: bool = False,
-    seed: int = 0,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
     """Write the pictures.
-
-    Args:
-        context: model, data, device and the folder to write to.
-        num_pictures: how many images, drawn by the seed.
-        mask_ratio: the method's: of DropPos the share of patches that the model does not see, of
-            MP3 of those outside of the context.
-        position_mask_ratio: share of the visible patches whose position it must predict, of methods
-            that have this option; 0.75 without it.
-        mixed: shuffle the patches of every two images together, where none knows its place.
-        seed: of the drawn images, the masks and the order of shuffled patches.
 
     Returns:
         ``pictures``: per image its index, three file names and the share of patches put right.
@@ -98,39 +79,41 @@ def evaluate(
         context,
         context.data,
         title="position_pictures",
-        sampling=Sampling(num_pictures, min(num_pictures, 32), seed=seed),
+        sampling=Sampling(
+            settings.num_pictures, min(settings.num_pictures, 32), seed=settings.seed
+        ),
     )
     pictures: list[dict[str, Any]] = []
     drops = takes(type(method_in(context.model, NEEDS)), "position_mask_ratio")
-    shown_ratio = (position_mask_ratio or 0.75) if drops else None
-    place, encoder = Placer(context.model, seed), context.model.encoder
+    shown_ratio = (settings.position_mask_ratio or 0.75) if drops else None
+    place, encoder = Placer(context.model, settings.seed), context.model.encoder
     for batch in batches:
-        if mixed:
+        if settings.mixed:
             batch = {key: value[: len(value) // 2 * 2] for key, value in batch.items()}
-            puzzle = _mixed_puzzle(place, batch, mask_ratio, seed)
+            puzzle = _mixed_puzzle(place, batch, settings.mask_ratio, settings.seed)
         else:
-            puzzle = _puzzle(place, batch, mask_ratio, shown_ratio, seed)
-        pictures += _draw(context.folder, batch, puzzle, encoder.patch_size[0], mixed)
+            puzzle = _puzzle(place, batch, settings.mask_ratio, shown_ratio, settings.seed)
+        pictures += _draw(context.folder, batch, puzzle, encoder.patch_size[0], settings.mixed)
     _remove_others(context.folder, pictures)
     return {
         "pictures": sorted(pictures, key=lambda picture: picture["index"]),
-        "mask_ratio": mask_ratio,
+        "mask_ratio": settings.mask_ratio,
         "position_mask_ratio": shown_ratio,
-        "mixed": mixed,
+        "mixed": settings.mixed,
     }
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[PositionPictures]) -> None:
     """Raise a ``UserError`` where there is nothing to show, or no folder for the pictures."""
     reader, settings = open_reader(plan.data), plan.settings
     name, _ = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
     for key in ("mask_ratio", "position_mask_ratio"):
-        if settings[key] and not takes(algorithm_class(name), key):
+        given = getattr(settings, key)
+        if given and not takes(algorithm_class(name), key):
             raise UserError(
-                f"{key}={settings[key]}, but algorithms.{name} has no option of this name. "
-                "Leave it out."
+                f"{key}={given}, but algorithms.{name} has no option of this name. Leave it out."
             )
-    if settings["mixed"]:
+    if settings.mixed:
         _check_mixed(plan, len(reader))
     if plan.recipe.encoder.channels != 3:
         raise UserError(
@@ -141,7 +124,7 @@ def check(plan: Plan) -> None:
 
 
 def _check_mixed(plan: Plan, found: int) -> None:
-    wanted = plan.settings["num_pictures"]
+    wanted = plan.settings.num_pictures
     if blank_encoder(plan.recipe).positions.can_forget:
         raise _told(f"encoder.positions = {plan.recipe.encoder.positions}")
     if min(wanted, found) < 2 or wanted % 2:

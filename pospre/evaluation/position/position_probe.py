@@ -14,9 +14,8 @@ those that it has learned from is said beside, and far more than of the others m
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import PositiveFloat, PositiveInt
 from tqdm import tqdm
 
 from pospre.batch import INDEX, Batch
@@ -29,15 +28,16 @@ from pospre.evaluation.position.layer_features import (
     BATCH,
     Features,
     Input,
+    check_images,
     hold_out,
     layer_features,
     load_images,
 )
 from pospre.evaluation.position.probe_picture import draw_depth
 from pospre.evaluation.position.probes import fit_probes, scores
-from pospre.evaluation.position.settings import Grids, Images, check_images
+from pospre.evaluation.position.settings import PositionProbe
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Numbers, Sampling
+from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.text_table import format_table
 
@@ -100,34 +100,8 @@ class Work(NamedTuple):
             yield self.layers[start : start + most]
 
 
-def evaluate(
-    context: Context,
-    *,
-    layers: Numbers | Literal["all"] = "all",
-    grids: Grids = (),
-    versus: str | None = None,
-    num_samples: Images = 400,
-    num_tokens: PositiveInt = 64,
-    weight_decay: PositiveFloat = 1e-3,
-    iterations: PositiveInt = 30,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
-    baseline: bool = True,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: PositionProbe) -> dict[str, Any]:
     """Measure every layer.
-
-    Args:
-        context: model, data, device and the folder for the picture.
-        layers: all, or such as 0,6,12: 0 is the embedding, the others are blocks.
-        grids: further grids of patches, such as 7,20x28: the image is taken at that size.
-        versus: another --model of the same encoder, to stand beside: after fine-tuning, say.
-        num_samples: images, drawn by the seed; a quarter of them is measured on.
-        num_tokens: so many patches of each image at most, drawn by the seed.
-        weight_decay: of both probes.
-        iterations: of the classifier's L-BFGS at most.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: draws images, patches, masks and the order of shuffled patches.
-        baseline: measure the untrained model of the same recipe and seed as well.
 
     Returns:
         ``rows`` (one dict per grid, model, input and layer: ``top1`` in [0, 1] and ``r2``, each
@@ -135,24 +109,32 @@ def evaluate(
         ``learned_r2`` over those learned from), and the last layer's figures at the training grid.
     """
     models = {"trained": context.model}
-    if versus is not None:
+    if settings.versus is not None:
         models["versus"] = context.opened.eval().to(context.device)
-    if baseline:
+    if settings.baseline:
         models["untrained"] = context.initial()
     encoder = context.model.encoder
-    chosen = all_layers(layers, encoder.depth) or ()
+    chosen = all_layers(settings.layers, encoder.depth) or ()
     rows: list[dict[str, Any]] = []
     counts: list[int] = []
-    sampling = Sampling(num_samples, BATCH, num_workers, seed)
-    for grid in dict.fromkeys([encoder.grid, *grids]):
+    sampling = Sampling(settings.num_samples, BATCH, settings.num_workers, settings.seed)
+    for grid in dict.fromkeys([encoder.grid, *settings.grids]):
         size = grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
         title = f"position_probe {grid[0]}x{grid[1]}"
         batch = load_images(context, size, title=title, sampling=sampling)
-        learn, measure = hold_out(batch, HELD_OUT, seed)
+        learn, measure = hold_out(batch, HELD_OUT, settings.seed)
         counts = [len(learn[INDEX]), len(measure[INDEX])]
         with tqdm(desc="encoding, fitting", unit="img", disable=not context.progress) as bar:
-            tokens = min(num_tokens, grid[0] * grid[1])
-            work = Work(chosen, tokens, weight_decay, iterations, seed, context, bar)
+            tokens = min(settings.num_tokens, grid[0] * grid[1])
+            work = Work(
+                chosen,
+                tokens,
+                settings.weight_decay,
+                settings.iterations,
+                settings.seed,
+                context,
+                bar,
+            )
             for name, model in models.items():
                 found = probe_model(work, model, learn, measure, grid, name)
                 rows += [{"grid": list(grid), "model": name, **row} for row in found]
@@ -162,7 +144,7 @@ def evaluate(
         "chance": 1 / encoder.num_patches,
         "images_learned": counts[0],
         "images_measured": counts[1],
-        "num_tokens": num_tokens,
+        "num_tokens": settings.num_tokens,
         "pictures": [] if context.folder is None else [PICTURE],
     }
     if context.folder is not None:
@@ -170,26 +152,26 @@ def evaluate(
     return results
 
 
-def check(plan: Plan) -> PretrainModel | None:
+def check(plan: Plan[PositionProbe]) -> PretrainModel | None:
     """Return the model of ``versus``; raise a ``UserError`` for what cannot be probed."""
     recipe, settings = plan.recipe, plan.settings
-    encoder = planned_encoder(recipe, settings["layers"])
-    for grid in settings["grids"]:
+    encoder = planned_encoder(recipe, settings.layers)
+    for grid in settings.grids:
         check_grid(encoder, grid, f"grids={grid[0]}x{grid[1]}")
     check_images(plan)
     check_pictures(plan)
-    if settings["versus"] is None:
+    if settings.versus is None:
         return None
-    other = open_model(settings["versus"]).model
+    other = open_model(settings.versus).model
     for key in ("image_size", "patch_size", "depth"):
         theirs, ours = getattr(other.encoder, key), getattr(encoder, key)
         if theirs != ours:
             raise UserError(
-                f"the encoder of versus={settings['versus']} has {key} = "
+                f"the encoder of versus={settings.versus} has {key} = "
                 f"{theirs}, and the one measured {ours}; give another training of the same."
             )
-    for grid in settings["grids"]:
-        check_grid(other.encoder, grid, f"grids={grid[0]}x{grid[1]}, versus={settings['versus']}")
+    for grid in settings.grids:
+        check_grid(other.encoder, grid, f"grids={grid[0]}x{grid[1]}, versus={settings.versus}")
     return other
 
 
@@ -268,7 +250,7 @@ def _grid_table(results: Mapping[str, Any], grid: list[int]) -> str:
         f"chance: {100 / count:.2f} and 0; largest standard error of a top-1: {100 * largest:.2f}",
         f"{results['images_learned']} images learned from, {results['images_measured']} measured "
         f"on, {min(results['num_tokens'], count)} patches of each",
-        *_widest_gap(rows),
+        _widest_gap(rows),
         "shuffled: the probe of ordinary images names where a patch is shown (top-1), or where it "
         "came from (origin)",
     ]
@@ -280,15 +262,13 @@ def _grid_table(results: Mapping[str, Any], grid: list[int]) -> str:
     )
 
 
-def _widest_gap(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _widest_gap(rows: Sequence[Mapping[str, Any]]) -> str:
     """Say where the classifiers do best on what they learned from beside what they did not."""
     gaps = [(row["learned_top1"] - row["top1"], row) for row in rows if "learned_top1" in row]
-    if not gaps:  # results of before it was measured
-        return []
     row = max(gaps, key=lambda each: each[0])[1]
-    return [
+    return (
         f"learned and not: {100 * row['learned_top1']:.1f} of the patches learned from are put "
         f"right where {100 * row['top1']:.1f} of the others are ({row['model']}, "
         f"{SHOWN_AS[row['shown_as']]}, layer {row['layer']}); more num_samples and num_tokens "
         "close the gap"
-    ]
+    )

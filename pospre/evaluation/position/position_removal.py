@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 
 from pospre.errors import UserError
@@ -24,6 +24,7 @@ from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.position.layer_features import (
     BATCH,
     Features,
+    check_images,
     hold_out,
     layer_features,
     load_images,
@@ -35,7 +36,7 @@ from pospre.evaluation.position.probes import (
     ridge,
     scores,
 )
-from pospre.evaluation.position.settings import Images, check_images
+from pospre.evaluation.position.settings import PositionRemoval
 from pospre.evaluation.registry import (
     Context,
     Plan,
@@ -44,7 +45,7 @@ from pospre.evaluation.registry import (
     figures_of,
 )
 from pospre.evaluation.run import check_evaluation
-from pospre.evaluation.settings import Listed, Sampling
+from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.text_table import format_table
 
@@ -71,34 +72,8 @@ class PlanesRemoved(nn.Module):
         return tokens - (tokens - self.mean_D.to(tokens)) @ basis_DK @ basis_DK.T
 
 
-def evaluate(
-    context: Context,
-    *,
-    by: Direction = "regression",
-    planes: Planes | None = None,
-    evaluations: Listed[str] = (),
-    bank: str | None = None,
-    num_samples: Images = 400,
-    num_tokens: PositiveInt = 64,
-    weight_decay: PositiveFloat = 1e-3,
-    iterations: PositiveInt = 30,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
     """Measure how much position is left after each plane, and what the others' figures become.
-
-    Args:
-        context: model, data and device.
-        by: which plane is projected out, of the regression's weights or of the covariance.
-        planes: so many, one after the other; 9 without it. Of the covariance there is one.
-        evaluations: names of others, such as knn,logistic, to do before and after.
-        bank: their setting of that name.
-        num_samples: images that the planes are found on, drawn by the seed; a quarter measures.
-        num_tokens: so many patches of each image at most, drawn by the seed.
-        weight_decay: of both probes.
-        iterations: of the classifier's L-BFGS at most.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: draws images and patches.
 
     Returns:
         ``steps`` (0 planes, 1 and so on: ``top1``, ``r2``, their standard errors and the share of
@@ -107,7 +82,7 @@ def evaluate(
     """
     model = context.model
     size, grid = model.encoder.image_size, model.encoder.grid
-    sampling = Sampling(num_samples, BATCH, num_workers, seed)
+    sampling = Sampling(settings.num_samples, BATCH, settings.num_workers, settings.seed)
     batch = load_images(context, size, title="position_removal", sampling=sampling)
     learn, measure = (
         layer_features(
@@ -115,51 +90,57 @@ def evaluate(
             part,
             [model.encoder.depth],
             "image",
-            num_tokens=num_tokens,
-            seed=seed,
+            num_tokens=settings.num_tokens,
+            seed=settings.seed,
             device=context.device,
             step=lambda count: context.go_on(),
         )
-        for part in hold_out(batch, HELD_OUT, seed)
+        for part in hold_out(batch, HELD_OUT, settings.seed)
     )
     tokens_MD, places_M = learn.tokens[0].flatten(0, 1), learn.shown.flatten()
-    if by == "covariance":
+    if settings.by == "covariance":
         basis = covariance_plane(tokens_MD, places_M, grid)
     else:
-        basis = regression_planes(tokens_MD, places_M, grid, planes or 9, weight_decay)
+        basis = regression_planes(
+            tokens_MD, places_M, grid, settings.planes or 9, settings.weight_decay
+        )
     steps = []
     for count in range(basis.shape[1] // 2 + 1):
         context.go_on()
         removed = PlanesRemoved(tokens_MD.mean(0), basis[:, : 2 * count])
-        figures = _measure(removed, learn, measure, grid, weight_decay, iterations)
+        figures = _measure(
+            removed, learn, measure, grid, settings.weight_decay, settings.iterations
+        )
         steps.append({"planes": count, **figures})
     without = without_planes(model, tokens_MD.mean(0), basis)
     return {
         **{f"{key}_left": steps[-1][key] for key in ("r2", "top1")},
         **{f"{key}_left_se": steps[-1][f"{key}_se"] for key in ("r2", "top1")},
         "steps": steps,
-        "by": by,
+        "by": settings.by,
         "chance": 1 / (grid[0] * grid[1]),
         "images_learned": len(learn.shown),
         "images_measured": len(measure.shown),
-        "evaluations": {name: _before_and_after(context, without, name) for name in evaluations},
+        "evaluations": {
+            name: _before_and_after(context, without, name) for name in settings.evaluations
+        },
     }
 
 
-def check(plan: Plan) -> dict[str, tuple[dict[str, Any], Any]]:
+def check(plan: Plan[PositionRemoval]) -> dict[str, tuple[dict[str, Any], Any]]:
     """Return the other evaluations; raise a ``UserError`` if one would fail, or planes lack."""
     planned_encoder(plan.recipe)
     check_images(plan)
-    if plan.settings["by"] == "covariance" and plan.settings["planes"] not in (None, 1):
+    if plan.settings.by == "covariance" and plan.settings.planes not in (None, 1):
         raise UserError(
-            f"planes={plan.settings['planes']}, but by=covariance removes one plane, and no "
+            f"planes={plan.settings.planes}, but by=covariance removes one plane, and no "
             "linear regression reads row or column after it; leave planes out."
         )
     others = {}
-    for name in plan.settings["evaluations"]:
+    for name in plan.settings.evaluations:
         if not figures_of(name) or name == "position_removal":
             raise UserError(f"evaluations={name} has no figures to compare")
-        settings = _settings(name, plan.settings["bank"])
+        settings = _settings(name, plan.settings.bank)
         try:
             others[name] = check_evaluation(name, plan.recipe, plan.data, settings, None)
         except UserError as error:

@@ -16,20 +16,26 @@ from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 from torch import Tensor
 
 from pospre.batch import INDEX, Batch
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.classification.damage import Move, middle_places, no_places, shifted_places
+from pospre.evaluation.classification.corruptions import (
+    Move,
+    middle_places,
+    no_places,
+    shifted_places,
+)
 from pospre.evaluation.classification.knn import nearest_class
 from pospre.evaluation.estimates import mean_and_error
-from pospre.evaluation.features import Pooling, check_pooling, pool_tokens
+from pospre.evaluation.features import check_pooling, pool_tokens
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.position.layer_features import BATCH, load_images
+from pospre.evaluation.position.settings import ShiftedPositions
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Listed, Sampling
+from pospre.evaluation.settings import Pooling, Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.positions.scheme import Scheme
 from pospre.text_table import format_table
@@ -42,32 +48,8 @@ SETTINGS = ("shifts", "zooms", "scales")
 Zoom = Annotated[float, Field(gt=1)]
 
 
-def evaluate(
-    context: Context,
-    *,
-    shifts: Listed[PositiveInt] = (1, 2, 4),
-    zooms: Listed[Zoom] = (1.25, 2.0),
-    scales: Listed[PositiveFloat] = (0.75, 1.5),
-    features: Pooling = "mean",
-    k: PositiveInt = 20,
-    num_samples: Annotated[int, Field(ge=2)] = 500,
-    num_workers: PositiveInt | None = None,
-    seed: int = 0,
-    baseline: bool = True,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
     """Measure every disturbance.
-
-    Args:
-        context: model, data and device.
-        shifts: by so many patches, down and right.
-        zooms: so much the middle of the positions is stretched.
-        scales: of the image's sides; the grid is rounded.
-        features: mean of the patch tokens, or the cls token.
-        k: neighbours that vote.
-        num_samples: images, drawn by the seed.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: draws the images.
-        baseline: measure the untrained model of the same recipe and seed as well.
 
     Returns:
         ``rows`` (one dict per model and disturbance: ``cosine`` with its standard error over
@@ -75,30 +57,32 @@ def evaluate(
         ``cosine`` of all disturbances, and ``left_out``, the settings that its positions do not
         take.
     """
-    models = context.models("trained", "untrained", baseline=baseline)
-    sampling = Sampling(num_samples, BATCH, num_workers, seed)
+    models = context.models("trained", "untrained", baseline=settings.baseline)
+    sampling = Sampling(settings.num_samples, BATCH, settings.num_workers, settings.seed)
     load = partial(load_images, context, title="shifted_positions", sampling=sampling)
     encoder = context.model.encoder
     batch = load(encoder.image_size)
     labels_B = batch["label"]
-    usual = {name: _encode(context, model, batch, features) for name, model in models.items()}
+    usual = {
+        name: _encode(context, model, batch, settings.features) for name, model in models.items()
+    }
     rows: list[dict[str, Any]] = []
 
     def note(what: str, found: Mapping[str, Tensor]) -> None:
         rows.extend(
-            {"model": name, "what": what, **_figures(disturbed, usual[name], labels_B, k)}
+            {"model": name, "what": what, **_figures(disturbed, usual[name], labels_B, settings.k)}
             for name, disturbed in found.items()
         )
 
     note("as usual", usual)
-    for what, move in moves_of(encoder.positions, shifts, zooms).items():
-        encode = partial(_encode, context, batch=batch, features=features, move=move)
+    for what, move in moves_of(encoder.positions, settings.shifts, settings.zooms).items():
+        encode = partial(_encode, context, batch=batch, features=settings.features, move=move)
         note(what, {name: encode(model=model) for name, model in models.items()})
     takes = settings_of(encoder.positions)
-    for scale in scales if "scales" in takes else ():
+    for scale in settings.scales if "scales" in takes else ():
         grid = tuple(max(1, round(scale * side)) for side in encoder.grid)
         size = grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
-        encode = partial(_encode, context, batch=load(size), features=features)
+        encode = partial(_encode, context, batch=load(size), features=settings.features)
         what = f"image at {grid[0]} x {grid[1]} patches"
         note(what, {name: encode(model=model) for name, model in models.items()})
     disturbed = [row["cosine"] for row in rows if row["model"] == "trained"][1:]
@@ -108,32 +92,32 @@ def evaluate(
         "rows": rows,
         "positions": encoder.positions.name,
         "left_out": [name for name in SETTINGS if name not in takes],
-        "features": features,
-        "k": k,
+        "features": settings.features,
+        "k": settings.k,
         "samples": len(labels_B),
         "grid": list(encoder.grid),
     }
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan[ShiftedPositions]) -> None:
     """Raise a ``UserError`` for settings that disturb nothing, or cannot be measured."""
     encoder, settings = planned_encoder(plan.recipe), plan.settings
     grid = encoder.grid
     check_pooling(plan)
     takes = settings_of(encoder.positions)
-    if not any(settings[name] for name in takes):
+    if not any(getattr(settings, name) for name in takes):
         raise UserError(
             f"nothing to disturb; with encoder.positions = {encoder.positions.name} give "
             f"{' or '.join(takes)}."
         )
-    for count in settings["shifts"]:
+    for count in settings.shifts:
         if count > max(4, *grid):
             raise UserError(
                 f"shifts={count} goes round the grid of {grid[0]} x {grid[1]} "
                 f"patches; give at most {max(grid)}."
             )
-    reader, k = open_reader(plan.data), settings["k"]
-    images = min(len(reader), settings["num_samples"])
+    reader, k = open_reader(plan.data), settings.k
+    images = min(len(reader), settings.num_samples)
     if images < 2:
         raise UserError(f"{plan.data} has one image; give at least 2.")
     if images <= k and reader.classes is not None:

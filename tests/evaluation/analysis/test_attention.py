@@ -13,7 +13,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 from pospre import evaluate
 from pospre.errors import UserError
-from pospre.evaluation.analysis import patch_attention as module
+from pospre.evaluation.analysis import patches as module
 from pospre.evaluation.analysis.attention import (
     head_figures,
     line_shares,

@@ -13,17 +13,18 @@ from torchmetrics.functional.classification import multiclass_accuracy
 from pospre.errors import UserError
 from pospre.evaluation.classification import linear
 from pospre.evaluation.classification.heads import (
+    PROTOCOLS,
     Features,
     Kind,
     LinearHead,
+    Protocol,
     _optimizer,
     classify,
     kinds_of,
     rate,
     train_heads,
 )
-from pospre.evaluation.classification.protocols import PROTOCOLS, Protocol
-from pospre.evaluation.classification.vectors import Part
+from pospre.evaluation.features import Part
 from pospre.evaluation.registry import check_settings
 from pospre.evaluation.run import check_evaluation
 from tests.evaluation.checkpoints import measured, save_checkpoint, tiny_recipe

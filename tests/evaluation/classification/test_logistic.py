@@ -11,7 +11,8 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
-from pospre.evaluation.classification import logistic, vectors
+from pospre.evaluation import features
+from pospre.evaluation.classification import logistic
 from pospre.training.trained import load_model
 from tests.evaluation.checkpoints import measured
 
@@ -50,13 +51,13 @@ def test_stops_protocol_sees_the_middle_with_all_of_the_short_side(
 ) -> None:
     data = image_folder(num_images=12, size=size)
     seen: list[torch.Tensor] = []
-    encode = vectors._tokens
+    encode = features._tokens
 
     def watched(model: Any, images: torch.Tensor, parts: Any) -> Any:
         seen.append(images)
         return encode(model, images, parts)
 
-    monkeypatch.setattr(vectors, "_tokens", watched)
+    monkeypatch.setattr(features, "_tokens", watched)
     results = evaluate(mae_checkpoint, data, bank=str(data), protocol="stop", baseline=False)
     assert results["protocol"] == "stop" and results["top1_weight_decay"] == 0.0025 / 12
     assert "(StoP's protocol)" in logistic.table(results)

@@ -15,11 +15,10 @@ from torchmetrics.classification import MulticlassJaccardIndex
 from data_prep.scenes import Settings, render_scenes
 from pospre.errors import UserError
 from pospre.evaluation.dense.segmentation import segmentation
-from pospre.evaluation.dense.segmentation.crops import Crops
+from pospre.evaluation.dense.segmentation.crops import Crops, Showing, predict
 from pospre.evaluation.dense.segmentation.decoders import LinearDecoder
 from pospre.evaluation.dense.segmentation.iou import class_iou, constant, summarise
 from pospre.evaluation.dense.segmentation.mask_data import IGNORED, check_masks, open_masks
-from pospre.evaluation.dense.segmentation.windows import Showing, predict
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.nn.swin.encoder import SWIN_NEEDS
 from pospre.recipe.recipe import Recipe

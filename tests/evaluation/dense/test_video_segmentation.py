@@ -15,7 +15,7 @@ from sklearn.metrics import jaccard_score
 from data_prep.scenes import Settings, render_scenes
 from pospre.errors import UserError
 from pospre.evaluation.dense.video import propagation, video_segmentation
-from pospre.evaluation.dense.video.region_measures import (
+from pospre.evaluation.dense.video.propagation import (
     contour,
     contour_accuracy,
     region_similarity,

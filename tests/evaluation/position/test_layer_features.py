@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.evaluation.classification.damage import no_places, reorder_tiles
+from pospre.evaluation.classification.corruptions import no_places, reorder_tiles
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.position.layer_features import (
     Features,

@@ -17,8 +17,7 @@ from pycocotools import mask as coco_mask
 from tqdm import tqdm
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.images import image_sides
-from pospre.evaluation.dense.scene_labels import LABELS, SCENE_CLASSES, scene_lines
+from pospre.evaluation.dense.images import LABELS, SCENE_CLASSES, image_sides, scene_lines
 from pospre.untrusted_json import parse_object
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".JPEG", ".JPG")

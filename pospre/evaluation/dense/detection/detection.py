@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pycocotools import mask as coco_mask
-from pydantic import BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator
 from torch import Tensor
 from torchvision.models.detection import FasterRCNN
 from tqdm import tqdm
@@ -29,10 +29,11 @@ from pospre.evaluation.dense.detection.mask_rcnn import build_detector, stride_o
 from pospre.evaluation.dense.fitting import batches, fit, seeded, trained_groups
 from pospre.evaluation.dense.images import check_not_smaller, read_image
 from pospre.evaluation.dense.maps import FeatureMaps, check_drop_path, check_encoder, check_side
+from pospre.evaluation.dense.settings import Detection
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import as_tuple
 from pospre.model.model import PretrainModel
-from pospre.ranges import PositiveRange, PositiveShare, Ratio
+from pospre.ranges import PositiveRange
 from pospre.schedules import linear, staircase
 from pospre.text_table import format_table, percent, percent_and_error
 
@@ -57,64 +58,21 @@ class Setup(NamedTuple):
         return self.train.has_masks and self.val.has_masks
 
 
-def evaluate(
-    context: Context,
-    *,
-    bank: str | None = None,
-    split: str = "val",
-    train_split: str = "train",
-    finetune: bool = False,
-    size: PositiveInt | None = None,
-    jitter: Factors = (0.1, 2.0),
-    channels: PositiveInt = 256,
-    regions: PositiveInt = 512,
-    iterations: PositiveInt = 1000,
-    batch_size: PositiveInt = 8,
-    lr: PositiveFloat = 1e-4,
-    weight_decay: NonNegativeFloat = 0.1,
-    layer_decay: PositiveShare = 0.7,
-    drop_path: Ratio = 0.0,
-    num_workers: NonNegativeInt = 0,
-    seed: int = 0,
-    baseline: bool = True,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: Detection) -> dict[str, Any]:
     """Train a detector and measure it.
-
-    Args:
-        context: model, data and device.
-        bank: folder of the images to learn from, where that is another one than the data's.
-        split: what is measured, such as val; scenes in one folder have none.
-        train_split: what is learned from.
-        finetune: let the encoder learn, too. Features of a frozen one are standardised.
-        size: pixels of the long side of images, a multiple of two patches (of 32 where the patch is
-            14); without it as many patches as the encoder was made for.
-        jitter: in training the long side is that times a factor from this range, such as 0.5,1.5;
-            1,1 leaves it.
-        channels: of pyramid and heads; 64 is about ten times faster on a CPU.
-        regions: how many per image the heads learn from; twice as many are looked at in the end.
-        iterations: steps of AdamW; the rate falls to a tenth after 8/9 and 26/27 of them.
-        batch_size: images per step.
-        lr: peak rate.
-        weight_decay: of all but vectors.
-        layer_decay: factor of the encoder's rate from each block to the one below.
-        drop_path: rate of its last block, below 1; those before have less, the first none.
-        num_workers: processes that read images; 0 reads in between.
-        seed: of the detector's weights, of the jitter and of the regions.
-        baseline: train and measure on the untrained encoder of the same recipe as well.
 
     Returns:
         ``AP``, ``AP50``, ``AP75`` and AP by size, in [0, 1], with standard errors over images
         (``_se``), and ``classes``; the same of masks (``mask_…``; None without masks) and of the
         untrained encoder (``initial_…``); and what it was measured with.
     """
-    given = dict(locals())
     setup: Setup = context.opened
-    learn = context.models("", "initial_", baseline=baseline)
+    learn = context.models("", "initial_", baseline=settings.baseline)
     results: dict[str, Any] = dict.fromkeys(("initial_AP", "mask_AP", "initial_mask_AP"))
     for prefix, model in learn.items():
-        with seeded(seed, 0, 0, "detection/detector", context.device):
+        with seeded(settings.seed, 0, 0, "detection/detector", context.device):
             title = f"detection, {'trained' if not prefix else 'initial'}"
-            detector, loss = _train(context, setup, model, given, title)
+            detector, loss = _train(context, setup, model, settings, title)
         truth, detections = setup.val.coco(), _detect(context, setup, detector)
         found = {"loss": loss, **average_precision(truth, detections)}
         if setup.has_masks:
@@ -123,9 +81,9 @@ def evaluate(
         results |= {f"{prefix}{key}": value for key, value in found.items()}
     return {
         **results,
-        "finetune": finetune,
+        "finetune": settings.finetune,
         "size": setup.size,
-        "iterations": iterations,
+        "iterations": settings.iterations,
         "train_images": len(setup.train),
         "images": len(setup.val),
         "boxes": sum(map(len, setup.val.items)),
@@ -134,14 +92,14 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> Setup:
+def check(plan: Plan[Detection]) -> Setup:
     """Return the data; raise a ``UserError`` for annotations, classes or sizes that will not do."""
     encoder = check_encoder(plan.recipe)
     settings, patch = plan.settings, encoder.patch_size[0]
     check_drop_path(settings)
-    train = open_boxes(settings["bank"] or plan.data, settings["train_split"])
-    val = open_boxes(plan.data, settings["split"], train.classes)
-    setup = Setup(train, val, settings["size"] or max(encoder.grid) * stride_of(patch))
+    train = open_boxes(settings.bank or plan.data, settings.train_split)
+    val = open_boxes(plan.data, settings.split, train.classes)
+    setup = Setup(train, val, settings.size or max(encoder.grid) * stride_of(patch))
     unit = 2 * stride_of(patch)
     if setup.size % unit:
         near = max(unit, round(setup.size / unit) * unit)
@@ -168,28 +126,30 @@ def _empty(setup: Setup) -> list[str]:
 
 
 def _train(
-    context: Context, setup: Setup, model: PretrainModel, settings: Mapping[str, Any], title: str
+    context: Context, setup: Setup, model: PretrainModel, settings: Detection, title: str
 ) -> tuple[FasterRCNN, float]:
     """Return a detector that has learned, in eval mode, and the loss at the end."""
     layers = (model.encoder.depth,)
-    learns = {key: settings[key] for key in ("finetune", "drop_path", "seed")}
+    learns = {key: getattr(settings, key) for key in ("finetune", "drop_path", "seed")}
     maps = FeatureMaps(model, layers, norm=True, **learns)
     detector = build_detector(
         maps,
         len(setup.train.classes),
         size=setup.size,
-        channels=settings["channels"],
-        regions=settings["regions"],
+        channels=settings.channels,
+        regions=settings.regions,
         has_masks=setup.has_masks,
     ).to(context.device)
-    rates = {key: settings[key] for key in ("lr", "weight_decay", "layer_decay")}
+    rates = {key: getattr(settings, key) for key in ("lr", "weight_decay", "layer_decay")}
     fill = tuple((255 * model.augment.mean.flatten()).round().int().tolist())
-    shown = fill, settings["seed"], setup.has_masks
-    samples = Jittered(setup.train, setup.size, settings["jitter"], *shown)
-    if not settings["finetune"]:
+    shown = fill, settings.seed, setup.has_masks
+    samples = Jittered(setup.train, setup.size, settings.jitter, *shown)
+    if not settings.finetune:
         whole = Jittered(setup.train, setup.size, (1, 1), *shown)
-        _standardize(context, detector, whole, settings["batch_size"])
-    steps = {key: settings[key] for key in ("iterations", "batch_size", "num_workers", "seed")}
+        _standardize(context, detector, whole, settings.batch_size)
+    steps = {
+        key: getattr(settings, key) for key in ("iterations", "batch_size", "num_workers", "seed")
+    }
 
     def loss(batch: list[tuple[Tensor, dict[str, Tensor]]]) -> Tensor:
         images = [image.to(context.device) / 255 for image, _ in batch]
@@ -205,7 +165,7 @@ def _train(
         lambda share: (
             staircase(share, milestones=_MILESTONES, gamma=0.1) * linear(0.001, 1.0, share / _RISE)
         ),
-        settings["iterations"],
+        settings.iterations,
     )
     return detector.eval(), last
 

@@ -17,8 +17,14 @@ from tqdm import tqdm
 
 from pospre.data.stores.folder import list_images
 from pospre.errors import UserError
-from pospre.evaluation.dense.images import image_sides, read_mask
-from pospre.evaluation.dense.scene_labels import LABELS, SCENE_CLASSES, painted, scene_lines
+from pospre.evaluation.dense.images import (
+    LABELS,
+    SCENE_CLASSES,
+    image_sides,
+    painted,
+    read_mask,
+    scene_lines,
+)
 
 IGNORED = -1
 _ALIASES = {"train": ("train", "training"), "val": ("val", "validation")}

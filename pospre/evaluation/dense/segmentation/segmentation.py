@@ -9,13 +9,12 @@ and mirrored, their colours stay, and the rate falls in a straight line after a 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy import ndarray
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 from tqdm import tqdm
@@ -29,19 +28,20 @@ from pospre.evaluation.dense.maps import (
     check_encoder,
     check_side,
 )
-from pospre.evaluation.dense.segmentation.crops import Crops, Encoded
+from pospre.evaluation.dense.segmentation.crops import Crops, Encoded, Showing, predict, show
 from pospre.evaluation.dense.segmentation.decoders import LinearDecoder, UperNet
 from pospre.evaluation.dense.segmentation.iou import class_iou, constant, summarise
 from pospre.evaluation.dense.segmentation.mask_data import (
     IGNORED,
+    MaskSet,
     check_masks,
+    count_classes,
+    open_masks,
 )
-from pospre.evaluation.dense.segmentation.setup import Setup, check_upernet, open_setup
-from pospre.evaluation.dense.segmentation.windows import predict, show
+from pospre.evaluation.dense.settings import Segmentation
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Numbers
 from pospre.model.model import PretrainModel
-from pospre.ranges import PositiveShare, Ratio
+from pospre.nn.vit import Encoder
 from pospre.schedules import linear
 from pospre.text_table import format_table, percent, percent_and_error
 
@@ -52,62 +52,19 @@ _RATES = {"linear": (1e-3, 1e-4), "upernet": (1e-4, 0.05)}
 _RISE = 0.01  # share of the training, as 1500 of 160 000
 
 
-def evaluate(
-    context: Context,
-    *,
-    bank: str | None = None,
-    split: str = "val",
-    train_split: str = "train",
-    decoder: Literal["linear", "upernet"] = "linear",
-    finetune: bool = False,
-    layers: Numbers | None = None,
-    num_classes: PositiveInt | None = None,
-    ignore: NonNegativeInt | None = 255,
-    size: PositiveInt | None = None,
-    crop: PositiveInt | None = None,
-    inference: Literal["slide", "whole"] = "slide",
-    augment: bool = True,
-    iterations: PositiveInt = 1000,
-    batch_size: PositiveInt = 16,
-    lr: PositiveFloat | None = None,
-    weight_decay: NonNegativeFloat | None = None,
-    layer_decay: PositiveShare = 0.65,
-    drop_path: Ratio = 0.0,
-    channels: PositiveInt = 512,
-    num_workers: NonNegativeInt = 0,
-    seed: int = 0,
-    baseline: bool = True,
-) -> dict[str, Any]:
-    """Train a decoder and measure it.
+class Setup(NamedTuple):
+    """The data, and the settings that follow from others."""
 
-    Args:
-        context: model, data and device.
-        bank: folder of the images to learn from, where that is another one than the data's.
-        split: what is measured, such as val; scenes in one folder have none.
-        train_split: what is learned from.
-        decoder: linear, or upernet.
-        finetune: let the encoder learn, too.
-        layers: whose tokens the decoder gets, such as 3,6,9,12; without it the last one (linear),
-            or four evenly spread (upernet). Only linear ones are normalised.
-        num_classes: of the masks; ADE20K and scenes have their own, classes.txt says it, and
-            else it is as many as the training masks show.
-        ignore: the id in masks that has no class, such as 11 of CamVid; null: all have.
-        size: pixels of the short side that images are scaled to; without it they stay as they are.
-        crop: side of the training crops and of the windows; the encoder's own size without it.
-        inference: slide a window over the image, by two thirds of it at a time and averaging what
-            overlaps, or show the whole image, to a grid of its size.
-        augment: draw crops. false: learn from the same windows as are measured; a frozen encoder
-            then sees each of them only once, which takes a fraction of the time.
-        iterations: steps of AdamW.
-        batch_size: crops per step.
-        lr: peak rate; 1e-3 (linear) or 1e-4 (upernet) without it.
-        weight_decay: 1e-4 (linear) or 0.05 (upernet) without it.
-        layer_decay: factor of the encoder's rate from each block to the one below.
-        drop_path: rate of its last block, below 1; those before have less, the first none.
-        channels: width of upernet.
-        num_workers: processes that read crops; 0 reads in between.
-        seed: of the decoder's weights and of the crops.
-        baseline: train and measure on the untrained encoder of the same recipe as well.
+    train: MaskSet
+    val: MaskSet
+    num_classes: int
+    showing: Showing
+    crop: tuple[int, int]
+    layers: tuple[int, ...]
+
+
+def evaluate(context: Context, settings: Segmentation) -> dict[str, Any]:
+    """Train a decoder and measure it.
 
     Returns:
         ``mIoU`` (over the classes that are there), ``aAcc`` and ``mAcc`` in [0, 1], their standard
@@ -115,14 +72,13 @@ def evaluate(
         (``initial_…``) and, without errors, for always saying the commonest class
         (``constant_…``); and what it was measured with.
     """
-    given = dict(locals())
     setup: Setup = context.opened
-    learn = context.models("trained", "initial", baseline=baseline)
+    learn = context.models("trained", "initial", baseline=settings.baseline)
     results: dict[str, Any] = dict.fromkeys(("initial_mIoU", "initial_aAcc", "initial_IoU"))
     names = setup.train.classes or [f"class {number}" for number in range(setup.num_classes)]
     for name, model in learn.items():
-        with seeded(seed, 0, 0, "segmentation/decoder", context.device):
-            confusions_NCC, loss = _measure(context, setup, model, given, name)
+        with seeded(settings.seed, 0, 0, "segmentation/decoder", context.device):
+            confusions_NCC, loss = _measure(context, setup, model, settings, name)
         found: dict[str, Any] = {**summarise(confusions_NCC), "loss": loss}
         iou = class_iou(confusions_NCC.sum(0))
         found["IoU"] = {key: _number(value) for key, value in zip(names, iou, strict=True)}
@@ -132,12 +88,12 @@ def evaluate(
     return {
         **results,
         **constant(pixels),
-        "decoder": decoder,
-        "finetune": finetune,
+        "decoder": settings.decoder,
+        "finetune": settings.finetune,
         "layers": list(setup.layers),
         "crop": list(setup.crop),
-        "inference": inference,
-        "iterations": iterations,
+        "inference": settings.inference,
+        "iterations": settings.iterations,
         "train_images": len(setup.train),
         "images": len(setup.val),
         "classes": setup.num_classes,
@@ -145,10 +101,10 @@ def evaluate(
     }
 
 
-def check(plan: Plan) -> Setup:
+def check(plan: Plan[Segmentation]) -> Setup:
     """Return the data; raise a ``UserError`` for masks, classes, sizes or layers that won't do."""
     settings = plan.settings
-    encoder = check_encoder(plan.recipe, settings["layers"])
+    encoder = check_encoder(plan.recipe, settings.layers)
     check_drop_path(settings)
     setup = open_setup(plan.data, settings, encoder)
     check_side("crop", setup.crop, encoder)
@@ -157,9 +113,9 @@ def check(plan: Plan) -> Setup:
             f"inference=whole shows images of their own size, but encoder.positions = "
             f"{encoder.positions.name} knows one only; give inference=slide."
         )
-    if settings["decoder"] == "upernet":
-        check_upernet(setup, settings["batch_size"], encoder)
-    if not settings["augment"] and (settings["finetune"] or setup.showing.window is None):
+    if settings.decoder == "upernet":
+        check_upernet(setup, settings.batch_size, encoder)
+    if not settings.augment and (settings.finetune or setup.showing.window is None):
         raise UserError(
             "augment=false is for a frozen encoder and for windows, which it sees "
             "only once; give finetune=false and inference=slide, or augment=true."
@@ -173,26 +129,26 @@ def check(plan: Plan) -> Setup:
 
 
 def _measure(
-    context: Context, setup: Setup, model: PretrainModel, settings: Mapping[str, Any], title: str
+    context: Context, setup: Setup, model: PretrainModel, settings: Segmentation, title: str
 ) -> tuple[ndarray, float]:
     """Train a decoder on a model; return confusion matrices (N, C, C), and the training's loss."""
-    kind = settings["decoder"]
-    learns = {key: settings[key] for key in ("finetune", "drop_path", "seed")}
+    kind = settings.decoder
+    learns = {key: getattr(settings, key) for key in ("finetune", "drop_path", "seed")}
     maps = FeatureMaps(model, setup.layers, norm=kind == "linear", **learns)
     dim = model.encoder.embed_dim
     decoder: LinearDecoder | UperNet
     if kind == "linear":
         decoder = LinearDecoder(dim, len(setup.layers), setup.num_classes)
     else:
-        decoder = UperNet(dim, setup.num_classes, settings["channels"])
+        decoder = UperNet(dim, setup.num_classes, settings.channels)
     decoder.to(context.device)
     usual_lr, usual_decay = _RATES[kind]
     groups = trained_groups(
         maps,
         decoder,
-        lr=settings["lr"] or usual_lr,
-        weight_decay=usual_decay if settings["weight_decay"] is None else settings["weight_decay"],
-        layer_decay=settings["layer_decay"],
+        lr=settings.lr or usual_lr,
+        weight_decay=usual_decay if settings.weight_decay is None else settings.weight_decay,
+        layer_decay=settings.layer_decay,
     )
     samples, encode = _samples(context, setup, maps, settings)
 
@@ -205,30 +161,30 @@ def _measure(
         f"segmentation, {title}",
         batches(
             samples,
-            iterations=settings["iterations"],
-            batch_size=settings["batch_size"],
-            num_workers=settings["num_workers"],
-            seed=settings["seed"],
+            iterations=settings.iterations,
+            batch_size=settings.batch_size,
+            num_workers=settings.num_workers,
+            seed=settings.seed,
         ),
         loss,
         groups,
         lambda share: min(linear(1.0, 0.0, share), linear(0.0, 1.0, (share + 1e-6) / _RISE)),
-        settings["iterations"],
+        settings.iterations,
     )
     decoder.eval()
-    matrices = _confusions(context, setup, maps, decoder, settings["batch_size"])
+    matrices = _confusions(context, setup, maps, decoder, settings.batch_size)
     return matrices, last
 
 
 def _samples(
-    context: Context, setup: Setup, maps: FeatureMaps, settings: Mapping[str, Any]
+    context: Context, setup: Setup, maps: FeatureMaps, settings: Segmentation
 ) -> tuple[Crops | Encoded, Callable[[Tensor], list[Tensor]]]:
     """Return what is learned from, and what makes the decoder's input of it."""
     augment = maps.model.augment
-    if settings["augment"]:
+    if settings.augment:
         fill = tuple((255 * augment.mean.flatten()).round().int().tolist())
         crops = Crops(
-            setup.train, setup.num_classes, setup.showing.size, setup.crop, fill, settings["seed"]
+            setup.train, setup.num_classes, setup.showing.size, setup.crop, fill, settings.seed
         )
         return crops, lambda levels: maps(augment.normalise(levels.float()))
     encoded = Encoded.of(context, setup.train, setup.num_classes, setup.showing, maps)
@@ -293,3 +249,36 @@ def table(results: Mapping[str, Any]) -> str:
 def _cells(results: Mapping[str, Any], prefix: str) -> list[str]:
     names = [f"{prefix}{name}" for name in ("mIoU", "aAcc", "mAcc")]
     return [percent_and_error(results[name], results.get(f"{name}_se")) for name in names]
+
+
+def open_setup(data: str, settings: Segmentation, encoder: Encoder) -> Setup:
+    """Open the data, and decide what the settings leave open."""
+    ignore, side = settings.ignore, settings.crop
+    train = open_masks(settings.bank or data, settings.train_split, ignore)
+    val = open_masks(data, settings.split, ignore)
+    crop = encoder.image_size if side is None else (side, side)
+    window = crop if settings.inference == "slide" else None
+    depth = encoder.depth
+    usual = {
+        "linear": (depth,),
+        "upernet": tuple(round(depth * share / 12) for share in (4, 6, 8, 12)),
+    }
+    return Setup(
+        train,
+        val,
+        count_classes(train, settings.num_classes),
+        Showing(settings.size, window, encoder.patch_size[0]),
+        crop,
+        settings.layers or usual[settings.decoder],
+    )
+
+
+def check_upernet(setup: Setup, batch_size: int, encoder: Encoder) -> None:
+    """Raise a ``UserError`` for layers, crops or batches that UperNet does not take."""
+    if len(setup.layers) != 4:
+        raise UserError(f"upernet takes four layers, not {list(setup.layers)}.")
+    if min(setup.crop) < 2 * encoder.patch_size[0] or batch_size < 2:
+        raise UserError(
+            f"upernet needs crops of two patches and more ({setup.crop}, patches of "
+            f"{encoder.patch_size[0]}) and batch_size=2 or more ({batch_size}) for its batch norms."
+        )

@@ -15,8 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.images import image_sides, read_mask
-from pospre.evaluation.dense.scene_labels import LABELS, painted, scene_lines
+from pospre.evaluation.dense.images import LABELS, image_sides, painted, read_mask, scene_lines
 
 VOID = 255
 _RESOLUTION = "480p"

@@ -15,15 +15,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy import ndarray
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 from tqdm import tqdm
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.images import check_not_smaller, image_sides, read_image
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder
-from pospre.evaluation.dense.video.propagation import propagate
-from pospre.evaluation.dense.video.region_measures import contour_accuracy, region_similarity
+from pospre.evaluation.dense.settings import VideoSegmentation
+from pospre.evaluation.dense.video.propagation import contour_accuracy, propagate, region_similarity
 from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, open_videos
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
@@ -35,34 +34,8 @@ _ENOUGH = 0.5
 _MEASURES = {"J": region_similarity, "F": contour_accuracy}
 
 
-def evaluate(
-    context: Context,
-    *,
-    split: str = "2017/val",
-    size: PositiveInt | None = 480,
-    multiple: PositiveInt | None = None,
-    neighbours: PositiveInt = 5,
-    context_frames: NonNegativeInt = 7,
-    radius: NonNegativeInt = 12,
-    temperature: PositiveFloat = 0.1,
-    num_videos: PositiveInt | None = None,
-    baseline: bool = True,
-) -> dict[str, Any]:
+def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
     """Follow objects through videos.
-
-    Args:
-        context: model, data and device.
-        split: a list of DAVIS, such as 2017/val; rendered tracks have none.
-        size: pixels of the short side that frames are scaled to, each side then to whole patches;
-            null leaves them as they are but for that.
-        multiple: of this many pixels the long side then is, rounded down, as by DINO's script; null
-            takes whole patches.
-        neighbours: how many patches of earlier frames a patch takes its label from.
-        context_frames: how many of the last frames, besides the first one.
-        radius: patches in either direction within which they lie.
-        temperature: T of the weights exp(cosine / T).
-        num_videos: take so many, in their order; all without it.
-        baseline: measure the untrained encoder of the same recipe as well.
 
     Returns:
         ``J``, ``F``, their recalls (``…_recall``) and ``JF``, the mean of J and F, over objects, in
@@ -71,12 +44,12 @@ def evaluate(
         F of each; and what it was measured with.
     """
     videos: list[Video] = context.opened
-    models = context.models("", "initial_", baseline=baseline)
+    models = context.models("", "initial_", baseline=settings.baseline)
     options = {
-        "neighbours": neighbours,
-        "context_frames": context_frames,
-        "radius": radius,
-        "temperature": temperature,
+        "neighbours": settings.neighbours,
+        "context_frames": settings.context_frames,
+        "radius": settings.radius,
+        "temperature": settings.temperature,
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in [*models, "still_"]}
     rows = []
@@ -84,7 +57,7 @@ def evaluate(
     for video in bar:
         true = [video.objects(index) for index in range(len(video.frames))]
         for name, model in models.items():
-            predicted = follow(context, model, video, (size, multiple), options)
+            predicted = follow(context, model, video, (settings.size, settings.multiple), options)
             found[name] += score(list(predicted), true)
         found["still_"] += score([true[0]] * (len(true) - 1), true)
         own = found[""][-len(video.first_objects()) :]
@@ -95,15 +68,15 @@ def evaluate(
     return {
         **results,
         **options,
-        "size": size,
-        "multiple": multiple,
+        "size": settings.size,
+        "multiple": settings.multiple,
         "videos": rows,
         "objects": len(found[""]),
         "frames": sum(len(video.frames) for video in videos),
     }
 
 
-def check(plan: Plan) -> list[Video]:
+def check(plan: Plan[VideoSegmentation]) -> list[Video]:
     """Return the videos; raise a ``UserError`` for masks or frames that will not do."""
     encoder = check_encoder(plan.recipe)
     if not encoder.positions.takes_any_grid:
@@ -112,22 +85,23 @@ def check(plan: Plan) -> list[Video]:
             f"knows the {encoder.image_size[0]}×{encoder.image_size[1]} of the encoder only."
         )
     settings, patch = plan.settings, encoder.patch_size[0]
-    if (settings["multiple"] or 0) % patch:
+    multiple = settings.multiple or 0
+    if multiple % patch:
         raise UserError(
-            f"multiple={settings['multiple']} is no multiple of the patch size {patch}; use "
-            f"{max(1, round(settings['multiple'] / patch)) * patch}."
+            f"multiple={multiple} is no multiple of the patch size {patch}; use "
+            f"{max(1, round(multiple / patch)) * patch}."
         )
-    videos = open_videos(plan.data, settings["split"])
-    videos = videos[: settings["num_videos"]]
+    videos = open_videos(plan.data, settings.split)
+    videos = videos[: settings.num_videos]
     for video in videos:
         check_video(video)
         height, width = image_sides(video.frames[0])
-        factor = 1.0 if settings["size"] is None else settings["size"] / min(height, width)
+        factor = 1.0 if settings.size is None else settings.size / min(height, width)
         sides = (height * factor, width * factor)
         check_not_smaller(video.frames[0], sides, patch)
-        if max(sides) < (settings["multiple"] or 0):
+        if max(sides) < multiple:
             raise UserError(
-                f"multiple={settings['multiple']}, but {video.frames[0]} is shown with "
+                f"multiple={multiple}, but {video.frames[0]} is shown with "
                 f"{max(sides):.0f} pixels; leave it out, or give a larger size."
             )
     return videos

@@ -1,4 +1,4 @@
-"""Images with parts taken away or displaced, and encoders told other places.
+"""Corruptions: images with parts removed or displaced, and encoders given other places.
 
 Every draw is a function of the seed and of the image's place in its data set.
 """
