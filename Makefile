@@ -18,7 +18,7 @@ FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
 
-setup: ## Make .venv with the pinned requirements and FFCV's system packages; again: instant.
+setup: ## Make .venv with pinned requirements and FFCV's system packages; instant if it is up to date.
 	@.setup/venv.sh
 
 test: setup ## Run the tests on two cores (real photographs: POSPRE_TEST_DATA=<folder>).
@@ -26,15 +26,15 @@ test: setup ## Run the tests on two cores (real photographs: POSPRE_TEST_DATA=<f
 	@$(PYTHON_RUN) -m compileall -q pospre data_prep tests
 	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 3 --dist loadfile $(ARGS)
 
-test-newest: setup ## Run the tests with the newest torch, torchvision and timm there are (.venv-newest, 8 GB).
+test-newest: setup ## Run the tests with the newest torch, torchvision and timm (.venv-newest, 8 GB).
 	@.setup/newest.sh
-	@# what they give up warns in every process, beside what the tests read there
+	@# their deprecation warnings would mix with output that tests read
 	PYTHONWARNINGS=ignore::FutureWarning OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 certify: need-RECIPE setup ## Prove that RECIPE=<yaml> resumes exactly: killed, on other ranks (ARGS="data.path=…").
 	$(PYTHON_RUN) -m pospre.certify "$(RECIPE)" $(ARGS)
 
-certify-demo: setup ## The same of every demo recipe, on a few pictures; a quarter of an hour on 2 cores.
+certify-demo: setup ## The same for every demo recipe, on a few pictures; 15 minutes on 2 cores.
 	PYTHONPATH=. $(PYTHON_RUN) tests/drills/certify_demos.py $(ARGS)
 
 drill: setup ## Kill a run 200 times while its bucket misbehaves (ARGS="--kills 20 --outages 5").
@@ -54,13 +54,13 @@ demo: setup ## Render scenes, convert, pre-train DropPos, measure, export, repor
 	$(PYTHON_RUN) -m data_prep.scenes $(WORK)/scenes --num-images $(DEMO_IMAGES)
 	@RUNS="$(RUNS)" .setup/first_light.sh $(WORK)/scenes $(WORK)/demo yamls/demo/droppos.yaml $(ARGS)
 
-first-light: need-DATA setup ## The same with DATA=<folder of images>, DropPos and MAE (ARGS="key.sub=value …").
+first-light: need-DATA setup ## Like demo, with DATA=<folder of images>, DropPos and MAE (ARGS="key.sub=value …").
 	@RUNS="$(RUNS)" .setup/first_light.sh "$(DATA)" "$(WORK)/first_light" $(FIRST_LIGHT) $(ARGS)
 
 speech: need-DATA setup ## Keyword spotting from DATA=<folder or tar of WAV files>: from scratch and from MP3.
 	@RUNS="$(RUNS)" .setup/speech.sh "$(DATA)" "$(WORK)/speech"
 
-bench-setup: setup ## Install the loaders that bench-loader compares ours with into .venv-bench.
+bench-setup: setup ## Install the loaders for bench-loader into .venv-bench.
 	@.setup/bench.sh
 
 bench-loader: need-DATA setup ## Time our loader beside its peers on DATA=<folder of images>; bench-setup first.
@@ -69,7 +69,7 @@ bench-loader: need-DATA setup ## Time our loader beside its peers on DATA=<folde
 bench-methods: setup ## Time a step of every method beside its peer, with FLOPs and peak memory.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/bench_methods.py $(ARGS)
 
-check-plan: setup ## How far `python -m pospre.plan` is off: its FLOPs and memory beside measured ones.
+check-plan: setup ## Compare the FLOPs and memory of `python -m pospre.plan` with measured ones.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/check_plan.py $(ARGS)
 
 gpu-report: setup ## On a machine with GPUs: speed, memory and proofs of every method (images: DATA=…; none: ARGS=--count).
@@ -78,13 +78,13 @@ gpu-report: setup ## On a machine with GPUs: speed, memory and proofs of every m
 learn: need-DATA setup ## Pre-train every method on DATA=<class folders> in minutes each; kNN and logistic accuracy.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/learn.py "$(DATA)" $(ARGS)
 
-position-table: need-DATA setup ## Every method with every kind of positions: is position in its features, is it worth it?
+position-table: need-DATA setup ## Measure every method with every position scheme: position in its features, kNN, linear, dense.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/position_table.py "$(DATA)" $(ARGS)
 
-evaluation-table: setup ## Every evaluation at demo size: command, time, figures of random weights and of ours.
+evaluation-table: setup ## Run every evaluation at demo size: command, time, figures of random weights and ours.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/evaluation_table.py $(ARGS)
 
-# Before set-up: a forgotten variable is said at once.
+# Before set-up, so that a missing variable is an error at once.
 need-%:
 	@[ -n "$($*)" ] || { echo "error: $*=… is missing; make help shows how to give it" >&2; exit 2; }
 
