@@ -210,7 +210,7 @@ class DropPos(PositionTask):
         return ForgottenPlaces("droppos/known", mark)
 
     def couples_samples(self) -> str | None:
-        """Return what looks at all samples of a forward at once."""
+        """Return the part that looks at all samples of a forward at once."""
         return "the weights of patches" if self.ignore_confident else super().couples_samples()
 
     def write(self, batch: Batch, model: PretrainModel) -> None:

@@ -44,7 +44,7 @@ class CropField(PretrainAlgorithm):
     """Places the views of every pass in the field, beside any algorithm.
 
     Writes ``g/field_box`` for every view group g: the boxes in the field, one draw for all views of
-    an image. With ``mirror_shared`` it also writes ``g/flip``, in place of the loader's flips.
+    an image. With ``mirror_shared`` it also writes ``g/flip``, instead of the loader's flips.
 
     ``encoder.positions`` decides what the field is. ``learned``: a table with a size of its own,
     drawn from N(0, 0.02²), or read once from a table that was loaded before. ``sincos``: smooth,
@@ -85,7 +85,7 @@ class CropField(PretrainAlgorithm):
         return Needs(views={})
 
     def attach(self, model: PretrainModel) -> None:
-        """Say where views lie, and make the table a field."""
+        """Declare that it places views, and turn the table into a field."""
         check_unwrapped(model, "crop_field")
         _check(self, model)
         _check_unused(self, model.encoder.positions)
@@ -112,7 +112,7 @@ class CropField(PretrainAlgorithm):
         return (0.2, 1.0) if self.scale_range is None else self.scale_range
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw where the boxes of an image lie in the field."""
+        """Draw the places of an image's boxes in the field."""
         for name in model.views:
             if box_key(name) not in batch:
                 raise UserError(
@@ -148,14 +148,14 @@ class CropField(PretrainAlgorithm):
 
 
 def _views_of(name: str, counts: dict[str, int]) -> slice:
-    """Return where a group's views stand among those of all groups."""
+    """Return the slice of a group's views among those of all groups."""
     names = list(counts)
     first = sum(counts[other] for other in names[: names.index(name)])
     return slice(first, first + counts[name])
 
 
 def _check(options: CropField, model: PretrainModel) -> None:
-    """Raise ``UserError`` for options that cannot be, and company that it cannot keep."""
+    """Raise ``UserError`` for impossible options, or for algorithms that it cannot work with."""
     if not model.registry.passes:
         raise UserError(
             "algorithms.crop_field places the views of other algorithms' passes, but none "

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def beta_2_5(uniform_B6: Tensor) -> Tensor:
-    """Return draws of Beta(2, 5): the second smallest of six uniform draws has that law."""
+    """Return draws of Beta(2, 5), the distribution of the second smallest of six uniform draws."""
     return uniform_B6.sort(dim=-1).values[..., 1]
 
 
@@ -19,7 +19,7 @@ def enclosing_box(box_BV4: Tensor) -> Tensor:
 
 
 def place_boxes(box_BV4: Tensor, around_B4: Tensor, area_B: Tensor, shift_B2: Tensor) -> Tensor:
-    """Scale and move a sample's boxes together, so that the one around them lies in the field.
+    """Scale and move a sample's boxes together, so that the box around them lies in the field.
 
     All boxes of a sample keep their shapes and their places relative to one another.
 

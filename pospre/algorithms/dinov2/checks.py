@@ -1,4 +1,4 @@
-"""What options of DINOv2 cannot be, alone or together."""
+"""Checks of DINOv2's options, alone and together."""
 
 from typing import TYPE_CHECKING
 

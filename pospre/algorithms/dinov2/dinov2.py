@@ -47,7 +47,7 @@ class PrototypeMatching(TwoPrototypeTasks):
 
         ``class_entropy`` (B, S) of all crops; ``patch_entropy`` and ``patch_weight`` of the masked
         patches; ``classes`` (B, 2, D) of the global crops; what ``metrics`` logs. Predictions over
-        K prototypes and their targets are far too large to be kept until the loss.
+        K prototypes and their targets are too large to keep until the loss.
         """
         masked = batch[MASK_KEY]
         bounds = self.options.masking.bounds(len(masked), masked.shape[-1])
@@ -96,7 +96,7 @@ class PrototypeMatching(TwoPrototypeTasks):
 
     @torch.no_grad()
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Return the three losses before their weights, and how the class targets look."""
+        """Return the three losses before their weights, and measures of the class targets."""
         measured = {name: outputs[name] for name in ("agreement", "entropy")}
         return {**self._terms(outputs), **measured}
 
@@ -201,7 +201,7 @@ class DINOv2(PretrainAlgorithm):
         return CropMasking(self.mask_crop_rate, self.mask_ratio, stratified=self.official)
 
     def couples_samples(self) -> str | None:
-        """Return what looks at all samples of a forward at once."""
+        """Return the part that looks at all samples of a forward at once."""
         return "the targets and KoLeo" if self.koleo_weight else "the targets"
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
@@ -213,7 +213,7 @@ class DINOv2(PretrainAlgorithm):
         model.objectives.of(PrototypeMatching).temperature.fill_(self.temperature(progress))
 
     def temperature(self, progress: Progress) -> float:
-        """Return the teacher's temperature; the last step of the warm-up has its end."""
+        """Return the teacher's temperature, constant after the last step of the warm-up."""
         one = 1 / progress.num_steps if progress.num_steps else 0.0
         last = self.teacher_warmup - one
         done = progress.step / last if last > 0 else 1.0

@@ -12,7 +12,7 @@ def soft_cross_entropy(student_logits: Tensor, targets: Tensor, temperature: flo
 
 
 def cross_view_entropy(student_BSK: Tensor, targets_B2K: Tensor, temperature: float) -> Tensor:
-    """Return what each crop's prediction costs on the global crops that it is not: (B, S).
+    """Return each crop's cross-entropy with the other global crops: (B, S).
 
     Args:
         student_BSK: the student's logits of both global crops, then of the local crops.
@@ -27,7 +27,7 @@ def cross_view_entropy(student_BSK: Tensor, targets_B2K: Tensor, temperature: fl
 
 
 def cross_view_loss(cross_entropy_BS: Tensor) -> Tensor:
-    """Return DINO's loss: the mean over all pairs of a crop and a global crop that it is not."""
+    """Return DINO's loss: the mean over all pairs of a crop and another global crop."""
     num_local = cross_entropy_BS.shape[1] - 2
     return cross_entropy_BS.mean(0).sum() / (2 + 2 * num_local)
 
@@ -48,9 +48,9 @@ def patch_loss(cross_entropy_S: Tensor, weights_S: Tensor, num_crops: int) -> Te
 def koleo(features_BD: Tensor) -> Tensor:
     """Return −mean log distance to the nearest other sample of this rank's batch (KoLeo).
 
-    Sablayrolles et al. 2019, as DINOv2 uses it: on the unit sphere, the neighbour by cosine. In
-    float32, as the published code meant to be: in half precision equal features give infinity
-    there. A single image has no neighbour; its loss is 0.
+    Sablayrolles et al. 2019, as in DINOv2: on the unit sphere, with the neighbour by cosine. It
+    computes in float32, as the published code intends: in half precision, equal features give
+    infinity there. A single image has no neighbour; its loss is 0.
     """
     if len(features_BD) < 2:
         return features_BD.float().sum() * 0
@@ -65,7 +65,7 @@ def koleo(features_BD: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measures(class_logits_BSK: Tensor, targets_B2K: Tensor) -> dict[str, Tensor]:
-    """Return how often the student names the teacher's prototype, and how sharp that is.
+    """Return how often the student predicts the teacher's prototype, and how sharp targets are.
 
     ``agreement``: share of class tokens whose likeliest prototype is the teacher's on the other
     global crop (on the first, for local crops). ``entropy``: of a target, in nats; 0 and log K are

@@ -69,14 +69,14 @@ class CropMasking:
         return block_masks(keys.flatten(), counts.flatten(), grid).unflatten(0, keys.shape)
 
     def _per_sample(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
-        """Return the counts (B, 2) where each sample masks as many crops as any other."""
+        """Return the counts (B, 2) if each sample masks the same number of crops."""
         first = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "dinov2/masked_crop")
         rank = draws.permutation(first, NUM_CROPS)
         count = draw_counts(view_keys(batch, NUM_CROPS, seed, "dinov2/ratio"), self.ratio, grid)
         return torch.where(rank < int(NUM_CROPS * self.crop_rate), count, 0)
 
     def _stratified(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
-        """Return the counts (B, 2) of the published way, over the samples of this batch."""
+        """Return the counts (B, 2) as published, stratified over the samples of this batch."""
         num_patches = grid[0] * grid[1]
         words = draws.bits(view_keys(batch, NUM_CROPS, seed, "dinov2/masked_crop"), 1).flatten()
         rank = words.argsort(stable=True).argsort(stable=True)
@@ -92,7 +92,7 @@ class CropMasking:
 
 
 def check_ratio(owner: str, ratio: tuple[float, float], grid: tuple[int, int]) -> None:
-    """Raise ``UserError`` if the largest share of a crop's patches is none."""
+    """Raise ``UserError`` if even the largest share of a crop has no patch."""
     if int(grid[0] * grid[1] * ratio[1]) < 1:
         raise UserError(
             f"{owner}.mask_ratio = {list(ratio)} masks none of the {grid[0] * grid[1]} patches of "
@@ -101,7 +101,7 @@ def check_ratio(owner: str, ratio: tuple[float, float], grid: tuple[int, int]) -
 
 
 def draw_counts(keys: Tensor, ratio: tuple[float, float], grid: tuple[int, int]) -> Tensor:
-    """Return how many patches are masked, a share of all that is uniform in ``ratio``: int64."""
+    """Return the number of masked patches, int64; its share of all is uniform in ``ratio``."""
     num_patches, (low, high) = grid[0] * grid[1], ratio
     share = draws.uniform(keys, 1).squeeze(-1)
     return (num_patches * (low + (high - low) * share)).long().clamp_max(int(num_patches * high))
@@ -109,11 +109,11 @@ def draw_counts(keys: Tensor, ratio: tuple[float, float], grid: tuple[int, int])
 
 @replayed
 def block_masks(keys_R: Tensor, counts_R: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return masks of at most ``counts_R`` patches, nearly always exactly so: bool (R, N).
+    """Return masks of ``counts_R`` patches, in rare cases fewer: bool (R, N).
 
-    Rectangles are laid over one another (BEiT; iBOT). A block is taken if it is smaller than the
-    grid on both sides, adds at least one patch and does not add too many. After ten refusals in a
-    row the mask stays as it is.
+    Rectangles are added one after the other and may overlap (BEiT; iBOT). A block is taken if it is
+    smaller than the grid on both sides, adds at least one patch and does not add too many. After
+    ten refusals in a row the mask stays as it is.
 
     Args:
         keys_R: draw keys.
@@ -148,7 +148,7 @@ def _span(cells_G: Tensor, start_R: Tensor, length_R: Tensor) -> Tensor:
 
 
 def masked_slots(mask_BVN: Tensor, num_slots: int) -> Slots:
-    """Return where the masked patches are, in order, and the weights of their losses.
+    """Return the indices of the masked patches, in order, and the weights of their losses.
 
     Args:
         mask_BVN: bool.

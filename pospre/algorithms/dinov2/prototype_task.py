@@ -1,4 +1,4 @@
-"""What objectives that match a teacher's prototypes share: heads, their teachers, temperature."""
+"""The base of objectives that match a teacher's prototypes: heads, teachers, temperature."""
 
 from typing import TYPE_CHECKING
 
@@ -86,7 +86,7 @@ def _logits(
 
 
 def prototype_head(encoder: Encoder, options: "DINOv2", bottleneck: int) -> PrototypeHead:
-    """Return a new head of the size that the options say, with its own ``bottleneck``."""
+    """Return a new head of the size in the options, with its own ``bottleneck``."""
     return PrototypeHead(
         encoder.embed_dim,
         options.num_prototypes,

@@ -1,7 +1,7 @@
 """Prototype logits of the teacher as targets: Sinkhorn-Knopp, or centering and sharpening.
 
-Targets depend on all samples that are seen together: on every rank's share of the microbatch. So
-the losses of DINOv2 depend, unlike MAE's, on the batch, not on the sample alone.
+Targets depend on all samples seen together, on all ranks. Unlike MAE's, the losses of DINOv2
+therefore depend on the batch and not only on the sample.
 """
 
 from typing import Literal
@@ -93,7 +93,7 @@ class Center(nn.Module):
 
 
 class Targets(nn.Module):
-    """The teacher's logits as targets, one way or the other.
+    """The teacher's logits as targets, by Sinkhorn-Knopp or by centering.
 
     Args:
         kind: ``sinkhorn`` (keeps no state) or ``centering``.

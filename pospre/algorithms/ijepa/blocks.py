@@ -20,7 +20,7 @@ _OFFICIAL_MIN_KEEP = 10  # its context blocks have more tokens than this
 
 @dataclass(frozen=True)
 class Blocks:
-    """What is drawn on a grid of tokens.
+    """The blocks to draw on a grid of tokens.
 
     Attributes:
         grid: (rows, columns) of tokens.
@@ -52,7 +52,7 @@ class BlockMasks(NamedTuple):
     Attributes:
         context: int64 (B, K).
         targets: int64 (B, M, T); blocks may overlap one another, never the context.
-        failed: int64 (B,), how many layouts left too little context; ``ATTEMPTS`` when all did.
+        failed: int64 (B,), number of layouts that left too little context; ``ATTEMPTS`` if all did.
     """
 
     context: Tensor
@@ -103,7 +103,7 @@ def _block_size(
     ratios: tuple[float, float],
     blocks: Blocks,
 ) -> tuple[Tensor, Tensor]:
-    """Return (height, width) of blocks that hold the tokens asked for and fit into the grid."""
+    """Return (height, width) of blocks with the requested tokens that fit into the grid."""
     rows, cols = blocks.grid
     area = torch.floor(blocks.num_tokens * (scales[0] + scale * (scales[1] - scales[0])))
     if ratio is None:  # as the grid is
@@ -132,7 +132,7 @@ def _placed(
 
 
 def _take(mask: Tensor, count: int, start: Tensor) -> Tensor:
-    """Return the sorted indices (…, count) of a run of the set tokens, round the end if need be.
+    """Return the sorted indices (…, count) of a run of the set tokens, which may wrap around.
 
     Args:
         mask: bool (…, N) with at least ``count`` set.
@@ -194,7 +194,7 @@ def _official_size(
 
 
 def check_blocks(blocks: Blocks, owner: str, *, official: bool) -> None:
-    """Raise ``UserError`` for masks that cannot be, or that hardly any layout leaves room for."""
+    """Raise ``UserError`` for impossible masks, or masks that almost no layout leaves room for."""
     where = f"on a grid of {blocks.grid[0]}×{blocks.grid[1]} tokens"
     if official:
         share = torch.linspace(0, 1, 1001, dtype=torch.float64, device="cpu")

@@ -82,7 +82,7 @@ class FeaturePrediction(Objective):
         return distance(predicted.float(), target)
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Return measures that the loss alone does not tell.
+        """Return measures that the loss does not show.
 
         ``cosine`` is the similarity of predicted and true features, both less the mean true feature
         of the batch. ``spread`` is the standard deviation of the true features; 0 is collapse. The
@@ -108,8 +108,8 @@ class IJEPA(PretrainAlgorithm):
     """The host that predicts the teacher's features in target blocks.
 
     Writes ``view/visible`` (B, K), the context, ``view/hidden`` (B, N−K), and ``ijepa/targets``
-    (B, M, T), the tokens of M target blocks; all sorted. The defaults are the published ones; the
-    class token, where the encoder has one (published: none), is not shown to the predictor.
+    (B, M, T), the tokens of M target blocks; all sorted. The defaults are the published ones. The
+    predictor does not see the class token, if the encoder has one (published: none).
 
     Args:
         num_targets: M, target blocks per image, each predicted on its own.
@@ -186,7 +186,7 @@ class IJEPA(PretrainAlgorithm):
         return self.predictor_heads
 
     def blocks(self, encoder: Encoder) -> Blocks:
-        """Return what is drawn on the encoder's grid."""
+        """Return the blocks to draw on the encoder's grid."""
         least = int(encoder.num_patches * self.target_scale[0])
         quarter = max(1, encoder.num_patches // 4)
         return Blocks(
@@ -200,7 +200,7 @@ class IJEPA(PretrainAlgorithm):
         )
 
     def couples_samples(self) -> str | None:
-        """Return what looks at all samples of a forward at once."""
+        """Return the part that looks at all samples of a forward at once."""
         return "the sizes of masks" if self.official else None
 
     def write(self, batch: Batch, model: PretrainModel) -> None:

@@ -20,7 +20,7 @@ Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 class PredictorTokens(nn.Module):
-    """What enters the predictor before positions are added; StoP replaces it.
+    """The predictor's input before positions are added; StoP replaces it.
 
     Attributes:
         noise_std: standard deviation of the noise before its projection; 0: none is added.
@@ -59,7 +59,7 @@ class ExtraTerm(nn.Module, ABC):
     def forward(
         self, features: Tensor, target_BND: Tensor, embed: nn.Linear, batch: Batch
     ) -> Outputs:
-        """Return what ``combine`` needs.
+        """Return the tensors for ``combine``.
 
         Args:
             features: (B, M, T, d) of the predictor.

@@ -1,4 +1,4 @@
-"""LUT's ablations (Kim et al. 2024, Table 4): what ``lut.py`` takes in place of its own."""
+"""LUT's ablations (Kim et al. 2024, Table 4): replacements for parts of ``lut.py``."""
 
 import math
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def same_patches(whole_BND: Tensor, places_BK: Tensor | None) -> Tensor:
 
 
 def share_crop(batch: Batch) -> None:
-    """Cut the second view where the first one is, so that patches have a patch to learn from."""
+    """Cut the second view like the first, so that each patch has a patch to learn from."""
     for key in (image_key, flip_key, box_key):
         if key("view") in batch:
             batch[key("second")] = batch[key("view")]

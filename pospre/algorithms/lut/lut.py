@@ -82,7 +82,7 @@ class BroaderContext(Objective):
     def _taught(
         self, passes: dict[str, Tensor], batch: Batch, group: str
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the student's tokens that are taught, and their patches' places (None: all)."""
+        """Return the student's tokens that learn, and the places of their patches (None: all)."""
         if self.steer == "both":
             return passes[(WHOLE if self.left_out else STUDENT)[group]], None
         tokens, places = passes[STUDENT[group]], batch[f"{group}/visible"]
@@ -118,9 +118,9 @@ class BroaderContext(Objective):
 class LUT(PretrainAlgorithm):
     """Broader-context supervision beside mae, simmim, droppos, or ijepa's context.
 
-    Needs the view group ``second``, one view, in the published recipes cut as ``view`` is and then
-    changed in colour. The heads have batch norm, so the loss of a sample depends on the batch of
-    its forward pass. It thus depends slightly on the microbatch size and the number of ranks.
+    Needs the view group ``second``, one view, which published recipes cut like ``view`` and then
+    change in colour. The heads have batch norm, so the loss of a sample depends on the batch of its
+    forward pass. It thus depends slightly on the microbatch size and the number of ranks.
 
     Writes for ``symmetric`` the visible patches of the second view, none of which is visible in
     the first: ``second/visible``, and beside simmim ``second/masked``.
@@ -204,11 +204,11 @@ class LUT(PretrainAlgorithm):
             second_view.add_masked_twin(model.registry, left_out)
 
     def couples_samples(self) -> str | None:
-        """Return what looks at all samples of a forward at once."""
+        """Return the part that looks at all samples of a forward at once."""
         return "the batch norms"
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Choose what of the second view is seen, and share the crop for patch-wise targets."""
+        """Choose the visible part of the second view, and share the crop for patch-wise targets."""
         check_rows(len(batch[INDEX]), training=model.training)
         if self.supervision != "context":
             ablations.share_crop(batch)

@@ -12,7 +12,7 @@ from pospre.errors import UserError
 class RankBatchNorm(nn.BatchNorm1d):
     """Batch norm with statistics over the rows of all ranks, which all have the same number.
 
-    As torch's ``SyncBatchNorm``, which is for GPUs only and which DDP refuses on CPUs.
+    Like torch's ``SyncBatchNorm``, which is for GPUs only; DDP refuses it on CPUs.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""LUT's second view: how it must be cut, and what the published code shows of it."""
+"""LUT's second view: checks of its crops, and the masks of the published code."""
 
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ def add_masked_twin(registry: Registry, left_out: bool) -> None:
 
 
 def write_masks(batch: Batch, model: PretrainModel) -> None:
-    """Show of the second view as many patches as of the first, and none of the same places."""
+    """Show the same number of patches in the second view as in the first, at other places."""
     chosen = batch[HIDDEN][:, : batch[VISIBLE].shape[1]]
     batch["second/visible"] = chosen
     if "second/masked" in model.registry.writers:
@@ -29,7 +29,7 @@ def write_masks(batch: Batch, model: PretrainModel) -> None:
 
 
 def check_views(options: "LUT", model: PretrainModel) -> None:
-    """Raise ``UserError`` for options that the two views do not allow."""
+    """Raise ``UserError`` for options that do not fit the two views."""
     if model.registry.mixes:
         raise UserError(
             f"algorithms.lut compares two views of one image, but "

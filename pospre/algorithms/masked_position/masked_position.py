@@ -55,7 +55,7 @@ class PositionMatching(PrototypeTask):
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return the masked patches' ``cross_entropy`` with their targets, and their ``weight``.
 
-        Also how often the student names the teacher's prototype, ``agreement``.
+        Also ``agreement``: how often the student predicts the teacher's prototype.
         """
         mask = ~batch[KNOWN]
         num_samples, _, patches = mask.shape
@@ -79,7 +79,7 @@ class PositionMatching(PrototypeTask):
         return patch_loss(outputs["cross_entropy"], outputs["weight"], num_crops)
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Return the ``agreement``: share of masked patches put to the teacher's prototype."""
+        """Return the ``agreement``: share of masked patches assigned to the teacher's prototype."""
         return {"agreement": outputs["agreement"].detach()}
 
 
@@ -130,7 +130,7 @@ class MaskedPosition(PretrainAlgorithm):
         model.add_objective("masked_position", PositionMatching(model, self))
 
     def couples_samples(self) -> str | None:
-        """Return what looks at all samples of a forward at once."""
+        """Return the part that looks at all samples of a forward at once."""
         return "the targets"
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
@@ -155,7 +155,7 @@ class MaskedPosition(PretrainAlgorithm):
 
 
 def _check(options: MaskedPosition, model: PretrainModel) -> None:
-    """Raise ``UserError`` for options that cannot be, or a host that cannot serve."""
+    """Raise ``UserError`` for impossible options, or for a host that does not fit."""
     if model.objectives.of(PrototypeMatching).options.mask_crop_rate == 1:
         raise UserError(
             "masked_position masks the global crops that dinov2 leaves unmasked, but "

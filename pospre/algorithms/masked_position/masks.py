@@ -44,7 +44,7 @@ def _first(drawn: Tensor, size: int) -> Tensor:
 
 
 def num_free_crops(num_samples: int, masking: CropMasking) -> int:
-    """Return how many global crops of so many samples have no content mask."""
+    """Return how many global crops of this many samples have no content mask."""
     return NUM_CROPS * num_samples - int(NUM_CROPS * num_samples * masking.crop_rate)
 
 

@@ -90,7 +90,7 @@ class StoP(PretrainAlgorithm):
             objective.extra = replaced.extra(predictor, weight)
 
     def check_company(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` where positions are not added, or others change them as well."""
+        """Raise ``UserError`` if positions are not added, or if others change them too."""
         predictor = model.objectives.of(FeaturePrediction).predictor
         if not predictor.positions.is_added:
             raise UserError(

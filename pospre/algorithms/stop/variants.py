@@ -64,7 +64,7 @@ class NoiseOnContext(NoiseOnBoth):
 
 
 class FixedCovariance(StochasticTokens):
-    """s·ε in the predictor's width: the covariance is s²·I, and nothing of it learns (Fig. 3)."""
+    """s·ε in the predictor's width: the covariance is s²·I and is not learned (Fig. 3)."""
 
     def offset(self, normal: Tensor, embed: nn.Linear) -> Tensor:
         """Return s·ε."""
@@ -130,10 +130,10 @@ class SecondScale(ExtraTerm):
 
 
 class Replaced(NamedTuple):
-    """What a variant puts in the place of parts of I-JEPA's predictor; None: nothing.
+    """Replacements for parts of I-JEPA's predictor; None keeps a part.
 
     Attributes:
-        tokens: what enters the predictor before positions are added.
+        tokens: the predictor's input before positions are added.
         positions: ψ.
         extra: makes a further term of the loss, of the predictor and λ.
     """

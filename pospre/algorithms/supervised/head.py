@@ -1,4 +1,4 @@
-"""The classifier over pooled tokens, ours and timm's."""
+"""The classifier over pooled tokens, for pospre and for timm."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pospre.nn.vit import Encoder
 
 
 class Head(nn.Module):
-    """A linear classifier, after a norm where the encoder has no final one.
+    """A linear classifier, after a norm if the encoder has no final one.
 
     Args:
         encoder: whose tokens are pooled.
@@ -31,7 +31,7 @@ class Head(nn.Module):
         return self.linear(self.norm(pooled_BD))
 
     def timm_state(self, *, of_mean: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the head under timm's names, and what ``timm.create_model`` must be told of it.
+        """Return the head under timm's names, and its arguments for ``timm.create_model``.
 
         Args:
             of_mean: it classifies the mean of the patches.

@@ -1,4 +1,4 @@
-"""How many classes there are, and whether a batch's labels are among them."""
+"""The number of classes, and checks of a batch's labels."""
 
 from collections.abc import Sequence
 
@@ -29,10 +29,10 @@ def num_classes(told: int | None, classes: Sequence[str] | None, path: str) -> i
 
 
 def checked_labels(labels_B: Tensor, classes: int | None) -> Tensor:
-    """Return the labels as whole numbers.
+    """Return the labels as integers.
 
     Raises:
-        UserError: they are none, or (as far as the CPU sees them) not in [0, classes).
+        UserError: they are not integers, or (if they are on the CPU) not in [0, classes).
     """
     labels = whole_numbers(labels_B, LABEL)
     if labels.is_cpu and classes and not ((labels >= 0) & (labels < classes)).all():

@@ -1,4 +1,4 @@
-"""Mixup and CutMix with draws of their own per sample, at fixed shapes.
+"""Mixup and CutMix with separate draws per sample, at fixed shapes.
 
 Sample i of a batch of B is mixed with sample B−1−i, as in timm. The key of sample i decides how
 much and where. Only the partner depends on what else is in the (micro)batch.
@@ -57,7 +57,7 @@ def draw_mix(
     rate: float,
     switch_rate: float,
 ) -> Mix:
-    """Return who is mixed, how much and where, as timm's ``Mixup`` draws it per element.
+    """Return which samples are mixed, how much and where, like timm's ``Mixup`` per element.
 
     Args:
         uniform_B5: draws from [0, 1).

@@ -51,7 +51,7 @@ class Classification(Objective):
         return [(self.head, self.teacher_head.module)]
 
     def timm_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the head under timm's names, and what ``timm.create_model`` must be told of it."""
+        """Return the head under timm's names, and its arguments for ``timm.create_model``."""
         return self.head.timm_state(of_mean=self.pooling == "mean")
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
@@ -171,11 +171,11 @@ class Supervised(PretrainAlgorithm):
         return bool(self.mix_rate and (self.mixup or self.cutmix))
 
     def couples_samples(self) -> str | None:
-        """Return what looks at all samples of a forward at once."""
+        """Return the part that looks at all samples of a forward at once."""
         return "the pairs that are mixed" if self._mixes else None
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Check the labels, draw who is mixed how, and the visible patches."""
+        """Check the labels; draw how samples are mixed, and the visible patches."""
         batch[LABEL] = checked_labels(batch[LABEL], self.num_classes)
         if self._mixes:
             keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "supervised/mix")
