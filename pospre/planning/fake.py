@@ -39,7 +39,7 @@ class FakeTraining:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self.recipe = _with_classes(resolve(recipe))
+        self.recipe = with_classes(resolve(recipe))
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.algorithms = build_algorithms(self.recipe)
         with torch.device("meta"):
@@ -101,7 +101,7 @@ class FakeTraining:
             self.model.after_step(0.5)
 
 
-def _with_classes(recipe: Recipe) -> Recipe:
+def with_classes(recipe: Recipe) -> Recipe:
     """Return the recipe with ImageNet's number of classes where only the data could tell it."""
     algorithms: dict[str, Any] = dict(recipe.algorithms)
     for name, given in algorithms.items():

@@ -9,8 +9,8 @@ random batch that is always there or, with DATA, on images, over all GPUs that a
 setting: DDP and FSDP2, compiled or not, and with a bf16 residual. Each runs in a process of its
 own, so that one without memory is a cell that says so. Cells that were measured are not measured
 again: remove them from the output folder for that. ``--set key=value`` changes every recipe,
-``--list`` shows what would be run. ``--count`` needs no GPU: it counts the eager step of every
-method, operator by operator, and estimates how fast GPUs could do that at most.
+``--list`` shows what would be run. ``--count`` needs no GPU: it counts operators and bytes of every
+method's eager step, graphs, kernels and bytes of the compiled one, and predicts images/s.
 """
 
 import argparse
