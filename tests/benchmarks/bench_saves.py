@@ -1,7 +1,7 @@
 """What a step waits for at a save: ``PYTHONPATH=. python tests/benchmarks/bench_saves.py``.
 
 The state of MAE with AdamW is copied, as a step does it now, and written with its hash, as a step
-once did and a thread does now; the same with shards, where the step makes the files in memory.
+once did and a thread does now; the same with shards.
 Another encoder than vits16 is an argument.
 """
 
@@ -16,8 +16,10 @@ import torch
 
 import pospre
 from pospre.run.checkpoints.file import write_checkpoint
-from pospre.run.checkpoints.saver import Staging
-from pospre.run.checkpoints.sharded import shard, write_shards
+from pospre.run.checkpoints.reading import read_checkpoint
+from pospre.run.checkpoints.sharded import Part
+from pospre.run.checkpoints.staging import Staging
+from tests.run.checkpoints.hostile import CONTENT
 
 _ROUNDS = 4
 
@@ -37,11 +39,15 @@ def measure(content: dict[str, Any], staging: Staging, folder: Path) -> str:
     whole, shards = folder / "ep0-ba1.pt", folder / "ep0-ba1"
     _, write = timed(lambda: write_checkpoint(content, whole))
     _, copy = timed(lambda: staging.copy(content))
-    files, make = timed(lambda: shard(content))
-    _, write_files = timed(lambda: write_shards(files, shards))
+    part, plan = timed(lambda: Part(content, staging))
+    written, write_part = timed(lambda: part.write(shards))
+    part.finish(shards, [written], {})
+    _, read = timed(lambda: read_checkpoint(str(whole)))
+    _, read_shards = timed(lambda: read_checkpoint(str(shards)))
+    sizes = [path.stat().st_size for path in (whole, *shards.iterdir())]
     return (
-        f"{whole.stat().st_size / 1e6:.0f} MB: write {write}; copy {copy}; make shards {make}; "
-        f"write shards {write_files}"
+        f"{sizes[0] / 1e6:.1f} MB: copy {copy}; write {write}; read {read}; in shards "
+        f"{sum(sizes[1:]) / 1e6:.1f} MB: copy {plan}; write {write_part}; read {read_shards}"
     )
 
 
@@ -53,7 +59,8 @@ def state(encoder: str) -> dict[str, Any]:
         name: {"exp_avg": torch.randn_like(weights), "exp_avg_sq": torch.rand_like(weights)}
         for name, weights in model.named_parameters()
     }
-    return {"state": {"model": model.state_dict(), "optimizers": {"AdamW": {"state": moments}}}}
+    optimizers = {"AdamW": {"state": moments}}
+    return {"state": {"model": model.state_dict(), "optimizers": optimizers, **CONTENT["state"]}}
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, str]:

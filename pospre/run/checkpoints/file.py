@@ -12,6 +12,7 @@ import io
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,23 +44,41 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
         OSError: the disk is full, or not writable; an earlier file of this name is as it was.
     """
     manifest = manifest_of(path)
-    with atomic_open(path) as file:
-        written = _Hashing(file)
-        try:
-            torch.save(content, written)  # type: ignore[arg-type]
-        except RuntimeError:  # how torch ends when the disk was full, without saying so
-            if written.failure is None:
-                raise
-            raise written.failure from None
-        flush(file)
+
+    def save(file: HashedFile) -> None:
+        file.save(content)
         manifest.unlink(missing_ok=True)  # an older one would belie the new file
+
+    size, sha256 = write_hashed(path, save)
     noted = {
         "file": path.name,
-        "bytes": written.size,
-        "sha256": written.hash.hexdigest(),
+        "bytes": size,
+        "sha256": sha256,
         "versions": content.get("versions", {}),
     }
     write_atomic(manifest, json.dumps(noted).encode())
+
+
+def write_hashed(path: Path, save: Callable[["HashedFile"], Any]) -> tuple[int, str]:
+    """Write a file that shows under its name when it is whole; return its size and SHA-256.
+
+    Args:
+        path: of the file.
+        save: writes into it.
+
+    Raises:
+        OSError: the disk is full, or not writable; an earlier file of this name is as it was.
+    """
+    with atomic_open(path) as file:
+        hashed = HashedFile(file)
+        try:
+            save(hashed)
+        except RuntimeError:  # how torch ends when the disk was full, without saying so
+            if hashed.failure is None:
+                raise
+            raise hashed.failure from None
+        flush(file)
+    return hashed.size, hashed.hash.hexdigest()
 
 
 def verify(data: bytes, manifest: bytes | None, name: str) -> str:
@@ -141,8 +160,8 @@ def why_not_written(error: OSError, place: Path) -> str:
     return f"{error.strerror} ({free}). Make room there, or make it writable"
 
 
-class _Hashing:
-    """A file for ``torch.save``, hashed while it is written."""
+class HashedFile:
+    """A file that is counted and hashed while it is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -150,7 +169,12 @@ class _Hashing:
         self.size = 0
         self.failure: OSError | None = None
 
+    def save(self, content: Any) -> None:
+        """Write what ``torch.save`` makes of something."""
+        torch.save(content, self)  # type: ignore[arg-type]
+
     def write(self, data: bytes) -> int:
+        """Write some bytes."""
         self.hash.update(data)
         self.size += len(data)
         try:
@@ -160,4 +184,5 @@ class _Hashing:
             raise
 
     def flush(self) -> None:
+        """Do what torch asks for at the end."""
         self.file.flush()

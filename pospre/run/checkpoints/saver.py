@@ -7,13 +7,10 @@ steps, when all ranks have written theirs. What carries it into a bucket (``uplo
 ``after_save``.
 """
 
-import copy
-import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +18,13 @@ import torch
 from composer.core import Callback, Event, State
 from composer.loggers import Logger
 from composer.utils import create_interval_scheduler, dist, reproducibility
-from torch import Tensor
 
 from pospre.collectives import Greatest, from_rank_zero, on_every_rank, wait_for_all
 from pospre.errors import UserError
 from pospre.run.checkpoints.file import why_not_written, write_checkpoint
 from pospre.run.checkpoints.finding import CHECKPOINT_NAME, incomplete, remove
-from pospre.run.checkpoints.sharded import (
-    Shard,
-    shard,
-    sharded_state,
-    write_manifest,
-    write_shards,
-)
+from pospre.run.checkpoints.sharded import METADATA, Part, Written, sharded_state
+from pospre.run.checkpoints.staging import Staging
 from pospre.run.checkpoints.versions import versions
 
 _WRITTEN, _WRITING, _FAILED = range(3)
@@ -84,7 +75,8 @@ class CheckpointSaver(Callback):
         self._last_batch = 0
         self._staging = Staging()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[list[Shard]] | None = None
+        self._writing: Future[Written | None] | None = None
+        self._part: Part | None = None
         self._path = self.folder
         self._shared = Greatest()
 
@@ -146,12 +138,13 @@ class CheckpointSaver(Callback):
         name = CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
         self._path = self.folder / (name if self.sharded else f"{name}.pt")
         if self.sharded:
-            self._writing = self._thread.submit(self._write_shards, shard(content), self._path)
+            self._part = Part(content, self._staging)
+            self._writing = self._thread.submit(self._write_part, self._part, self._path)
         elif dist.get_global_rank() == 0:
             staged = self._staging.copy(content)
             self._writing = self._thread.submit(self._write_whole, staged, self._path)
         else:
-            self._writing = self._thread.submit(list)
+            self._writing = self._thread.submit(lambda: None)
         self._last_batch = time.batch.value
 
     def wait(self) -> None:
@@ -164,12 +157,15 @@ class CheckpointSaver(Callback):
             return
         writing, self._writing = self._writing, None
         wait_for_all(writing)
-        shards, path = on_every_rank(writing.result), self._path
-        if self.sharded:
-            from_rank_zero(lambda: self._write_manifest([*chain(*shards)], path))
+        written, path, part = on_every_rank(writing.result), self._path, self._part
+        if part is not None:
+            parts = [each for each in written if each is not None]
+            from_rank_zero(lambda: self._finish_parts(part, path, parts))
             self._finish(path)
+            rank = dist.get_global_rank()
+            names = [shard.file for shard in parts[rank].shards] + [METADATA] * (rank == 0)
             for hook in self.after_shards:
-                hook(path, [path / part.file for part in shards[dist.get_global_rank()]])
+                hook(path, [path / name for name in names])
 
     def _progress(self) -> int:
         assert self._writing is not None
@@ -184,19 +180,18 @@ class CheckpointSaver(Callback):
             return progress
         return _WRITING if dist.get_world_size() > 1 else self._progress()
 
-    def _write_whole(self, content: dict[str, Any], path: Path) -> list[Shard]:
+    def _write_whole(self, content: dict[str, Any], path: Path) -> None:
         with self._explained(path):
             write_checkpoint(content, path)
         self._finish(path)
-        return []
 
-    def _write_shards(self, files: dict[str, io.BytesIO], path: Path) -> list[Shard]:
+    def _write_part(self, part: Part, path: Path) -> Written:
         with self._explained(path):
-            return write_shards(files, path)
+            return part.write(path)
 
-    def _write_manifest(self, shards: list[Shard], path: Path) -> None:
+    def _finish_parts(self, part: Part, path: Path, parts: list[Written]) -> None:
         with self._explained(path):
-            write_manifest(path, shards, versions())
+            part.finish(path, parts, versions())
 
     def _finish(self, path: Path) -> None:
         """Remove the oldest, once for each node, which may have a disk of its own; say it."""
@@ -232,39 +227,3 @@ def plain_random(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         name, keys, *rest = state["numpy"]
         plain.append({**state, "numpy": (name, keys.tolist(), *rest)})
     return plain
-
-
-class Staging:
-    """Copies states into the CPU's memory: in the same buffers each time, pinned beside a GPU.
-
-    What an earlier call returned is overwritten by the next one.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
-
-    def copy(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of nested dicts, lists and tuples with everything in them."""
-        used: dict[str, Tensor] = {}
-        staged: dict[str, Any] = self._copy(state, "", used)
-        if torch.cuda.is_available():
-            torch.cuda.current_stream().synchronize()  # the copies from the GPU are under way
-        self._buffers = used
-        return staged
-
-    def _copy(self, value: Any, place: str, used: dict[str, Tensor]) -> Any:
-        if isinstance(value, Tensor):
-            used[place] = self._buffer(place, value).copy_(value, non_blocking=True)
-            return used[place]
-        if isinstance(value, dict):
-            return {key: self._copy(item, f"{place}/{key}", used) for key, item in value.items()}
-        if type(value) in (list, tuple):
-            copies = (self._copy(item, f"{place}/{i}", used) for i, item in enumerate(value))
-            return type(value)(copies)
-        return copy.deepcopy(value)
-
-    def _buffer(self, place: str, like: Tensor) -> Tensor:
-        buffer = self._buffers.get(place)
-        if buffer is None or (buffer.shape, buffer.dtype) != (like.shape, like.dtype):
-            buffer = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
-        return buffer

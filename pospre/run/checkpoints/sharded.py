@@ -7,26 +7,34 @@ without it is no checkpoint.
 """
 
 import contextlib
+import dataclasses
 import hashlib
-import io
 import json
+import pickle
 import re
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from composer.core import State
 from composer.utils import dist
 from torch import Tensor
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from pospre.atomic_file import write_atomic
 from pospre.run.checkpoints import tensors
 from pospre.run.checkpoints.file import (
     DamagedCheckpoint,
+    HashedFile,
     manifest_of,
     unpickle,
+    write_hashed,
 )
+from pospre.run.checkpoints.staging import Staging
 from pospre.run.checkpoints.tensors import METADATA
 from pospre.untrusted_json import parse_object
 
@@ -57,35 +65,67 @@ def sharded_state(state: State) -> Iterator[None]:
         config.state_dict_type = before
 
 
-def shard(content: dict[str, Any]) -> dict[str, io.BytesIO]:
-    """Return this rank's files of a checkpoint, on all ranks together.
+class Written(NamedTuple):
+    """What a rank has written of a checkpoint: its files, and where in them the tensors are."""
+
+    shards: list[Shard]
+    tensors: dict[MetadataIndex, _StorageInfo]
+
+
+class Part:
+    """What this rank writes of a checkpoint, copied: training may go on while it is written.
+
+    All ranks make theirs together, by the plan of torch's distributed checkpoint.
 
     Args:
         content: with tensors that are sharded, or that all ranks have: the first writes those.
+        staging: what copies it.
     """
-    found, rest = _split(content)
-    files = tensors.save(found)
-    if dist.get_global_rank() == 0:
-        files[_REST] = io.BytesIO()
-        torch.save(rest, files[_REST])
-    return files
 
+    def __init__(self, content: dict[str, Any], staging: Staging) -> None:
+        rank = dist.get_global_rank()
+        found, rest = _split(content)
+        planner = dcp.DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
+        planner.set_up_planner(found, is_coordinator=rank == 0)
+        plans = dist.all_gather_object(planner.create_local_plan())
+        plans, self._described = planner.create_global_plan(plans)
+        own = {item.index: planner.resolve_data(item) for item in plans[rank].items}
+        staged = staging.copy({"tensors": [*own.values()], "rest": None if rank else rest})
+        self._tensors: dict[MetadataIndex, Tensor] = dict(zip(own, staged["tensors"], strict=True))
+        self._rest = staged["rest"]
 
-def write_shards(files: Mapping[str, io.BytesIO], folder: Path) -> list[Shard]:
-    """Write a rank's files into a checkpoint's folder; without a manifest they are none yet.
+    def write(self, folder: Path) -> Written:
+        """Write this rank's files into a checkpoint's folder; without a manifest they are none yet.
 
-    Raises:
-        OSError: the disk is full, or not writable.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    if METADATA in files:
-        manifest_of(folder).unlink(missing_ok=True)  # of a checkpoint of an earlier start
-    shards = []
-    for name, data in files.items():
-        content = data.getbuffer()
-        write_atomic(folder / name, content)
-        shards.append(Shard(name, len(content), hashlib.sha256(content).hexdigest()))
-    return shards
+        Raises:
+            OSError: the disk is full, or not writable.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        written = Written([], {})
+        # names that no other save has: in a bucket such a file is not left by an earlier one
+        name = f"{uuid.uuid4().hex[:8]}__{dist.get_global_rank()}_0.distcp"
+
+        def save_tensors(file: HashedFile) -> None:
+            for index, tensor in self._tensors.items():
+                start = file.size
+                file.save(tensor)
+                written.tensors[index] = _StorageInfo(name, start, file.size - start)
+
+        if self._rest is not None:
+            manifest_of(folder).unlink(missing_ok=True)  # of a checkpoint of an earlier start
+            rest = write_hashed(folder / _REST, lambda file: file.save(self._rest))
+            written.shards.append(Shard(_REST, *rest))
+        if self._tensors:
+            written.shards.append(Shard(name, *write_hashed(folder / name, save_tensors)))
+        return written
+
+    def finish(self, folder: Path, parts: Sequence[Written], versions: dict[str, Any]) -> None:
+        """Make a checkpoint of what all ranks have written; on the first rank."""
+        places = {index: info for part in parts for index, info in part.tensors.items()}
+        described = pickle.dumps(dataclasses.replace(self._described, storage_data=places))
+        metadata = write_hashed(folder / METADATA, lambda file: file.write(described))
+        shards = [*chain(*(part.shards for part in parts)), Shard(METADATA, *metadata)]
+        write_manifest(folder, shards, versions)
 
 
 def write_manifest(folder: Path, shards: list[Shard], versions: dict[str, Any]) -> None:

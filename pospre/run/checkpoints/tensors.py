@@ -1,23 +1,16 @@
-"""Torch's distributed checkpoint in memory: what it would write to a disk, or read from it.
+"""The tensors of torch's distributed checkpoint, read from the bytes of its files.
 
 Its ``.metadata`` is a pickle, which torch's own reader executes; here it makes records of what
 describes tensors, which do nothing (see ``torch_file.py``).
 """
 
-import contextlib
 import io
 import math
-import uuid
-import warnings
-from collections.abc import Generator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from composer.utils import dist
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import filesystem
 
 from pospre.run.checkpoints import torch_file
 from pospre.run.checkpoints.records import Records, record_kind
@@ -43,25 +36,6 @@ _KINDS: dict[str, type] = {
         "torch.serialization._get_layout",
     )
 }
-
-
-def save(tensors: dict[str, Tensor]) -> dict[str, io.BytesIO]:
-    """Return this rank's files, on all ranks together.
-
-    Args:
-        tensors: sharded ones, or ones that all ranks have, which the first one writes.
-    """
-    files: dict[str, io.BytesIO] = {}
-    with warnings.catch_warnings(action="ignore"):  # that there is one process only
-        dcp.save(
-            tensors,
-            storage_writer=_Writer(files),
-            planner=dcp.DefaultSavePlanner(
-                flatten_state_dict=False, dedup_save_to_lowest_rank=True
-            ),
-            no_dist=dist.get_world_size() == 1,
-        )
-    return files
 
 
 def load(files: Mapping[str, bytes]) -> dict[str, Tensor]:
@@ -106,52 +80,3 @@ def _numbers(size: Any) -> list[int]:
     if not all(type(number) is int and number >= 0 for number in size.args[0]):
         raise ValueError("a size is no size")
     return list(size.args[0])
-
-
-class _Stream(io.BytesIO):
-    """Keeps what was written when its writer closes it."""
-
-    def close(self) -> None:
-        pass
-
-
-class _Memory(filesystem.FileSystem):
-    """Files in memory, by name, for torch's writer."""
-
-    def __init__(self, files: Any) -> None:
-        self.files = files
-
-    @contextlib.contextmanager
-    def create_stream(self, path: Any, mode: str) -> Generator[io.IOBase, None, None]:
-        self.files[Path(path).name] = _Stream()
-        yield self.files[Path(path).name]
-
-    def rename(self, path: Any, new_path: Any) -> None:
-        self.files[Path(new_path).name] = self.files.pop(Path(path).name)
-
-    def mkdir(self, path: Any) -> None:
-        pass
-
-    def exists(self, path: Any) -> bool:
-        return Path(path).name in self.files
-
-
-class _Writer(dcp.FileSystemWriter):
-    """Writes into memory, under names that no other save has.
-
-    So a file of this name and size in a bucket is of this save, and not left by an earlier one.
-    """
-
-    def __init__(self, files: dict[str, io.BytesIO]) -> None:
-        super().__init__("", sync_files=False)
-        self.fs = _Memory(files)
-
-    def prepare_global_plan(self, plans: list[dcp.SavePlan]) -> list[dcp.SavePlan]:
-        token = uuid.uuid4().hex[:8]
-        plans = super().prepare_global_plan(plans)
-        for plan in plans:
-            plan.storage_data.prefix = token + plan.storage_data.prefix
-        return plans
-
-    def storage_meta(self) -> None:  # a path, which would be one more class to read
-        return None

@@ -13,7 +13,7 @@ import pytest
 from composer.utils import dist
 
 from pospre.errors import UserError
-from pospre.run.checkpoints import saver
+from pospre.run.checkpoints.sharded import Part
 from pospre.train import main
 from tests.training.tiny_runs import no_space
 
@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_global_rank() == 1:
-            patch.setattr(saver, "write_shards", no_space)
+            patch.setattr(Part, "write", no_space)
         with pytest.raises(UserError, match=r"ep0-ba2 cannot be written: No space left"):
             train("run_name=full")
 

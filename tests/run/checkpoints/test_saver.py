@@ -25,7 +25,8 @@ from pospre.run.checkpoints import saver as checkpoint_saver
 from pospre.run.checkpoints.file import manifest_of, write_checkpoint
 from pospre.run.checkpoints.finding import incomplete
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
-from pospre.run.checkpoints.saver import CheckpointSaver, Staging
+from pospre.run.checkpoints.saver import CheckpointSaver
+from pospre.run.checkpoints.staging import Staging
 from tests.processes import finished
 from tests.run.checkpoints.hostile import CONTENT as LEAST
 from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment, flat, metrics, no_space
@@ -113,12 +114,12 @@ from pospre.run.checkpoints import file
 folder = Path({str(tmp_path)!r})
 from tests.run.checkpoints.test_saver import CONTENT as content
 file.write_checkpoint(content, folder / "ep0-ba2.pt")
-write = file._Hashing.write
+write = file.HashedFile.write
 def killed(self, data):
     if self.size > 600_000:
         os.kill(os.getpid(), signal.SIGKILL)
     return write(self, data)
-file._Hashing.write = killed
+file.HashedFile.write = killed
 file.write_checkpoint(content, folder / "ep1-ba4.pt")
 """
     done = finished([sys.executable, "-c", script], env=environment())

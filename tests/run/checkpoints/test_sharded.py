@@ -274,7 +274,7 @@ def test_a_rank_that_tries_again_leaves_nothing_out(
     monkeypatch.setattr(first, "_patience", 10.0)
     proxy.refused_writes = 3  # as often as boto tries
     second.offer_together(folder / "ep0-ba2", older[1:])
-    until(lambda: second._failure != "")
+    until(lambda: second._failure is not None)
     proxy.refused_writes = 0
     first.offer_together(folder / "ep0-ba2", older[:1])
     for uploads, own in ((second, newest[1:]), (first, newest[:1])):
