@@ -23,13 +23,13 @@ from pospre.object_store import is_remote, s3_patience
 from pospre.recipe.environment import annotated
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
-from pospre.run.checkpoints.content import recorded
 from pospre.run.checkpoints.file import why_not_written
 from pospre.run.checkpoints.finding import remove_checkpoints
 from pospre.run.checkpoints.reading import open_newest
 from pospre.run.lease import lease
 from pospre.run.mirror import remove_mirrored
 from pospre.run.peers.process import is_restart
+from pospre.run.resume import recorded
 from pospre.run.same_run import compare_recipes
 
 _HALF_WRITTEN = f"recipe.yaml*{PARTIAL}", f"{QUESTIONS}*{PARTIAL}"
@@ -162,7 +162,7 @@ def clear(recipe: Recipe) -> None:
         raise UserError(f"{path} is no run folder (no recipe.yaml); trainer.overwrite spares it")
     newest = open_newest([folder]) if recipe.trainer.save_folder else None
     if newest is not None:
-        owner = recorded(newest.content)[0].get("run_name")
+        owner = recorded(newest.content).recipe.get("run_name")
         if owner != recipe.run_name:
             raise UserError(
                 f"{newest.uri} is of run '{owner}'; trainer.overwrite spares it: choose another "

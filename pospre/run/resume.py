@@ -1,6 +1,6 @@
 """What a checkpoint knows of its run, and how a run goes on from it."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer.core import Callback, State
 from composer.loggers import Logger
@@ -10,6 +10,7 @@ from pospre.data.stores.identity import Identity
 from pospre.errors import UserError
 from pospre.recipe.environment import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
+from pospre.run.checkpoints.file import callback_states
 
 
 class RecipeRecord(Callback):
@@ -39,6 +40,22 @@ class RecipeRecord(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep the recipe of this start: a checkpoint's own was compared with it before."""
+
+
+class Recorded(NamedTuple):
+    """What ``RecipeRecord`` has stored in a checkpoint."""
+
+    recipe: dict[str, Any]
+    num_samples: int
+    data: Identity
+    fingerprints: dict[str, str]
+
+
+def recorded(content: dict[str, Any]) -> Recorded:
+    """Return what a checkpoint's content records of its run."""
+    record = callback_states(content)["RecipeRecord"]
+    more = record.get("data", {}), record.get("fingerprints", {})
+    return Recorded(record["recipe"], record["num_samples"], *more)
 
 
 class Resume(Callback):

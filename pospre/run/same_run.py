@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from pospre.data.loader import ViewLoader
 from pospre.data.stores.identity import difference
 from pospre.errors import UserError
@@ -11,14 +13,9 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.environment import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import VARIABLE, key_parts
-from pospre.run.checkpoints.content import (
-    compare_tensors,
-    recorded,
-    recorded_fingerprints,
-    recorded_identity,
-)
 from pospre.run.checkpoints.reading import Checkpoint
 from pospre.run.checkpoints.versions import warn_of_other_versions
+from pospre.run.resume import recorded
 
 # What may differ when a run goes on: where things are and how fast they go, not what is learned
 # (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
@@ -90,27 +87,44 @@ def check_checkpoint(start: Checkpoint, training: Training) -> None:
     for key in ("model", "optimizers", "schedulers", "timestamp"):
         if key not in state:
             raise UserError(f"{start.uri} holds weights only (no '{key}'): no run goes on from it")
-    previous, num_samples = recorded(start.content)
+    before = recorded(start.content)
     if start.batch > training.total_steps:
         raise UserError(
             f"trainer.max_duration = {recipe.trainer.max_duration} is {training.total_steps} "
             f"steps, but {start.uri} is trained for {start.batch}; give at least {start.batch}ba, "
             "or choose another run_name"
         )
-    compare_recipes(previous, recipe, start.uri, recorded_fingerprints(start.content))
-    if num_samples != loader.num_samples:
+    compare_recipes(before.recipe, recipe, start.uri, before.fingerprints)
+    if before.num_samples != loader.num_samples:
         raise UserError(
-            f"{start.uri} was trained on {num_samples} images, but data.path = "
+            f"{start.uri} was trained on {before.num_samples} images, but data.path = "
             f"{recipe.data.path} holds {loader.num_samples}; choose another run_name"
         )
-    if other := difference(recorded_identity(start.content), loader.identity):
+    if other := difference(before.data, loader.identity):
         raise UserError(
-            f"{start.uri} was trained on other data ({previous['data']['path']}) than data.path = "
-            f"{recipe.data.path} holds: {other}. Give the data that the run began with, or choose "
-            "another run_name"
+            f"{start.uri} was trained on other data ({before.recipe['data']['path']}) than "
+            f"data.path = {recipe.data.path} holds: {other}. Give the data that the run began "
+            "with, or choose another run_name"
         )
     compare_tensors(training.model.state_dict(), state["model"], start.uri)
     warn_of_other_versions(start.content, start.uri)
+
+
+def compare_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], name: str) -> None:
+    """Raise a ``UserError`` naming the first tensor of ``found`` that does not fit ``expected``."""
+    for key, tensor in expected.items():
+        if key not in found:
+            raise UserError(f"{name} is of another model: it lacks the tensor '{key}'")
+        if found[key].shape != tensor.shape:
+            raise UserError(
+                f"{name} is of another model: tensor '{key}' has shape "
+                f"{tuple(found[key].shape)}, the recipe's model wants {tuple(tensor.shape)}"
+            )
+    for key in found:
+        if key not in expected:
+            raise UserError(
+                f"{name} is of another model: its tensor '{key}' is not in the recipe's model"
+            )
 
 
 def compare_recipes(

@@ -12,9 +12,9 @@ from pospre.data.memory import estimate_memory
 from pospre.data.traffic import describe_traffic
 from pospre.errors import Stopped, UserError
 from pospre.recipe.recipe import Recipe
-from pospre.run.checkpoints.content import recorded
 from pospre.run.checkpoints.finding import checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint
+from pospre.run.resume import recorded
 from pospre.run.run import Run
 from pospre.schedules import duration_steps
 from pospre.training.build import Components, build_components
@@ -120,7 +120,7 @@ def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback]) -> Non
 
 def _say_length(parts: Components, start: Checkpoint) -> None:
     """Say what becomes of the schedules where the run goes on with another length."""
-    before = recorded(start.content)[0]["trainer"]["max_duration"]
+    before = recorded(start.content).recipe["trainer"]["max_duration"]
     now, batch_size = parts.recipe.trainer.max_duration, parts.recipe.data.batch_size
     steps = duration_steps(before, steps_per_epoch=len(parts.loader), batch_size=batch_size)
     if steps == parts.total_steps or start.batch >= parts.total_steps:

@@ -5,8 +5,9 @@ from typing import Literal
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe, recorded_recipe
-from pospre.run.checkpoints.content import compare_tensors, recorded
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
+from pospre.run.resume import recorded
+from pospre.run.same_run import compare_tensors
 from pospre.training.build import build_model
 from pospre.training.resolve import resolve
 
@@ -35,7 +36,7 @@ def model_of(
 ) -> tuple[PretrainModel, Recipe]:
     """Do what ``load_model`` does, with a checkpoint that was read already."""
     uri, content = checkpoint.uri, checkpoint.content
-    recipe = resolve(recorded_recipe(recorded(content)[0], source=f"recipe in {uri}"))
+    recipe = resolve(recorded_recipe(recorded(content).recipe, source=f"recipe in {uri}"))
     model = build_model(recipe)
     if not initial:
         found = content["state"]["model"]

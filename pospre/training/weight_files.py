@@ -20,8 +20,8 @@ from pospre.nn.positions.scheme import Resampling
 from pospre.nn.weight_layouts import POSITIONS, check_positions, split_address, timm_names
 from pospre.object_store import Bucket, is_remote
 from pospre.run.checkpoints import torch_file
-from pospre.run.checkpoints.content import recorded
 from pospre.run.checkpoints.reading import open_checkpoint
+from pospre.run.resume import recorded
 from pospre.training.trained import Weights
 from pospre.untrusted_json import parse_object
 
@@ -119,7 +119,7 @@ def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
         raise UserError(
             f"{keys.which} = {which}, but {uri} was trained without a teacher; use student"
         )
-    recipe: dict[str, Any] = recorded(content)[0]
+    recipe: dict[str, Any] = recorded(content).recipe
     positions = recipe["encoder"].get("positions")
     return Source(f"{uri} ({which})", own, keys, positions, is_run=True)
 

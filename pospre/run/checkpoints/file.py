@@ -2,8 +2,8 @@
 
 ``ep1-ba4.pt`` is what ``torch.save`` makes; ``ep1-ba4.json`` beside it is written last and holds
 the file's size and SHA-256, which a reader compares before it believes a byte, and the versions
-that wrote it. Files without one (as older versions wrote them) are judged by the checksums of the
-zip archive that they are.
+that wrote it. A file without one, such as a copy that somebody sent, is judged by the checksums of
+the zip archive that it is.
 """
 
 import errno

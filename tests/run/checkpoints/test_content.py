@@ -9,8 +9,8 @@ import torch
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
-from pospre.run.checkpoints.content import compare_tensors
 from pospre.run.checkpoints.reading import open_checkpoint, open_newest, read_checkpoint
+from pospre.run.same_run import compare_tensors
 from pospre.training.build import build_model
 from pospre.training.trained import load_model
 from tests.run.checkpoints.hostile import CONTENT
