@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import INDEX, Batch
+from pospre.evaluation.classification.settings import Robustness
 from pospre.nn.masking import num_visible, random_masking, slot_mask
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme
@@ -99,28 +100,15 @@ def no_places(places: Places, device: torch.device) -> Places:
     return places.forget(torch.ones(1, count, dtype=torch.bool, device=device))
 
 
-def conditions(
-    grid: tuple[int, int],
-    *,
-    occlusion: float,
-    patch_drop: tuple[float, ...],
-    tiles: tuple[int, ...],
-    shift: int,
-    scale: float,
-    positions: Scheme,
-) -> list[Condition]:
+def conditions(settings: Robustness, grid: tuple[int, int], positions: Scheme) -> list[Condition]:
     """Return what images are measured under, the untouched ones first.
 
     Args:
+        settings: which; tiles must divide the image.
         grid: rows and columns of the encoder's patches.
-        occlusion: side of the painted box, of the image's.
-        patch_drop: shares of patches painted.
-        tiles: rows (and columns) of tiles that are shuffled; what does not divide the grid is for
-            the caller to refuse.
-        shift: patches by which positions are shifted.
-        scale: share of the image that positions are stretched from.
         positions: of the encoder; what it cannot be told is left out.
     """
+    occlusion, shift, scale = settings.occlusion, settings.shift, settings.scale
     found = [
         Condition("clean"),
         Condition(
@@ -128,10 +116,10 @@ def conditions(
         ),
         Condition(f"random {occlusion:g} painted", partial(occlude, side=occlusion, anywhere=True)),
     ]
-    for ratio in patch_drop:
+    for ratio in settings.patch_drop:
         dropping = partial(drop_patches, grid=grid, ratio=ratio)
         found.append(Condition(f"{ratio:g} of patches painted", dropping))
-    for count in tiles:
+    for count in settings.tiles:
         shuffling = partial(shuffle_tiles, tiles=(count, count))
         found.append(Condition(f"{count} x {count} tiles shuffled", shuffling))
     if positions.can_forget:

@@ -56,15 +56,7 @@ def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
         UserError: an image has no label.
     """
     encoder = context.model.encoder
-    wanted = conditions(
-        encoder.grid,
-        occlusion=settings.occlusion,
-        patch_drop=settings.patch_drop,
-        tiles=settings.tiles,
-        shift=settings.shift,
-        scale=settings.scale,
-        positions=encoder.positions,
-    )
+    wanted = conditions(settings, encoder.grid, encoder.positions)
     others, real_MC, among_C = context.opened
     classes = class_head(context.model).num_classes
     own = ClassSet(context.data, torch.eye(classes).bool(), torch.ones(classes).bool())

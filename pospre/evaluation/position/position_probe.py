@@ -65,11 +65,9 @@ SHOWN_AS = {
 class Work(NamedTuple):
     """What is asked of every model: see the settings of ``evaluate``."""
 
+    settings: PositionProbe
     layers: tuple[int, ...]
     num_tokens: int
-    weight_decay: float
-    iterations: int
-    seed: int
     context: Context
     bar: Any
 
@@ -88,7 +86,7 @@ class Work(NamedTuple):
             layers,
             shown_as,
             num_tokens=self.num_tokens,
-            seed=self.seed,
+            seed=self.settings.seed,
             device=self.context.device,
             step=step,
         )
@@ -126,15 +124,7 @@ def evaluate(context: Context, settings: PositionProbe) -> dict[str, Any]:
         counts = [len(learn[INDEX]), len(measure[INDEX])]
         with tqdm(desc="encoding, fitting", unit="img", disable=not context.progress) as bar:
             tokens = min(settings.num_tokens, grid[0] * grid[1])
-            work = Work(
-                chosen,
-                tokens,
-                settings.weight_decay,
-                settings.iterations,
-                settings.seed,
-                context,
-                bar,
-            )
+            work = Work(settings, chosen, tokens, context, bar)
             for name, model in models.items():
                 found = probe_model(work, model, learn, measure, grid, name)
                 rows += [{"grid": list(grid), "model": name, **row} for row in found]
@@ -189,7 +179,8 @@ def probe_model(
         inputs = ("image",)  # it knows no places that could be forgotten
     rows = []
     images = len(learn[INDEX])
-    fit = partial(fit_probes, grid=grid, weight_decay=work.weight_decay, iterations=work.iterations)
+    decay, steps = work.settings.weight_decay, work.settings.iterations
+    fit = partial(fit_probes, grid=grid, weight_decay=decay, iterations=steps)
     for shown_as in inputs:
         for layers in work.parts(model.encoder.embed_dim, images):
             known = work.features(model, learn, layers, shown_as)

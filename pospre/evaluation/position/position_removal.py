@@ -108,10 +108,7 @@ def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
     for count in range(basis.shape[1] // 2 + 1):
         context.go_on()
         removed = PlanesRemoved(tokens_MD.mean(0), basis[:, : 2 * count])
-        figures = _measure(
-            removed, learn, measure, grid, settings.weight_decay, settings.iterations
-        )
-        steps.append({"planes": count, **figures})
+        steps.append({"planes": count, **_measure(removed, learn, measure, grid, settings)})
     without = without_planes(model, tokens_MD.mean(0), basis)
     return {
         **{f"{key}_left": steps[-1][key] for key in ("r2", "top1")},
@@ -193,16 +190,15 @@ def _measure(
     learn: Features,
     measure: Features,
     grid: tuple[int, int],
-    weight_decay: float,
-    iterations: int,
+    settings: PositionRemoval,
 ) -> dict[str, float]:
     """Return both probes' figures on what is left, and which share of the variance is not."""
     known_BTD, asked_BTD = learn.tokens[0], measure.tokens[0]
     known_MD = known_BTD.flatten(0, 1)
     left_MD = removed(known_MD)
-    probes = fit_probes(
-        left_MD, learn.shown.flatten(), grid, weight_decay=weight_decay, iterations=iterations
-    )
+    decay, steps = settings.weight_decay, settings.iterations
+    places_M = learn.shown.flatten()
+    probes = fit_probes(left_MD, places_M, grid, weight_decay=decay, iterations=steps)
     left_BTD = removed(asked_BTD.flatten(0, 1)).view_as(asked_BTD)
     gone = 1 - left_MD.var(0).sum() / known_MD.var(0).sum()
     return {**scores(probes, left_BTD, measure.shown, grid), "variance_removed": float(gone)}

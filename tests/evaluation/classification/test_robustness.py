@@ -14,6 +14,7 @@ from pospre.errors import UserError
 from pospre.evaluation.classification import corruptions, robustness
 from pospre.evaluation.classification.accuracy import log_probabilities
 from pospre.evaluation.classification.class_sets import open_class_set
+from pospre.evaluation.classification.settings import Robustness
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.run import check_evaluation
@@ -213,9 +214,8 @@ def test_positions_are_moved_where_the_scheme_takes_it(
 ) -> None:
     recipe = tiny_recipe(tmp_path, {"supervised": {"num_classes": 4}}, positions=scheme)
     positions = build_model(recipe).encoder.positions
-    names = [row.name for row in corruptions.conditions(
-        (2, 2), occlusion=0.5, patch_drop=(0.5,), tiles=(), shift=1, scale=0.5, positions=positions,
-    )]  # fmt: skip
+    settings = Robustness(patch_drop=(0.5,), tiles=())
+    names = [row.name for row in corruptions.conditions(settings, (2, 2), positions)]
     assert [name for name in names if "positions" in name] == wanted
     assert len(names) == 4 + len(wanted)
 

@@ -45,19 +45,13 @@ def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
     """
     videos: list[Video] = context.opened
     models = context.models("", "initial_", baseline=settings.baseline)
-    options = {
-        "neighbours": settings.neighbours,
-        "context_frames": settings.context_frames,
-        "radius": settings.radius,
-        "temperature": settings.temperature,
-    }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in [*models, "still_"]}
     rows = []
     bar = tqdm(videos, "video_segmentation", unit="video", disable=not context.progress)
     for video in bar:
         true = [video.objects(index) for index in range(len(video.frames))]
         for name, model in models.items():
-            predicted = follow(context, model, video, (settings.size, settings.multiple), options)
+            predicted = follow(context, model, video, settings)
             found[name] += score(list(predicted), true)
         found["still_"] += score([true[0]] * (len(true) - 1), true)
         own = found[""][-len(video.first_objects()) :]
@@ -67,7 +61,10 @@ def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
         results |= {f"{name}{key}": value for key, value in _summary(objects).items()}
     return {
         **results,
-        **options,
+        "neighbours": settings.neighbours,
+        "context_frames": settings.context_frames,
+        "radius": settings.radius,
+        "temperature": settings.temperature,
         "size": settings.size,
         "multiple": settings.multiple,
         "videos": rows,
@@ -109,37 +106,32 @@ def check(plan: Plan[VideoSegmentation]) -> list[Video]:
 
 @torch.no_grad()
 def follow(
-    context: Context,
-    model: PretrainModel,
-    video: Video,
-    scaling: tuple[int | None, int | None],
-    options: Mapping[str, Any],
+    context: Context, model: PretrainModel, video: Video, settings: VideoSegmentation
 ) -> Iterator[ndarray]:
     """Yield the objects, int64 (H, W), that are found in every frame after the first."""
     objects, ids = video.objects(0), [0, *video.first_objects()]
     maps = FeatureMaps(model, (model.encoder.depth,), norm=True, finetune=False)
     features = (
-        _features(context, maps, video, index, scaling) for index in range(len(video.frames))
+        _features(context, maps, video, index, settings) for index in range(len(video.frames))
     )
     first = next(features)
     one_hot = torch.from_numpy(np.stack([objects == value for value in ids], axis=-1)).float()
     labels = F.interpolate(one_hot.permute(2, 0, 1)[None], first.shape[:2], mode="nearest-exact")
     labels_hwC = labels[0].permute(1, 2, 0).to(first)
+    names = ("neighbours", "context_frames", "radius", "temperature")
+    options: dict[str, Any] = {name: getattr(settings, name) for name in names}
     for shares_hwC in propagate(itertools.chain([first], features), labels_hwC, **options):
         yield np.array(ids)[_decide(shares_hwC, objects.shape)]
 
 
 def _features(
-    context: Context,
-    maps: FeatureMaps,
-    video: Video,
-    index: int,
-    scaling: tuple[int | None, int | None],
+    context: Context, maps: FeatureMaps, video: Video, index: int, settings: VideoSegmentation
 ) -> Tensor:
     """Return the features (h, w, D) of a scaled frame."""
     pixels = torch.tensor(read_image(video.frames[index])).permute(2, 0, 1)[None]
     height, width = pixels.shape[-2:]
-    sides = scaled_sides(height, width, *scaling, maps.model.encoder.patch_size[0])
+    patch = maps.model.encoder.patch_size[0]
+    sides = scaled_sides(height, width, settings.size, settings.multiple, patch)
     levels = F.interpolate(
         pixels.to(context.device).float(), sides, mode="bilinear", antialias=True
     )
