@@ -123,8 +123,8 @@ class ViewLoader(LoaderOptions):
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader is: the epoch, and how many samples of it all ranks were given.
 
-        It holds for any number of ranks, batch size (a multiple of ``lanes``) and storage format:
-        where the order follows the parts of the data set, it says where these end.
+        It holds for any number of ranks, batch size (a multiple of ``shard_groups``) and storage
+        format: if the order follows the parts of the data set, it says where these end.
         """
         state = {"epoch": self._position.epoch, "samples": self._position.samples}
         return {**state, "parts": self.parts.tolist()} if self.follows_parts else state
@@ -179,7 +179,9 @@ class ViewLoader(LoaderOptions):
         order = self.epoch_samples(epoch)
         count = len(order) - start
         count -= count % self._global_size if self.drop_last else 0
-        visits = start + rank_visits(count, self.rank, self.world_size, self.batch_size, self.lanes)
+        visits = start + rank_visits(
+            count, self.rank, self.world_size, self.batch_size, self.shard_groups
+        )
         # the reader is closed first: a thread that waits for a download would not end otherwise
         with thread_pool(self.threads) as pool, self._expecting(order[visits], position):
             pending = deque[_Pending]()
@@ -210,7 +212,7 @@ class ViewLoader(LoaderOptions):
         """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
         watch = Stopwatch()
         # a repeat draws as if it were an epoch of its own, masks and colours included
-        epochs = epoch * self.repeats + visits // self.lanes % self.repeats
+        epochs = epoch * self.repeats + visits // self.shard_groups % self.repeats
         plans = plan_views(self.groups, seed=self.seed, epoch=epochs, index=index)
         batch = empty_batch(plans, epochs, index, self.reader, self._memory)
         watch.lap("plan")

@@ -9,7 +9,7 @@ from pydantic import PositiveInt
 
 from pospre.data.cores import default_workers
 from pospre.data.opening import Source, opened
-from pospre.data.order import Runs, deal, epoch_order, lanes_of
+from pospre.data.order import Runs, deal, epoch_order, groups_of
 from pospre.data.reading import Reading
 from pospre.data.stores.reader import Reader, Visits
 from pospre.data.stores.subset import subset
@@ -59,15 +59,16 @@ class LoaderOptions(Reading, Source):
             raise ValueError(f"{self.world_size} ranks cannot be shared by {self.nodes} nodes")
         if not self.drop_last and self.world_size > 1:
             raise ValueError("drop_last=False needs world_size=1: ranks would differ in batches")
-        if self.window < self.lanes:
+        if self.window < self.shard_groups:
             raise UserError(
-                f"window is {self.window}; give at least one sample for each of {self.lanes} lanes."
+                f"window is {self.window}; give at least one sample for each of "
+                f"{self.shard_groups} shard groups."
             )
         self.groups = [*named_groups(self.views).values()]
         self.threads = default_workers() if self.num_workers is None else self.num_workers
         self.reader = subset(opened(self), self.label_fraction, self.labels, self.seed)
-        if self.lanes > 1:
-            self._check_lanes()
+        if self.shard_groups > 1:
+            self._check_groups()
         self.parts = self.reader.parts
         if self.shuffle:
             self.reader.prepare(self._visits())
@@ -82,7 +83,7 @@ class LoaderOptions(Reading, Source):
     @property
     def follows_parts(self) -> bool:
         """Whether the order of the samples depends on how the data set is cut into parts."""
-        return self.shuffle and (self.order == "windows" or self.lanes > 1)
+        return self.shuffle and (self.order == "windows" or self.shard_groups > 1)
 
     def check_ranks(self, ranks: int) -> None:
         """Raise ``UserError`` unless it was made for so many ranks; else some get the same samples.
@@ -137,9 +138,13 @@ class LoaderOptions(Reading, Source):
         if not self.shuffle:
             order = np.arange(num_samples)
         else:
-            order = epoch_order(self.seed, epoch, self.parts, self.order, self.window, self.lanes)
-        if self.repeats > 1:  # in a row within their lane
-            whole = order[: num_samples - num_samples % self.lanes].reshape(-1, self.lanes)
+            order = epoch_order(
+                self.seed, epoch, self.parts, self.order, self.window, self.shard_groups
+            )
+        if self.repeats > 1:  # in a row within their shard group
+            whole = order[: num_samples - num_samples % self.shard_groups].reshape(
+                -1, self.shard_groups
+            )
             order = np.repeat(whole, self.repeats, axis=0).reshape(-1)[:num_samples]
         return order
 
@@ -151,46 +156,47 @@ class LoaderOptions(Reading, Source):
         run = np.searchsorted(ends, places, side="right")
         return (runs.first[run] + runs.size[run] - ends[run] + places).tolist()
 
-    def _machine_lanes(self) -> range:
+    def _machine_groups(self) -> range:
         node = self.rank // (self.world_size // self.nodes)
-        return lanes_of(node, self.nodes, self.lanes)
+        return groups_of(node, self.nodes, self.shard_groups)
 
     def _machine_runs(self) -> Runs:
-        runs, lanes = deal(self.seed, self.reader.parts, self.lanes), self._machine_lanes()
-        here = (runs.lane >= lanes.start) & (runs.lane < lanes.stop)
+        runs, own = deal(self.seed, self.reader.parts, self.shard_groups), self._machine_groups()
+        here = (runs.group >= own.start) & (runs.group < own.stop)
         return Runs(*(values[here] for values in runs))
 
-    def _check_lanes(self) -> None:
+    def _check_groups(self) -> None:
         if not self.shuffle:
-            raise ValueError("lanes need shuffle=True: the stored order has none")
+            raise ValueError("shard groups need shuffle=True: the stored order has none")
         global_size = self.batch_size * self.world_size
-        if global_size % self.lanes:
+        if global_size % self.shard_groups:
             raise UserError(
-                f"data.lanes = {self.lanes} does not divide the batch of {global_size} samples, "
-                "which holds as many of each lane; change one of them."
+                f"data.shard_groups = {self.shard_groups} does not divide the batch of "
+                f"{global_size} samples, which holds as many of each group; change one of them."
             )
         if "://" not in self.reader.address:
             return  # nothing is fetched
-        if len(self.reader.parts) < self.lanes:
+        if len(self.reader.parts) < self.shard_groups:
             raise UserError(
-                f"data.lanes = {self.lanes}, but {self.reader.address} comes in only "
-                f"{len(self.reader.parts)} shards to deal to them; set fewer lanes."
+                f"data.shard_groups = {self.shard_groups}, but {self.reader.address} comes in only "
+                f"{len(self.reader.parts)} shards to deal to them; set fewer shard groups."
             )
-        if self.lanes % self.nodes and self.rank == 0:
+        if self.shard_groups % self.nodes and self.rank == 0:
             warnings.warn(
-                f"{self.nodes} machines share data.lanes = {self.lanes}, so some shards are "
-                f"fetched by several: a multiple of {self.nodes} would give each its own.",
+                f"{self.nodes} machines share data.shard_groups = {self.shard_groups}, so some "
+                f"shards are downloaded by several: a multiple of {self.nodes} would avoid this.",
                 stacklevel=2,
             )
 
     def _visits(self) -> Visits:
         """Return what the ranks of this machine will visit."""
-        lanes, own = self._machine_lanes(), lanes_of(self.rank, self.world_size, self.lanes)
+        groups = self._machine_groups()
+        own = groups_of(self.rank, self.world_size, self.shard_groups)
         return Visits(
             order=self.order,
-            window=self.window // self.lanes,
-            lanes=lanes,
-            share=len(own) / len(lanes),
+            window=self.window // self.shard_groups,
+            shard_groups=groups,
+            share=len(own) / len(groups),
             parts=np.unique(self._machine_runs().part),
         )
 

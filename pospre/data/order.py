@@ -14,17 +14,17 @@ windows of that sequence. So
 - a part is needed from its first window to its last. It is fetched once in an epoch as long as the
   cache holds the parts of two windows, that of the last and of the next batch.
 
-``lanes`` are for several machines, each with a cache of its own; with one lane all machines need
-the same parts at the same time. The parts are dealt to L lanes once, for all epochs: they are put
-into an order drawn from the seed, and this sequence is cut into L lanes of equally many samples (so
-up to L − 1 parts are cut in two). Within each lane an epoch goes as above, in windows of
-``window`` / L. Visit i of the epoch is visit i // L of lane i % L: every batch takes equally many
-samples of each lane, and lists them lane by lane. A rank has a fixed range of every batch's rows,
-so it visits few lanes, the same in every epoch. K machines visit L / K lanes each if K divides L,
-and the batches are the same for every K.
+Shard groups are for several machines, each with a cache of its own; with one group all machines
+need the same parts at the same time. The parts are dealt to G groups once, for all epochs: they are
+put into an order drawn from the seed, and this sequence is cut into G groups of equally many
+samples (so up to G − 1 parts are cut in two). Within each group an epoch goes as above, in windows
+of ``window`` / G. Visit i of the epoch is visit i // G of group i % G: every batch takes equally
+many samples of each group, and lists them group by group. A rank has a fixed range of every batch's
+rows, so it visits few groups, the same in every epoch. K machines visit G / K groups each if K
+divides G, and the batches are the same for every K.
 
-The lanes stay the same, as a machine then finds its own in its cache from the second epoch on; and
-samples of any two parts meet all the same, since every batch holds samples of all lanes.
+The groups stay the same, so a machine finds its own in its cache from the second epoch on. Samples
+of any two parts can still meet, since every batch holds samples of all groups.
 """
 
 from typing import NamedTuple
@@ -42,7 +42,7 @@ def epoch_order(
     part_ends: np.ndarray,
     order: str = "random",
     window: int = 16384,
-    lanes: int = 1,
+    groups: int = 1,
 ) -> np.ndarray:
     """Return the samples in the order in which all ranks together visit them, int64 (N,).
 
@@ -51,19 +51,19 @@ def epoch_order(
         epoch: number of the epoch.
         part_ends: where each part of the data set ends, int64, ascending; the last is N.
         order: ``"random"`` or ``"windows"``.
-        window: samples that are shuffled together in windows, those of all lanes.
-        lanes: that the parts are dealt to.
+        window: samples that are shuffled together in windows, those of all groups.
+        groups: that the parts are dealt to.
     """
     num_samples = int(part_ends[-1])
-    if order == "random" and lanes == 1:
+    if order == "random" and groups == 1:
         return draws.order(seed, epoch, num_samples)
-    runs = deal(seed, part_ends, lanes)
+    runs = deal(seed, part_ends, groups)
     sequence = _shuffle_runs(seed, epoch, runs)
-    window = window // lanes if order == "windows" else num_samples
+    window = window // groups if order == "windows" else num_samples
     samples = np.empty_like(sequence)
     start = 0
-    for lane in range(lanes):
-        places = samples[lane::lanes]
+    for group in range(groups):
+        places = samples[group::groups]
         own = sequence[start : start + len(places)]
         places[:] = _shuffle_windows(seed, epoch, own, window)
         start += len(places)
@@ -71,7 +71,7 @@ def epoch_order(
 
 
 def rank_visits(
-    count: int, rank: int, world_size: int, batch_size: int, lanes: int = 1
+    count: int, rank: int, world_size: int, batch_size: int, groups: int = 1
 ) -> np.ndarray:
     """Return those of ``count`` consecutive visits that a rank makes, batch by batch: int64.
 
@@ -80,67 +80,67 @@ def rank_visits(
         rank: number of the rank.
         world_size: number of ranks.
         batch_size: samples per batch of one rank.
-        lanes: that the parts are dealt to.
+        groups: that the parts are dealt to.
     """
     global_size = world_size * batch_size
     whole = count - count % global_size
-    rows = batch_rows(global_size, lanes)[rank * batch_size : (rank + 1) * batch_size]
+    rows = batch_rows(global_size, groups)[rank * batch_size : (rank + 1) * batch_size]
     own = (np.arange(0, whole, global_size)[:, None] + rows).reshape(-1)
-    return np.concatenate([own, whole + batch_rows(count - whole, lanes)])
+    return np.concatenate([own, whole + batch_rows(count - whole, groups)])
 
 
-def batch_rows(size: int, lanes: int) -> np.ndarray:
-    """Return the visit that each row of a batch holds, int64 (size,); rows go lane by lane."""
-    return np.argsort(np.arange(size) % lanes, kind="stable")
+def batch_rows(size: int, groups: int) -> np.ndarray:
+    """Return the visit that each row of a batch holds, int64 (size,); rows go group by group."""
+    return np.argsort(np.arange(size) % groups, kind="stable")
 
 
 class Runs(NamedTuple):
-    """Consecutive samples of a part that lie in one lane; arrays int64 (runs,), lane after lane.
+    """Consecutive samples of a part that lie in one group; arrays int64 (runs,), group after group.
 
     Attributes:
-        lane: where each lies.
+        group: where each lies.
         part: that it is of.
         first: its first sample.
         size: how many samples it has.
     """
 
-    lane: np.ndarray
+    group: np.ndarray
     part: np.ndarray
     first: np.ndarray
     size: np.ndarray
 
 
-def deal(seed: int, part_ends: np.ndarray, lanes: int) -> Runs:
-    """Deal the parts of a data set to lanes that differ by a sample at most."""
+def deal(seed: int, part_ends: np.ndarray, groups: int) -> Runs:
+    """Deal the parts of a data set to groups that differ by a sample at most."""
     sizes = np.diff(part_ends, prepend=0)
     parts = np.arange(len(sizes), dtype=np.int64)
-    if lanes > 1:
+    if groups > 1:
         parts = np.argsort(draws.sample_keys(seed, 0, parts, 0, "shuffle/lanes"))
     ends = np.cumsum(sizes[parts])
-    lane_sizes = [len(range(lane, int(ends[-1]), lanes)) for lane in range(lanes)]
-    lane_ends = np.cumsum(np.array(lane_sizes, dtype=np.int64))
-    cuts = np.union1d(ends, lane_ends)
+    group_sizes = [len(range(group, int(ends[-1]), groups)) for group in range(groups)]
+    group_ends = np.cumsum(np.array(group_sizes, dtype=np.int64))
+    cuts = np.union1d(ends, group_ends)
     cuts = cuts[cuts > 0]
     starts = np.concatenate([[0], cuts[:-1]])
     places = np.searchsorted(ends, starts, side="right")
     dealt = parts[places]
     return Runs(
-        lane=np.searchsorted(lane_ends, starts, side="right"),
+        group=np.searchsorted(group_ends, starts, side="right"),
         part=dealt,
         first=part_ends[dealt] - ends[places] + starts,
         size=cuts - starts,
     )
 
 
-def lanes_of(number: int, count: int, lanes: int) -> range:
-    """Return the lanes that equal share ``number`` of ``count`` of every batch comes from."""
-    return range(number * lanes // count, -(-(number + 1) * lanes // count))
+def groups_of(number: int, count: int, groups: int) -> range:
+    """Return the groups that equal share ``number`` of ``count`` of every batch comes from."""
+    return range(number * groups // count, -(-(number + 1) * groups // count))
 
 
 def _shuffle_runs(seed: int, epoch: int, runs: Runs) -> np.ndarray:
-    """Return the samples of all runs, in their own order, the runs of each lane in a random one."""
+    """Return the samples of all runs in their own order, the runs of each group in a random one."""
     keys = draws.sample_keys(seed, epoch, runs.part, 0, "shuffle/parts")
-    shuffled = np.lexsort((keys, runs.lane))
+    shuffled = np.lexsort((keys, runs.group))
     sizes = runs.size[shuffled]
     sequence = np.repeat(runs.first[shuffled] - np.cumsum(sizes) + sizes, sizes)
     sequence += np.arange(len(sequence))

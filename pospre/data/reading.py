@@ -44,8 +44,9 @@ class Reading(Storage):
         order: of a shuffled epoch: ``random``, or ``windows`` for data that come in parts, such as
             s3:// shards; see ``pospre.data.order``.
         window: samples that are shuffled together in windows.
-        lanes: that a shuffled epoch is dealt to, so that machines with caches of their own need not
-            fetch everything; they divide the batch of all ranks; see ``pospre.data.order``.
+        shard_groups: number of groups that the shards are dealt to, so that machines with caches of
+            their own need not download everything; it divides the batch of all ranks; see
+            ``pospre.data.order``.
         bad_samples: ``fail`` stops at a sample that cannot be decoded and names it; ``skip`` warns,
             counts it and takes the next one in its place.
         tolerance: how much views may differ from the same boxes of the full-size image, RMS in
@@ -59,6 +60,6 @@ class Reading(Storage):
     repeats: PositiveInt = 1
     order: Literal["random", "windows"] = "random"
     window: PositiveInt = 16384
-    lanes: PositiveInt = 1
+    shard_groups: PositiveInt = 1
     bad_samples: Literal["fail", "skip"] = "fail"
     tolerance: NonNegativeFloat = 1.0

@@ -8,8 +8,8 @@ from composer.core import Callback
 from composer.utils import dist
 
 from pospre.collectives import from_rank_zero, print_once
+from pospre.data.data_volume import describe_data_volume
 from pospre.data.memory import estimate_memory
-from pospre.data.traffic import describe_traffic
 from pospre.errors import Stopped, UserError
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.finding import checkpoints_in
@@ -57,9 +57,9 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     else:
         if run.start is not None:
             _say_length(parts, run.start)
-        traffic = describe_traffic(parts.loader)
-        if traffic is not None and dist.get_local_rank() == 0:
-            print(traffic, flush=True)
+        volume = describe_data_volume(parts.loader)
+        if volume is not None and dist.get_local_rank() == 0:
+            print(volume, flush=True)
         slow = slow_precision(parts.recipe, parts.device)
         for text in (memory.describe() if memory.is_tight else None, slow):
             if text is not None:

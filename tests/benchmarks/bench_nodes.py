@@ -1,9 +1,9 @@
-"""How many bytes each of several machines fetches from a bucket: without lanes and with them.
+"""How many bytes each of several machines downloads from a bucket, with and without shard groups.
 
 ``python -m tests.benchmarks.bench_nodes`` serves 4096 small JPEGs in small shards from a local S3
 server and lets the loaders of 1, 2 and 4 machines, one after another, read two epochs, each machine
-with a cache of its own. In the rows "dealt anew" the lanes differ between the epochs, as they would
-if each epoch drew its own.
+with a cache of its own. In the rows "dealt anew" the shard groups differ between the epochs, as
+they would if each epoch drew its own.
 """
 
 import io
@@ -22,7 +22,7 @@ from pospre.object_store import Bucket
 from pospre.text_table import format_table
 from tests.data.flaky_s3 import access, moto_server
 
-NUM_SAMPLES, BATCH_SIZE, LANES, WINDOW = 4096, 64, 4, 512
+NUM_SAMPLES, BATCH_SIZE, GROUPS, WINDOW = 4096, 64, 4, 512
 ADDRESS = "s3://bucket/set"
 
 
@@ -55,13 +55,17 @@ def serve(folder: Path) -> int:
 def table(folder: Path, total: int) -> str:
     """Return what each machine fetches, in % of the data set: mean and most."""
     rows = []
-    kinds = [("one lane", 1, 0), ("4 lanes", LANES, 0), ("4 lanes, dealt anew", LANES, 1)]
-    for number, (limited, (kind, lanes, step), nodes) in enumerate(
+    kinds = [
+        ("one shard group", 1, 0),
+        ("4 shard groups", GROUPS, 0),
+        ("4 shard groups, dealt anew", GROUPS, 1),
+    ]
+    for number, (limited, (kind, shard_groups, step), nodes) in enumerate(
         product((False, True), kinds, (1, 2, 4))
     ):
         limit = total * 6 // 10 if limited else None
         found = [
-            fetched(folder / f"{number}-{node}", node, nodes, lanes, limit, step)
+            fetched(folder / f"{number}-{node}", node, nodes, shard_groups, limit, step)
             for node in range(nodes)
         ]
         shares = 100 * np.array(found).T / total  # epoch, machine
@@ -72,7 +76,7 @@ def table(folder: Path, total: int) -> str:
 
 
 def fetched(
-    cache: Path, node: int, nodes: int, lanes: int, limit: int | None, step: int
+    cache: Path, node: int, nodes: int, shard_groups: int, limit: int | None, step: int
 ) -> list[int]:
     """Return the bytes that a machine of one rank fetches in each epoch."""
     epochs = []
@@ -87,7 +91,7 @@ def fetched(
             seed=epoch * step,
             order="windows",
             window=WINDOW,
-            lanes=lanes,
+            shard_groups=shard_groups,
             cache_dir=cache,
             cache_limit=limit,
         )

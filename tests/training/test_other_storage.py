@@ -13,16 +13,16 @@ from data_prep import convert
 from tests.training.tiny_runs import Run, contents, curve
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("shard_groups", [1, 2])
 def test_a_run_on_shards_goes_on_from_the_folder(
-    tiny: Path, run: Run, tmp_path: Path, lanes: int
+    tiny: Path, run: Run, tmp_path: Path, shard_groups: int
 ) -> None:
     shards = tmp_path / "shards"
     command = [str(tmp_path / "images"), str(shards), "--format", "mds", "--shard-mb", "0.004"]
     with contextlib.redirect_stdout(io.StringIO()):
         assert convert.main(command) == 0
     assert len(list(shards.glob("*.mds"))) >= 3
-    order = ("data.order=windows", "data.window=8", f"data.lanes={lanes}")
+    order = ("data.order=windows", "data.window=8", f"data.shard_groups={shard_groups}")
     options = (*order, "trainer.max_duration=2ep", "trainer.save_interval=1ba")
     code, said = run(tiny, *options, f"data.path={shards}")
     assert code == 0, said

@@ -27,7 +27,7 @@ class Arrival:
         entry: its description.
         bucket: where it comes from.
         patience: seconds that it may take.
-        urgent: somebody waits for it. A shard that is not urgent is put off (``NotNow``) where
+        urgent: a reader waits for it. A shard that is not urgent is put off (``NotNow``) where
             another process has it or there is no room.
         stop: ends it.
 

@@ -8,8 +8,8 @@ their process dies, however it dies. A data set has the folder
         v-<hash of index.json and pospre.json>.lock   held, shared, by every reader
         v-<hash …>/          index.json, pospre.json, the shards, *.part, locks/
 
-Whoever downloads a shard holds its lock in ``locks/``. Whoever reads shards that may be evicted
-holds the shards themselves, shared.
+A process that downloads a shard holds its lock in ``locks/``. A process that reads shards that may
+be evicted holds the shards themselves, shared.
 """
 
 import errno
@@ -137,7 +137,7 @@ class ShardCache:
         """Give the file to download a shard into; it is removed in the end unless it was published.
 
         Args:
-            name: the shard, which nobody else is downloading.
+            name: the shard, which no other process is downloading.
             size: bytes to set aside: a full disk shows before the download, not in its midst.
             needs: returns when each shard will be needed; one that it does not list may never be.
                 Those needed last are evicted first, among equals the least recently used.
@@ -224,7 +224,7 @@ class ShardCache:
         return urgent or used <= self.limit
 
     def _set_old_aside(self) -> None:
-        """Take their names from versions that were replaced and that nobody reads any more."""
+        """Rename versions that were replaced and that no process reads any more."""
         for version in self._home.glob("v-*"):
             if version != self.path and version.is_dir():
                 with _lock_of(version) as file:

@@ -62,7 +62,7 @@ class Fetcher:
         self._cache = cache
         self._patience = patience
         self._changed = threading.Condition()
-        self._here: dict[int, Shard] = {}  # with a limit: open, so that nobody evicts them
+        self._here: dict[int, Shard] = {}  # with a limit: open, so that they are not evicted
         self._looks: Counter[int] = Counter()  # for damage in the cache
         self._is_line_due = sys.stderr.isatty() and _rank() == 0
         self._is_open = True
@@ -75,7 +75,7 @@ class Fetcher:
         self._plan = ReadingPlan(places)
         self._stop = threading.Event()
         self._coming: dict[int, Arrival] = {}
-        self._failed: set[int] = set()  # until somebody waits for them
+        self._failed: set[int] = set()  # until a reader waits for them
         self._later: set[int] = set()  # there was no room, or another process is at it
         self._retry = np.inf  # when to look at these again
 
@@ -88,7 +88,7 @@ class Fetcher:
             self._fetch_ahead()
 
     def close(self) -> None:
-        """End the threads, and the waiting of whoever reads; nothing is fetched any more."""
+        """End the threads and the waiting of readers; nothing is fetched any more."""
         with self._changed:
             self._is_open = False
             self._stop.set()
@@ -203,7 +203,7 @@ class Fetcher:
             pass
         except NotNow as error:
             later = self._plan.shards if error.no_room else [place]
-        except Exception as error:  # raised by whoever waits for this shard
+        except Exception as error:  # raised where a reader waits for this shard
             coming.error = error
         with self._changed:
             coming.is_over = True

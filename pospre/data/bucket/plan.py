@@ -6,7 +6,7 @@ import numpy as np
 
 
 class ReadingPlan:
-    """The shards of the samples that will be read; whoever asks holds the fetcher's lock.
+    """The shards of the samples that will be read; callers hold the fetcher's lock.
 
     Args:
         places: of each sample's shard, int64 (n,), in the order of reading.
@@ -23,7 +23,7 @@ class ReadingPlan:
         self.begun: set[int] = set()
         self._position = {place: number for number, place in enumerate(self.shards)}
         self._left = Counter(dict(zip(self.shards, count[order].tolist(), strict=True)))
-        self._next = 0  # what nobody has asked for so far starts here
+        self._next = 0  # shards not asked for so far start here
 
     def ask(self, place: int) -> bool:
         """Note that a shard is asked for; tell whether that is news."""
@@ -42,7 +42,7 @@ class ReadingPlan:
         return self._left[place]
 
     def ahead(self, count: int) -> list[int]:
-        """Return the next shards that nobody has asked for."""
+        """Return the next shards that were not asked for."""
         return self.shards[self._next : self._next + count]
 
     def needs(self) -> dict[int, float]:

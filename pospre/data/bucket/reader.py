@@ -25,7 +25,7 @@ from pospre.data.stores.reader import Visits
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
 
-_OPENING_SILENCE = 20.0  # seconds without a byte of what is read at the start: nobody answers
+_OPENING_SILENCE = 20.0  # seconds without a byte of the small files: the server does not answer
 _LONGEST_SILENCE = 20.0  # seconds without a byte after which a try has failed
 
 
@@ -101,7 +101,7 @@ class RemoteMdsReader(MdsReader):
         self._fetcher.expect(np.searchsorted(self._ends, indices, side="right"))
 
     def close(self) -> None:
-        """End all downloads; whoever waits for one gets an error. ``expect`` begins anew."""
+        """End all downloads; readers that wait for one get an error. ``expect`` begins anew."""
         self._fetcher.close()
 
     def heal(self, index: int) -> bool:
@@ -130,13 +130,13 @@ class RemoteMdsReader(MdsReader):
             )
         # two windows, as the next one is fetched while one is read; see pospre.data.order
         mean_samples = len(self) / len(self._entries)
-        num_shards = 2 * (int(visits.window // mean_samples) + 2) * len(visits.lanes)
+        num_shards = 2 * (int(visits.window // mean_samples) + 2) * len(visits.shard_groups)
         needed = num_shards * self._largest
         if needed > limit:
             raise UserError(
                 f"data.cache_limit = {self._cache_limit} is less than the {num_shards} shards of "
                 f"up to {self._largest} bytes that data.window needs, {visits.window} samples for "
-                f"each lane read here: {needed}. Set a smaller window or a higher limit."
+                f"each group read here: {needed}. Set a smaller window or a higher limit."
             )
 
     def cached_bytes(self) -> int:
@@ -191,7 +191,7 @@ class RemoteMdsReader(MdsReader):
 def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:
     """Download the descriptions of a data set, of which ours may be missing.
 
-    That of 14 million images has 75 MB, which each of many ranks wants at once.
+    That of 14 million images has 75 MB, and all ranks read it at the same time.
     """
     contents = {}
     for name in (INDEX_NAME, SIDECAR_NAME):

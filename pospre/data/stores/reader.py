@@ -36,7 +36,7 @@ class Features(NamedTuple):
 
     Attributes:
         shape: (H, W).
-        mean: of each of the W numbers over the data set; empty where nobody noted it.
+        mean: of each of the W numbers over the data set; empty where it is not noted.
         std: likewise.
     """
 
@@ -50,15 +50,15 @@ class Visits(NamedTuple):
 
     Attributes:
         order: ``"random"`` or ``"windows"``.
-        window: samples of a lane that are shuffled together in windows.
-        lanes: that they visit.
-        share: of these lanes, which one rank visits.
-        parts: numbers of the parts that lie in these lanes, int64.
+        window: samples of a shard group that are shuffled together in windows.
+        shard_groups: that they visit.
+        share: of these shard groups, which one rank visits.
+        parts: numbers of the parts that lie in these shard groups, int64.
     """
 
     order: str
     window: int
-    lanes: range
+    shard_groups: range
     share: float
     parts: np.ndarray
 
@@ -110,7 +110,7 @@ class Reader(ABC):
         """Return what to call a sample in messages: its file, or its file and place."""
 
     def about(self, index: int) -> tuple[int, str]:
-        """Return a sample's label, and its file's path in the data set ("" where nobody knows)."""
+        """Return a sample's label, and its file's path in the data set ("" if not known)."""
         return self.read(index).label, ""
 
     def identity(self) -> Identity:

@@ -235,7 +235,7 @@ def test_limits_and_orders(bucket: Any) -> None:
     reader = open_remote(cache_limit=100_000)
 
     def visits(order: str, window: int) -> Visits:
-        return Visits(order, window, lanes=range(1), share=1.0, parts=np.arange(5))
+        return Visits(order, window, shard_groups=range(1), share=1.0, parts=np.arange(5))
 
     with pytest.raises(UserError, match=r"data.order = random needs all .* data.order: windows"):
         reader.prepare(visits("random", 16))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pospre.data.data_volume import describe_data_volume
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.order import epoch_order
-from pospre.data.traffic import describe_traffic
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.recipe.recipe import recipe_from_dict
@@ -70,7 +70,7 @@ def fetched(folder: Path, nodes: int, **options: Any) -> list[list[int]]:
 @pytest.mark.parametrize("order", ["windows", "random"])
 def test_each_machine_fetches_its_part_once(many: list[int], tmp_path: Path, order: str) -> None:
     for nodes in (1, 2, 4):
-        found = fetched(tmp_path / str(nodes), nodes, lanes=4, order=order)
+        found = fetched(tmp_path / str(nodes), nodes, shard_groups=4, order=order)
         assert [second for _, second in found] == [0] * nodes
         cut = max(many)  # at most one at each border
         assert all(first <= sum(many) / nodes + 2 * cut for first, _ in found)
@@ -83,7 +83,7 @@ def test_without_lanes_each_machine_fetches_everything(many: list[int], tmp_path
 
 def test_a_cache_for_its_part_is_enough(many: list[int], tmp_path: Path) -> None:
     limit = int(sum(many) * 0.6)
-    found = fetched(tmp_path / "lanes", 2, lanes=2, window=16, cache_limit=limit)
+    found = fetched(tmp_path / "shard_groups", 2, shard_groups=2, window=16, cache_limit=limit)
     assert all(first < limit and second == 0 for first, second in found)
     found = fetched(tmp_path / "none", 2, window=16, cache_limit=limit)
     assert all(first >= sum(many) and second > sum(many) / 4 for first, second in found)
@@ -91,7 +91,7 @@ def test_a_cache_for_its_part_is_enough(many: list[int], tmp_path: Path) -> None
 
 def test_the_ranks_of_a_machine_keep_to_one_limit(many: list[int], tmp_path: Path) -> None:
     limit = int(sum(many) * 0.65)
-    loaders = node_loaders(tmp_path, 0, 1, ranks=2, lanes=2, window=16, cache_limit=limit)
+    loaders = node_loaders(tmp_path, 0, 1, ranks=2, shard_groups=2, window=16, cache_limit=limit)
     most = 0
     for _ in zip(*loaders, strict=True):
         most = max(most, used(loaders[0].reader.path))
@@ -103,20 +103,22 @@ def test_what_the_cache_lacks_room_for_is_refused(many: list[int], tmp_path: Pat
     limit = int(sum(many) * 0.4)
     said = r"less than the \d+ bytes of .* visited here, and data.order = random"
     with pytest.raises(UserError, match=said):
-        node_loaders(tmp_path, 0, 2, lanes=2, order="random", cache_limit=limit)
-    with pytest.raises(UserError, match=r"data.window needs, 40 samples for each lane read here"):
-        node_loaders(tmp_path, 0, 2, lanes=4, window=160, cache_limit=limit)
-    node_loaders(tmp_path, 0, 4, lanes=4, order="random", cache_limit=limit)
+        node_loaders(tmp_path, 0, 2, shard_groups=2, order="random", cache_limit=limit)
+    with pytest.raises(UserError, match=r"data.window needs, 40 samples for each group read"):
+        node_loaders(tmp_path, 0, 2, shard_groups=4, window=160, cache_limit=limit)
+    node_loaders(tmp_path, 0, 4, shard_groups=4, order="random", cache_limit=limit)
 
 
 def test_more_lanes_than_shards_are_refused(bucket: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.lanes = 8, but .* comes in only 5 shards"):
-        node_loaders(tmp_path, 0, 1, lanes=8)
+    with pytest.raises(UserError, match=r"data\.shard_groups = 8, but .* comes in only 5 shards"):
+        node_loaders(tmp_path, 0, 1, shard_groups=8)
 
 
 def test_machines_that_share_lanes_are_told(many: list[int], tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"4 machines share data\.lanes = 2, .* multiple of 4"):
-        node_loaders(tmp_path, 0, 4, lanes=2)
+    with pytest.warns(
+        UserWarning, match=r"4 machines share data\.shard_groups = 2, .* multiple of 4"
+    ):
+        node_loaders(tmp_path, 0, 4, shard_groups=2)
 
 
 def test_an_order_of_other_shards_goes_on(many: list[int], tmp_path: Path) -> None:
@@ -129,16 +131,16 @@ def test_an_order_of_other_shards_goes_on(many: list[int], tmp_path: Path) -> No
 
 
 def test_the_first_lines_say_what_will_be_fetched(many: list[int], tmp_path: Path) -> None:
-    (loader,) = node_loaders(tmp_path, 1, 2, lanes=4)
-    said = describe_traffic(loader)
-    assert said is not None and said.startswith("machine 2 of 2 reads lanes 3 to 4 of 4: ")
+    (loader,) = node_loaders(tmp_path, 1, 2, shard_groups=4)
+    said = describe_data_volume(loader)
+    assert said is not None and said.startswith("machine 2 of 2 reads shard groups 3 to 4 of 4: ")
     assert ", of which none is in its cache" in said
     list(itertools.islice(loader, 20))
-    said = describe_traffic(loader)
+    said = describe_data_volume(loader)
     assert said is not None and ", of which all is in its cache" in said
     (loader,) = node_loaders(tmp_path, 1, 2)
-    said = describe_traffic(loader)
-    assert said is not None and "data.lanes: 2 would have each machine fetch 1/2" in said
+    said = describe_data_volume(loader)
+    assert said is not None and "data.shard_groups: 2 would have each machine download 1/2" in said
 
 
 def test_a_recipe_s_machines_are_those_of_the_launcher(
@@ -146,7 +148,7 @@ def test_a_recipe_s_machines_are_those_of_the_launcher(
 ) -> None:
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    data = {"path": ADDRESS, "batch_size": 8, "order": "windows", "window": 32, "lanes": 4}
+    data = {"path": ADDRESS, "batch_size": 8, "order": "windows", "window": 32, "shard_groups": 4}
     recipe = recipe_from_dict(
         {
             "run_name": "run",
@@ -158,5 +160,5 @@ def test_a_recipe_s_machines_are_those_of_the_launcher(
     )
     loader = build_data(recipe)
     OPEN.append(loader.reader)  # type: ignore[arg-type]
-    assert (loader.rank, loader.nodes, loader.lanes) == (3, 2, 4)
-    assert list(loader.reader.visits.lanes) == [2, 3]  # type: ignore[attr-defined]
+    assert (loader.rank, loader.nodes, loader.shard_groups) == (3, 2, 4)
+    assert list(loader.reader.visits.shard_groups) == [2, 3]  # type: ignore[attr-defined]

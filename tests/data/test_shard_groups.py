@@ -1,4 +1,4 @@
-"""Lanes: the order of an epoch for machines that fetch their own parts, the same for any number."""
+"""Shard groups: the order of an epoch for machines that fetch their own parts."""
 
 import itertools
 import json
@@ -12,12 +12,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pospre import draws
-from pospre.data.order import batch_rows, deal, epoch_order, lanes_of, rank_visits
+from pospre.data.order import batch_rows, deal, epoch_order, groups_of, rank_visits
 from pospre.errors import UserError
 from tests.data.loading import joined, loader, same
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(sum)
-LANES = st.integers(1, 8)
+GROUPS = st.integers(1, 8)
 SEEDS = st.integers(-(2**63), 2**64)
 ORDERS = st.sampled_from(["random", "windows"])
 
@@ -26,24 +26,26 @@ def ends_of(sizes: list[int]) -> np.ndarray:
     return np.cumsum(np.array(sizes, dtype=np.int64))
 
 
-def lane_of(seed: int, ends: np.ndarray, lanes: int) -> np.ndarray:
-    """Return the lane of every sample."""
-    lane = np.full(ends[-1], -1)
-    for number, _, first, size in zip(*deal(seed, ends, lanes), strict=True):
-        assert (lane[first : first + size] == -1).all()
-        lane[first : first + size] = number
-    return lane
+def group_of(seed: int, ends: np.ndarray, shard_groups: int) -> np.ndarray:
+    """Return the shard group of every sample."""
+    group = np.full(ends[-1], -1)
+    for number, _, first, size in zip(*deal(seed, ends, shard_groups), strict=True):
+        assert (group[first : first + size] == -1).all()
+        group[first : first + size] = number
+    return group
 
 
-@given(seed=SEEDS, sizes=SIZES, lanes=LANES)
-def test_the_deal_is_even_and_cuts_few_parts(seed: int, sizes: list[int], lanes: int) -> None:
+@given(seed=SEEDS, sizes=SIZES, shard_groups=GROUPS)
+def test_the_deal_is_even_and_cuts_few_parts(
+    seed: int, sizes: list[int], shard_groups: int
+) -> None:
     ends = ends_of(sizes)
-    runs = deal(seed, ends, lanes)
-    counts = np.bincount(lane_of(seed, ends, lanes), minlength=lanes)
+    runs = deal(seed, ends, shard_groups)
+    counts = np.bincount(group_of(seed, ends, shard_groups), minlength=shard_groups)
     assert counts.sum() == ends[-1] and np.ptp(counts) <= 1 and (np.diff(counts) <= 0).all()
-    assert len(runs.part) <= np.count_nonzero(sizes) + lanes - 1
+    assert len(runs.part) <= np.count_nonzero(sizes) + shard_groups - 1
     of_part = np.searchsorted(ends, runs.first, side="right")
-    assert np.array_equal(of_part, runs.part) and (np.diff(runs.lane) >= 0).all()
+    assert np.array_equal(of_part, runs.part) and (np.diff(runs.group) >= 0).all()
 
 
 @given(
@@ -51,33 +53,35 @@ def test_the_deal_is_even_and_cuts_few_parts(seed: int, sizes: list[int], lanes:
     epoch=st.integers(0, 10**6),
     sizes=SIZES,
     window=st.integers(1, 900),
-    lanes=LANES,
+    shard_groups=GROUPS,
     order=ORDERS,
 )
 def test_an_epoch_visits_every_sample_once_and_the_lanes_in_turn(
-    seed: int, epoch: int, sizes: list[int], window: int, lanes: int, order: str
+    seed: int, epoch: int, sizes: list[int], window: int, shard_groups: int, order: str
 ) -> None:
-    assume(window >= lanes)
+    assume(window >= shard_groups)
     ends = ends_of(sizes)
-    visits = epoch_order(seed, epoch, ends, order, window, lanes)
+    visits = epoch_order(seed, epoch, ends, order, window, shard_groups)
     assert visits.dtype == np.int64
     assert np.array_equal(np.sort(visits), np.arange(ends[-1]))
-    assert np.array_equal(visits, epoch_order(seed, epoch, ends, order, window, lanes))
-    assert np.array_equal(lane_of(seed, ends, lanes)[visits], np.arange(ends[-1]) % lanes)
+    assert np.array_equal(visits, epoch_order(seed, epoch, ends, order, window, shard_groups))
+    assert np.array_equal(
+        group_of(seed, ends, shard_groups)[visits], np.arange(ends[-1]) % shard_groups
+    )
 
 
-@given(seed=SEEDS, sizes=SIZES, window=st.integers(1, 90), lanes=LANES)
+@given(seed=SEEDS, sizes=SIZES, window=st.integers(1, 90), shard_groups=GROUPS)
 def test_a_lane_is_shuffled_in_windows_of_its_parts(
-    seed: int, sizes: list[int], window: int, lanes: int
+    seed: int, sizes: list[int], window: int, shard_groups: int
 ) -> None:
-    assume(window >= lanes)
+    assume(window >= shard_groups)
     ends = ends_of(sizes)
-    visits = epoch_order(seed, 1, ends, "windows", window, lanes)
-    sequence = epoch_order(seed, 1, ends, "windows", lanes, lanes)  # windows of 1
-    for lane in range(lanes):
-        own, parts = visits[lane::lanes], sequence[lane::lanes]
-        for start in range(0, len(own), window // lanes):
-            piece = slice(start, start + window // lanes)
+    visits = epoch_order(seed, 1, ends, "windows", window, shard_groups)
+    sequence = epoch_order(seed, 1, ends, "windows", shard_groups, shard_groups)  # windows of 1
+    for group in range(shard_groups):
+        own, parts = visits[group::shard_groups], sequence[group::shard_groups]
+        for start in range(0, len(own), window // shard_groups):
+            piece = slice(start, start + window // shard_groups)
             keys = draws.sample_keys(seed, 1, own[piece], 0, "shuffle")
             assert set(own[piece]) == set(parts[piece]) and (keys[1:] > keys[:-1]).all()
         of = np.searchsorted(ends, parts, side="right")  # every part comes in one piece
@@ -87,58 +91,63 @@ def test_a_lane_is_shuffled_in_windows_of_its_parts(
 
 @given(
     sizes=SIZES,
-    lanes=LANES,
-    per_lane=st.integers(1, 6),
+    shard_groups=GROUPS,
+    per_group=st.integers(1, 6),
     world=st.integers(1, 8),
     done=st.integers(0, 3),
 )
 def test_ranks_share_the_same_batches_however_many_they_are(
-    sizes: list[int], lanes: int, per_lane: int, world: int, done: int
+    sizes: list[int], shard_groups: int, per_group: int, world: int, done: int
 ) -> None:
     """Also from the middle of an epoch on: ``done`` batches were trained by others."""
-    size = lanes * per_lane
+    size = shard_groups * per_group
     assume(size % world == 0)
-    visits = epoch_order(0, 0, ends_of(sizes), "windows", 64, lanes)
+    visits = epoch_order(0, 0, ends_of(sizes), "windows", 64, shard_groups)
     batches = len(visits) // size
     assume(done < batches)
-    rows = batch_rows(size, lanes)
-    assert sorted(rows) == list(range(size)) and (np.diff(rows % lanes) >= 0).all()
+    rows = batch_rows(size, shard_groups)
+    assert sorted(rows) == list(range(size)) and (np.diff(rows % shard_groups) >= 0).all()
     coming = visits[done * size : batches * size]
     whole = coming.reshape(-1, size)[:, rows]
     ranks = [
-        coming[rank_visits(len(coming), rank, world, size // world, lanes)] for rank in range(world)
+        coming[rank_visits(len(coming), rank, world, size // world, shard_groups)]
+        for rank in range(world)
     ]
     shares = [own.reshape(-1, size // world) for own in ranks]
     assert np.array_equal(np.concatenate(shares, axis=1), whole)
 
 
 @given(
-    seed=SEEDS, sizes=SIZES, lanes=LANES, nodes=st.integers(1, 6), ranks_per_node=st.integers(1, 3)
+    seed=SEEDS,
+    sizes=SIZES,
+    shard_groups=GROUPS,
+    nodes=st.integers(1, 6),
+    ranks_per_node=st.integers(1, 3),
 )
 def test_a_node_visits_the_parts_of_its_lanes_only(
-    seed: int, sizes: list[int], lanes: int, nodes: int, ranks_per_node: int
+    seed: int, sizes: list[int], shard_groups: int, nodes: int, ranks_per_node: int
 ) -> None:
     ends, world = ends_of(sizes), nodes * ranks_per_node
-    size = int(np.lcm(lanes, world))
-    visits = epoch_order(seed, 3, ends, "windows", 64, lanes)
+    size = int(np.lcm(shard_groups, world))
+    visits = epoch_order(seed, 3, ends, "windows", 64, shard_groups)
     visits = visits[: len(visits) - len(visits) % size]
-    runs = deal(seed, ends, lanes)
+    runs = deal(seed, ends, shard_groups)
     for node in range(nodes):
-        own = lanes_of(node, nodes, lanes)
-        if lanes % nodes == 0:
-            assert len(own) == lanes // nodes
-        allowed = set(runs.part[np.isin(runs.lane, own)].tolist())
+        own = groups_of(node, nodes, shard_groups)
+        if shard_groups % nodes == 0:
+            assert len(own) == shard_groups // nodes
+        allowed = set(runs.part[np.isin(runs.group, own)].tolist())
         seen: set[int] = set()
         for rank in range(node * ranks_per_node, (node + 1) * ranks_per_node):
-            own_visits = rank_visits(len(visits), rank, world, size // world, lanes)
-            assert set(lanes_of(rank, world, lanes)) <= set(own)
+            own_visits = rank_visits(len(visits), rank, world, size // world, shard_groups)
+            assert set(groups_of(rank, world, shard_groups)) <= set(own)
             seen |= set(np.searchsorted(ends, visits[own_visits], side="right").tolist())
         assert seen <= allowed
 
 
 def test_the_deal_differs_between_seeds_and_stays_over_epochs() -> None:
     ends = np.arange(1, 101, dtype=np.int64) * 7
-    first, other = (lane_of(seed, ends, 4) for seed in (0, 1))
+    first, other = (group_of(seed, ends, 4) for seed in (0, 1))
     assert 0.1 < (first == other).mean() < 0.45
     orders = [epoch_order(0, epoch, ends, "windows", 64, 4) for epoch in (0, 1)]
     assert (orders[0] == orders[1]).mean() < 0.05
@@ -162,7 +171,7 @@ def many(sharded: Callable[..., Path]) -> Path:
 
 
 def options(**others: Any) -> dict[str, Any]:
-    return {"batch_size": 12, "order": "windows", "window": 24, "lanes": 6, **others}
+    return {"batch_size": 12, "order": "windows", "window": 24, "shard_groups": 6, **others}
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 3])
@@ -200,15 +209,15 @@ def test_a_resumed_epoch_loses_and_doubles_nothing(many: Path) -> None:
         assert same(joined(parts), batch)
 
 
-@pytest.mark.parametrize("lanes", [1, 6])
+@pytest.mark.parametrize("shard_groups", [1, 6])
 @pytest.mark.parametrize("order", ["windows", "random"])
-def test_an_epoch_goes_on_from_another_storage(many: Path, order: str, lanes: int) -> None:
+def test_an_epoch_goes_on_from_another_storage(many: Path, order: str, shard_groups: int) -> None:
     """A folder is one part; its samples still come in the order that the shards began."""
-    began = loader(many, **options(order=order, lanes=lanes))
+    began = loader(many, **options(order=order, shard_groups=shard_groups))
     whole = list(itertools.chain(began, began))
     began.epoch = 0
     list(itertools.islice(began, 2))
-    other = loader(many.parent / "photos", **options(order=order, lanes=lanes))
+    other = loader(many.parent / "photos", **options(order=order, shard_groups=shard_groups))
     other.load_state_dict(json.loads(json.dumps(began.state_dict())))
     got = list(itertools.chain(other, other))
     assert len(got) == 8 and all(map(same, got, whole[2:]))
@@ -221,9 +230,9 @@ def test_a_state_of_other_data_is_refused(many: Path) -> None:
 
 
 def test_repeats_come_in_a_row_within_their_lane(many: Path) -> None:
-    ours = loader(many, **options(repeats=2, lanes=2))
+    ours = loader(many, **options(repeats=2, shard_groups=2))
     whole = joined(list(ours))
-    rows = whole["index"].reshape(-1, 2, 6).transpose(0, 1).reshape(2, -1, 2)  # lane, pair, repeat
+    rows = whole["index"].reshape(-1, 2, 6).transpose(0, 1).reshape(2, -1, 2)  # group, pair, repeat
     epochs = whole["epoch"].reshape(-1, 2, 6).transpose(0, 1).reshape(2, -1, 2)
     assert (rows[..., 0] == rows[..., 1]).all()
     assert (epochs[..., 0] == 0).all() and (epochs[..., 1] == 1).all()
@@ -264,16 +273,16 @@ def test_a_bad_sample_s_stand_in_is_the_same_on_any_rank(
 def test_the_samples_looked_at_first_are_the_machine_s_own(many: Path) -> None:
     assert loader(many).spread(4) == [0, 19, 39, 59]
     ours = loader(many, **options(batch_size=6, world_size=2, rank=1, nodes=2))
-    lane = lane_of(ours.seed, ours.reader.parts, 6)
-    assert len(set(ours.spread(30))) == 30 and min(lane[ours.spread(30)]) == 3
+    group = group_of(ours.seed, ours.reader.parts, 6)
+    assert len(set(ours.spread(30))) == 30 and min(group[ours.spread(30)]) == 3
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"lanes": 0}, r"lanes is 0: .*greater than 0"),
-        ({"lanes": 5}, r"data\.lanes = 5 does not divide the batch of 12 samples"),
-        ({"window": 5}, r"window is 5; .* at least .* each of 6 lanes"),
+        ({"shard_groups": 0}, r"shard_groups is 0: .*greater than 0"),
+        ({"shard_groups": 5}, r"data\.shard_groups = 5 does not divide the batch of 12 samples"),
+        ({"window": 5}, r"window is 5; .* at least .* each of 6 shard groups"),
     ],
 )
 def test_impossible_lanes_are_refused(many: Path, wrong: dict[str, Any], said: str) -> None:
@@ -283,5 +292,5 @@ def test_impossible_lanes_are_refused(many: Path, wrong: dict[str, Any], said: s
 
 @pytest.mark.parametrize("wrong", [{"shuffle": False}, {"nodes": 2}, {"nodes": 0}])
 def test_lanes_without_sense_in_code_are_refused(many: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"lanes need shuffle|1 ranks cannot be shared"):
+    with pytest.raises(ValueError, match=r"shard groups need shuffle|1 ranks cannot be shared"):
         loader(many, **options(**wrong))

@@ -1,10 +1,10 @@
-"""What a machine will fetch of a data set in a bucket: known before the start."""
+"""How many bytes a machine will download of a data set in a bucket: known before the start."""
 
 from pospre.data.loader import ViewLoader
 from pospre.data.memory import readable
 
 
-def describe_traffic(loader: ViewLoader) -> str | None:
+def describe_data_volume(loader: ViewLoader) -> str | None:
     """Return a line to print at the start; None where the data are on this machine's disks."""
     if "://" not in loader.reader.address:
         return None
@@ -15,22 +15,22 @@ def describe_traffic(loader: ViewLoader) -> str | None:
     visits, cached = reader.visits, reader.cached_bytes()
     num_bytes = sum(entry.stored.size for entry in reader.visited)
     node = loader.rank * loader.nodes // loader.world_size + 1
-    who = "this machine" if loader.nodes == 1 else f"machine {node} of {loader.nodes}"
+    machine = "this machine" if loader.nodes == 1 else f"machine {node} of {loader.nodes}"
     what = "reads "
-    if loader.lanes > 1:
-        first, last = visits.lanes[0] + 1, visits.lanes[-1] + 1
-        lanes = f"lane {first}" if first == last else f"lanes {first} to {last}"
-        what += f"{lanes} of {loader.lanes}: "
+    if loader.shard_groups > 1:
+        first, last = visits.shard_groups[0] + 1, visits.shard_groups[-1] + 1
+        groups = f"shard group {first}" if first == last else f"shard groups {first} to {last}"
+        what += f"{groups} of {loader.shard_groups}: "
     here = "all" if cached == num_bytes else readable(cached)
     text = (
-        f"{who} {what}{len(reader.visited)} of {len(reader.parts)} shards in every epoch, "
+        f"{machine} {what}{len(reader.visited)} of {len(reader.parts)} shards in every epoch, "
         f"{readable(num_bytes)}, of which {here if cached else 'none'} is in its cache"
     )
     if not reader.stays:
-        text += "; they do not fit within data.cache_limit, so every epoch fetches again"
-    if loader.lanes == 1 and loader.nodes > 1:
+        text += "; they do not fit within data.cache_limit, so every epoch downloads them again"
+    if loader.shard_groups == 1 and loader.nodes > 1:
         text += (
-            f"; in a new run data.lanes: {loader.nodes} would have each machine fetch "
+            f"; in a new run data.shard_groups: {loader.nodes} would have each machine download "
             f"1/{loader.nodes}"
         )
     return text
