@@ -28,18 +28,18 @@ examples:
   python -m data_prep.convert words  12_train    --format mds  --split train --keywords 12
   python -m data_prep.convert photos s3://bucket/photos --format mds
 
-on several machines, each with the same SRC (times of the files included) and a DST on a shared
-disk or in a bucket; then once:
+on several machines, with the same SRC (also the same file times) and a DST on a shared disk or in
+a bucket; then merge once:
   python -m data_prep.convert photos /shared/photos_mds --format mds --part 3/16
   python -m data_prep.convert --merge /shared/photos_mds
 
-or once, from a Dask cluster whose workers see SRC and DST under the same names:
+or on a Dask cluster whose workers see SRC and DST under the same names:
   python -m data_prep.convert photos /shared/photos_mds --format mds --scheduler tcp://head:8786
 
-DST appears only when it is complete, and its bytes depend on SRC and the options alone, not on the
-workers, parts or interruptions. Until then finished blocks (shards of about 64 MiB) are kept in
-DST.partial, or in the bucket: a conversion that was killed is simply run again and goes on from
-there. Endpoint and credentials of a bucket come from S3_ENDPOINT_URL and AWS's variables.
+DST appears only when it is complete. Its bytes depend on SRC and the options alone, not on workers,
+parts or interruptions. Until then finished blocks (shards of about 64 MiB) are kept in DST.partial,
+or in the bucket. If a conversion is killed, run the same command again, and it goes on. Endpoint
+and credentials of a bucket come from S3_ENDPOINT_URL and AWS's variables.
 
 kinds of sources:
 """
@@ -65,7 +65,7 @@ def _print_summary(destination: str, summary: Summary) -> None:
     rows += [
         *deep_rows(summary),
         ("unreadable", f"{len(summary.skipped)}"),
-        *([("ignored", f"{summary.num_ignored}")] if summary.num_ignored else []),
+        *([("ignored", f"{summary.about['ignored']}")] if summary.about["ignored"] else []),
         ("bytes", f"{summary.num_bytes} ({summary.num_bytes / 1e6:.1f} MB)"),
         ("time", f"{summary.seconds:.1f} s{rate}"),
     ]
@@ -77,7 +77,7 @@ def _print_summary(destination: str, summary: Summary) -> None:
         print(f"  unreadable: {printable(item['path'])}: {printable(item['reason'])}")
     if len(summary.skipped) > _NUM_SHOWN:
         print(f"  … and {len(summary.skipped) - _NUM_SHOWN} more, all named in the description")
-    for name in summary.ignored:
+    for name in summary.about.get("ignored_examples", ()):
         print(f"  ignored, for instance: {printable(name)}")
 
 
@@ -90,14 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--scheduler",
         metavar="ADDRESS",
-        help="of a Dask cluster that does the work; local: of --workers processes, started here",
+        help="use this Dask cluster; local: start one here with --workers processes",
     )
     add("--part", metavar="K/N", help="write only the K-th of N parts, from 1")
     add("--merge", metavar="DST", help="make one data set of the parts of DST")
-    add("--overwrite", action="store_true", help="replace DST, when the new one is complete")
+    add("--overwrite", action="store_true", help="replace DST when the new one is complete")
     add("--strict", action="store_true", help="stop at the first file that cannot be read")
     add("--statistics", type=Path, metavar="PATH.png", help="draw sizes and classes there")
-    add("--verify", action="store_true", help="then check every checksum and decode every sample")
+    add("--verify", action="store_true", help="then check all checksums and decode every sample")
     return parser
 
 
@@ -106,36 +106,36 @@ def _add_result_options(add: Callable[..., Any]) -> None:
     add("source", metavar="SRC", type=Path, nargs="?", help="folder or archive")
     add("destination", metavar="DST", nargs="?", help="file.beton, folder or s3:// for MDS shards")
     add("--format", choices=("mds", "ffcv"), help="what to write")
-    add("--source", dest="kind", default="auto", metavar="KIND", help="what SRC is (found out)")
+    add("--source", dest="kind", default="auto", metavar="KIND", help="what SRC is (detected)")
     add("--max-side", type=int, help="shrink larger images to this longer side in pixels")
-    add("--quality", type=int, default=90, help="JPEG quality of what is encoded anew (90)")
+    add("--quality", type=int, default=90, help="JPEG quality of images encoded again (90)")
     add(
         "--channels",
         type=int,
         default=3,
         metavar="N",
-        help="of the images stored: 3 is RGB, 1 grey, others stay lossless .npy (3)",
+        help="channels of the stored images: 3 RGB, 1 grey, others as lossless .npy (3)",
     )
     add(
         "--deep-range",
         default="auto",
         metavar="auto|LOW,HIGH",
-        help="of 16-bit and float images: values that become 0 and 255 (auto: guessed for each)",
+        help="values of 16-bit and float images that become 0 and 255 (auto: a guess for each)",
     )
-    add("--frames", type=int, choices=(98, 100), help="of a clip: 98, or 100 with 20 ms of silence")
-    add("--split", choices=("train", "val", "test"), help="write only these samples")
-    add("--val-fraction", type=float, default=0.1, help="share of val where it is drawn (0.1)")
+    add("--frames", type=int, choices=(98, 100), help="of a clip; 100 has 20 ms of silence (100)")
+    add("--split", choices=("train", "val", "test"), help="write only this split")
+    add("--val-fraction", type=float, default=0.1, help="share of val if it is drawn (0.1)")
     add("--seed", type=int, default=0, help="seed of the split and of --keywords (0)")
     add(
         "--keywords",
         metavar="WORD,WORD",
-        help="of clips: tell these words from unknown and silence; 12: Google's usual classes",
+        help="classes of clips: these words, unknown and silence; 12: Google's usual classes",
     )
     add(
         "--check",
         choices=("full", "header"),
         default="full",
-        help="of a JPEG that is kept: decode it, or only look at beginning and end (full)",
+        help="check kept JPEGs by decoding them, or only their beginning and end (full)",
     )
     add(
         "--seekable",

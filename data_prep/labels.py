@@ -47,11 +47,7 @@ def labels_of(classes: Sequence[str] | None) -> dict[str, int]:
 
 
 def label_of(raw: RawLabel, labels: Mapping[str, int], where: object) -> int:
-    """Return the number of a class, -1 for none.
-
-    Raises:
-        UserError: it is no class.
-    """
+    """Return the number of a class, -1 for none; raises UserError if it is no class."""
     if raw is None or raw == -1 or not labels:
         return -1
     if isinstance(raw, str) and raw in labels:

@@ -31,7 +31,7 @@ class Split:
         name: ``"train"``, ``"val"``, ``"test"``, or None for all there is.
         val_fraction: share of ``"val"`` where the data set has no splits of its own.
         seed: of the draw in that case, and of those of clips that are no keyword.
-        keywords: words of spoken clips, by commas, that are to be told from all else; or None.
+        keywords: words of spoken clips that become classes of their own, by commas; or None.
     """
 
     name: str | None = None
@@ -64,21 +64,25 @@ def split_of_name(name: str) -> str | None:
     return _SAME.get(found[1], found[1]) if found else None
 
 
-def by_split(files: Sequence[N], root: Path) -> dict[str, list[N]]:
-    """Return files by the split that their names tell; nothing where no name tells one.
+def files_of(split: Split, files: Sequence[N], root: Path) -> tuple[Sequence[N], str | None]:
+    """Return the files whose names tell the wanted split, and what splits the data set.
+
+    All files and None where no name tells a split: it is drawn from the samples.
 
     Raises:
-        UserError: some names tell one and some do not. To draw splits from all of them would mix
-            what is held out into what is trained on.
+        UserError: there is no such split, or only some names tell one. To draw splits from all of
+            them would mix what is held out into what is trained on.
     """
-    splits: dict[str | None, list[N]] = defaultdict(list)
+    splits: dict[str, list[N]] = defaultdict(list)
     for file in files:
-        splits[split_of_name(file.name)].append(file)
-    others = splits.pop(None, [])
-    if splits and others:
+        splits[split_of_name(file.name) or ""].append(file)
+    others = splits.pop("", [])
+    if not splits:
+        return files, None
+    if others:
         told = next(iter(splits.values()))[0]
         raise UserError(
-            f"{root}: the name of {told.name} tells its split ({', '.join(map(str, splits))}), "
+            f"{root}: the name of {told.name} tells its split ({', '.join(splits)}), "
             f"that of {others[0].name} does not; rename {others[0].name} or move it away."
         )
-    return {str(split): named for split, named in splits.items()}
+    return split.choose(splits, root), "names of the files"

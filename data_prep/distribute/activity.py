@@ -1,7 +1,8 @@
-"""Which file every worker is at: named while it takes long, and when a worker dies of it."""
+"""Which file each worker is at: named while it takes long, and when a worker dies of it."""
 
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Generator, Iterable
@@ -10,14 +11,12 @@ from multiprocessing import Value
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawArray
 from signal import SIGTERM, Signals
-from typing import TextIO
 
 from pospre.errors import printable
 
 _LONGEST_NAME = 1 << 10
 _FIRST_NOTICE = 10.0  # seconds, then twice as many, and so on
 _LOOK_EVERY = 1.0
-_STANDARD_ERROR = 2
 
 _here = threading.local()
 
@@ -52,20 +51,18 @@ class Activity:
 
     @contextmanager
     def watched(self) -> Generator[None]:
-        """Name on the standard error, meanwhile, what takes long."""
+        """Print files that take long on the standard error."""
         done = threading.Event()
-        # a copy: while a file is decoded here, what libraries write there is taken for its own
-        with os.fdopen(os.dup(_STANDARD_ERROR), "w", errors="backslashreplace") as stream:
-            thread = threading.Thread(target=self._watch, args=(done, stream), daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                done.set()
-                thread.join()
+        thread = threading.Thread(target=self._watch, args=(done,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def causes(self, workers: Iterable[BaseProcess]) -> str:
-        """Say of what, and at which files, those of the workers died that were not stopped."""
+        """Say why, and at which files, those workers died that were not stopped."""
         found = []
         for worker in workers:
             code = worker.exitcode or 0
@@ -75,7 +72,7 @@ class Activity:
                 found.append(what + "".join(f" at {row.text}" for row in rows))
         return ", ".join(found)
 
-    def _watch(self, done: threading.Event, stream: TextIO) -> None:
+    def _watch(self, done: threading.Event) -> None:
         notices = [_FIRST_NOTICE] * len(self._rows)
         while not done.wait(_LOOK_EVERY):
             for number, row in enumerate(self._rows):
@@ -84,17 +81,16 @@ class Activity:
                     notices[number] = _FIRST_NOTICE
                 elif seconds >= notices[number]:
                     notices[number] = 2 * seconds
-                    print(f"still at {row.text}, {seconds:.0f} s", file=stream, flush=True)
+                    print(f"still at {row.text}, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def at(name: str) -> Generator[None]:
     """Note what this thread is at, if it has joined an ``Activity``."""
     row = getattr(_here, "row", None)
-    if row is None:
-        yield
-        return
-    row.name = os.fsencode(name)[1 - _LONGEST_NAME :]
-    row.since = time.monotonic()
+    if row is not None:
+        row.name = os.fsencode(name)[1 - _LONGEST_NAME :]
+        row.since = time.monotonic()
     yield
-    row.since = 0.0  # not where it fails: what it was at is of interest
+    if row is not None:
+        row.since = 0.0  # not where it fails: the message names what it was at

@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 LOCAL = "local"
 _RETRIES = 3
-_PENDING_PER_WORKER = 4  # so that a slow machine holds nobody up
+_PENDING_PER_WORKER = 4  # so that a slow machine does not hold the others up
 _LEAST_PENDING = 64  # workers may come later
 _CONNECT_SECONDS = 20
 

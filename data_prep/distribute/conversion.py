@@ -8,20 +8,19 @@ there. Parts on several machines, and runs that follow a killed one, convert wha
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from data_prep.distribute.cluster import cluster_map
-from data_prep.distribute.preparation import load_writers, prepare
+from data_prep.distribute.preparation import check_writers, prepare
 from data_prep.distribute.processes import ordered_map
 from data_prep.distribute.worker import Job, convert_block
 from data_prep.plan.blocks import Block, Share
-from data_prep.plan.plan import Plan, check_complete, check_own, check_samples, difference
+from data_prep.plan.plan import Plan, check_complete, check_own, check_samples
 from data_prep.plan.records import Record, Settings, Summary
 from data_prep.publish.atomic import writing
 from data_prep.publish.destination import Destination
@@ -67,7 +66,6 @@ def convert(
     target.check_apart(source)
     prepared = prepare(source, settings)
     if not overwrite and target.is_complete(prepared.made_from):
-        _tidy(target, prepared.made_from)
         return None
     if overwrite:
         target.check_replaceable()
@@ -78,7 +76,7 @@ def convert(
         job = Job(
             replace(prepared.source, items=()),
             prepared.settings,
-            plan.limit,
+            plan.largest,
             target,
             num_shares=1 if share is None else share.total,
             strict=strict,
@@ -107,9 +105,8 @@ def merge(destination: str | Path) -> Summary | None:
             f"{target.partial} holds no parts of {destination}; write them with --part k/n."
         )
     if target.is_complete(plan.made_from):
-        _tidy(target, plan.made_from)
         return None
-    load_writers(plan.format)
+    check_writers(plan.format)
     start = time.monotonic()
     with writing(target), target.alone(WHOLE):
         found = target.records()
@@ -118,22 +115,11 @@ def merge(destination: str | Path) -> Summary | None:
         check_samples(records, plan, target.partial)
         _publish(target, plan, records, overwrite=False)
     seconds = time.monotonic() - start
-    return Summary(records, plan.classes, len(records), seconds, plan.num_ignored, plan.ignored)
+    return Summary(records, plan.about, len(records), seconds)
 
 
 def _absolute(destination: str | Path) -> str:
     return str(destination) if "://" in str(destination) else str(Path(destination).absolute())
-
-
-def _tidy(target: Destination, made_from: dict[str, Any]) -> None:
-    """Remove what parts that came late have left; nobody else's work, and only where that goes."""
-    with suppress(UserError, OSError):
-        if target.plan() is None:
-            return
-        with target.alone(WHOLE):
-            before = target.plan()
-            if before is not None and difference(before.made_from, made_from) is None:
-                target.discard()
 
 
 def _publish(target: Destination, plan: Plan, records: Sequence[Record], overwrite: bool) -> None:
@@ -212,4 +198,4 @@ def _convert_blocks(
             found[block.number] = record
             bar.update(block.stop - block.start)
     records = [found[block.number] for block in blocks]
-    return Summary(records, plan.classes, num_reused, 0.0, plan.num_ignored, plan.ignored)
+    return Summary(records, plan.about, num_reused)

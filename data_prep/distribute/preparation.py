@@ -1,10 +1,11 @@
 """A source and settings → the plan of a conversion, and the blocks that it is cut into."""
 
 import hashlib
-import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,12 @@ from data_prep.plan.blocks import Block, cut_blocks
 from data_prep.plan.plan import VERSION, Plan
 from data_prep.plan.records import Settings
 from data_prep.sources.registry import open_source
-from data_prep.sources.source import Source
-from pospre.errors import UserError, to_install
+from data_prep.sources.source import Item, Source
+from pospre.errors import UserError, needing, to_install
 
 _FRAMES = 100  # of a clip: one second, and 20 ms of silence
 _FOR_CLIPS = {"frames": "clips", "keywords": "clips"}
 _FOR_IMAGES = {"channels": "images", "deep_range": "images", "seekable": "JPEGs"}
-
-# library and extra that write a format, and the other format
-_WRITTEN_BY = {"ffcv": ("FFCV", "ffcv", "mds"), "mds": ("Streaming", "convert", "ffcv")}
 
 
 @dataclass(frozen=True)
@@ -50,33 +48,37 @@ class Prepared:
             UserError: the library that writes the format is missing.
         """
         source, items = self.source, self.source.items
-        writers = load_writers(self.settings.format)
+        check_writers(self.settings.format)
         sizes = [item.size for item in items]
         blocks = cut_blocks([item.name for item in items], sizes, self.settings.shard_mb)
-        largest = max(sum(sizes[block.start : block.stop]) for block in blocks)
-        limit: int = writers.size_limit(items, largest)
-        blocks = [block._replace(key=self._key(block, limit)) for block in blocks]
+        largest = _largest_sample(self.settings.format, items)
+        blocks = [block._replace(key=self._key(block, largest)) for block in blocks]
         plan = Plan(
             made_from=self.made_from,
-            num_blocks=len(blocks),
-            num_items=len(items),
-            classes=source.classes,
-            num_ignored=source.num_ignored,
-            split_rule=source.split_rule,
-            annotation=source.annotation,
-            limit=limit,
-            noun="WAV files" if source.is_audio else "images",
-            titles=source.titles,
-            annotation_classes=source.annotation_classes,
-            ignored=list(source.ignored),
+            about=self._about(),
             block_keys=[block.key for block in blocks],
+            num_items=len(items),
+            largest=largest,
+            noun="WAV files" if source.is_audio else "images",
             version=VERSION,
         )
         return plan, blocks
 
-    def _key(self, block: Block, limit: int) -> str:
+    def _about(self) -> dict[str, Any]:
+        source = self.source
+        about = {
+            "annotation": source.annotation,
+            "annotation_classes": source.annotation_classes,
+            "ignored_examples": list(source.ignored),
+            "split_rule": source.split_rule,
+            "titles": source.titles,
+        }
+        found = {key: value for key, value in about.items() if value not in (None, [])}
+        return {**found, "classes": source.classes, "ignored": source.num_ignored}
+
+    def _key(self, block: Block, largest: int) -> str:
         """Return a hash of everything that decides the bytes of a block."""
-        parts = [asdict(self.settings), limit, self.source.fingerprint(block.start, block.stop)]
+        parts = [asdict(self.settings), largest, self.source.fingerprint(block.start, block.stop)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -113,16 +115,29 @@ def prepare(path: Path, settings: Settings) -> Prepared:
     return Prepared(source, settings)
 
 
-def load_writers(data_format: str) -> Any:
-    """Import the writers of a format: the libraries are heavy, and FFCV's may be missing.
+def check_writers(data_format: str) -> None:
+    """Import what writes a format: the libraries are heavy, and FFCV may be missing.
 
     Raises:
         UserError: it cannot be imported.
     """
-    try:
-        return importlib.import_module(f"data_prep.publish.writers.{data_format}")
-    except ImportError as error:
-        library, extra, other = _WRITTEN_BY[data_format]
-        raise UserError(
-            f"{library} cannot be loaded ({error}): {to_install(extra)}; or use --format {other}."
-        ) from error
+    with needing("convert", "a conversion"):
+        import_module("data_prep.publish.shards")
+    if data_format == "ffcv":
+        try:
+            import_module("data_prep.publish.beton")
+        except ImportError as error:
+            raise UserError(
+                f"FFCV cannot be loaded ({error}): {to_install('ffcv')}; or use --format mds."
+            ) from error
+
+
+def _largest_sample(data_format: str, items: Sequence[Item]) -> int:
+    """Return how many bytes a sample may take: in a ``.beton`` a page."""
+    if data_format == "ffcv":
+        from data_prep.publish.beton import page_size_for
+
+        return page_size_for(items)
+    from data_prep.publish.shards import LARGEST_SAMPLE
+
+    return LARGEST_SAMPLE

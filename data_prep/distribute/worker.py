@@ -1,7 +1,6 @@
-"""One block → its shard or piece: read, prepare, write, hand over. This is what a worker does."""
+"""One block → its shard: read, prepare, write, hand over. This is what a worker does."""
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,9 @@ import numpy as np
 import torch
 
 from data_prep.distribute.activity import at
-from data_prep.distribute.preparation import load_writers
 from data_prep.encode.images import PreparedImage, prepare_image
 from data_prep.encode.moments import Moments
 from data_prep.encode.reading import read_annotation, read_item
-from data_prep.encode.stderr import captured_stderr
 from data_prep.files.locations import DamagedItem
 from data_prep.plan.blocks import Block
 from data_prep.plan.records import Record, Settings
@@ -23,12 +20,10 @@ from data_prep.publish.destination import Destination
 from data_prep.sources.source import Item, Source
 from pospre.data.decode.decoder import decode_image
 from pospre.data.stores.description import checksum
-from pospre.errors import UserError, printable
+from pospre.errors import UserError
 
 if TYPE_CHECKING:
     from data_prep.speech.features import PreparedClip
-
-_MOST_SAID = 3  # lines of libraries that are kept with the reason
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class Job:
     Attributes:
         source: without its items.
         settings: of the conversion.
-        limit: largest shard in bytes, or size of a page.
+        largest: bytes of a sample that can be stored.
         destination: what takes the finished blocks.
         num_shares: that the conversion is divided into.
         strict: whether to stop at what cannot be read.
@@ -46,7 +41,7 @@ class Job:
 
     source: Source
     settings: Settings
-    limit: int
+    largest: int
     destination: Destination
     num_shares: int = 1
     strict: bool = False
@@ -63,11 +58,11 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
     record = Record(block.number, block.key, job.num_shares)
     moments = _moments(job.settings)
     with job.destination.scratch() as folder:
-        with _writing(folder, job, record) as writer:
+        with _writing(folder, job, record, items) as writer:
             for item in items:
                 with at(str(job.source.root / item.name)):
                     try:
-                        main, fields = _prepare(item, job, writer.max_bytes)
+                        main, fields = _prepare(item, job)
                     except DamagedItem as error:
                         _skip(item, str(error), record, job)
                         continue
@@ -81,9 +76,7 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
     return record
 
 
-def _prepare(
-    item: Item, job: Job, max_bytes: int
-) -> "tuple[PreparedImage | PreparedClip, dict[str, Any]]":
+def _prepare(item: Item, job: Job) -> "tuple[PreparedImage | PreparedClip, dict[str, Any]]":
     """Return what an item became, and the fields of its sample.
 
     Raises:
@@ -92,7 +85,14 @@ def _prepare(
     data = read_item(job.source, item)
     main: PreparedImage | PreparedClip
     if job.settings.frames is None:
-        main = _prepare_image(data, item, job.settings)
+        main = prepare_image(
+            data,
+            job.settings.max_side,
+            job.settings.quality,
+            check=job.settings.check,
+            seekable=job.settings.seekable,
+            decoding=job.settings.decoding,
+        )
     else:
         from data_prep.speech.features import prepare_clip  # torchaudio: seconds to import
 
@@ -104,31 +104,12 @@ def _prepare(
     if job.source.annotation is not None:
         fields["annotation"] = read_annotation(job.source, item, image)
     num_bytes = main.num_bytes + len(fields.get("annotation", b""))
-    if num_bytes > max_bytes:
+    if num_bytes > job.largest:
         raise DamagedItem(
-            f"as a JPEG it takes {num_bytes} bytes, but at most {max_bytes} fit; --max-side makes "
-            "it smaller"
+            f"as a JPEG it takes {num_bytes} bytes, but at most {job.largest} fit; --max-side "
+            "makes it smaller"
         )
     return main, fields
-
-
-def _prepare_image(data: bytes, item: Item, settings: Settings) -> PreparedImage:
-    """Prepare an image; what the libraries say of it goes with its name."""
-    try:
-        with captured_stderr() as said:
-            found = prepare_image(
-                data,
-                settings.max_side,
-                settings.quality,
-                check=settings.check,
-                seekable=settings.seekable,
-                decoding=settings.decoding,
-            )
-    except DamagedItem as error:
-        raise DamagedItem("; ".join([str(error), *said[:_MOST_SAID]])) from error
-    for line in said:
-        print(printable(f"{item.name}: {line}"), file=sys.stderr)
-    return found
 
 
 def _skip(item: Item, why: str, record: Record, job: Job) -> None:
@@ -178,8 +159,10 @@ def _rows(main: "PreparedImage | PreparedClip", settings: Settings) -> np.ndarra
 
 
 @contextmanager
-def _writing(folder: Path, job: Job, record: Record) -> Iterator[Any]:
+def _writing(folder: Path, job: Job, record: Record, items: Sequence[Item]) -> Iterator[Any]:
     """Give the writer of a block's samples; at the end it notes its files in the record."""
+    from data_prep.publish.shards import BlockWriter  # Streaming: seconds to import
+
     columns = {"image": "bytes"}
     if job.settings.frames is not None:
         from data_prep.speech.features import NUM_COEFFICIENTS
@@ -187,7 +170,7 @@ def _writing(folder: Path, job: Job, record: Record) -> Iterator[Any]:
         columns = {"features": f"ndarray:float32:{job.settings.frames},{NUM_COEFFICIENTS}"}
     if job.source.annotation is not None:
         columns["annotation"] = "bytes"
-    writer = load_writers(job.settings.format).BlockWriter(folder, columns, job.limit)
+    writer = BlockWriter(folder, columns, sum(item.size for item in items))
     try:
         yield writer
         writer.finish(record)

@@ -91,7 +91,7 @@ def prepare_image(
     """
     try:
         with warnings.catch_warnings():
-            # Broken metadata beside a good image, and big but honest images, are no one's concern.
+            # Pillow warns of broken metadata beside a good image, and of large images.
             warnings.simplefilter("ignore")
             if decoding.channels not in _OF_JPEGS:
                 return _prepare_bands(data, max_side, decoding)

@@ -26,7 +26,7 @@ class Entry:
     Attributes:
         name: with forward slashes, relative to what holds it.
         size: bytes.
-        stamp: changes when the content does, as far as this can be told without reading it.
+        stamp: changes when the content does, as far as is known without reading it.
         location: where the bytes are.
     """
 
@@ -55,7 +55,7 @@ def tar_entries(
 
     Args:
         path: the archive.
-        advance: told of the bytes that have been looked through (``int``: nobody is told).
+        advance: called with the number of bytes read so far (``int``: ignores it).
         inner: where the tar lies inside of that archive, if it does.
         limit: how many files are enough; the rest is then not looked at.
 
@@ -93,11 +93,7 @@ def tar_entries(
 
 
 def zip_entries(path: Path) -> list[Entry]:
-    """Return the visible files of a zip.
-
-    Raises:
-        UserError: it is damaged or no zip.
-    """
+    """Return the visible files of a zip; raises UserError if it is damaged or no zip."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]

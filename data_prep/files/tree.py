@@ -28,7 +28,7 @@ class Tree:
     """
 
     def __init__(self, root: Path, *, skip_damaged: bool = False) -> None:
-        """``skip_damaged``: damaged zips that lie in the folder are nobody's concern."""
+        """``skip_damaged``: ignore damaged zips in the folder."""
         self.root = root
         self._skip_damaged = skip_damaged
         self._folder = _inmost(root) if root.is_dir() else None

@@ -1,7 +1,7 @@
-"""A source cut into blocks, each converted by one worker and kept as one shard or piece.
+"""A source cut into blocks, each converted by one worker and kept as one shard.
 
-The cut depends on the source and on the settings alone. So the result is the same whoever converts
-which block, with however many processes, on however many machines, and however often it was killed.
+The cut depends on the source and the settings alone. So the result is the same for any number of
+processes, machines and interruptions.
 """
 
 import hashlib
@@ -54,11 +54,7 @@ class Share(NamedTuple):
 
 
 def parse_share(text: str) -> Share:
-    """Read ``k/n``.
-
-    Raises:
-        UserError: it is none, or k is not from 1 to n.
-    """
+    """Read ``k/n``; raises UserError if it is none, or k is not from 1 to n."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     share = Share(*map(int, match.groups())) if match else Share(0, 0)
     if not 1 <= share.number <= share.total:
@@ -69,7 +65,7 @@ def parse_share(text: str) -> Share:
 def cut_blocks(names: Sequence[str], sizes: Sequence[int], shard_mb: float | None) -> list[Block]:
     """Cut items into blocks of about equal bytes.
 
-    Where names decide within some bytes, so that few blocks change when an item comes or goes.
+    The names decide where exactly, so that few blocks change if an item is added or removed.
 
     Args:
         names: of the items.

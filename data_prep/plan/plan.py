@@ -6,14 +6,14 @@ Workers, parts on several machines and runs that follow a killed one all have th
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from data_prep.plan.blocks import Block, Share
 from data_prep.plan.records import Record, Settings, Summary, spans_of
 from pospre.errors import UserError
 
-VERSION = 4  # of plans and records: what another version has begun is not gone on with
+VERSION = 5  # of plans and records: what another version has begun is not gone on with
 
 
 @dataclass(frozen=True)
@@ -22,36 +22,27 @@ class Plan:
 
     Attributes:
         made_from: settings and the source's fingerprint.
-        num_blocks: that the source is converted in.
-        block_keys: what tells each of them from all others: a block of the same number and key
-            has the same bytes, whatever else has changed in the source.
+        about: what the description repeats of the source, such as its classes.
+        block_keys: of each block that the source is converted in. A block of the same number and
+            key has the same bytes, whatever else has changed in the source.
         num_items: candidate samples.
-        classes: names by label, or None.
-        num_ignored: files that are no samples.
-        ignored: some of them, for instance.
-        split_rule: what splits the data set, or None.
-        annotation: ``"json"``, ``"png"`` or None.
-        limit: largest shard in bytes (MDS), or size of a page (FFCV).
+        largest: bytes of a sample that can be stored (FFCV: the size of a page).
         noun: what the samples are called in messages.
-        titles: readable class names by label, where ``classes`` are codes.
-        annotation_classes: names by the numbers inside annotations.
         version: of plans and records.
     """
 
     made_from: dict[str, Any]
-    num_blocks: int
+    about: dict[str, Any]
+    block_keys: list[str]
     num_items: int
-    classes: list[str] | None
-    num_ignored: int
-    split_rule: str | None
-    annotation: str | None
-    limit: int
+    largest: int
     noun: str
-    titles: list[str] | None = None
-    annotation_classes: list[str] | None = None
-    ignored: list[str] = field(default_factory=list)
-    block_keys: list[str] = field(default_factory=list)
     version: int = 1  # the first noted none
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that the source is converted in."""
+        return len(self.block_keys)
 
     @property
     def key(self) -> str:
@@ -92,11 +83,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def check_own(found: Mapping[int, Record], plan: Plan, where: str) -> None:
-    """Refuse blocks of another conversion.
-
-    Raises:
-        UserError: there are some.
-    """
+    """Refuse blocks of another conversion; raises UserError if there are some."""
     foreign = [number for number, record in found.items() if not plan.owns(record)]
     if foreign:
         raise UserError(
@@ -106,11 +93,7 @@ def check_own(found: Mapping[int, Record], plan: Plan, where: str) -> None:
 
 
 def check_complete(found: Mapping[int, Record], plan: Plan, where: str) -> None:
-    """Refuse to go on without all blocks.
-
-    Raises:
-        UserError: some are missing or foreign.
-    """
+    """Refuse to go on without all blocks; raises UserError if some are missing or foreign."""
     check_own(found, plan, where)
     missing = set(range(plan.num_blocks)) - set(found)
     if not missing:
@@ -130,14 +113,10 @@ def check_complete(found: Mapping[int, Record], plan: Plan, where: str) -> None:
 
 
 def check_samples(records: Sequence[Record], plan: Plan, source: object) -> None:
-    """Refuse to make an empty data set.
-
-    Raises:
-        UserError: there is no sample in it.
-    """
+    """Refuse to make an empty data set; raises UserError if there is no sample in it."""
     if any(record.labels for record in records):
         return
-    first = Summary(records, None).skipped[0]
+    first = Summary(records).skipped[0]
     raise UserError(
         f"{source}: none of the {plan.num_items} {plan.noun} can be read ({first['path']}: "
         f"{first['reason']}); nothing was written."

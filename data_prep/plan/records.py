@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -118,19 +118,20 @@ class Summary:
 
     Attributes:
         records: of its blocks, in order.
-        classes: names by label, or None.
+        about: what the description repeats of the source.
         num_reused: how many of them an earlier run had finished.
         seconds: that this run took.
-        num_ignored: files of the source that are no samples.
-        ignored: some of them, for instance.
     """
 
     records: Sequence[Record]
-    classes: list[str] | None
+    about: Mapping[str, Any] = field(default_factory=dict)
     num_reused: int = 0
     seconds: float = 0.0
-    num_ignored: int = 0
-    ignored: Sequence[str] = ()
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Names by label, or None."""
+        return self.about.get("classes")
 
     @property
     def num_samples(self) -> int:

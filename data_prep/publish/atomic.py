@@ -24,7 +24,7 @@ def writing(destination: object) -> Iterator[None]:
 
 @contextmanager
 def partial_folder(destination: Path) -> Iterator[Path]:
-    """Give a fresh folder ``<destination>.partial-new`` and remove it at the end, come what may.
+    """Give a fresh folder ``<destination>.partial-new`` and remove it at the end, in any case.
 
     What a killed run left behind for the same destination is removed first.
 
@@ -45,7 +45,7 @@ def partial_folder(destination: Path) -> Iterator[Path]:
 def replace_folder(complete: Path, destination: Path) -> None:
     """Put a complete folder in the destination's place; an old one is moved aside, then removed.
 
-    If that fails the old one is put back. Nobody else may write the destination meanwhile.
+    If that fails the old one is put back. No other process may write the destination meanwhile.
     """
     for path in (*complete.rglob("*"), complete):
         sync(path)
@@ -67,7 +67,7 @@ def replace_folder(complete: Path, destination: Path) -> None:
 def replace_pair(first: tuple[Path, Path], second: tuple[Path, Path]) -> None:
     """Rename two files (from, to) that belong together, after their content reached the disk.
 
-    An old second file goes first: whoever is killed in between leaves no pair of old and new.
+    The old second file is removed first, so that a kill in between leaves no pair of old and new.
     """
     for source, _ in (first, second):
         sync(source)

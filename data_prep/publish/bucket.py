@@ -18,16 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psutil
 from boto3.s3.transfer import TransferConfig
 
 from data_prep.plan.plan import Plan
 from data_prep.plan.records import Record
-from data_prep.publish.description import check_sizes, describe_shards, parse_description
+from data_prep.publish.description import check_sizes, describe_shards
 from data_prep.publish.destination import PLAN_NAME, Destination
-from pospre.data.stores.description import SIDECAR_NAME
+from pospre.data.stores.description import SIDECAR_NAME, Description, parse_description
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
 from pospre.object_store import Bucket
@@ -100,7 +99,7 @@ class BucketShards(Destination):
         self.partial = f"{self.uri}/{_WORK}"
         self.data = self.files = BucketFiles(self.uri)
         self.work = self.record_files = BucketFiles(self.partial)
-        self._replaced: dict[str, Any] | None = None
+        self._replaced: Description | None = None
 
     def __str__(self) -> str:
         return self.uri
@@ -155,7 +154,7 @@ class BucketShards(Destination):
         """
         return nullcontext()
 
-    def description(self) -> dict[str, Any] | None:
+    def description(self) -> Description | None:
         """Return the description that the index belongs to: it goes up last."""
         there = self.files.sizes()
         if INDEX_NAME not in there:
@@ -165,11 +164,11 @@ class BucketShards(Destination):
                 f"{self.uri} holds a data set that was not made by this command; choose another "
                 "DST."
             )
-        remedy = "remove the data set there, or choose another DST"
+        remedy = "Remove the data set there, or choose another DST."
         (text,) = self.files.read([SIDECAR_NAME])
         content = parse_description(text, self.files.locate(SIDECAR_NAME), "mds", remedy)
         # else a run was killed between description and index
-        is_listed = listed_shards(self.data, there) == set(content["manifest"])
+        is_listed = listed_shards(self.data, there) == set(content.manifest or ())
         return content if is_listed else None
 
     def check_replaceable(self) -> None:
@@ -179,7 +178,8 @@ class BucketShards(Destination):
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
         """Upload the descriptions, the index last; then remove what they replace."""
         texts = describe_shards(plan, records)
-        if self.description() not in (None, self._replaced, parse_object(texts[SIDECAR_NAME])):
+        new = parse_description(texts[SIDECAR_NAME].encode(), self, "mds", "")
+        if self.description() not in (None, self._replaced, new):
             raise UserError(
                 f"{self.uri} holds another data set; choose another DST, or replace it with "
                 "--overwrite."
@@ -190,7 +190,7 @@ class BucketShards(Destination):
                 f"another conversion has taken {self.uri} over; choose another DST for one of them."
             )
         noted = {name: (size, digest) for record in records for name, size, digest in record.files}
-        check_sizes(self.files, noted, "run the same command again")
+        check_sizes(self.files, noted, "Run the same command again.")
         there = self.files.sizes()
         old = listed_shards(self.data, there) or set()
         for name, text in texts.items():
@@ -206,7 +206,7 @@ def _open(uri: str, endpoint: str | None, pid: int) -> Bucket:
 
 
 def listed_shards(files: BucketFiles, there: dict[str, int]) -> set[str] | None:
-    """Return the shards of the data set that is there; None: nobody can tell."""
+    """Return the shards of the data set that is there; None if its index is damaged."""
     if INDEX_NAME not in there:
         return set()
     try:

@@ -4,21 +4,24 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
-
-from pydantic import AfterValidator, BaseModel, Strict, ValidationError
+from typing import Any, Protocol
 
 from data_prep.encode.moments import Moments
 from data_prep.plan.bit_depth_report import describe_deep
 from data_prep.plan.plan import Plan
 from data_prep.plan.records import Record, Summary
-from pospre.data.stores.description import LABELS_KEY, SIDECAR_NAME, VERSION, pack_sums
+from pospre.data.stores.description import (
+    SIDECAR_NAME,
+    VERSION,
+    Description,
+    pack_sums,
+    parse_description,
+)
 from pospre.data.stores.identity import hash_of_labels
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
-from pospre.untrusted_json import parse_json
 
-REMEDY = "convert the images again with --overwrite"
+REMEDY = "Convert the images again with --overwrite."
 
 
 class Files(Protocol):
@@ -43,65 +46,25 @@ class Files(Protocol):
         """Remove files."""
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("no text")
-    return value
-
-
-# Names of files may be no Unicode, and such texts are none to pydantic.
-_Text = Annotated[Any, AfterValidator(_text)]
-_SizeAndSum = Annotated[tuple[int, str], Strict(False)]  # JSON has lists
-
-
-class _Origin(BaseModel):
-    settings: dict[str, Any]
-    source: Any
-
-
-class _Described(BaseModel, strict=True):
-    made_from: _Origin
-    samples: int
-    classes: list[_Text] | None
-
-
-class _Shards(_Described):
-    manifest: dict[str, _SizeAndSum]
-
-
-class _Beton(_Described):
-    bytes: int
-    sha256: str
-
-
-_WRITTEN: dict[str, type[_Described]] = {"mds": _Shards, "ffcv": _Beton}
-
-
 def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
     """Return the description of a data set, but for the checksums of its files."""
-    summary = Summary(records, plan.classes)
+    summary = Summary(records)
     content: dict[str, Any] = {
+        **plan.about,
         "format": f"pospre-{plan.format}",
         "version": VERSION,
         "samples": summary.num_samples,
-        "classes": plan.classes,
         "kept": summary.num_visible,
         "marked": summary.num_marked,
         "encoded": summary.num_encoded,
-        "ignored": plan.num_ignored,
         "skipped": summary.skipped,
         "made_from": plan.made_from,
-        LABELS_KEY: hash_of_labels([label for record in records for label in record.labels]),
+        "labels_sha256": hash_of_labels([label for record in records for label in record.labels]),
         "crc32c": pack_sums([value for record in records for value in record.crc32c]),
     }
     sides = [pair for record in records for pair in record.sides]
     if sides:
         content["max_pixels"] = max(width * height for width, height in sides)
-    if plan.ignored:
-        content["ignored_examples"] = plan.ignored
-    for key in ("annotation", "annotation_classes", "split_rule", "titles"):
-        if getattr(plan, key) is not None:
-            content[key] = getattr(plan, key)
     sums = [record.sums for record in records if record.sums is not None]
     if sums:
         moments = Moments(len(sums[0][1]))
@@ -138,7 +101,7 @@ def description_path(destination: Path, data_format: str) -> Path:
     return destination.with_name(destination.name + ".json")
 
 
-def read_description(destination: Path, data_format: str) -> dict[str, Any]:
+def read_description(destination: Path, data_format: str) -> Description:
     """Read the description of an existing data set.
 
     Raises:
@@ -146,39 +109,15 @@ def read_description(destination: Path, data_format: str) -> dict[str, Any]:
     """
     path = description_path(destination, data_format)
     if not path.exists():
-        raise UserError(f"{path} is missing, so {destination} cannot be checked; {REMEDY}.")
+        raise UserError(f"{path} is missing, so {destination} cannot be checked. {REMEDY}")
     return parse_description(path.read_bytes(), path, data_format, REMEDY)
 
 
-def parse_description(text: bytes, where: object, data_format: str, remedy: str) -> dict[str, Any]:
-    """Read the text of a description that lies at ``where``.
-
-    Raises:
-        UserError: it is damaged, or describes something else; ``remedy`` says what to do.
-    """
-    try:
-        content = parse_json(text)
-    except ValueError as error:
-        raise UserError(f"{where} is damaged ({error}); {remedy}.") from error
-    if not isinstance(content, dict) or content.get("format") != f"pospre-{data_format}":
-        raise UserError(f"{where} does not describe a pospre data set; {remedy}.")
-    if content.get("version") != VERSION:
-        raise UserError(f"{where} has version {content.get('version')}, not {VERSION}; {remedy}.")
-    try:
-        _WRITTEN[data_format].model_validate(content)
-    except ValidationError as error:
-        key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise UserError(
-            f"{where} is damaged ('{key}' is not as this command writes it); {remedy}."
-        ) from error
-    return content
-
-
-def data_files(content: dict[str, Any], name: str) -> dict[str, tuple[int, str]]:
+def data_files(content: Description, name: str) -> dict[str, tuple[int, str]]:
     """Return bytes and SHA-256 of every data file by name; a ``.beton`` is called ``name``."""
-    if "manifest" in content:
-        return dict(sorted(content["manifest"].items()))
-    return {name: (content["bytes"], content["sha256"])}
+    if content.manifest is not None:
+        return dict(sorted(content.manifest.items()))
+    return {name: (content.bytes or 0, content.sha256 or "")}
 
 
 def check_sizes(files: Files, noted: Mapping[str, tuple[int, str]], remedy: str) -> None:
@@ -191,7 +130,7 @@ def check_sizes(files: Files, noted: Mapping[str, tuple[int, str]], remedy: str)
     for name, (size, _) in noted.items():
         if there.get(name) != size:
             state = f"has {there[name]} bytes instead of {size}" if name in there else "is missing"
-            raise UserError(f"{files.locate(name)} {state}; {remedy}.")
+            raise UserError(f"{files.locate(name)} {state}. {remedy}")
 
 
 def sha256(path: Path) -> str:

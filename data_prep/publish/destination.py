@@ -14,6 +14,7 @@ from typing import Any
 from data_prep.plan.plan import Plan, difference
 from data_prep.plan.records import Record, parse
 from data_prep.publish.description import Files, check_sizes, data_files
+from pospre.data.stores.description import Description
 from pospre.errors import UserError
 
 PLAN_NAME = "plan.json"
@@ -28,7 +29,7 @@ class Destination(ABC):
 
     Attributes:
         partial: what messages call the place of the finished blocks.
-        data: shards or pieces of finished blocks.
+        data: shards of finished blocks.
         record_files: their records.
         work: the plan.
         files: among which those of the data set will be.
@@ -41,7 +42,7 @@ class Destination(ABC):
     files: Files
 
     @abstractmethod
-    def description(self) -> dict[str, Any] | None:
+    def description(self) -> Description | None:
         """Return the description of the complete data set that is there, None where there is none.
 
         Raises:
@@ -57,11 +58,11 @@ class Destination(ABC):
         content = self.description()
         if content is None:
             return False
-        why = difference(content["made_from"], made_from)
+        why = difference(content.made_from.model_dump(), made_from)
         if why is not None:
             raise UserError(f"{self} exists, {why}; {REMEDY}")
         noted = data_files(content, Path(str(self)).name)
-        check_sizes(self.files, noted, "copy it again or convert again with --overwrite")
+        check_sizes(self.files, noted, "Copy it again or convert again with --overwrite.")
         return True
 
     def check_replaceable(self) -> None:  # noqa: B027 (a file whose name ends in .beton is one)
@@ -88,7 +89,7 @@ class Destination(ABC):
             self.check_free()
             if self.work.put_new(PLAN_NAME, plan.as_json()):
                 return
-            before = self.plan()  # of somebody who began at the same moment
+            before = self.plan()  # of another process that began at the same moment
         if before is None:
             raise UserError(f"another conversion is at work in {self.partial}; wait for it.")
         if plan.key != before.key:
@@ -155,10 +156,7 @@ class Destination(ABC):
 
     @abstractmethod
     def alone(self, name: str) -> AbstractContextManager[None]:
-        """Make sure that nobody else does the work called ``name`` meanwhile.
-
-        While somebody does the work ``locks.WHOLE``, nobody does any other.
-        """
+        """Keep other processes from the work called ``name``; ``locks.WHOLE`` is all work."""
 
     @abstractmethod
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:

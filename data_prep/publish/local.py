@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from data_prep.plan.plan import Plan
 from data_prep.plan.records import Record
@@ -24,7 +23,7 @@ from data_prep.publish.description import (
 from data_prep.publish.destination import PLAN_NAME, REMEDY, Destination
 from data_prep.publish.locks import locked
 from pospre.atomic_file import atomic_open
-from pospre.data.stores.description import SIDECAR_NAME
+from pospre.data.stores.description import SIDECAR_NAME, Description
 from pospre.data.stores.mds import is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
@@ -90,7 +89,7 @@ class LocalDestination(Destination):
     def __str__(self) -> str:
         return str(self.path)
 
-    def description(self) -> dict[str, Any] | None:
+    def description(self) -> Description | None:
         """Return what lies in the folder or beside the file."""
         beside = description_path(self.path, self.data_format)
         if beside.exists():
@@ -188,16 +187,17 @@ class LocalBeton(LocalDestination):
     data_format = "ffcv"
 
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
-        """Put the pieces together, then rename file and description."""
-        from data_prep.publish.writers.ffcv import write_beton
+        """Lay the file out from the shards, then rename file and description."""
+        from data_prep.publish.beton import write_beton
 
-        data, pieces = self.data.folder / _BETON_NAME, self.data.folder
+        shards = self.data.folder
+        data, described = shards / _BETON_NAME, shards / SIDECAR_NAME
         num_bytes, digest = write_beton(
-            data, pieces, records, plan.limit, annotated=plan.annotation is not None
+            data, shards, records, plan.largest, annotated="annotation" in plan.about
         )
         content = {**describe(plan, records), "bytes": num_bytes, "sha256": digest}
         self.data.put(SIDECAR_NAME, as_text(content).encode())
         # The description first: without the file beside it, it means nothing to a reader.
         beside = description_path(self.path, self.data_format)
-        atomic.replace_pair((pieces / SIDECAR_NAME, beside), (data, self.path))
+        atomic.replace_pair((described, beside), (data, self.path))
         self.discard()

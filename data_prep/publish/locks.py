@@ -1,7 +1,7 @@
-"""Who may write a data set: one process all of it, or several of them different parts.
+"""Locks for writing a data set: one process writes all of it, or several write different parts.
 
-The lock is a file beside what it guards, so that removing that leaves the lock alone. The system
-frees it when its process ends, however it ends.
+The lock is a file beside the data set, so it stays when the data set is removed. The system
+releases it when its process ends, also after a kill.
 """
 
 import errno
@@ -22,7 +22,7 @@ _LOCK_SECONDS = 3.0  # workers of a run that was just killed need a moment to en
 
 @contextmanager
 def locked(path: Path, name: str, guarded: Path) -> Iterator[None]:
-    """Hold the lock file ``path`` for the work called ``name``; ``WHOLE`` keeps everybody out.
+    """Hold the lock file ``path`` for the work called ``name``; ``WHOLE`` keeps all others out.
 
     Args:
         path: of the file; it is made here, and removed by the last to leave, as are folders on the
@@ -40,7 +40,7 @@ def locked(path: Path, name: str, guarded: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # Others may hold their parts; whoever waits for the removed file looks for a new one.
+            # Others may hold their parts. Who waits for the removed file opens a new one.
             if _try_lock(file, WHOLE):
                 path.unlink(missing_ok=True)
 

@@ -1,13 +1,12 @@
-"""What is told about ImageNet's classes and validation images: by the devkit, or by Kaggle."""
+"""ImageNet's classes and the labels of its validation images, from the devkit or Kaggle's lists."""
 
 import csv
 import io
 from dataclasses import dataclass, field
 
 from data_prep.files.archives import unpack
-from data_prep.files.matlab import read_matlab
 from data_prep.files.tree import Tree
-from pospre.errors import UserError
+from pospre.errors import UserError, needing
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 _NUMBERS, _SYNSETS = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
@@ -84,11 +83,14 @@ def _by_kaggle(tree: Tree) -> ImageNetLabels:
 
 
 def _synsets(meta: bytes, named: str) -> tuple[dict[int, str], dict[str, str]]:
-    """Return the WordNet id of every number, and the readable name of every id."""
+    """Return the WordNet id of every number, and the readable name of every id, as torchvision."""
+    with needing("convert", named):
+        from scipy.io import loadmat
+
     try:
-        synsets = read_matlab(meta)["synsets"]
-        leaves = [synset for synset in synsets if int(synset["num_children"][0]) == 0]
-        wnids = {int(synset["ILSVRC2012_ID"][0]): synset["WNID"] for synset in leaves}
-        return wnids, {synset["WNID"]: synset["words"] for synset in leaves}
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        leaves = synsets[synsets["num_children"] == 0]
+        wnids = {int(leaf["ILSVRC2012_ID"]): str(leaf["WNID"]) for leaf in leaves}
+        return wnids, {str(leaf["WNID"]): str(leaf["words"]) for leaf in leaves}
+    except Exception as error:  # SciPy raises nearly every kind on damaged bytes
         raise UserError(f"{named}: {_SYNSETS} cannot be used: {error}.") from error

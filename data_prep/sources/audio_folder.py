@@ -1,7 +1,6 @@
 """A folder of WAV files by class: Speech Commands, Free Spoken Digits, or any."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -92,18 +91,19 @@ def _select(folder: AudioFolder, split: Split) -> AudioFolder:
     """Keep the wanted split of a folder.
 
     A data set's own splits hold where it has some. Speech Commands: ``val`` is its
-    ``testing_list.txt``, and ``train`` what stands in neither that nor ``validation_list.txt``.
+    ``testing_list.txt``, and ``train`` is what neither that nor ``validation_list.txt`` names.
     Free Spoken Digits: numbers below 5 are ``val``. Elsewhere the splits are drawn like those of
     images.
     """
     test = _listed(folder.root / _TEST_LIST)
-    if test:
-        rule, unused = _TEST_LIST, _listed(folder.root / _VALIDATION_LIST) - test
-    elif _have_numbers(item.name for item in folder.items):
-        rule, unused = f"number in the name below {_NUM_TEST}", set()
-        test = {item.name for item in folder.items if _number(item.name) < _NUM_TEST}
-    else:
+    unused = _listed(folder.root / _VALIDATION_LIST) - test
+    rule, digits = _TEST_LIST, _spoken_digits([item.name for item in folder.items])
+    if not test and digits is None:
         return folder.drawn(split)
+    if not test and digits is not None:
+        rule, unused = f"number in the name below {_NUM_TEST}", set()
+        pairs = zip(folder.items, digits, strict=True)
+        test = {item.name for item, name in pairs if int(name[3]) < _NUM_TEST}
     wanted = split.name != "train"  # what these hold out is val and test in one
     items = tuple(
         item for item in folder.items if (item.name in test) == wanted and item.name not in unused
@@ -122,24 +122,18 @@ def _is_noise(name: str) -> bool:
 
 
 def _classes(names: list[str]) -> tuple[list[str] | None, list[int]]:
-    if not _have_numbers(names):
+    digits = _spoken_digits(names)
+    if digits is None:
         return class_labels(names)
-    found = [name.rpartition("/")[2].split("_", 1)[0] for name in names]
-    classes = sorted(set(found))
-    return classes, [classes.index(name) for name in found]
+    classes = sorted({name[1] for name in digits})
+    return classes, [classes.index(name[1]) for name in digits]
 
 
-def _have_numbers(names: Iterable[str]) -> bool:
-    """Tell whether all files lie in one folder and carry class, speaker and number."""
-    paths = [name.rpartition("/") for name in names]
-    one_folder = len({folder for folder, _, _ in paths}) == 1
-    return one_folder and all(_NAMED.fullmatch(name) for _, _, name in paths)
-
-
-def _number(name: str) -> int:
-    match = _NAMED.fullmatch(name.rpartition("/")[2])
-    assert match is not None
-    return int(match[3])
+def _spoken_digits(names: list[str]) -> list[re.Match[str]] | None:
+    """Return class, speaker and number of each file, if all lie in one folder and carry them."""
+    found = [_NAMED.fullmatch(name.rpartition("/")[2]) for name in names]
+    is_one_folder = len({name.rpartition("/")[0] for name in names}) == 1
+    return [name for name in found if name] if is_one_folder and all(found) else None
 
 
 def _listed(path: Path) -> set[str]:

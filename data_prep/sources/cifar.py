@@ -24,7 +24,6 @@ _TEST = ("test", "test_batch")
 _TEXTS = ("batches.meta.txt", "fine_label_names.txt")
 _PICKLES = ("batches.meta", "meta")
 _KNOWN = {*_TRAIN, *_TEST, *_TEXTS, *_PICKLES}
-_REMEDY = "download it again, or take the binary version (cifar-…-binary.tar.gz)"
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,7 @@ def _classes(tree: Tree, files: dict[str, bytes]) -> list[str]:
     for name in _PICKLES:
         if name in files:
             content = _unpickled(tree, files, name)
-            key = "fine_label_names" if "fine_label_names" in content else "label_names"
-            return [str(found) for found in content.get(key, ())]
+            return list(content.get("fine_label_names") or content["label_names"])
     raise UserError(f"{tree.root}: the class names ({', '.join(_TEXTS + _PICKLES)}) are missing.")
 
 
@@ -109,87 +107,33 @@ def _records(
     """Yield the label and the pixels (red, green, blue planes) of every image."""
     data = files.get(f"{batch}.bin")
     if data is None:
-        yield from _pickled_records(tree, files, batch)
+        content = _unpickled(tree, files, batch)
+        labels = content.get("fine_labels") or content["labels"]
+        yield from zip(labels, (row.tobytes() for row in content["data"]), strict=True)
         return
-    labels = 2 if num_classes > 10 else 1  # CIFAR-100: the coarse one, then the fine one
-    if len(data) % (labels + _PIXELS) or not data:
+    num_labels = 2 if num_classes > 10 else 1  # CIFAR-100: the coarse one, then the fine one
+    size = num_labels + _PIXELS
+    if len(data) % size or not data:
         raise UserError(f"{tree.root}: {batch}.bin has {len(data)} bytes, which is no multiple of "
-                        f"{labels + _PIXELS}; {_REMEDY}.")  # fmt: skip
-    for start in range(0, len(data), labels + _PIXELS):
-        yield data[start + labels - 1], data[start + labels : start + labels + _PIXELS]
+                        f"{size}; download it again.")  # fmt: skip
+    for start in range(0, len(data), size):
+        yield data[start + num_labels - 1], data[start + num_labels : start + size]
 
 
-def _pickled_records(
-    tree: Tree, files: dict[str, bytes], batch: str
-) -> Iterator[tuple[int, bytes]]:
-    content = _unpickled(tree, files, batch)
-    array, labels = content.get("data"), content.get("fine_labels", content.get("labels"))
-    images = array.content if isinstance(array, _Bytes) else None
-    if (
-        images is None
-        or images.ndim != 2
-        or images.shape[1] != _PIXELS
-        or not isinstance(labels, list)
-        or len(labels) != len(images)
-        or not all(isinstance(label, int) for label in labels)
-    ):
-        raise UserError(f"{tree.root}: {batch} is no batch of CIFAR; {_REMEDY}.")
-    for label, pixels in zip(labels, images, strict=True):
-        yield label, pixels.tobytes()
+def _unpickled(tree: Tree, files: dict[str, bytes], name: str) -> dict[str, Any]:
+    """Return a pickle that torchvision knows by its MD5: any other may run any program."""
+    from torchvision.datasets import CIFAR10, CIFAR100
 
-
-def _unpickled(tree: Tree, files: dict[str, bytes], name: str) -> dict[Any, Any]:
-    try:
-        content = _Unpickler(io.BytesIO(files[name]), encoding="latin1").load()
-    except Exception as error:  # a damaged pickle may raise whatever its pieces do
-        raise UserError(f"{tree.root}: {name} cannot be used ({type(error).__name__}: {error}); "
-                        f"{_REMEDY}.") from error  # fmt: skip
-    if not isinstance(content, dict):
-        raise UserError(f"{tree.root}: {name} is no batch of CIFAR; {_REMEDY}.")
-    # Python 3 writes the keys as it read them: as bytes
-    return {key.decode() if isinstance(key, bytes) else key: content[key] for key in content}
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads lists, texts, numbers and arrays of bytes: any other pickle may run any program.
-
-    Stand-ins take the place of the few names that arrays need: numpy's own would make arrays of
-    objects out of any bytes, which then are pointers.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a stand-in; raises UnpicklingError where there is none."""
-        if (module, name) not in _STAND_INS:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which data needs not")
-        return _STAND_INS[module, name]
-
-
-class _Bytes:
-    """Stands in for an array and for the type of its numbers, which must be bytes."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-        self.content: np.ndarray | None = None
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        if len(state) != 5:  # of a type
-            return
-        _, shape, kind, is_fortran, data = state
-        if not isinstance(kind, _Bytes) or kind.arguments[0] != "u1":
-            raise pickle.UnpicklingError("it holds an array of other than bytes")
-        numbers = np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, np.uint8)
-        self.content = numbers.reshape(shape, order="F" if is_fortran else "C")
-
-
-def _encode(text: str, _encoding: str) -> bytes:
-    """Stand in for ``_codecs.encode``, by which Python 3 writes bytes for Python 2."""
-    return text.encode("latin1")
-
-
-_STAND_INS = {
-    ("numpy.core.multiarray", "_reconstruct"): _Bytes,
-    ("numpy._core.multiarray", "_reconstruct"): _Bytes,
-    ("numpy", "ndarray"): _Bytes,
-    ("numpy", "dtype"): _Bytes,
-    ("_codecs", "encode"): _encode,
-}
+    known = {
+        tuple(entry)
+        for kind in (CIFAR10, CIFAR100)
+        for entry in (*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"]))
+    }
+    if (name, hashlib.md5(files[name], usedforsecurity=False).hexdigest()) not in known:
+        raise UserError(
+            f"{tree.root}: {name} is not the file that CIFAR's authors offer (its MD5 is another), "
+            "and a pickle may run any program. Download it again, or take the binary version "
+            "(cifar-…-binary.tar.gz)."
+        )
+    content: dict[str, Any] = pickle.loads(files[name], encoding="latin1")
+    return content

@@ -28,7 +28,7 @@ class INaturalist(JsonSource):
     categories: tuple[bytes, ...] = ()
 
     def annotate(self, item: Item) -> bytes | None:
-        """Return what is told of the image, and of its category where it has one."""
+        """Return the annotation of the image, and its category if it has one."""
         about = super().annotate(item)
         if about is None or item.label < 0:
             return about

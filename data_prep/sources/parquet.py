@@ -14,7 +14,7 @@ from data_prep.files.locations import DamagedItem
 from data_prep.files.tree import Tree, files_below
 from data_prep.labels import class_names, label_of, labels_of
 from data_prep.sources.source import Item, Source
-from data_prep.splits import Split, by_split
+from data_prep.splits import Split, files_of
 from pospre.errors import UserError, needing
 from pospre.untrusted_json import parse_object
 
@@ -110,14 +110,9 @@ def load(tree: Tree, split: Split) -> Parquet:
     tables = [_Table(path, name) for name, path in bar]
     # the classes of all splits, so that a label means the same in each of them
     classes = _common_classes(tables, root)
-    splits = by_split(tables, root)
-    if splits:
-        tables = split.choose(splits, root)
-    items = [item for table in tables for item in table.items(classes)]
-    source = Parquet(
-        root, tuple(items), classes, split_rule="names of the files" if splits else None
-    )
-    return source if splits else source.drawn(split)
+    chosen, rule = files_of(split, tables, root)
+    items = tuple(item for table in chosen for item in table.items(classes))
+    return Parquet(root, items, classes, split_rule=rule).drawn(split)
 
 
 def _common_classes(tables: list[_Table], root: Path) -> list[str] | None:

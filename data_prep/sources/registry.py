@@ -71,11 +71,7 @@ def open_source(
 
 
 def detect(tree: Tree) -> str:
-    """Return the kind of a data set.
-
-    Raises:
-        UserError: none fits, or more than one.
-    """
+    """Return the kind of a data set; raises UserError if none fits, or more than one."""
     special = (name for name in _MODULES if name not in _FALLBACKS)
     found = [name for name in special if _MODULES[name].detects(tree)]
     if len(found) > 1:

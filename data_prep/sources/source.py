@@ -137,7 +137,7 @@ class Source:
         return digest.hexdigest()
 
     def drawn(self, split: Split) -> Self:
-        """Keep the ``"train"`` or the ``"val"`` items of a data set without splits of its own.
+        """Keep the ``"train"`` or ``"val"`` items; those of a split that it brings all stay.
 
         Each item's split is a counter-based draw from its name: the two splits are complementary,
         and adding or removing items moves no other. The class names stay those of the whole, so a
@@ -146,7 +146,7 @@ class Source:
         Raises:
             UserError: the split is empty, or it is neither of the two.
         """
-        if split.name is None or not self.items:
+        if split.name is None or not self.items or self.split_rule:
             return self
         if split.name not in ("train", "val"):
             raise UserError(

@@ -16,7 +16,7 @@ def detects(tree: Tree) -> bool:
 
 
 def load(tree: Tree, split: Split) -> Source:
-    """List a split: ``train``, ``val``, or ``test``, whose labels nobody was given.
+    """List a split: ``train``, ``val``, or ``test``, which has no labels.
 
     The classes are the sorted WordNet ids.
 

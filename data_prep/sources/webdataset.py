@@ -8,7 +8,7 @@ from data_prep.files.archives import Advance, Entry, index_progress, tar_entries
 from data_prep.files.tree import Tree, files_below
 from data_prep.labels import RawLabel, class_names, label_of, labels_of
 from data_prep.sources.source import Item, JsonSource, image_item, one_of_each_ending
-from data_prep.splits import Split, by_split
+from data_prep.splits import Split, files_of
 from pospre.errors import UserError
 from pospre.untrusted_json import parse_json
 
@@ -43,14 +43,11 @@ def load(tree: Tree, split: Split) -> JsonSource:
         shards = [_Shard(path, name, advance) for name, path in tars.items()]
     # the classes of all splits, so that a label means the same in each of them
     classes = class_names((label for shard in shards for label in shard.labels), tree.root)
-    splits = by_split(shards, tree.root)
-    chosen = split.choose(splits, tree.root) if splits else shards
-    items = [item for shard in chosen for item in shard.items(classes)]
+    chosen, rule = files_of(split, shards, tree.root)
+    items = tuple(item for shard in chosen for item in shard.items(classes))
     others = [name for shard in chosen for name in shard.others]
-    rule = "names of the tars" if splits else None
     examples = one_of_each_ending(others)
-    source = JsonSource(tree.root, tuple(items), classes, len(others), rule, ignored=examples)
-    return source if splits else source.drawn(split)
+    return JsonSource(tree.root, items, classes, len(others), rule, ignored=examples).drawn(split)
 
 
 class _Shard:

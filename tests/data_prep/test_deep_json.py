@@ -37,7 +37,7 @@ def test_of_converted_data(
         open_reader(target)
     if "index" not in name:
         assert run(root / "photos", target) == 2
-        assert f"{name} is damaged (it is nested too deeply)" in capsys.readouterr().err
+        assert f"{name} cannot be read (it is nested too deeply)" in capsys.readouterr().err
 
 
 def test_of_a_conversion_that_was_interrupted(

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from pospre.data.stores.description import LABELS_KEY, read_sidecar, unpack_noted, unpack_sums
+from pospre.data.stores.description import read_sidecar, unpack_sums
 from pospre.data.stores.files import Place, SampleBytes, read_bytes
 from pospre.data.stores.identity import LABELS, Identity, hash_of, hash_of_labels
 from pospre.data.stores.reader import Reader, Sample
@@ -38,14 +38,15 @@ class FfcvReader(Reader):
         self._check_header()
         self._open()
         sidecar_path = path.with_name(path.name + ".json")
-        sidecar = read_sidecar(sidecar_path, "pospre-ffcv", len(self), self.remedy)
-        if sidecar and sidecar.get("bytes") != self.num_bytes:
-            self._refuse(f"has {self.num_bytes} bytes, {sidecar_path.name} says otherwise")
-        self.classes = sidecar.get("classes")
-        self.checksums = unpack_sums(sidecar, len(self), f"{sidecar_path}", self.remedy)
-        self.noted = unpack_noted(sidecar, f"{sidecar_path}", self.remedy)
-        if sidecar.get(LABELS_KEY, hash_of_labels(self._labels)) != hash_of_labels(self._labels):
-            self._refuse(f"is damaged: its labels are not those that {sidecar_path.name} notes")
+        self.classes = None
+        description = read_sidecar(sidecar_path, "ffcv", len(self), self.remedy)
+        if description is not None:
+            if description.bytes != self.num_bytes:
+                self._refuse(f"has {self.num_bytes} bytes, {sidecar_path.name} says otherwise")
+            self.classes, self.noted = description.classes, description.noted
+            self.checksums = unpack_sums(description, f"{sidecar_path}", self.remedy)
+            if description.labels_sha256 not in (None, hash_of_labels(self._labels)):
+                self._refuse(f"is damaged: its labels are not those that {sidecar_path.name} notes")
         self._bytes = SampleBytes(self._place)
 
     def __len__(self) -> int:

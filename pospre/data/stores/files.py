@@ -29,7 +29,7 @@ _ODD_KINDS = (
 def odd_file(path: str | Path) -> str | None:
     """Say what a path leads to that must not be opened, as that may take for ever; None: nothing.
 
-    What cannot be looked at is for whoever opens it.
+    A path that cannot be looked at is no odd file: to open it is an error.
     """
     try:
         mode = os.stat(path).st_mode
@@ -147,7 +147,7 @@ class SampleBytes:
     def _hint(self, count: int) -> None:
         for coming in itertools.islice(self._coming, count):
             path, offset, size = self._place(coming)
-            with suppress(OSError):  # whoever reads it will say so
+            with suppress(OSError):  # the read itself will say so
                 os.posix_fadvise(self._open(path).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 
     def _open(self, path: Path) -> FileIO:

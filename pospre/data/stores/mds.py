@@ -5,10 +5,10 @@ each with the uint32 sizes of its variable columns followed by the columns. Stre
 imported, which would cost seconds and shared memory that nothing here needs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +16,9 @@ from torch import Tensor
 
 from pospre.data.stores.description import (
     SIDECAR_NAME,
+    Description,
+    Moments,
     read_sidecar,
-    unpack_identity,
-    unpack_moments,
-    unpack_noted,
     unpack_sums,
 )
 from pospre.data.stores.files import Place, SampleBytes, odd_file, read_bytes
@@ -124,28 +123,30 @@ class MdsReader(Reader):
         self._ends = np.cumsum([entry.num_samples for entry in self._entries], dtype=np.int64)
         if not len(self._ends) or self._ends[-1] == 0:
             raise UserError(f"{self.path} holds no samples. {self.remedy}")
-        sidecar = read_sidecar(folder / SIDECAR_NAME, "pospre-mds", len(self), self.remedy)
-        self._manifest = sidecar.get("manifest") or {}
-        self._check_manifest()
-        self.classes = sidecar.get("classes")
-        largest = sidecar.get("max_pixels")
-        self.max_pixels = largest if isinstance(largest, int) and largest > 0 else None
-        name = f"{folder / SIDECAR_NAME}"
-        self.checksums = unpack_sums(sidecar, len(self), name, self.remedy)
+        path = folder / SIDECAR_NAME
+        description = read_sidecar(path, "mds", len(self), self.remedy)
+        self.classes, moments, known = None, Moments(), {}
+        self._manifest: Mapping[str, tuple[int, str]] = {}
+        if description is not None:
+            self.classes, self.noted = description.classes, description.noted
+            self.max_pixels, self._manifest = description.max_pixels, description.manifest or {}
+            self.checksums = unpack_sums(description, f"{path}", self.remedy)
+            moments, known = description.features, description.identity
+            self._check_manifest(description)
         (shape, *others) = {entry.shape for entry in self._entries}
         if others:
             raise UserError(
                 f"{self.path} holds features of several shapes, or images too. {self.remedy}"
             )
         if shape is not None:
-            noted = sidecar.get("features", {})
-            moments = unpack_moments(noted, shape[1], f"{name}: features", self.remedy)
-            self.features = Features(shape, *moments)
-        self.noted = unpack_noted(sidecar, name, self.remedy)
-        self._known = unpack_identity(sidecar, name, self.remedy)
+            if not moments.fits(shape[1]):
+                raise UserError(f"{path}: features holds no list of {shape[1]} numbers. "
+                                f"{self.remedy}")  # fmt: skip
+            self.features = Features(shape, moments.mean, moments.std)
         if self.checksums is None:
             shards = [f"{entry.num_samples} {entry.raw!r}".encode() for entry in self._entries]
-            self._known["shards (sizes and hashes)"] = hash_of(shards)
+            known["shards (sizes and hashes)"] = hash_of(shards)
+        self._known = known
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -160,8 +161,8 @@ class MdsReader(Reader):
         columns = self._columns(index)
         value = _label(columns)
         if self.features is None:
-            return Sample(columns["image"], value)
-        numbers = columns[_FEATURES].view(torch.float32)
+            return Sample(torch.from_numpy(columns["image"]), value)
+        numbers = torch.from_numpy(columns[_FEATURES]).view(torch.float32)
         return Sample(numbers.view(*self.features.shape, 1), value)
 
     def about(self, index: int) -> tuple[int, str]:
@@ -199,36 +200,21 @@ class MdsReader(Reader):
     def _data(self, index: int) -> Tensor:
         return self._bytes.read(index)
 
-    def _columns(self, index: int) -> dict[str, Tensor]:
+    def _columns(self, index: int) -> dict[str, np.ndarray]:
         """Read a sample and cut it into its columns."""
-        data = self._data(index)
         place, number = self._locate(index)
-        layout = self._entries[place].columns
-        num_variable = sum(size is None for size in layout.values())
-        head = data[: 4 * num_variable].numpy()
-        sizes = head[: len(head) // 4 * 4].view("<u4").tolist()
-        columns, position = {}, 4 * num_variable
-        for name, fixed in layout.items():
-            size = fixed if fixed is not None else sizes.pop(0) if sizes else 0
-            columns[name] = data[position : position + size]
-            position += size
-        if position != len(data):
+        columns = self._entries[place].cut(self._data(index).numpy())
+        if columns is None:
             raise DamagedSample(
                 f"{self._shard_name(place)}, sample {number} is damaged. {self.remedy}"
             )
         return columns
 
-    def _check_manifest(self) -> None:
+    def _check_manifest(self, description: Description) -> None:
         """Refuse a description that counts other bytes than the index."""
-        noted: Any = self._manifest
-        if not isinstance(noted, dict) or not all(map(_is_file_note, noted.values())):
-            raise UserError(
-                f"{self.path / SIDECAR_NAME}: manifest does not give size and SHA-256 of each "
-                f"shard. {self.remedy}"
-            )
-        listed = {name: entry[0] for name, entry in noted.items()}
+        listed = {name: size for name, (size, _) in self._manifest.items()}
         found = {entry.raw.name: entry.raw.size for entry in self._entries}
-        if listed and listed != found:
+        if description.manifest is not None and listed != found:
             names = sorted(name for name, _ in listed.items() ^ found.items())
             raise UserError(
                 f"{self.path / SIDECAR_NAME} and {INDEX_NAME} disagree about {names[0]}. "
@@ -236,14 +222,10 @@ class MdsReader(Reader):
             )
 
 
-def _label(columns: dict[str, Tensor]) -> int:
+def _label(columns: dict[str, np.ndarray]) -> int:
     label = columns.get("label")
-    return -1 if label is None else int(label.numpy().view("<i8")[0])
+    return -1 if label is None else int(label.view("<i8")[0])
 
 
-def _source(columns: dict[str, Tensor]) -> str:
-    return bytes(columns["path"].numpy()).decode(errors="replace") if "path" in columns else ""
-
-
-def _is_file_note(noted: Any) -> bool:
-    return isinstance(noted, list) and [type(part) for part in noted] == [int, str]
+def _source(columns: dict[str, np.ndarray]) -> str:
+    return columns["path"].tobytes().decode(errors="replace") if "path" in columns else ""

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, StrictInt, StrictStr, ValidationError
 
-from pospre.data.stores.description import read_json
+from pospre.data.stores.description import read_file
 from pospre.errors import UserError
+from pospre.untrusted_json import parse_object
 
 INDEX_NAME = "index.json"
 
@@ -99,6 +100,18 @@ class ShardEntry(BaseModel, frozen=True):
             return None
         return offsets
 
+    def cut(self, sample: np.ndarray) -> dict[str, np.ndarray] | None:
+        """Return the columns of a sample's bytes, uint8 (n,); None where these are damaged."""
+        num_variable = sum(size is None for size in self.columns.values())
+        head = sample[: 4 * num_variable]
+        sizes = head[: len(head) // 4 * 4].view("<u4").tolist()
+        columns, position = {}, 4 * num_variable
+        for name, fixed in self.columns.items():
+            size = fixed if fixed is not None else sizes.pop(0) if sizes else 0
+            columns[name] = sample[position : position + size]
+            position += size
+        return columns if position == len(sample) else None
+
 
 def read_index(path: Path, remedy: str) -> list[ShardEntry]:
     """Read ``index.json`` in a directory.
@@ -106,7 +119,10 @@ def read_index(path: Path, remedy: str) -> list[ShardEntry]:
     Raises:
         UserError: it is missing, damaged, or lists shards that this package does not read.
     """
-    index = read_json(path / INDEX_NAME, remedy)
+    try:
+        index = parse_object(read_file(path / INDEX_NAME, remedy))
+    except ValueError as error:
+        raise UserError(f"{path / INDEX_NAME} cannot be read ({error}). {remedy}") from error
     if index.get("version") != _VERSION:
         raise UserError(
             f"{path / INDEX_NAME} is of MDS version {index.get('version')!r}; version "

@@ -1,4 +1,4 @@
-"""Files that libraries complain of, that take long, or that a worker dies of: each is named."""
+"""Files that take long, or that a worker dies of: each is named."""
 
 import faulthandler
 import os
@@ -14,40 +14,6 @@ from tests.data_prep.reading import description, run
 from tests.data_prep.sample_images import encoded, picture, write_files
 
 BAD = b"II*\0 bad"
-
-
-def damaged_tiff() -> bytes:
-    """A TIFF whose pixels libtiff cannot unpack."""
-    data = bytearray(encoded(picture(), "TIFF", compression="tiff_adobe_deflate"))
-    at = data.index(b"\x78\x9c")
-    data[at : at + 40] = bytes(range(40))
-    return bytes(data)
-
-
-def test_what_libtiff_says_goes_with_the_file(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    files = {"a/1.jpg": encoded(picture()), "a/2.tif": damaged_tiff(), "a/3.tif": damaged_tiff()}
-    assert run(write_files(tmp_path / "photos", files), tmp_path / "mds") == 0
-    skipped = description(tmp_path / "mds")["skipped"]
-    assert [item["path"] for item in skipped] == ["a/2.tif", "a/3.tif"]
-    assert all("ZIPDecode" in item["reason"] for item in skipped)
-    out, err = capfd.readouterr()
-    assert "unreadable: a/2.tif: " in out and "ZIPDecode" not in err
-
-
-def test_what_is_said_of_a_good_file_names_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def talkative(data: bytes, *args: object, **kwargs: object) -> PreparedImage:
-        os.write(2, b"tempfile.tif: odd tag\ntempfile.tif: odd tag\n")
-        return prepare_image(data, None, 90)
-
-    monkeypatch.setattr(worker, "prepare_image", talkative)
-    source = write_files(tmp_path / "photos", {"a/1.jpg": encoded(picture())})
-    assert run(source, tmp_path / "mds") == 0
-    assert capfd.readouterr().err.splitlines().count("a/1.jpg: odd tag") == 1
-    assert description(tmp_path / "mds")["samples"] == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -67,16 +67,14 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("options", [[], ["--overwrite"], ["--part", "1/2"]])
-@pytest.mark.parametrize("data_format", FORMATS)
 def test_a_folder_with_the_name_of_the_partial_one(
     tmp_path: Path,
     photos: Path,
-    data_format: str,
     options: list[str],
     snapshot: Snapshot,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    target = destination(tmp_path, data_format)
+    target = tmp_path / "out"
     write_files(partial(target), {"thesis.tex": b"x", "data/figure.png": b"y"})
     before = snapshot(tmp_path)
     assert write(photos, target, *options) == 2
@@ -185,26 +183,6 @@ def test_unfinished_work_of_another_conversion_is_left(
     assert write(photos, target, *other) == 0
     assert "finished before" not in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "photos"]
-
-
-def test_late_parts_are_not_removed_while_others_work(tmp_path: Path, photos: Path) -> None:
-    target = tmp_path / "out"
-    assert write(photos, target, "--part", "1/1") == 0
-    kept = partial(target).rename(tmp_path / "kept")
-    assert write(photos, target) == 0
-    kept.rename(partial(target))
-    script = (
-        "import sys; from pathlib import Path; from data_prep.publish.local import LocalShards\n"
-        "with LocalShards(Path(sys.argv[1])).alone('part'): print('held', flush=True); input()"
-    )
-    command = [sys.executable, "-c", script, str(target)]
-    other = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert other.stdout is not None and other.stdout.readline() == "held\n"
-    assert write(photos, target) == 0 and partial(target).exists()
-    other.communicate("\n")
-    assert write(photos, target) == 0 and not partial(target).exists()
 
 
 def test_locks_exclude_each_other(tmp_path: Path) -> None:

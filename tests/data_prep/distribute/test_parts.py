@@ -104,18 +104,18 @@ def test_foreign_parts_are_refused(
     assert not target.exists()
 
 
-def test_a_damaged_piece_is_found(
+def test_a_damaged_shard_is_found(
     tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = destination(tmp_path, "ffcv")
     for number in (1, 2):
         assert write(source, target, "--part", f"{number}/2") == 0
-    piece = max(partial(target).glob("data/piece.*"), key=lambda path: path.stat().st_size)
-    data = bytearray(piece.read_bytes())
+    shard = max(partial(target).glob("data/shard.*"), key=lambda path: path.stat().st_size)
+    data = bytearray(shard.read_bytes())
     data[100] ^= 1
-    piece.write_bytes(data)
+    shard.write_bytes(data)
     assert call("--merge", target) == 2
-    assert f"{piece} has changed since it was written" in capsys.readouterr().err
+    assert f"{shard} has changed since it was written" in capsys.readouterr().err
     assert not target.exists()
 
 

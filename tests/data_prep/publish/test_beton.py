@@ -14,7 +14,8 @@ from ffcv.fields.rgb_image import IMAGE_MODES
 from ffcv.writer import DatasetWriter
 
 from data_prep.plan.records import Record
-from data_prep.publish.writers.ffcv import BlockWriter, write_beton
+from data_prep.publish.beton import write_beton
+from data_prep.publish.shards import BlockWriter
 from data_prep.sources.source import Item
 from pospre.data.opening import open_reader
 
@@ -43,10 +44,10 @@ def ours(folder: Path, samples: list[tuple[bytes, ...]], annotated: bool) -> byt
     records = []
     columns = {"image": "bytes", **({"annotation": "bytes"} if annotated else {})}
     for number, some in enumerate((samples[:6], samples[6:6], samples[6:])):
-        record, writer = Record(number, "key"), BlockWriter(folder, columns, PAGE_SIZE)
+        record, writer = Record(number, "key"), BlockWriter(folder, columns, 0)
         for sample in some:
             fields = dict(zip(columns, sample, strict=True))
-            writer.write(Item("x", 0, 0, ""), fields)
+            writer.write(Item("x", len(sample[0]), 0, ""), fields)
             record.labels.append(len(sample[0]))
             record.num_bytes.append(len(sample[0]))
             record.sides.append((30, 20))

@@ -139,21 +139,21 @@ def test_verify_names_what_changed(
         assert run_command(lambda: verify.main([URI])) == 2
         return capsys.readouterr().err
 
-    assert "index.json is missing" in verified()
+    assert "index.json does not exist" in verified()
     assert write(source, URI) == 0
     whole = contents(bucket)
     name = shard(bucket, 2)
     data = bytearray(whole[name])
     data[-9] ^= 1
     bucket.put_object(Bucket="bucket", Key=f"photos/{name}", Body=bytes(data))
-    assert f"{URI}/{name} does not have the checksum" in verified()
+    assert f"{URI}/{name} is not what the data set's description says" in verified()
     bucket.delete_object(Bucket="bucket", Key=f"photos/{name}")
     assert f"{URI}/{name} is missing" in verified()
     assert write(source, URI) == 2
     assert f"{URI}/{name} is missing" in capsys.readouterr().err
     del whole["index.json"]
     bucket.delete_object(Bucket="bucket", Key="photos/index.json")
-    assert "index.json is missing" in verified()
+    assert "index.json does not exist" in verified()
 
 
 def test_no_bucket(

@@ -47,7 +47,7 @@ def test_the_old_one_stays_until_the_new_one_is_there(
     old = contents(bucket)
     new = (few, URI, "--quality", 50, "--max-side", 40, "--overwrite")
     with monkeypatch.context() as patch:
-        patch.setattr("data_prep.distribute.preparation.load_writers", no_library)
+        patch.setattr("data_prep.distribute.preparation.check_writers", no_library)
         assert write(*new) == 2
     assert contents(bucket) == old
     with monkeypatch.context() as patch:

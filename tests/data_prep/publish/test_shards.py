@@ -4,23 +4,26 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from streaming import MDSWriter
 
 from data_prep.plan.records import Record
-from data_prep.publish.writers.mds import BlockWriter
+from data_prep.publish import shards
+from data_prep.publish.shards import BlockWriter
 from data_prep.sources.source import Item
 
 COLUMNS = {"image": "bytes", "label": "int", "path": "str"}
 
 
-def test_the_same_bytes_as_streaming(tmp_path: Path) -> None:
+def test_the_same_bytes_as_streaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     samples = [generator.bytes(n) for n in generator.integers(0, 3000, 40)]
     limit = 20_000  # several shards
+    monkeypatch.setattr(shards, "_USUAL_SHARD", limit)
     stock = MDSWriter(
         columns=COLUMNS, out=str(tmp_path / "stock"), size_limit=limit, hashes=["sha256"]
     )
-    ours, record = BlockWriter(tmp_path / "ours", {"image": "bytes"}, limit), Record(7, "key")
+    ours, record = BlockWriter(tmp_path / "ours", {"image": "bytes"}, 9_000), Record(7, "key")
     for number, data in enumerate(samples):
         stock.write({"image": data, "label": number, "path": f"{number}.jpg"})
         ours.write(Item(f"{number}.jpg", number, 0, ""), {"image": data})
@@ -36,8 +39,11 @@ def test_the_same_bytes_as_streaming(tmp_path: Path) -> None:
     assert names[:2] == ["shard.00007.mds", "shard.00007.00001.mds"]
 
 
-def test_no_empty_shard_before_a_sample_above_the_limit(tmp_path: Path) -> None:
-    writer, record = BlockWriter(tmp_path, {"image": "bytes"}, 1000), Record(0, "key")
+def test_no_empty_shard_before_a_sample_above_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "_USUAL_SHARD", 1000)
+    writer, record = BlockWriter(tmp_path, {"image": "bytes"}, 0), Record(0, "key")
     for number, size in enumerate((3000, 10, 3000)):
         writer.write(Item(f"{number}.jpg", 0, 0, ""), {"image": bytes(size)})
     writer.finish(record)

@@ -1,4 +1,7 @@
-"""MDS shards, written by Streaming's own MDSWriter, one block at a time."""
+"""MDS shards, written by Streaming's own MDSWriter, one block at a time.
+
+Finished blocks are kept like this for both formats: a ``.beton`` is laid out from its shards.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,18 +11,10 @@ from streaming import MDSWriter
 from data_prep.plan.records import Record
 from data_prep.sources.source import Item
 
+LARGEST_SAMPLE = 1 << 31
 _LABEL_AND_PATH = {"label": "int", "path": "str"}
-_MAX_SHARD_BYTES = (1 << 32) - 1  # offsets are uint32
-
-
-def size_limit(items: tuple[Item, ...], largest_block: int) -> int:
-    """Return how large a shard may grow.
-
-    A block's source files become one shard unless they grow a lot. A power of two, which seldom
-    changes when a file comes or goes.
-    """
-    wanted = max(2 * largest_block, 4 * max(item.size for item in items), 1)
-    return min(1 << (wanted - 1).bit_length(), _MAX_SHARD_BYTES)
+_LARGEST_SHARD = (1 << 32) - 1  # offsets are uint32
+_USUAL_SHARD = 1 << 28
 
 
 class _ShardWriter(MDSWriter):
@@ -32,20 +27,22 @@ class _ShardWriter(MDSWriter):
 
 
 class BlockWriter:
-    """Writes the samples of a block in the order given; ``finish`` notes the shard in its record.
+    """Writes the samples of a block in the order given; ``finish`` notes the shards in its record.
 
-    Attributes:
-        max_bytes: the largest sample that can be written.
+    Args:
+        folder: for the shards.
+        columns: kinds of the columns, in Streaming's words, beside label and path.
+        num_bytes: of the source files. They become one shard unless they grow a lot.
     """
 
-    max_bytes = _MAX_SHARD_BYTES // 2
-
-    def __init__(self, folder: Path, columns: dict[str, str], limit: int) -> None:
+    def __init__(self, folder: Path, columns: dict[str, str], num_bytes: int) -> None:
         self._folder, self._written = folder, folder / "written"
-        columns = {**columns, **_LABEL_AND_PATH}
         # Streaming can check the hashes while it downloads: validate_hash="sha256".
         self._writer = _ShardWriter(
-            columns=columns, out=str(self._written), size_limit=limit, hashes=["sha256"]
+            columns={**columns, **_LABEL_AND_PATH},
+            out=str(self._written),
+            size_limit=min(max(2 * num_bytes, _USUAL_SHARD), _LARGEST_SHARD),
+            hashes=["sha256"],
         )
 
     def write(self, item: Item, sample: dict[str, Any]) -> None:

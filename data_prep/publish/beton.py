@@ -1,17 +1,16 @@
-"""A .beton file in FFCV's format, from the pieces that the workers write.
+"""A .beton file in FFCV's format, made of the shards of all blocks.
 
 Stock FFCV encodes in worker processes: when one of them fails (an image that cannot be read, a full
 disk) the parent waits for ever and leaves a file without metadata, and the order of the pages
-depends on who is faster. And its RGBImageField always encodes anew. Here a piece holds the
-prepared images of a block end to end, and the file is laid out from their sizes as FFCV's allocator
-would do it with one worker, by means of FFCV's own types.
+depends on which worker is faster. And its RGBImageField always encodes anew. Here the file is laid
+out from the sizes of the prepared images as FFCV's allocator would do it with one worker, by means
+of FFCV's own types.
 """
 
 import hashlib
+import itertools
 import math
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,9 +28,9 @@ from ffcv.types import (
 from ffcv.utils import align_to_page
 from ffcv.writer import MIN_PAGE_SIZE
 
-from data_prep.in_order import in_order
 from data_prep.plan.records import Record
 from data_prep.sources.source import Item
+from pospre.data.stores.mds_index import ShardEntry
 from pospre.errors import UserError
 
 _STOCK_PAGE_SIZE = 4 * MIN_PAGE_SIZE
@@ -41,44 +40,15 @@ _LONGEST_GROWN_JPEG = 1 << 26
 _JPEG_EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
-class BlockWriter:
-    """Writes the images of a block (each followed by its annotation) end to end.
-
-    Attributes:
-        max_bytes: the largest sample that can be written.
-    """
-
-    def __init__(self, folder: Path, columns: dict[str, str], limit: int) -> None:
-        self.max_bytes, self._columns = limit, columns
-        self._path = folder / "piece"
-        self._output = _Hashed(self._path.open("wb"))
-
-    def write(self, item: Item, sample: dict[str, bytes]) -> None:
-        """Append one sample, given by field."""
-        for name in self._columns:
-            self._output.write(sample[name])
-
-    def finish(self, record: Record) -> None:
-        """Close the piece, and note it under a name that no other block uses."""
-        num_bytes = self._output.file.tell()
-        self._output.file.close()
-        path = self._path.rename(self._path.with_name(f"piece.{record.number:05d}"))
-        record.files.append((path.name, num_bytes, self._output.digest.hexdigest()))
-
-    def abort(self) -> None:
-        """Close the piece; what it holds is thrown away with its folder."""
-        self._output.file.close()
-
-
 def write_beton(
     target: Path, folder: Path, records: Sequence[Record], page_size: int, *, annotated: bool
 ) -> tuple[int, str]:
-    """Put the pieces together; return the bytes and the SHA-256 of the file.
+    """Put the shards' samples together; return the bytes and the SHA-256 of the file.
 
     The order of the sections is FFCV's: header, fields, metadata, pages, table of allocations.
 
     Raises:
-        UserError: a piece has changed since it was written.
+        UserError: a shard has changed since it was written.
     """
     fields: dict[str, Any] = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
     if annotated:
@@ -104,43 +74,35 @@ def write_beton(
         for section in (header, head, metadata):
             output.write(section.tobytes())
         output.write(bytes(data_start - start))
-        _copy(folder, records, images + extra, gaps, output)
+        samples = itertools.chain.from_iterable(_samples(folder, record) for record in records)
+        for gap, sample in zip(gaps.tolist(), samples, strict=True):
+            output.write(bytes(gap))
+            for part in sample:
+                output.write(part.data)
         output.write(bytes(int(header["alloc_table_ptr"][0]) - file.tell()))
         output.write(_table(pointers, images, extra).tobytes())
         return file.tell(), output.digest.hexdigest()
 
 
-def _copy(
-    folder: Path, records: Sequence[Record], sizes: np.ndarray, gaps: np.ndarray, output: "_Hashed"
-) -> None:
-    """Write the samples of all pieces, with zeros before those that begin a page."""
-    files = [entry for record in records for entry in record.files]
-    first = 0
-    with ThreadPoolExecutor(1) as background:  # pieces are read and hashed beside the writing
-        pieces = in_order(background, partial(_read_piece, folder), files, num_pending=2)
-        for record, data in zip(records, pieces, strict=True):
-            begin, last = 0, first + len(record.labels)
-            for number in first + np.flatnonzero(gaps[first:last]):
-                end = int(sizes[first:number].sum())
-                output.write(data[begin:end])
-                output.write(bytes(int(gaps[number])))
-                begin = end
-            output.write(data[begin:])
-            first = last
-
-
-def _read_piece(folder: Path, entry: tuple[str, int, str]) -> memoryview:
-    """Return what a block's writer wrote.
+def _samples(folder: Path, record: Record) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield image and annotation of every sample of a block, uint8.
 
     Raises:
-        UserError: something else is there now.
+        UserError: a shard has changed since it was written.
     """
-    name, size, digest = entry
-    path = folder / name
-    data = np.memmap(path, mode="r").data if path.stat().st_size else memoryview(b"")
-    if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
-        raise UserError(f"{path} has changed since it was written; remove it and convert again.")
-    return data
+    for (name, size, digest), noted in zip(record.files, record.shards, strict=True):
+        path, entry = folder / name, ShardEntry.model_validate({**noted, "zip_data": None})
+        data = np.memmap(path, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+        if len(data) != size or hashlib.sha256(data.data).hexdigest() != digest:
+            raise UserError(
+                f"{path} has changed since it was written; remove it and convert again."
+            )
+        offsets = entry.offsets(data[: 4 * (entry.num_samples + 2)])
+        assert offsets is not None
+        for begin, end in itertools.pairwise(offsets.tolist()):
+            columns = entry.cut(data[begin:end])
+            assert columns is not None
+            yield columns["image"], columns.get("annotation", data[:0])
 
 
 def _describe_fields(fields: dict[str, Any]) -> np.ndarray:
@@ -199,7 +161,7 @@ def _table(pointers: np.ndarray, images: np.ndarray, extra: np.ndarray) -> np.nd
     return table[table["size"] > 0]
 
 
-def size_limit(items: tuple[Item, ...], largest_block: int) -> int:
+def page_size_for(items: Sequence[Item]) -> int:
     """Return the size of a page: a power of two that holds the largest image, encoded anew.
 
     A JPEG at most doubles when it is turned or shrunk. WebP, AVIF or PNG may grow many times, so
