@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 NUM_IMAGES, NUM_BLOCKS = 96, 48
 
 
-def wait_for(condition, seconds: float = 60) -> None:
+def wait_for(condition, seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"

@@ -104,7 +104,7 @@ def test_what_others_did_meanwhile_is_seen_before_the_index_goes_up(
         bucket.delete_object(Bucket="bucket", Key=f"photos/{shard(bucket, 0)}")
 
     meanwhile = remove
-    assert "is missing; run the same command again" in said()
+    assert "is missing. Run the same command again" in said()
     assert "index.json" not in keys(bucket)
 
     def cut() -> None:
