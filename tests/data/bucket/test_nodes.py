@@ -114,7 +114,7 @@ def test_more_lanes_than_shards_are_refused(bucket: Any, tmp_path: Path) -> None
         node_loaders(tmp_path, 0, 1, shard_groups=8)
 
 
-def test_machines_that_share_lanes_are_told(many: list[int], tmp_path: Path) -> None:
+def test_machines_that_share_groups_are_told(many: list[int], tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match=r"4 machines share data\.shard_groups = 2, .* multiple of 4"
     ):
