@@ -1,20 +1,29 @@
 """One door for a run: its folder, its ranks and its checkpoints, held while it trains."""
 
+import socket
+import uuid
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from composer.core import Callback
 from composer.utils import dist
 
-from pospre.collectives import from_rank_zero, however_long, print_once
+from pospre.collectives import (
+    from_rank_zero,
+    however_long,
+    on_every_rank,
+    print_once,
+    wait_until,
+)
+from pospre.errors import UserError
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_in, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest, read_on_every_rank
 from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.run.checkpoints.uploads import Uploads, lacks
-from pospre.run.checkpoints.visibility import check_visibility
 from pospre.run.device import build_device
 from pospre.run.folder import check_folder, clear, hold_run, starts_over, write_recipe
 from pospre.run.mirror import restore_run
@@ -22,6 +31,9 @@ from pospre.run.peers.agreement import check_data
 from pospre.run.peers.peers import joined
 from pospre.run.resume import RecipeRecord, Resume
 from pospre.run.same_run import Training, check_checkpoint
+
+_LATE = 60.0  # seconds after which NFS shows a new file at the latest
+_PAUSE = 0.5
 
 
 class Run:
@@ -166,3 +178,35 @@ def _earlier(recipe: Recipe, start: Checkpoint) -> list[Path]:
     """Return the local checkpoints up to ``start``, oldest first."""
     local = checkpoints_in(str(recipe.local_checkpoints()))
     return [Path(found.uri) for found in reversed(local) if found.batch <= start.batch]
+
+
+def check_visibility(recipe: Recipe) -> None:
+    """Refuse shards on disks that the nodes do not share, of which no start could read all.
+
+    Raises:
+        UserError: on all ranks, before anything is trained.
+    """
+    on_one_node = dist.get_world_size() == dist.get_local_world_size()
+    whole = recipe.trainer.checkpoint != "sharded"
+    if whole or on_one_node or is_remote(recipe.checkpoint_folder()):
+        return
+    folder = recipe.local_checkpoints()
+    sign = folder / from_rank_zero(lambda: _leave_sign(folder))
+    looked = partial(wait_until, sign.exists, _LATE, _PAUSE)
+    seen = on_every_rank(lambda: (socket.gethostname(), however_long(looked)))
+    if dist.get_global_rank() == 0:
+        sign.unlink()
+    blind = sorted({host for host, is_seen in seen if not is_seen})
+    if blind:
+        raise UserError(
+            f"trainer.checkpoint = sharded: {', '.join(blind)} cannot see what {seen[0][0]} writes "
+            f"into {folder}, so no checkpoint would ever be in one place. Set trainer.save_folder "
+            "to a bucket or to a folder that all nodes share, or trainer.checkpoint=whole"
+        )
+
+
+def _leave_sign(folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f".sign-{uuid.uuid4().hex}"
+    (folder / name).touch()
+    return name

@@ -13,13 +13,13 @@ from pospre.arguments import Section
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.saver import CheckpointSaver
+from pospre.run.resume import LoaderPosition
 from pospre.training.build import Components
 from pospre.training.callbacks.collapse import Collapse
 from pospre.training.callbacks.compiling import Compiling
 from pospre.training.callbacks.divergence import Divergence
 from pospre.training.callbacks.each_step import EachStep
 from pospre.training.callbacks.gradients import GradientNorms
-from pospre.training.callbacks.loader_position import LoaderPosition
 from pospre.training.callbacks.metrics import MetricsFile
 from pospre.training.callbacks.position_shortcut import PositionShortcut
 from pospre.training.callbacks.progress import ProgressBar

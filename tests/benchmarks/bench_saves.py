@@ -17,8 +17,7 @@ import torch
 import pospre
 from pospre.run.checkpoints.file import write_checkpoint
 from pospre.run.checkpoints.reading import read_checkpoint
-from pospre.run.checkpoints.sharded import Part
-from pospre.run.checkpoints.staging import Staging
+from pospre.run.checkpoints.sharded import Part, Staging
 from tests.run.checkpoints.hostile import CONTENT
 
 _ROUNDS = 4

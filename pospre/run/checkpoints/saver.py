@@ -23,8 +23,7 @@ from pospre.collectives import Greatest, from_rank_zero, on_every_rank, wait_for
 from pospre.errors import UserError
 from pospre.run.checkpoints.file import why_not_written, write_checkpoint
 from pospre.run.checkpoints.finding import CHECKPOINT_NAME, incomplete, remove
-from pospre.run.checkpoints.sharded import METADATA, Part, Written, sharded_state
-from pospre.run.checkpoints.staging import Staging
+from pospre.run.checkpoints.sharded import METADATA, Part, Staging, Written, sharded_state
 from pospre.run.checkpoints.versions import versions
 
 _WRITTEN, _WRITING, _FAILED = range(3)

@@ -26,7 +26,7 @@ from pospre.run.checkpoints.file import manifest_of, write_checkpoint
 from pospre.run.checkpoints.finding import incomplete
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
-from pospre.run.checkpoints.staging import Staging
+from pospre.run.checkpoints.sharded import Staging
 from tests.processes import finished
 from tests.run.checkpoints.hostile import CONTENT as LEAST
 from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment, flat, metrics, no_space

@@ -9,7 +9,7 @@ from composer.utils import dist
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
-from pospre.run.checkpoints import visibility
+from pospre.run import run
 
 RECIPE, DISKS = sys.argv[1:]
 
@@ -17,7 +17,7 @@ RECIPE, DISKS = sys.argv[1:]
 def look(disk: str) -> list[Path]:
     """Let the nodes look at the disk of a run; return what is left there."""
     recipe = load_recipe(RECIPE, ["trainer.checkpoint=sharded", f"trainer.run_folder={disk}"])
-    visibility.check_visibility(recipe)
+    run.check_visibility(recipe)
     dist.barrier()
     return list(recipe.local_checkpoints().glob("*"))
 
@@ -27,6 +27,6 @@ if __name__ == "__main__":
     dist.get_local_world_size = lambda: 1
     dist.get_local_rank = lambda: 0
     assert look(f"{DISKS}/shared") == []
-    visibility._LATE = 0.1
+    run._LATE = 0.1
     with pytest.raises(UserError, match=f"cannot see what .* writes into {re.escape(DISKS)}/"):
         look(f"{DISKS}/{dist.get_global_rank()}")
