@@ -21,7 +21,7 @@ examples:
 A recipe can extend another one and state only the differences (extends: other.yaml, one level,
 relative to its own file). Sections are merged, other values replaced; null removes a section.
 
-A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, questions.json, metrics.jsonl,
+A run writes <trainer.run_folder>/<run_name>/ : recipe.yaml, pretext_tasks.json, metrics.jsonl,
 watch.jsonl (warnings), checkpoints/, evaluation/ and report.html. The same command again resumes
 from the newest checkpoint. trainer.overwrite=true starts again, a larger trainer.max_duration
 trains longer.

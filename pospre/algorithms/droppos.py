@@ -22,7 +22,7 @@ from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, ExchangedPlaces, ForgottenPlaces
 from pospre.model.position_task import Answers, PositionObjective, PositionTask, weighted_mean
-from pospre.model.question import Question
+from pospre.model.pretext_task import PretextTask
 from pospre.nn.decoder import DecoderBlocks, split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import PatchMasking, Sampling, slot_mask
@@ -133,7 +133,7 @@ class DropPos(PositionTask):
     ``PositionTask`` has the others. Published beside MAE: ``weight`` 0.05 for B, 0.1 for L.
     """
 
-    question: ClassVar[Question | None] = Question(
+    pretext_task: ClassVar[PretextTask | None] = PretextTask(
         "Patches of a picture lose their position. Does the model put them back in their place?",
         "accuracy",
         "share of these patches put in their place",

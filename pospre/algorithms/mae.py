@@ -21,7 +21,7 @@ from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
 from pospre.model.passes import MaskedTokens
 from pospre.model.pixel_task import PixelObjective
-from pospre.model.question import Question
+from pospre.model.pretext_task import PretextTask
 from pospre.nn.decoder import DecoderBlocks, split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import (
@@ -96,7 +96,7 @@ class MAE(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    question: ClassVar[Question | None] = Question(
+    pretext_task: ClassVar[PretextTask | None] = PretextTask(
         "Most of a picture is hidden. What does the model paint in its place?",
         evaluation="reconstructions",
     )

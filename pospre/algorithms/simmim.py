@@ -18,7 +18,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import MaskedTokens
 from pospre.model.pixel_task import PixelObjective
-from pospre.model.question import Question
+from pospre.model.pretext_task import PretextTask
 from pospre.nn.initialisation import token_parameter
 from pospre.nn.masking import PatchMasking, gather_tokens, slot_mask
 from pospre.nn.vit import Encoder
@@ -58,7 +58,7 @@ class SimMIM(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    question: ClassVar[Question | None] = Question(
+    pretext_task: ClassVar[PretextTask | None] = PretextTask(
         "Large cells of a picture are masked. What does the model paint in their place?",
         evaluation="reconstructions",
     )

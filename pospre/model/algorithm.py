@@ -22,8 +22,8 @@ from pospre.model.needs import Needs
 from pospre.model.objective import Objective
 from pospre.model.optimizer_check import check_optimized
 from pospre.model.outside import is_outside, load_class
+from pospre.model.pretext_task import PretextTask
 from pospre.model.progress import Progress, training_progress
-from pospre.model.question import Question
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.vit import Encoder
 
@@ -38,7 +38,7 @@ class PretrainAlgorithm(Algorithm):
     options are the fields of a dataclass.
 
     Attributes:
-        question: what it asks of a model, with which a run's page begins; None: nothing.
+        pretext_task: what it asks of a model; a run's page begins with it. None: nothing.
         objective: the class of what it adds to ``model.objectives``: evaluations are for models of
             a kind of objective, such as ``PositionObjective``; None: they need not find it.
         is_host: hosts own the visible patches and attach first.
@@ -47,7 +47,7 @@ class PretrainAlgorithm(Algorithm):
             amp_bf16 keeps them in bf16, unless ``trainer.residual`` says otherwise.
     """
 
-    question: ClassVar[Question | None] = None
+    pretext_task: ClassVar[PretextTask | None] = None
     objective: ClassVar[type[Objective] | None] = None
     is_host: ClassVar[bool] = False
     takes_merged_patches: ClassVar[bool] = False

@@ -91,8 +91,8 @@ def page_context(run: Run) -> dict[str, Any]:
     pictures = parse_results(run, "position_pictures", PositionPictures)
     patches = parse_results(run, "patch_position", PatchPosition)
     folder = run.folder / "evaluation" / "position_pictures"
-    asked = summary.questions_of(run)
-    answering = {each.question.evaluation for each in asked}
+    asked = summary.pretext_tasks_of(run)
+    answering = {each.pretext_task.evaluation for each in asked}
     wanted = answering if run.algorithms else {"position_grid"}
     return {
         "run": run,
@@ -169,7 +169,7 @@ def _keys(records: list[Record]) -> list[str]:
 
 def _all_names(run: Run) -> list[str]:
     """Return the evaluations that the page shows, or says how to do."""
-    asked = (each.question.evaluation for each in summary.questions_of(run))
+    asked = (each.pretext_task.evaluation for each in summary.pretext_tasks_of(run))
     return list(dict.fromkeys([*SHOWN, *filter(None, asked), *run.evaluations]))
 
 

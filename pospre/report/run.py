@@ -7,7 +7,7 @@ from typing import Any
 
 from pospre.errors import UserError
 from pospre.evaluation.figures import read_documents
-from pospre.model.question import QUESTIONS, Question, from_json
+from pospre.model.pretext_task import PRETEXT_TASKS, PretextTask, from_json
 from pospre.object_store import is_remote
 from pospre.recipe.yaml_text import read_mapping
 from pospre.untrusted_json import is_number, parse_json
@@ -20,14 +20,14 @@ class Run:
     """One run folder; what the folder lacks is empty.
 
     ``records`` are the lines of ``metrics.jsonl``, ``warnings`` those of ``watch.jsonl``,
-    ``questions`` what its algorithms ask, by their names.
+    ``pretext_tasks`` what its algorithms ask, by their names.
     """
 
     folder: Path
     name: str
     recipe: dict[str, Any]
     recipe_text: str
-    questions: dict[str, Question]
+    pretext_tasks: dict[str, PretextTask]
     records: list[Record]
     evaluations: dict[str, dict[str, Any]]
     warnings: list[Record]
@@ -75,11 +75,12 @@ def read_run(folder: str | Path) -> Run:
     records, watch = _read_lines(metrics), folder / "watch.jsonl"
     warnings = _read_lines(watch) if watch.is_file() else []
     name = str(recipe.get("run_name") or folder.resolve().name)
-    asked = _read_questions(folder / QUESTIONS) if (folder / QUESTIONS).is_file() else {}
-    return Run(folder, name, recipe, text, asked, records, read_documents(folder), warnings)
+    path = folder / PRETEXT_TASKS
+    tasks = _read_pretext_tasks(path) if path.is_file() else {}
+    return Run(folder, name, recipe, text, tasks, records, read_documents(folder), warnings)
 
 
-def _read_questions(path: Path) -> dict[str, Question]:
+def _read_pretext_tasks(path: Path) -> dict[str, PretextTask]:
     try:
         return from_json(path.read_bytes())
     except ValueError as error:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
-from pospre.model.question import Question
+from pospre.model.pretext_task import PretextTask
 from pospre.report.evaluations import Knn, PatchPosition, PositionGrid
 from pospre.report.measured import earlier_step, trained_on_these
 from pospre.report.plots import format_value
@@ -18,35 +18,35 @@ _ALIKE = 1.05  # times as often: below it, and above its inverse, two shares are
 
 @dataclass(frozen=True)
 class Asked:
-    """A question that a run was trained on.
+    """A pretext task that a run was trained on.
 
     Attributes:
         method: the algorithm's name.
-        question: what it asks.
+        pretext_task: what it asks.
         answer: the last value of its own measure, with what that is; empty where none is logged.
     """
 
     method: str
-    question: Question
+    pretext_task: PretextTask
     answer: str
 
 
-def questions_of(run: Run) -> list[Asked]:
+def pretext_tasks_of(run: Run) -> list[Asked]:
     """Return what the run's algorithms ask, in the order of their attachment."""
-    return [Asked(name, each, _answer(run, name, each)) for name, each in run.questions.items()]
+    return [Asked(name, each, _answer(run, name, each)) for name, each in run.pretext_tasks.items()]
 
 
-def _answer(run: Run, name: str, question: Question) -> str:
-    key = f"metric/{name}_{question.metric}"
+def _answer(run: Run, name: str, task: PretextTask) -> str:
+    key = f"metric/{name}_{task.metric}"
     values = [record[key] for record in run.records if is_number(record.get(key))]
-    if question.metric is None or not values:
+    if task.metric is None or not values:
         return ""
-    percent = question.metric in ("accuracy", "agreement")
+    percent = task.metric in ("accuracy", "agreement")
     first, last = (
         format_value(value, percent=percent).replace(" ", "\N{NO-BREAK SPACE}")
         for value in (values[0], values[-1])
     )
-    return f"{question.meaning}: {last}" + (f" (at first {first})" if len(values) > 1 else "")
+    return f"{task.meaning}: {last}" + (f" (at first {first})" if len(values) > 1 else "")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from composer.utils import dist
 from pospre.atomic_file import PARTIAL, nearest_existing, write_atomic
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
-from pospre.model.question import QUESTIONS, to_json
+from pospre.model.pretext_task import PRETEXT_TASKS, to_json
 from pospre.object_store import is_remote, s3_patience
 from pospre.recipe.environment import annotated
 from pospre.recipe.recipe import Recipe
@@ -32,7 +32,7 @@ from pospre.run.peers.process import is_restart
 from pospre.run.resume import recorded
 from pospre.run.same_run import compare_recipes
 
-_HALF_WRITTEN = f"recipe.yaml*{PARTIAL}", f"{QUESTIONS}*{PARTIAL}"
+_HALF_WRITTEN = f"recipe.yaml*{PARTIAL}", f"{PRETEXT_TASKS}*{PARTIAL}"
 LOCK = "run.lock"
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
@@ -208,13 +208,13 @@ def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> Non
         UserError: it cannot be written.
     """
     folder = recipe.run_path()
-    asked = {each.module_name(): each.question for each in algorithms}
+    asked = {each.module_name(): each.pretext_task for each in algorithms}
     try:
         for killed in _half_written(folder):
             killed.unlink()
         text = annotated(yaml.safe_dump(recipe.record(), sort_keys=False), recipe.environment)
         write_atomic(folder / "recipe.yaml", text.encode())
-        write_atomic(folder / QUESTIONS, to_json(asked))
+        write_atomic(folder / PRETEXT_TASKS, to_json(asked))
     except OSError as error:
         raise UserError(
             f"run folder {folder} cannot be written: "

@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 from pospre.atomic_file import PARTIAL, write_atomic
-from pospre.model.question import QUESTIONS
+from pospre.model.pretext_task import PRETEXT_TASKS
 from pospre.object_store import Bucket
 from pospre.untrusted_json import parse_steps
 
-_NAMES = ("recipe.yaml", QUESTIONS, "metrics.jsonl", "watch.jsonl", "report.html")
+_NAMES = ("recipe.yaml", PRETEXT_TASKS, "metrics.jsonl", "watch.jsonl", "report.html")
 _FOLDERS = ("evaluation", "bad_steps")
 _RESTORED = re.compile(r"watch\.jsonl|evaluation/\w+\.jsonl?")
 

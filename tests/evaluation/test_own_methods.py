@@ -21,7 +21,7 @@ from pospre.model.objective import Outputs
 from pospre.model.passes import ForgottenPlaces
 from pospre.model.pixel_task import PixelObjective
 from pospre.model.position_task import Answers, PositionObjective
-from pospre.model.question import QUESTIONS, Question, to_json
+from pospre.model.pretext_task import PRETEXT_TASKS, PretextTask, to_json
 from pospre.nn.masking import PatchMasking, slot_mask
 from pospre.ranges import Ratio
 from pospre.recipe.recipe import Recipe
@@ -55,7 +55,7 @@ class Lost(PretrainAlgorithm):
     """Half of the visible patches forget where they are."""
 
     objective = Reader
-    question: ClassVar[Question | None] = Question("Where?", evaluation="patch_position")
+    pretext_task: ClassVar[PretextTask | None] = PretextTask("Where?", evaluation="patch_position")
     mask_ratio: Ratio = 0.5
 
     def attach(self, model: PretrainModel) -> None:
@@ -165,7 +165,7 @@ def test_pictures_of_a_step_have_its_own_caption(tmp_path: Path) -> None:
 def test_its_page_says_how_to_measure_it(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, evaluated=False)
     (folder / "recipe.yaml").write_text("run_name: lost\nalgorithms: {mylab.lost:Lost: {}}\n")
-    (folder / QUESTIONS).write_bytes(to_json({"Lost": Lost.question}))
+    (folder / PRETEXT_TASKS).write_bytes(to_json({"Lost": Lost.pretext_task}))
     page = re.sub("<[^>]*>", "", write_report(folder).read_text("utf-8"))
     assert "Where?" in page and "pospre.evaluate patch_position --model" in page
     assert "position_grid" not in page

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from pospre.model.algorithm import algorithm_class
-from pospre.model.question import to_json
+from pospre.model.pretext_task import to_json
 
 RECIPE = """\
 # Demo: a small ViT on rendered scenes
@@ -37,7 +37,7 @@ def fabricate_run(
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     warning = {"step": 7, "time": 0.0, "watch": "LossSpikes", "warning": "a <spike> of the loss"}
     (folder / "watch.jsonl").write_text(json.dumps(warning) + "\n", encoding="utf-8")
-    write_questions(folder, "mae", "droppos")
+    write_pretext_tasks(folder, "mae", "droppos")
     if evaluated:
         write_evaluation(folder, "position_grid", position_grid())
         write_evaluation(folder, "knn", knn())
@@ -47,10 +47,10 @@ def fabricate_run(
     return folder
 
 
-def write_questions(folder: Path, *methods: str) -> None:
+def write_pretext_tasks(folder: Path, *methods: str) -> None:
     """Write what these methods ask of a model."""
-    asked = {name: algorithm_class(name).question for name in methods}
-    (folder / "questions.json").write_bytes(to_json(asked))
+    asked = {name: algorithm_class(name).pretext_task for name in methods}
+    (folder / "pretext_tasks.json").write_bytes(to_json(asked))
 
 
 def metrics(num_steps: int) -> list[dict[str, Any]]:

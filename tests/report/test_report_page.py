@@ -26,7 +26,7 @@ from tests.report.fabricated_run import (
     position_grid,
     position_pictures,
     write_evaluation,
-    write_questions,
+    write_pretext_tasks,
 )
 
 PAGE_LIMIT = 3_000_000
@@ -146,30 +146,28 @@ def test_figures_of_an_earlier_step_are_called_so(tmp_path: Path) -> None:
     assert "Measured on data/scenes, the pictures it was trained on; of step 25, not of" in html
 
 
-ASKED = {
-    name: question for name in algorithm_names() if (question := algorithm_class(name).question)
-}
+ASKED = {name: task for name in algorithm_names() if (task := algorithm_class(name).pretext_task)}
 
 
 @pytest.mark.parametrize("method", ASKED)
-def test_every_method_opens_with_its_own_question(tmp_path: Path, method: str) -> None:
+def test_every_method_opens_with_its_own_pretext_task(tmp_path: Path, method: str) -> None:
     folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
     (folder / "recipe.yaml").write_text(f"algorithms: {{{method}: {{}}}}\ndata: {{path: data/p}}\n")
-    write_questions(folder, method)
-    question = ASKED[method]
-    if question.metric is not None:
-        log(folder, json.dumps({"step": 1, f"metric/{method}_{question.metric}": 0.25}))
+    write_pretext_tasks(folder, method)
+    task = ASKED[method]
+    if task.metric is not None:
+        log(folder, json.dumps({"step": 1, f"metric/{method}_{task.metric}": 0.25}))
     html = written(folder)
-    assert html.index(question.text) < html.index("What its features are good for")
-    assert question.metric is None or f"While training, {question.meaning}: " in html
-    if question.evaluation is not None:
-        assert question.evaluation in evaluation_names()
-        assert f"<span>{question.evaluation}</span>" in html
+    assert html.index(task.text) < html.index("What its features are good for")
+    assert task.metric is None or f"While training, {task.meaning}: " in html
+    if task.evaluation is not None:
+        assert task.evaluation in evaluation_names()
+        assert f"<span>{task.evaluation}</span>" in html
 
 
-def test_a_method_of_elsewhere_has_its_question_from_the_run(tmp_path: Path) -> None:
+def test_a_method_of_elsewhere_has_its_pretext_task_from_the_run(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path)
-    (folder / "questions.json").write_text('{"rows": {"text": "Which row?"}}')
+    (folder / "pretext_tasks.json").write_text('{"rows": {"text": "Which row?"}}')
     html = written(folder)
     assert "Which row?" in html and ASKED["droppos"].text not in html
 
@@ -264,7 +262,7 @@ def test_run_without_position_algorithm(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, evaluated=False)
     recipe = folder / "recipe.yaml"
     recipe.write_text("run_name: mae_demo\nalgorithms: {mae: {mask_ratio: 0.75}}\n")
-    write_questions(folder, "mae")
+    write_pretext_tasks(folder, "mae")
     html = written(folder)
     assert "about positions" not in html and "position algorithm" not in html
     assert "<h2>What its features are good for</h2>" in html
@@ -296,7 +294,7 @@ def test_position_accuracy_of_mp3(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, evaluated=False)
     recipe = folder / "recipe.yaml"
     recipe.write_text("run_name: mp3_demo\nalgorithms: {mp3: {}}\n")
-    write_questions(folder, "mp3")
+    write_pretext_tasks(folder, "mp3")
     text = re.sub("<[^>]*>", "", written(folder))
     assert "pospre.evaluate patch_position --model" in text and "position_grid" not in text
     rows = [
@@ -385,7 +383,10 @@ def test_page_of_a_long_run_with_heavy_pictures_stays_light(tmp_path: Path) -> N
         (lambda f: log(f, '{"loss": 1}', '{"step": 3}'), ["metrics.jsonl, line 1", "step"]),
         (lambda f: (f / "recipe.yaml").write_text("a: [1"), ["recipe.yaml", "YAML"]),
         (lambda f: (f / "recipe.yaml").write_text("- 1"), ["recipe.yaml"]),
-        (lambda f: (f / "questions.json").write_text('{"mae": 1}'), ["questions.json", "delete"]),
+        (
+            lambda f: (f / "pretext_tasks.json").write_text('{"mae": 1}'),
+            ["pretext_tasks.json", "delete"],
+        ),
         (lambda f: (f / "evaluation/knn.json").write_text("{"), ["knn.json", "again"]),
         (lambda f: (f / "evaluation/knn.json").write_text("{}"), ["knn.json", "results"]),
         (lambda f: write_evaluation(f, "knn", {"top1": "much"}), ["knn.json", "results.top1"]),

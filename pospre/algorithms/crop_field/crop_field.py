@@ -28,7 +28,7 @@ from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.loop_check import check_unwrapped
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
-from pospre.model.question import Question
+from pospre.model.pretext_task import PretextTask
 from pospre.nn.interpolation import Interpolation
 from pospre.nn.positions.scheme import Scheme
 from pospre.nn.vit import Encoder
@@ -68,7 +68,7 @@ class CropField(PretrainAlgorithm):
             both: views and boxes of an image are mirrored together, as its first view is drawn.
     """
 
-    question: ClassVar[Question | None] = Question(
+    pretext_task: ClassVar[PretextTask | None] = PretextTask(
         "A crop knows where in the photograph it was cut. What did the field of places become?",
         evaluation="field",
     )

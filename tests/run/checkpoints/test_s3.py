@@ -62,7 +62,9 @@ def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Pat
     code, said = run(tiny, *short, FOLDER)
     assert code == 0 and "already finished" in said
     # the run's small files are there as well, and take up the curve where the local ones are gone
-    assert {"recipe.yaml", "questions.json", "metrics.jsonl", "report.html"} <= set(names(bucket))
+    assert {"recipe.yaml", "pretext_tasks.json", "metrics.jsonl", "report.html"} <= set(
+        names(bucket)
+    )
     bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6.pt")
     warning = b'{"step": 2, "warning": "of its first start"}\n'
     bucket.put_object(Bucket="bucket", Key="runs/tiny/watch.jsonl", Body=warning)
