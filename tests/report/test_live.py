@@ -88,7 +88,7 @@ def test_hidden_patches_are_grey_and_the_others_as_the_encoder_gets_them(tmp_pat
 @pytest.mark.parametrize(
     ("names", "legend"),
     [
-        (("droppos",), "of the patches framed in green the position is told"),
+        (("droppos",), "patches framed in green keep their position"),
         (("mp3",), "patches framed in green are the context"),
         (("ijepa",), "the features of patches framed in green are predicted"),
         (("simmim",), "grey patches are masked"),
