@@ -460,7 +460,7 @@ def test_none_has_no_positions_to_tell() -> None:
 
 def test_one_patch_has_one_position() -> None:
     encoder = build_encoder("vit_tiny16", image_size=16, depth=1, positions="none")
-    with pytest.raises(UserError, match=r"encoder.image_size = \[16, 16\] .*makes one only"):
+    with pytest.raises(UserError, match=r"encoder.image_size = \[16, 16\] .*gives one"):
         attach(PretrainModel(encoder, seed=0), "mp3")
 
 

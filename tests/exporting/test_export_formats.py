@@ -239,6 +239,6 @@ def test_a_graph_that_one_file_cannot_hold(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_file, "_LIMIT", 1000)
-    with pytest.raises(UserError, match="formats safetensors, timm, hf and torchhub take it"):
+    with pytest.raises(UserError, match="Use the format safetensors, timm, hf or torchhub"):
         export(str(checkpoint), tmp_path / "out.onnx", format="onnx")
     assert not list(tmp_path.iterdir())

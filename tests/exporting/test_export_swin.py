@@ -32,5 +32,5 @@ def test_a_pre_trained_swin_has_a_zero_classifier_or_none(
     lines = export(str(checkpoint), tmp_path / "swin.pth", format="timm", num_classes=classes)
     theirs = printed_model(lines)
     assert theirs.num_classes == (1000 if classes is None else 0)
-    with pytest.raises(UserError, match=r"--grid 8x8 is for positions that other"):
+    with pytest.raises(UserError, match=r"--grid 8x8 needs positions that take any grid"):
         export(str(checkpoint), tmp_path / "other.pth", format="timm", grid="8x8")

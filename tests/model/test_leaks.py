@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from pospre.evaluation.classification.damage import reorder_tiles
 from torch import Tensor
 
 from pospre.batch import place_keys, view_keys
+from pospre.evaluation.classification.corruptions import reorder_tiles
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.model.position_task import PositionObjective
