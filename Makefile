@@ -13,7 +13,14 @@ DEMO_IMAGES := 2000
 # What first-light trains: recipes sized for the machine at hand.
 FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 
-.PHONY: help setup test test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-report learn position-table evaluation-table clean
+# The fast tier: methods, encoder, positions and recipes, without what trains, compiles or starts processes.
+FAST := tests/nn tests/algorithms tests/model tests/augment tests/recipe tests/training/optimizer tests/data/decode
+SLOW := $(addprefix tests/,algorithms/test_contracts.py algorithms/test_schemes.py algorithms/test_composition.py \
+	algorithms/test_droppos_swin.py algorithms/test_masked_position.py algorithms/test_stop.py \
+	model/test_trained_leaks.py model/test_fsdp.py nn/test_swin.py nn/test_eva.py nn/test_dinov3.py \
+	augment/test_rand_augment.py recipe/test_find.py)
+
+.PHONY: help setup test test-fast test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-report learn position-table evaluation-table clean
 
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -25,6 +32,9 @@ test: setup ## Run the tests on two cores (real photographs: POSPRE_TEST_DATA=<f
 	@# where PYTHONDONTWRITEBYTECODE is set, hundreds of processes would compile everything, a second each
 	@$(PYTHON_RUN) -m compileall -q pospre data_prep tests
 	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 3 --dist loadfile $(ARGS)
+
+test-fast: setup ## Run the tests of methods, encoder, positions and recipes, in about three minutes on two cores.
+	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 3 --dist loadfile $(FAST) $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
 test-newest: setup ## Run the tests with the newest torch, torchvision and timm (.venv-newest, 8 GB).
 	@.setup/newest.sh
