@@ -23,7 +23,7 @@ from pospre.certificate.processes import Job
 from pospre.errors import run_command
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.recipe.recipe import load_recipe
-from pospre.training.callbacks.metrics import losses_of
+from pospre.training.callbacks.metrics import plain_losses
 from pospre.training.train import train
 
 _BREATH = 0.05  # seconds that a step takes at least, so that a kill can strike in it
@@ -84,7 +84,9 @@ class Observer(Callback):
         self._write(
             step=state.timestamp.batch.value,
             rows={name: "".join(rows) for name, rows in self._rows.items()},
-            losses={name: value.hex() for name, value in losses_of(state).items()},
+            losses={
+                name: value.hex() for name, value in plain_losses(state.total_loss_dict).items()
+            },
             parameters=hash_tensors(state.model.state_dict()) if self.every_weight else None,
         )
 

@@ -72,7 +72,7 @@ def test_a_step_moves_no_more_than_it_did(
     kernels: int,
     casts: int,
 ) -> None:
-    """Whoever lowers a figure lowers its ceiling here."""
+    """A change that lowers a figure lowers its ceiling here."""
     step = mae[2] if method == "mae" else small(method, 2)
     assert (step["graphs"], step["breaks"], step["symbolic"], step["items"]) == (1, 0, 0, 0)
     assert step["eager"] <= eager * GIGA and step["fused"] <= compiled * GIGA

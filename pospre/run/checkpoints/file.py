@@ -1,7 +1,7 @@
 """The file of a checkpoint: written whole, with a manifest; read only if it is what was written.
 
 ``ep1-ba4.pt`` is what ``torch.save`` makes; ``ep1-ba4.json`` beside it is written last and holds
-the file's size and SHA-256, which a reader compares before it believes a byte, and the versions
+the file's size and SHA-256, which a reader compares before it uses a byte, and the versions
 that wrote it. A file without one, such as a copy that somebody sent, is judged by the checksums of
 the zip archive that it is.
 """

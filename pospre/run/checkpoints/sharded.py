@@ -2,7 +2,7 @@
 
 ``ep1-ba4/`` holds torch's distributed checkpoint of the tensors of model and optimiser
 (``*.distcp``, ``.metadata``), ``rest.pt`` with all else, and ``manifest.json``, written last, with
-the size and the SHA-256 of every file: they are compared before a byte is believed, and a folder
+the size and the SHA-256 of every file: they are compared before a byte is used, and a folder
 without it is no checkpoint.
 """
 

@@ -12,7 +12,7 @@ from pospre.model.algorithm import pretrain_model
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.finding import checkpoints_of
 from pospre.training.callbacks.each_step import DoneStep
-from pospre.training.callbacks.metrics import plain_name
+from pospre.training.callbacks.metrics import plain_losses
 
 BAD_STEPS = "bad_steps"
 """The folder in a run's that holds them."""
@@ -42,8 +42,8 @@ def note_step(state: State, step: DoneStep, folder: Path | None, recipe: Recipe 
         "step": step.number,
         "seed": pretrain_model(state).seed,
         "losses": {
-            plain_name(name): value if math.isfinite(value) else str(value)
-            for name, value in step.losses.items()
+            name: value if math.isfinite(value) else str(value)
+            for name, value in plain_losses(step.losses).items()
         },
         "ranks": ranks,
         "recipe": None if recipe is None else recipe.record(),

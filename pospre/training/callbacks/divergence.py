@@ -14,7 +14,7 @@ from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
 from pospre.training.callbacks.bad_step import kept_checkpoints, note_step
 from pospre.training.callbacks.each_step import DoneStep, EachStep, done_step
-from pospre.training.callbacks.metrics import plain_name
+from pospre.training.callbacks.metrics import plain_losses
 
 
 class Divergence(EachStep):
@@ -38,7 +38,7 @@ class Divergence(EachStep):
 
     def judge_step(self, state: State, step: DoneStep) -> None:
         """Look at the losses of a step; its line is written by now."""
-        losses = {plain_name(name): value for name, value in step.losses.items()}
+        losses = plain_losses(step.losses)
         bad = [
             f"{name} = {value}"
             for name, value in losses.items()

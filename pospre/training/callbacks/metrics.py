@@ -28,9 +28,9 @@ def plain_name(name: str) -> str:
     return term if term == name or term.startswith("metric/") else f"loss/{term}"
 
 
-def losses_of(state: State) -> dict[str, float]:
-    """Return the losses and metrics of the step that is just done, under our names."""
-    return {plain_name(name): value for name, value in state.total_loss_dict.items()}
+def plain_losses(losses: Mapping[str, float]) -> dict[str, float]:
+    """Return the losses and metrics of a step under our names."""
+    return {plain_name(name): value for name, value in losses.items()}
 
 
 class MetricsFile(LoggerDestination):
@@ -158,8 +158,7 @@ class MetricsFile(LoggerDestination):
 
     def _write(self, state: State, line: Mapping[str, float], losses: Mapping[str, float]) -> None:
         self.last = (time.monotonic(), int(line["samples"]))
-        named = {plain_name(name): value for name, value in losses.items()}
-        self._append({**line, **_peak_memory(state), **named})
+        self._append({**line, **_peak_memory(state), **plain_losses(losses)})
 
     def _append(self, line: Mapping[str, Any]) -> None:
         if dist.get_global_rank() == 0:

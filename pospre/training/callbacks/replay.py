@@ -22,7 +22,7 @@ from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint, read_checkpoint
 from pospre.run.resume import Resume
 from pospre.training.build import build_components
-from pospre.training.callbacks.metrics import losses_of
+from pospre.training.callbacks.metrics import plain_losses
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.start_weights import load_weights
 from pospre.training.trainer import build_trainer
@@ -171,5 +171,5 @@ class _Hold(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch.value == self.step:
-            self.losses = losses_of(state)
+            self.losses = plain_losses(state.total_loss_dict)
             state.stop_training()
