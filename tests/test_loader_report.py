@@ -52,14 +52,15 @@ def converted(photographs: Path) -> Path:
 
 
 @pytest.fixture
-def slow_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Every read takes ``SLOW`` seconds or a little more: how many exactly is noted here."""
+def slow_reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Make every read take ``SLOW`` seconds (or the parameter) or a little more; list them."""
     seconds: list[float] = []
+    pause = getattr(request, "param", SLOW)
     read = FolderReader.read
 
     def slow(self: FolderReader, index: int) -> Sample:
         start = time.perf_counter()
-        time.sleep(SLOW)
+        time.sleep(pause)
         sample = read(self, index)
         seconds.append(time.perf_counter() - start)
         return sample
@@ -155,6 +156,7 @@ def waits_little(photographs: Path) -> bool:
     return at_rate and timing.stages["wait"] < 0.1 * timing.seconds
 
 
+@pytest.mark.parametrize("slow_reads", [0.1], indirect=True)  # dwarfs the step on any machine
 def test_a_consumer_waits_for_slow_threads_only(photographs, slow_reads):
     hungry = measured(photographs, feed=1000.0)
     check_sum(hungry.consumer, WAITING)
