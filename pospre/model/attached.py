@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from composer.core import Algorithm
@@ -99,6 +100,13 @@ def write_draws(
         UserError: the batch has no ``index`` or ``epoch`` of whole numbers, or others had the same;
             or it lacks what an algorithm reads.
     """
+    for algorithm in algorithms:
+        algorithm.schedule(model, progress)
+    model.draw_stream(partial(_written, model, algorithms, batch))
+
+
+def _written(model: PretrainModel, algorithms: Sequence[PretrainAlgorithm], batch: Batch) -> Batch:
+    """Return ``batch``, with the draws of ``algorithms`` in it."""
     check_is_batch(batch)
     for key in (INDEX, EPOCH):
         if key not in batch:
@@ -110,7 +118,6 @@ def write_draws(
     if model.training:
         model.number_check.look(batch)
     for algorithm in algorithms:
-        algorithm.schedule(model, progress)
         try:
             algorithm.write(batch, model)
         except KeyError as error:
@@ -118,3 +125,4 @@ def write_draws(
             if key in batch or key not in (*model.registry.writers, *loaded_keys(model.views)):
                 raise
             raise lacking(model.registry, key) from error
+    return batch

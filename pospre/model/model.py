@@ -1,6 +1,6 @@
 """The one model that every host and every position algorithm attaches to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -91,6 +91,7 @@ class PretrainModel(ComposerModel):
         # of a loop without Composer: begun, its optimisers are checked, ``after_step`` is called
         self.is_prepared = self.is_checked = self.is_followed = False
         self.is_one_graph = False  # of ``run_step``: forward has the losses, too
+        self.draw_stream: Callable[[Callable[[], Batch]], Batch] = _at_once  # or on a stream
         self.number_check = NumberCheck()
         self.seen_weights, self.moves_seen = (-1, 0.0), 0  # until ``after_step`` is called
         for name, group in self.views.items():
@@ -342,6 +343,10 @@ class PretrainModel(ComposerModel):
         """Add a batch of an evaluation."""
         assert isinstance(metric, LossTerm)
         metric.update(self.loss(outputs, batch)[metric.term], weight=len(batch[INDEX]))
+
+
+def _at_once(make: Callable[[], Batch]) -> Batch:
+    return make()
 
 
 def _rows(batch: Batch, key: str | None, num_rows: int) -> Tensor | None:

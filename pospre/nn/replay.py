@@ -16,6 +16,7 @@ class _Recorded:
     def __init__(self, function: Function, tensors: list[Tensor], options: tuple[Hashable, ...]):
         self.tensors = [tensor.clone() for tensor in tensors]
         self.graph = torch.cuda.CUDAGraph()
+        self.done = torch.cuda.Event()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -27,10 +28,13 @@ class _Recorded:
 
     def replay(self, tensors: list[Tensor]) -> Tensor:
         """Return what the function returns for ``tensors``."""
+        torch.cuda.current_stream().wait_event(self.done)  # another stream may have used these
         for mine, given in zip(self.tensors, tensors, strict=True):
             mine.copy_(given)
         self.graph.replay()
-        return self.result.clone()
+        result = self.result.clone()
+        self.done.record()
+        return result
 
 
 def replayed(function: Function) -> Function:

@@ -6,7 +6,9 @@ They are made for Composer 0.32.1, and a test notices when it changes what they 
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from composer.utils import dist
 from torch import Tensor
 
 from pospre.batch import Batch
+from pospre.training.side_stream import SideStream
 from pospre.training.step_losses import StepLosses, wait_for
 
 OVERRIDDEN = (
@@ -44,6 +47,8 @@ class StepTrainer(Trainer):
         if not os.environ.get("ENGINE_DEBUG"):
             # it formats a line for each callback of each event, and throws it away
             self.engine._debug_log = lambda event, msg: None  # type: ignore[method-assign]
+        # a GPU copies the next batch and draws its masks beside the step that it computes
+        self._beside = SideStream("cuda" if self.state.device.name == "gpu" else "cpu")
 
     def _use_closures(self) -> bool:
         """Say no: for a closure, Composer fetches the loss before the optimiser can begin."""
@@ -76,7 +81,7 @@ class StepTrainer(Trainer):
         size = self._mean_over_ranks(sum(self._samples(microbatch) for microbatch in microbatches))
         whole = state.batch
         for number, microbatch in enumerate(microbatches, 1):
-            state.batch = spec.microbatch_transforms(state.device.batch_to_device(microbatch))
+            state.batch = self._beside(partial(self._on_device, microbatch))
             is_last = number == len(microbatches)
             for name, loss in self._train_microbatch(use_grad_scaling, size, is_last).items():
                 key = f"loss/train/{name}"
@@ -90,6 +95,11 @@ class StepTrainer(Trainer):
                 state.scaler.unscale_(optimizer)
         self.engine.run_event(Event.AFTER_TRAIN_BATCH)
         return total_loss_dict["loss/train/total"]
+
+    def _on_device(self, microbatch: Batch) -> Batch:
+        assert self._train_data_spec is not None
+        batch: Batch = self.state.device.batch_to_device(microbatch)
+        return self._train_data_spec.microbatch_transforms(batch)
 
     def _samples(self, batch: Any) -> int:
         assert self._train_data_spec is not None
@@ -110,7 +120,8 @@ class StepTrainer(Trainer):
         state, run_event = self.state, self.engine.run_event
         share = self._samples(state.batch) / current_batch_size
         with ddp_sync_context(state, is_final_microbatch, self._ddp_sync_strategy):
-            run_event(Event.BEFORE_FORWARD)
+            with self._drawing_beside():
+                run_event(Event.BEFORE_FORWARD)
             with get_precision_context(state.precision, state.precision_config):
                 state.outputs = state.model(state.batch)
             run_event(Event.AFTER_FORWARD)
@@ -129,6 +140,16 @@ class StepTrainer(Trainer):
             (total * share).backward()
             run_event(Event.AFTER_BACKWARD)
         return logged
+
+    @contextmanager
+    def _drawing_beside(self) -> Iterator[None]:
+        """Let algorithms draw on the side stream here alone: other batches do not come by it."""
+        model: Any = self._original_model
+        others, model.draw_stream = model.draw_stream, self._beside
+        try:
+            yield
+        finally:
+            model.draw_stream = others
 
     def _iter_dataloader(self, trainer_mode: TrainerMode) -> Iterator[Any]:
         """Yield batches; one process need not ask after each whether others have any left."""
