@@ -31,7 +31,7 @@ from tests.training.tiny_runs import environment
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGES = ("pospre", "data_prep")
-EXTRAS = ("ffcv", "s3", "convert", "evaluate", "onnx", "hf", "speech")
+EXTRAS = ("ffcv", "s3", "convert", "evaluate", "onnx", "hf", "speech", "float8")
 
 RECIPE = """\
 data: {path: %s, batch_size: 4, views: {view: {size: 32}}}

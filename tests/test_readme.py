@@ -162,7 +162,8 @@ def test_the_callbacks_and_what_may_change_in_a_run_are_those_of_the_code() -> N
         assert hasattr(importlib.import_module(f"pospre.training.callbacks.{module}"), name)
     table = RECIPE.partition("| key of `trainer` | does |")[2].partition("\n\n")[0]
     keys = {f"trainer.{key}" for key in re.findall(r"^\| `(\w+): ", table, re.M)}
-    assert keys - {*FREE_KEYS} == {"trainer.precision", "trainer.residual"}
+    kept = {"trainer.precision", "trainer.residual", "trainer.float8"}
+    assert keys - {*FREE_KEYS} == kept
 
 
 def test_the_kinds_of_data_sets_are_counted() -> None:

@@ -91,6 +91,8 @@ class Attention(nn.Module):
         self, x_BTD: Tensor, num_keys: int | None, num_queries: int | None
     ) -> tuple[Tensor, ...]:
         """Return queries of the tokens that attend, keys and values of those attended to."""
+        if num_keys is None and num_queries is None and self.key_bias:
+            return self.qkv(x_BTD).chunk(3, dim=-1)
         weight, dim = self.qkv.weight, x_BTD.shape[-1]
         bias: Tensor | None = self.qkv.bias
         if bias is not None and not self.key_bias:

@@ -182,6 +182,14 @@ class Trainer(Section):
         description="precision of the tokens between blocks under amp_bf16; auto: the method's "
         "(bf16 with dinov2, else fp32)",
     )
+    attention: Literal["auto", "cudnn"] = Field(
+        default="auto",
+        description="cudnn: GPUs compute attention by cuDNN where it can; auto: by torch's choice",
+    )
+    float8: bool = Field(
+        default=False,
+        description="blocks multiply in 8 bits, on GPUs since Hopper and Ada; for large models",
+    )
     device: Literal["auto", "cpu", "gpu"] = "auto"
     run_folder: PlainPath = "runs"
     overwrite: bool = False

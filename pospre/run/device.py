@@ -4,6 +4,7 @@ import torch
 from composer.devices import Device
 from composer.utils import get_device
 
+from pospre.command_line import spelled
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
 
@@ -20,11 +21,12 @@ def build_device(recipe: Recipe) -> Device:
     device = get_device(None if wanted == "auto" else wanted)
     if device.name == "cpu" and precision == "amp_fp16":
         raise UserError("trainer.precision = amp_fp16 needs a GPU; on the CPU use auto")
-    if recipe.trainer.residual == "bf16" and precision not in ("auto", "amp_bf16"):
-        raise UserError(
-            f"trainer.residual = bf16 needs trainer.precision = amp_bf16, and it is {precision}; "
-            "leave out trainer.residual, or use trainer.precision=auto"
-        )
+    for key, value in (("residual", "bf16"), ("float8", True)):
+        if getattr(recipe.trainer, key) == value and precision not in ("auto", "amp_bf16"):
+            raise UserError(
+                f"trainer.{key} = {spelled(value)} needs trainer.precision = amp_bf16, and it is "
+                f"{precision}; leave out trainer.{key}, or use trainer.precision=auto"
+            )
     for name, view in recipe.data.views.items():
         if device.name == "cpu" and recipe.trainer.compile is True and view.augment.erase_rate:
             # torch 2.7's inductor frees memory twice in the C++ that it writes for this

@@ -42,6 +42,7 @@ FREE_KEYS = (
     "trainer.microbatch_size",
     "trainer.activation_checkpointing",
     "trainer.compile",
+    "trainer.attention",
     "trainer.fsdp",
     "trainer.log_interval",
     "trainer.progress_bar",

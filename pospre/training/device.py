@@ -1,12 +1,15 @@
-"""The precision in which a device computes."""
+"""The precision in which a device computes, and how it computes attention."""
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from composer.devices import Device
 from composer.models import ComposerModel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pospre.collectives import on_every_rank
+from pospre.collectives import on_every_rank, print_once
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
@@ -94,3 +97,21 @@ def composer_precision(model: ComposerModel, recipe: Recipe, device: Device) -> 
         return precision
     model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
     return "fp32"
+
+
+def uses_cudnn(recipe: Recipe, device: Device) -> bool:
+    """Return whether ``trainer.attention`` asks for cuDNN; say so where there is none."""
+    if recipe.trainer.attention != "cudnn":
+        return False
+    if device.name != "cpu" and torch.backends.cudnn.is_available():
+        return True
+    print_once("trainer.attention = cudnn: torch chooses, for there is no GPU with cuDNN")
+    return False
+
+
+@contextmanager
+def cudnn_first() -> Iterator[None]:
+    """Let cuDNN compute the attention that it can, and torch's own kernels the rest."""
+    names = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+    with sdpa_kernel([getattr(SDPBackend, name) for name in names], set_priority=True):
+        yield

@@ -6,7 +6,7 @@ They are made for Composer 0.32.1, and a test notices when it changes what they 
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from composer.utils import dist
 from torch import Tensor
 
 from pospre.batch import Batch
+from pospre.training.device import cudnn_first
 from pospre.training.side_stream import SideStream
 from pospre.training.step_losses import StepLosses, wait_for
 
@@ -40,15 +41,25 @@ class StepTrainer(Trainer):
 
     It neither looks for the size of microbatches while it trains, nor counts tokens, nor has
     training metrics: our model has none, and ``microbatch_size`` is known before.
+
+    Args:
+        arguments: of Composer's Trainer, as ``options``.
+        cudnn: compute attention by cuDNN first.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, cudnn: bool = False, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._attention = cudnn_first if cudnn else nullcontext
         if not os.environ.get("ENGINE_DEBUG"):
             # it formats a line for each callback of each event, and throws it away
             self.engine._debug_log = lambda event, msg: None  # type: ignore[method-assign]
         # a GPU copies the next batch and draws its masks beside the step that it computes
         self._beside = SideStream("cuda" if self.state.device.name == "gpu" else "cpu")
+
+    def fit(self, *arguments: Any, **options: Any) -> None:
+        """Train; blocks that are computed again then choose the same attention as before."""
+        with self._attention():
+            super().fit(*arguments, **options)
 
     def _use_closures(self) -> bool:
         """Say no: for a closure, Composer fetches the loss before the optimiser can begin."""

@@ -27,11 +27,12 @@ from pospre.training.callbacks.spikes import LossSpikes
 from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.callbacks.watcher import WARNINGS
-from pospre.training.device import composer_precision
+from pospre.training.device import composer_precision, uses_cudnn
 from pospre.training.loggers import build_metrics_file
 from pospre.training.optimizer.clipping import build_clipping
 from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.compilation import choose_parts, compile_model, open_cache
+from pospre.training.scale.float8 import use_float8
 from pospre.training.scale.fsdp import MeanOverRanks, build_sharding
 from pospre.training.scale.microbatch import microbatch_size
 from pospre.training.step import StepTrainer
@@ -54,6 +55,8 @@ def build_trainer(
     options = recipe.trainer
     microbatch = microbatch_size(components)  # before anything below changes the model
     precision = composer_precision(model, recipe, device)
+    if options.float8:
+        use_float8(model, device)
     compiled = _compile(model, recipe, device)
     if options.activation_checkpointing:
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
@@ -61,6 +64,7 @@ def build_trainer(
     metrics = build_metrics_file(recipe)
     return StepTrainer(
         model=model,
+        cudnn=uses_cudnn(recipe, device),
         train_dataloader=DataSpec(
             components.loader, get_num_samples_in_batch=lambda b: len(b["index"])
         ),

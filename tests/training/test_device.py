@@ -9,10 +9,13 @@ import pytest
 import torch
 import yaml
 from composer.utils import get_device
+from torch.nn.attention import SDPBackend
 
+from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
 from pospre.recipe.sections import Trainer
 from pospre.training import device as devices
+from pospre.training import trainer as trainers
 from tests.algorithms.cases import Case
 
 CPU = get_device("cpu")
@@ -140,3 +143,29 @@ def test_a_device_without_bf16_trains_with_a_float32_residual(
             f"trainer.max_duration={steps}ba",
         )
         assert code == 0, output
+
+
+def test_cudnn_comes_first_and_the_order_of_before_comes_back() -> None:
+    before = torch._C._get_sdp_priority_order()
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    with devices.cudnn_first():
+        assert torch._C._get_sdp_priority_order()[0] == SDPBackend.CUDNN_ATTENTION.value
+        assert torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.math_sdp_enabled()
+    assert torch._C._get_sdp_priority_order() == before
+    assert torch.backends.cuda.cudnn_sdp_enabled() == enabled
+
+
+def test_a_run_computes_attention_by_cudnn_if_it_says_so(
+    tiny: Path, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: list[int] = []
+    forward = PretrainModel.forward
+
+    def noted(model: PretrainModel, *arguments: Any, **options: Any) -> Any:
+        first.append(torch._C._get_sdp_priority_order()[0])
+        return forward(model, *arguments, **options)
+
+    monkeypatch.setattr(PretrainModel, "forward", noted)
+    monkeypatch.setattr(trainers, "uses_cudnn", lambda recipe, device: True)
+    assert run(tiny, "trainer.max_duration=3ba")[0] == 0
+    assert set(first) == {SDPBackend.CUDNN_ATTENTION.value}

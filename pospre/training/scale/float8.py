@@ -1,0 +1,73 @@
+"""Matrix products of blocks in 8 bits: torchao's, scaled anew for each tensor and step."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from composer.devices import Device
+from torch import Tensor, nn
+
+from pospre.collectives import print_once
+from pospre.errors import needing
+from pospre.model.model import PretrainModel
+from pospre.training.scale.blocks import blocks_of
+
+_MULTIPLE = 16
+"""Widths that a GPU multiplies in 8 bits."""
+
+
+def lacking_float8(device: Device) -> str | None:
+    """Return why a device cannot multiply in 8 bits; None: it can."""
+    if device.name == "cpu":
+        return "CPUs cannot"
+    if torch.cuda.get_device_capability() < (8, 9):
+        return f"{torch.cuda.get_device_name()} cannot (compute capability 8.9 or more can)"
+    return None
+
+
+def use_float8(model: PretrainModel, device: Device) -> None:
+    """Let the blocks of a model multiply in float8 in training, unless the device cannot.
+
+    Raises:
+        UserError: torchao is not installed.
+    """
+    lacking = lacking_float8(device)
+    if lacking is not None:
+        print_once(f"trainer.float8 = true: nothing multiplies in float8, for {lacking}")
+        return
+    convert_blocks(model)
+
+
+def convert_blocks(model: PretrainModel, **options: Any) -> None:
+    """Make the linear layers of all blocks multiply in float8 while they train.
+
+    Parameters, their names and what is saved stay. In evaluations the layers are as they were.
+
+    Args:
+        model: not yet compiled, nor wrapped by DDP or FSDP2.
+        options: of torchao's ``Float8LinearConfig``.
+
+    Raises:
+        UserError: torchao is not installed.
+    """
+    with needing("float8", "trainer.float8"):
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    config = Float8LinearConfig(pad_inner_dim=True, **options)
+    for block in blocks_of(model):
+        convert_to_float8_training(block, module_filter_fn=_is_wide, config=config)
+        for layer in block.modules():
+            if isinstance(layer, nn.Linear) and type(layer) is not nn.Linear:
+                layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
+
+
+def _is_wide(module: nn.Module, name: str) -> bool:
+    return isinstance(module, nn.Linear) and not (
+        module.in_features % _MULTIPLE or module.out_features % _MULTIPLE
+    )
+
+
+def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
+    return (
+        type(layer).forward(layer, x) if layer.training else F.linear(x, layer.weight, layer.bias)
+    )
