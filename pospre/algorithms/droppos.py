@@ -31,11 +31,7 @@ from pospre.ranges import PositiveShare, Ratio, Width
 
 
 def num_known(visible: int, position_mask_ratio: float) -> int:
-    """Return how many of the visible patches keep their position: ``int(K·(1 − γ_pos))``.
-
-    Raises:
-        UserError: the ratio drops no position at all.
-    """
+    """Return how many visible patches keep their position: ``int(K·(1 − γ_pos))``, below K."""
     known = int(visible * (1 - position_mask_ratio))
     if known == visible:
         raise UserError(
@@ -91,7 +87,6 @@ class PositionClassification(PositionObjective):
             weights = weights * (confidence < smooth.diagonal()[true])
         if "affinity" in outputs:
             weights = weights * outputs["affinity"]
-        # all patches may be confident at once: then the loss is 0, not 0/0
         return weighted_mean(cross_entropy, weights)
 
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
@@ -117,10 +112,9 @@ class DropPos(PositionTask):
             cost. ``teacher``: the whole image in another algorithm's momentum teacher, at no cost
             if that pass runs anyway (ijepa; lut with symmetric: true).
         position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or
-            ``wrong``. ``wrong`` puts the image's dropped positions in random order, so that one
-            patch on average gets its own (as published, with one order per batch). If positions act
-            in attention, a dropped one has angle 0 and bias 0, and its token also gets the vector
-            named here.
+            ``wrong``: the image's dropped positions in random order (published: one order per
+            batch). If positions act in attention, a dropped one has angle 0 and bias 0, and its
+            token also gets the vector named here.
         sampling: of the visible patches when alone: ``random``, or ``uniform``, one of every 2×2
             (UM-MAE; mask_ratio 0.75).
         ignore_confident: leave out patches whose predicted probability has reached its target.
@@ -139,8 +133,8 @@ class DropPos(PositionTask):
         "share of these patches put in their place",
         "position_grid",
     )
-
     objective = PositionClassification
+    takes_merged_patches: ClassVar[bool] = True
 
     mask_ratio: Ratio | None = None
     position_mask_ratio: PositiveShare = 0.75
@@ -154,8 +148,6 @@ class DropPos(PositionTask):
     decoder_depth: NonNegativeInt = 2
     decoder_heads: PositiveInt = 16
     official: bool = False
-
-    takes_merged_patches: ClassVar[bool] = True
 
     def needs(self, encoder: Encoder) -> Needs:
         """Return what it needs: visible patches with their content, perhaps a teacher."""
@@ -182,8 +174,8 @@ class DropPos(PositionTask):
             visible = hidden.visible or encoder.num_patches
         num_known(visible, self.position_mask_ratio)
         registry.claim("droppos/order", "droppos")
-        told = "patches framed in green keep their position"
-        registry.claim("droppos/known", "droppos", green=told)
+        green = "patches framed in green keep their position"
+        registry.claim("droppos/known", "droppos", green=green)
         model.places.named["droppos"] = self._dropped(encoder)
         registry.join_pass("student", "droppos", places=("droppos",))
         if self.temperature is not None and self.affinity == "teacher":
