@@ -127,19 +127,22 @@ def while_others_wait(work: Callable[[Callable[[], None]], Value], device: Devic
 class Greatest:
     """The greatest of the ranks' numbers, found beside a step.
 
-    The all-reduce is begun when the step begins and looked at after it, when Composer has waited
-    for the losses anyway.
+    The CPUs exchange them between the step's begin and its end: a GPU may still compute then.
     """
 
     def __init__(self) -> None:
         self._begun: tuple[torch.Tensor, Any] | None = None
+        self._group: Any = None
 
-    def begin(self, number: int, device: Device) -> None:
+    def begin(self, number: int) -> None:
         """Give this rank's number; nothing is done on one rank."""
-        if dist.get_world_size() > 1:
-            shared = device.tensor_to_device(torch.tensor([number]))
-            maximum = torch.distributed.ReduceOp.MAX
-            self._begun = shared, torch.distributed.all_reduce(shared, op=maximum, async_op=True)
+        if dist.get_world_size() == 1:
+            return
+        if self._group is None:
+            self._group = torch.distributed.new_group(backend="gloo")
+        shared, maximum = torch.tensor([number]), torch.distributed.ReduceOp.MAX
+        work = torch.distributed.all_reduce(shared, maximum, self._group, async_op=True)
+        self._begun = shared, work
 
     def end(self) -> int | None:
         """Return the greatest; None where nothing was begun since the last time."""

@@ -40,7 +40,8 @@ class StepTrainer(Trainer):
     """Composer's Trainer, its step without what a run of ours has no use for.
 
     It neither looks for the size of microbatches while it trains, nor counts tokens, nor has
-    training metrics: our model has none, and ``microbatch_size`` is known before.
+    training metrics: our model has none, and ``microbatch_size`` is known before. Ranks do not ask
+    each other for numbers of samples and batches, which ``ViewLoader`` makes equal.
 
     Args:
         arguments: of Composer's Trainer, as ``options``.
@@ -82,14 +83,14 @@ class StepTrainer(Trainer):
         total_loss_dict: dict[str, Tensor],
         ddp_sync: bool = True,
     ) -> Tensor:
-        """Sum gradients and losses of microbatches; one process need not ask for the batch size."""
+        """Sum gradients and losses of microbatches; all ranks have as many samples."""
         state, spec = self.state, self._train_data_spec
         assert spec is not None
         self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
         use_grad_scaling = self._use_grad_scaling(state.precision, state.scaler)
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        size = self._mean_over_ranks(sum(self._samples(microbatch) for microbatch in microbatches))
+        size = sum(self._samples(microbatch) for microbatch in microbatches)
         whole = state.batch
         for number, microbatch in enumerate(microbatches, 1):
             state.batch = self._beside(partial(self._on_device, microbatch))
@@ -115,14 +116,6 @@ class StepTrainer(Trainer):
     def _samples(self, batch: Any) -> int:
         assert self._train_data_spec is not None
         return int(self._train_data_spec.get_num_samples_in_batch(batch))
-
-    def _mean_over_ranks(self, size: int) -> float:
-        ranks = dist.get_world_size()
-        if ranks == 1:
-            return float(size)
-        sizes = self.state.device.tensor_to_device(torch.tensor(size))
-        dist.all_reduce(sizes)
-        return sizes.item() / ranks
 
     def _train_microbatch(
         self, use_grad_scaling: bool, current_batch_size: int | float, is_final_microbatch: bool
@@ -163,8 +156,8 @@ class StepTrainer(Trainer):
             model.draw_stream = others
 
     def _iter_dataloader(self, trainer_mode: TrainerMode) -> Iterator[Any]:
-        """Yield batches; one process need not ask after each whether others have any left."""
-        if dist.get_world_size() > 1 or trainer_mode != TrainerMode.TRAIN:
+        """Yield batches; all ranks have as many, so that none asks the others if any are left."""
+        if trainer_mode != TrainerMode.TRAIN:
             yield from super()._iter_dataloader(trainer_mode)
             return
         length = self.state.dataloader_len
@@ -181,7 +174,6 @@ class StepTrainer(Trainer):
     def _accumulate_time_across_ranks(
         self, num_samples: int | float, num_tokens: int, batch_time: timedelta
     ) -> tuple[int, int, timedelta]:
-        """Return the counts of all ranks; of one process its own, without three fetches."""
-        if dist.get_world_size() == 1:
-            return int(num_samples), num_tokens, batch_time
-        return super()._accumulate_time_across_ranks(num_samples, num_tokens, batch_time)
+        """Return the counts of all ranks, and the time of this one, without a fetch."""
+        ranks = dist.get_world_size()
+        return int(num_samples) * ranks, num_tokens * ranks, batch_time

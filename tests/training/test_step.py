@@ -4,7 +4,9 @@ import hashlib
 import inspect
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import composer.trainer.trainer as composer_trainer
@@ -12,6 +14,8 @@ import pytest
 import torch
 from composer import Trainer
 from composer.core import Callback
+from composer.core.types import TrainerMode
+from composer.utils import dist
 from torch import Tensor
 
 from pospre import train
@@ -19,7 +23,7 @@ from pospre.recipe.recipe import load_recipe
 from pospre.training import trainer as ours
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.step import OVERRIDDEN
+from pospre.training.step import OVERRIDDEN, StepTrainer
 from pospre.training.step_losses import StepLosses
 from tests.operators import CountedOperators
 from tests.training.tiny_runs import MAE, look_late
@@ -42,6 +46,21 @@ def test_composer_is_the_one_that_is_overridden() -> None:
         for name in OVERRIDDEN
     }
     assert found == MADE_FOR
+
+
+def test_ranks_do_not_ask_each_other_for_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: Any, **__: Any) -> None:
+        raise AssertionError("a GPU would be waited for")
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    for name in ("all_reduce", "broadcast"):
+        monkeypatch.setattr(dist, name, asked)
+    trainer: Any = StepTrainer.__new__(StepTrainer)
+    trainer.state = SimpleNamespace(dataloader=[4, 5], dataloader_len=None)
+    trainer.engine = SimpleNamespace(run_event=str, run_marker_only_event=str)
+    assert list(trainer._iter_dataloader(TrainerMode.TRAIN)) == [4, 5]
+    second = timedelta(seconds=1)
+    assert trainer._accumulate_time_across_ranks(8, 0, second) == (16, 0, second)
 
 
 class Counts(Callback):
@@ -123,7 +142,7 @@ def test_losses_are_fetched_while_the_next_step_runs(
 def test_it_is_the_step_of_composer(size: int, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = f"trainer.microbatch_size={size}", "trainer.save_interval=100ba"
     losses, weights = trained(tiny, Counts(monkeypatch), *options, "run_name=ours")
-    monkeypatch.setattr(ours, "StepTrainer", Trainer)
+    monkeypatch.setattr(ours, "StepTrainer", lambda cudnn, **options: Trainer(**options))
     counts = Counts(monkeypatch)
     others, theirs = trained(tiny, counts, *options, "run_name=composer")
     assert counts.seen["items"] > 10 and counts.seen["copies"]  # that is, they are counted

@@ -90,7 +90,7 @@ class CheckpointSaver(Callback):
     def batch_start(self, state: State, logger: Logger) -> None:
         """Begin to compare notes on the save that is being written, beside the step."""
         if self._writing is not None:
-            self._shared.begin(self._progress(), state.device)
+            self._shared.begin(self._progress())
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Raise what a save has failed of; save in the middle of an epoch, when it is time."""

@@ -21,8 +21,7 @@ class StopSignals(Callback):
 
     Composer's own handlers leave by ``sys.exit``, wherever the training is. Ours note the signal;
     those before come back when training ends. One rank may get its signal a step before another,
-    or alone: the ranks compare notes once a step, in an all-reduce of one number that runs beside
-    the step and is looked at after it, when Composer has waited for the losses anyway.
+    or alone. So their CPUs exchange one number in each step, which no GPU waits for.
 
     Attributes:
         stopped: the signal that all ranks follow; None while there is none.
@@ -50,7 +49,7 @@ class StopSignals(Callback):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Begin to compare notes."""
-        self._shared.begin(self._seen, state.device)
+        self._shared.begin(self._seen)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Let this step be the last one, if any rank was told to stop when it began."""
