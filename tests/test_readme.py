@@ -13,10 +13,8 @@ from data_prep.convert import _parser
 from data_prep.kinds import KINDS
 from pospre.evaluation.run import check_evaluation
 from pospre.exporting.export import export
-from pospre.planning.assumptions import Assumptions
 from pospre.planning.estimate import plan
-from pospre.planning.gpus import gpu_named
-from pospre.planning.speed import Machine
+from pospre.planning.gpus import Assumptions, Machine, gpu_named
 from pospre.recipe.recipe import load_recipe
 from pospre.run.same_run import FREE_KEYS
 from pospre.train import main

@@ -1,22 +1,61 @@
-"""What a recipe is made of, counted once and whatever the GPUs: parameters, FLOPs, bytes."""
+"""What a recipe is made of, counted once and whatever the GPUs: parameters, FLOPs, bytes.
+
+The memory of a step is what is alive at each moment, followed over fake tensors. torch's own
+``MemTracker`` (2.7) hooks every parameter's gradient and so refuses frozen ones, which teachers
+have.
+"""
 
 import math
+import weakref
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pospre.batch import Batch, image_key
 from pospre.model.algorithm import PretrainAlgorithm
-from pospre.planning.fake import FakeTraining
-from pospre.planning.flops import count_flops, pass_flops
-from pospre.planning.layouts import Parameters, count_parameters
-from pospre.planning.memory import StepMemory, track_step
-from pospre.planning.traffic import Kernel, KernelLines
+from pospre.model.model import PretrainModel
+from pospre.planning.fake import FakeTraining, trace_step
+from pospre.planning.fusion import fused
+from pospre.planning.kernels import Kernel, StepTrace, count_flops, tensors
+from pospre.planning.layouts import Parameters, StepMemory, count_parameters
 from pospre.recipe.recipe import Recipe
 from pospre.training.scale.blocks import recompute_blocks
 
 _SIZES = 8, 16  # microbatches that are tracked; bytes grow linearly with them
+
+
+@dataclass(frozen=True)
+class KernelLines:
+    """Kernels of a step over any number of samples, from those over two numbers of samples.
+
+    Bytes and FLOPs of every kernel grow linearly with the samples.
+
+    Attributes:
+        small: a number of samples, and the kernels over them.
+        large: a larger number, and the same kernels over them.
+    """
+
+    small: tuple[int, list[Kernel]]
+    large: tuple[int, list[Kernel]]
+
+    def at(self, samples: int) -> list[Kernel]:
+        """Return the kernels over so many samples."""
+        (small, low), (large, high) = self.small, self.large
+        share = (samples - small) / (large - small)
+        return [
+            Kernel(
+                round(one.bytes + share * (other.bytes - one.bytes)),
+                round(one.flops + share * (other.flops - one.flops)),
+                one.is_fp32,
+            )
+            for one, other in zip(low, high, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -88,7 +127,7 @@ def count(recipe: Recipe) -> Counts:
     training = FakeTraining(recipe)
     model, (small, large) = training.model, _SIZES
     batches = [training.batch(size) for size in _SIZES]
-    training.step(batches[0])  # makes the optimiser's state
+    training.begin()
     passes = {}
     with training.mode, training.autocast():
         flops = pass_flops(model, batches[1])
@@ -128,9 +167,15 @@ def _step(training: FakeTraining, batches: list[Batch]) -> StepCounts:
     return StepCounts(
         more.flops / large,
         StepMemory.from_sizes({small: low, large: high}),
-        KernelLines((small, less.kernels), (large, more.kernels)),
+        KernelLines((small, _kernels(training, less)), (large, _kernels(training, more))),
         update.kernels,
     )
+
+
+def _kernels(training: FakeTraining, trace: StepTrace) -> list[Kernel]:
+    """Return what a GPU starts, where ``trainer.compile`` is on but for ``false``."""
+    is_eager = training.recipe.trainer.compile is False
+    return trace.kernels if is_eager else fused(trace.operators)
 
 
 def _parts(training: FakeTraining) -> dict[str, int]:
@@ -147,3 +192,85 @@ def _parts(training: FakeTraining) -> dict[str, int]:
     frozen = trained(*teachers, model.objectives, wanted=False)
     parts = {"encoder": trained(model.encoder), **heads, "tokens and positions": editors}
     return {name: number for name, number in {**parts, "teachers": frozen}.items() if number}
+
+
+class Alive(TorchDispatchMode):
+    """Follows every storage that is made inside, until it is freed.
+
+    Args:
+        parameters: whose gradients are told apart from what else is alive.
+
+    Attributes:
+        working: by bytes of gradients that are there, the most bytes of anything else that was made
+            inside.
+    """
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        super().__init__()
+        self.working: dict[int, int] = {}
+        self._alive = self._gradients = 0
+        self._known = WeakIdKeyDictionary()
+        self._hooks = [
+            one.register_post_accumulate_grad_hook(self._note_gradient)
+            for one in parameters
+            if one.requires_grad
+        ]
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator and note what it made."""
+        made = func(*args, **(kwargs or {}))
+        for tensor in tensors(made):
+            self._note(tensor.untyped_storage())
+        now = self._alive - self._gradients
+        self.working[self._gradients] = max(now, self.working.get(self._gradients, 0))
+        return made
+
+    def close(self) -> None:
+        """Leave the parameters as they were."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def know(self, *tensors: Tensor) -> None:
+        """Take tensors for those of others, which do not count."""
+        for tensor in tensors:
+            self._known[tensor.untyped_storage()] = True
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        if storage not in self._known:
+            self._known[storage] = True
+            self._alive += storage.nbytes()
+            weakref.finalize(storage, partial(self._forget, storage.nbytes()))
+
+    def _forget(self, size: int) -> None:
+        self._alive -= size
+
+    def _note_gradient(self, parameter: Tensor) -> None:
+        if id(parameter) not in self._seen and parameter.grad is not None:
+            self._seen.add(id(parameter))
+            self._gradients += parameter.grad.nbytes
+
+
+def track_step(training: FakeTraining, batch: Batch) -> tuple[dict[int, int], StepTrace, StepTrace]:
+    """Return ``Alive.working`` of a step, and what ``trace_step`` returns of it."""
+    training.optimizer.zero_grad()
+    state = [one for each in training.optimizer.state.values() for one in each.values()]
+    tracker = Alive(list(training.model.parameters()))
+    tracker.know(*training.model.parameters(), *training.model.buffers(), *state, *batch.values())
+    with tracker:
+        work, update = trace_step(training, batch)
+    tracker.close()
+    training.optimizer.zero_grad()
+    return tracker.working, work, update
+
+
+def pass_flops(model: PretrainModel, batch: Batch) -> dict[str, int]:
+    """Return the forward FLOPs of each encoder pass over a prepared batch, by name."""
+    counts = {}
+    for name, declared in model.registry.passes.items():
+        views = model.images(batch, declared.group)
+        seen = {**batch, f"{declared.group}/pixels": views}
+        counts[name] = count_flops(partial(model.encode, name, views, seen))
+    return counts

@@ -7,11 +7,9 @@ from typing import Any
 
 from pospre.data.stores.subset import subset
 from pospre.errors import UserError
-from pospre.planning.assumptions import IMAGENET, Assumptions
 from pospre.planning.counts import Counts, count
-from pospre.planning.gpus import GIB, GPUS
-from pospre.planning.layouts import Held, Layout, layouts
-from pospre.planning.speed import Machine, StepTime, decode_rate, step_time
+from pospre.planning.gpus import GIB, GPUS, IMAGENET, Assumptions, Machine
+from pospre.planning.layouts import Held, Layout, StepTime, decode_rate, layouts, step_time
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.data import open_data, rank_batch
@@ -39,6 +37,19 @@ class Choice:
     microbatch: int
     held: Held
     time: StepTime
+
+    def keys(self, device_batch: int) -> list[str]:
+        """Return the setting as overrides of the recipe."""
+        whole, layout = self.microbatch == device_batch, self.layout
+        sharding = "trainer.fsdp=null"
+        if layout.shards > 1:
+            hybrid = f"trainer.fsdp.shard_degree={layout.shards}"
+            sharding = hybrid if layout.replicas > 1 else "trainer.fsdp={}"
+        return [
+            sharding,
+            f"trainer.microbatch_size={'null' if whole else self.microbatch}",
+            f"trainer.activation_checkpointing={str(self.checkpointing).lower()}",
+        ]
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,7 @@ class Plan:
             "counts": self.counts.as_json(),
             "choices": [self._choice(choice) for choice in self.choices],
             "best": self._choice(self.best),
-            "keys": keys(self.best, self.device_batch),
+            "keys": self.best.keys(self.device_batch),
             "warning": self.warning(),
             "loader_of_a_node": self.feed(),
         }
@@ -154,20 +165,6 @@ def plan(recipe: Recipe, machine: Machine, assumed: Assumptions) -> Plan:
         batch_size=batch,
     )
     return Plan(recipe, counts, machine, assumed, images, steps, device_batch, choices, best)
-
-
-def keys(choice: Choice, device_batch: int) -> list[str]:
-    """Return a setting as overrides of the recipe."""
-    whole, layout = choice.microbatch == device_batch, choice.layout
-    sharding = "trainer.fsdp=null"
-    if layout.shards > 1:
-        hybrid = f"trainer.fsdp.shard_degree={layout.shards}"
-        sharding = hybrid if layout.replicas > 1 else "trainer.fsdp={}"
-    return [
-        sharding,
-        f"trainer.microbatch_size={'null' if whole else choice.microbatch}",
-        f"trainer.activation_checkpointing={str(choice.checkpointing).lower()}",
-    ]
 
 
 def _choices(

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 from pospre.batch import Batch, image_key, without_images
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
+from pospre.planning.kernels import StepTrace
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.optimizer.optim import build_optimizer
@@ -94,11 +95,29 @@ class FakeTraining:
         self.forward_backward(batch)
         self.update()
 
+    def begin(self) -> None:
+        """Run a step, so that the optimiser has its state; no gradients are left."""
+        self.step(self.batch(2))
+        with self.mode:
+            self.optimizer.zero_grad()
+
     def update(self) -> None:
         """Run what follows the gradients in a step: the optimiser, then the teacher."""
         with self.mode:
             self.optimizer.step()
             self.model.after_step(0.5)
+
+
+def trace_step(training: FakeTraining, batch: Batch) -> tuple[StepTrace, StepTrace]:
+    """Return what a training step moves and computes: (forward and backward, the update).
+
+    The optimiser has its state; there are no gradients yet.
+    """
+    with StepTrace() as work:
+        training.forward_backward(batch)
+    with StepTrace() as update:
+        training.update()
+    return work, update
 
 
 def with_classes(recipe: Recipe) -> Recipe:

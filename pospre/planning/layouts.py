@@ -1,4 +1,8 @@
-"""Ways to spread a training step over GPUs: the memory on each, and the traffic between them."""
+"""Ways to spread a training step over GPUs: memory on each, traffic between them, and time.
+
+The one model of speed: the least time of the step's kernels (``kernels.floor_seconds``) over the
+share of that pace that training reaches (``Assumptions.efficiency``).
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -7,9 +11,13 @@ from typing import NamedTuple
 from composer.distributed.fsdp2_utils import generate_composer_model_policy
 
 from pospre.model.model import PretrainModel
-from pospre.planning.memory import StepMemory
+from pospre.planning.gpus import GIGA, Assumptions, Machine
+from pospre.planning.kernels import Kernel, floor_seconds
 
 _BYTES = 4  # parameters, gradients and what ranks exchange are fp32
+_BUS_SHARE = 0.75  # of a link, that collectives reach
+_DECODE_S = 0.82e-3  # of an image, and of each pixel of its views: README, Loader
+_PIXEL_S = 4.4e-9
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,46 @@ class Parameters:
     frozen: int
     unit: int
     unit_trained: int
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """What a step needs on one GPU beside weights and optimiser, by the size of its microbatch.
+
+    Attributes:
+        moments: by bytes of gradients that are there, (bytes of activations and buffers whatever
+            the microbatch, bytes that each sample adds).
+    """
+
+    moments: dict[int, tuple[float, float]]
+
+    @classmethod
+    def from_sizes(cls, tracked: dict[int, dict[int, int]]) -> "StepMemory":
+        """Return the line through what was tracked at two sizes of the microbatch.
+
+        The gradients come in the same order, so that every moment of one is there in the other.
+        """
+        (small, low), (large, high) = sorted(tracked.items())
+        assert low.keys() == high.keys()
+        moments = {}
+        for grads in low:
+            each = (high[grads] - low[grads]) / (large - small)
+            moments[grads] = (low[grads] - each * small, each)
+        return cls(moments)
+
+    def working(self, microbatch: int, grad_share: float, *, accumulates: bool) -> float:
+        """Return the most bytes of activations, buffers and gradients together.
+
+        Args:
+            microbatch: samples.
+            grad_share: of the gradients that this GPU holds.
+            accumulates: whether gradients of earlier microbatches are there from the beginning.
+        """
+        full = max(self.moments)
+        return max(
+            fixed + each * microbatch + grad_share * (full if accumulates else grads)
+            for grads, (fixed, each) in self.moments.items()
+        )
 
 
 class Held(NamedTuple):
@@ -157,3 +205,86 @@ def count_parameters(model: PretrainModel) -> Parameters:
         unit=max(counts.total() for counts in gathered),
         unit_trained=max(counts[True] for counts in gathered),
     )
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step on every GPU.
+
+    Attributes:
+        compute: forward and backward.
+        update: optimiser and teacher.
+        communication: between GPUs.
+        exposed: the part of it that no computing hides.
+    """
+
+    compute: float
+    update: float
+    communication: float
+    exposed: float
+
+    @property
+    def total(self) -> float:
+        """Return the seconds of a step."""
+        return self.compute + self.update + self.exposed
+
+
+def step_time(
+    machine: Machine,
+    layout: Layout,
+    parameters: Parameters,
+    assumed: Assumptions,
+    *,
+    work: list[Kernel],
+    update: list[Kernel],
+    microbatches: int,
+) -> StepTime:
+    """Return the time of a step.
+
+    Args:
+        machine: the GPUs.
+        layout: how the step is spread over them.
+        parameters: of the model.
+        assumed: what is assumed.
+        work: forward and backward of a microbatch, with what activation checkpointing computes
+            again.
+        update: optimiser and teacher, unsharded.
+        microbatches: in a GPU's share.
+    """
+    compute = microbatches * floor_seconds(work, machine.gpu) / assumed.efficiency
+    moving = floor_seconds(update, machine.gpu) / assumed.efficiency
+    among, between = layout.traffic(parameters, microbatches)
+    communication = (among + between * (layout.shards == 1)) / bus_bandwidth(
+        machine, assumed, whole_nodes=layout.shards == machine.per_node
+    )
+    if layout.shards > 1:
+        communication += between / replica_bandwidth(assumed)
+    hidden = min(assumed.overlap * communication, compute)
+    return StepTime(
+        compute=compute,
+        update=moving / layout.shards,
+        communication=communication,
+        exposed=communication - hidden,
+    )
+
+
+def bus_bandwidth(machine: Machine, assumed: Assumptions, *, whole_nodes: bool) -> float:
+    """Return the bytes/s of a collective; ``whole_nodes``: over the GPUs of one node only."""
+    if assumed.bandwidth is not None:
+        return assumed.bandwidth * GIGA
+    if machine.nodes == 1 or whole_nodes:
+        return _BUS_SHARE * machine.gpu.link
+    # a ring enters and leaves a node once, over the ports of all its GPUs together
+    return _BUS_SHARE * min(machine.gpu.link, machine.per_node * assumed.network * GIGA)
+
+
+def replica_bandwidth(assumed: Assumptions) -> float:
+    """Return the bytes/s between the replicas of a shard, on other nodes: each has its own port."""
+    if assumed.bandwidth is not None:
+        return assumed.bandwidth * GIGA
+    return _BUS_SHARE * assumed.network * GIGA
+
+
+def decode_rate(assumed: Assumptions, pixels: int) -> float:
+    """Return the images/s that a core loads, whose views have so many pixels together."""
+    return assumed.decode_rate or 1 / (_DECODE_S + _PIXEL_S * pixels)

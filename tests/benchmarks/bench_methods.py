@@ -33,7 +33,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.sizes import SIZES
-from pospre.planning import flops as planned
+from pospre.planning import kernels as planned
 from tests.benchmarks import plain_hosts, plain_steps
 
 Step = Callable[[], None]

@@ -4,14 +4,13 @@ Eager operators and fused kernels grow linearly with the blocks of the encoder. 
 of three blocks are counted, and continued to the encoder's own depth.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pospre.nn.sizes import SIZES
-from pospre.planning.assumptions import EFFICIENCY
-from pospre.planning.fake import FakeTraining
-from pospre.planning.gpus import GIGA, GPUS
-from pospre.planning.traffic import floor_seconds, trace_step
+from pospre.planning.fake import FakeTraining, trace_step
+from pospre.planning.gpus import EFFICIENCY, GIGA, GPUS
+from pospre.planning.kernels import StepTrace, floor_seconds
 from pospre.recipe.recipe import Recipe, load_recipe
 from tests.benchmarks.gpu_fused import fused
 
@@ -32,10 +31,14 @@ def batch_of(method: str, size: str) -> int:
 
 def counted(method: str, size: str, batch: int, overrides: Sequence[str] = ()) -> Figures:
     """Return the figures of a method's step in bf16, see ``at_depth``."""
-    few, more = (at_depth(method, size, batch, depth, overrides) for depth in _DEPTHS)
-    recipe = _recipe(method, size, overrides)
-    blocks = (recipe.encoder.depth or SIZES[size].depth) - _DEPTHS[0]
-    return {name: few[name] + blocks * (more[name] - few[name]) for name in few}
+    depth = recipe_of(method, size, overrides).encoder.depth or SIZES[size].depth
+    return at_own_depth(lambda few: at_depth(method, size, batch, few, overrides), depth)
+
+
+def at_own_depth(figures: Callable[[int], Figures], depth: int) -> Figures:
+    """Return the figures of an encoder of ``depth`` blocks, from those of two and of three."""
+    few, more = map(figures, _DEPTHS)
+    return {name: few[name] + (depth - _DEPTHS[0]) * (more[name] - few[name]) for name in few}
 
 
 def at_depth(
@@ -48,12 +51,8 @@ def at_depth(
     bytes of both. ``flops`` and ``fused flops``. ``eager h100`` and so on: the least seconds on
     each GPU.
     """
-    recipe = _recipe(method, size, [*overrides, f"encoder.depth={depth}"])
-    training = FakeTraining(recipe)
-    training.step(training.batch(2))  # makes the optimiser's state
-    with training.mode:
-        training.optimizer.zero_grad()
-    work, update = trace_step(training, training.batch(batch))
+    recipe = recipe_of(method, size, [*overrides, f"encoder.depth={depth}"])
+    work, update = traced(recipe, batch)
     compiled = fused(recipe, batch)
     eager, kernels = ([*part, *update.kernels] for part in (work.kernels, compiled.kernels))
     return {
@@ -73,7 +72,15 @@ def at_depth(
     }
 
 
-def _recipe(method: str, size: str, overrides: Sequence[str]) -> Recipe:
+def traced(recipe: Recipe, samples: int) -> tuple[StepTrace, StepTrace]:
+    """Return what ``trace_step`` does of a step over so many samples."""
+    training = FakeTraining(recipe)
+    training.begin()
+    return trace_step(training, training.batch(samples))
+
+
+def recipe_of(method: str, size: str, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe of a method at a size, in bf16."""
     given = [f"encoder.name={size}", "trainer.precision=amp_bf16", *overrides]
     return load_recipe(ROOT / f"yamls/pretrain/{method}_vitb16.yaml", given)
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from pospre.planning.counts import Counts, count, flops_per_image
+from pospre.planning.counts import Counts, count, flops_per_image, track_step
 from pospre.planning.fake import FakeTraining
-from pospre.planning.flops import count_flops
-from pospre.planning.memory import StepMemory, track_step
+from pospre.planning.fusion import fused
+from pospre.planning.kernels import count_flops
+from pospre.planning.layouts import StepMemory
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.data import build_views
@@ -76,12 +77,12 @@ def test_activation_checkpointing_computes_trained_blocks_again_and_keeps_less(
 
 def test_memory_grows_with_the_microbatch_as_tracked(ijepa: Counts) -> None:
     training, line = FakeTraining(recipe_of("ijepa")), ijepa.steps[False].memory
-    training.step(training.batch(2))
+    training.begin()
     tracked, work, _ = track_step(training, training.batch(48))
     alive = max(grads + working for grads, working in tracked.items())
     assert line.working(48, 1.0, accumulates=False) == pytest.approx(alive, rel=0.01)
     kernels = ijepa.steps[False].work.at(48)
-    assert kernels == work.kernels
+    assert kernels == fused(work.operators)
 
 
 def test_gradients_of_earlier_microbatches_are_there_from_the_beginning() -> None:

@@ -9,20 +9,27 @@ from typing import Any
 import pytest
 
 from pospre.errors import run_command
-from pospre.plan import main
-from pospre.planning.assumptions import IMAGENET, Assumptions
-from pospre.planning.estimate import Choice, keys
+from pospre.plan import main, render
+from pospre.planning.estimate import Choice
 from pospre.planning.estimate import plan as estimate
-from pospre.planning.gpus import GIB, GPUS
-from pospre.planning.layouts import Held, Layout, Parameters, layouts
-from pospre.planning.speed import Machine, StepTime, bus_bandwidth, step_time
-from pospre.planning.table import render
-from pospre.planning.traffic import Kernel, count_step, floor_seconds
+from pospre.planning.fusion import fused
+from pospre.planning.gpus import GIB, GPUS, IMAGENET, Assumptions, Machine
+from pospre.planning.kernels import Kernel, floor_seconds
+from pospre.planning.layouts import (
+    Held,
+    Layout,
+    Parameters,
+    StepTime,
+    bus_bandwidth,
+    layouts,
+    step_time,
+)
 from pospre.recipe.recipe import load_recipe
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.scale.fsdp import build_sharding
 from pospre.training.trainer import build_trainer
+from tests.benchmarks.gpu_count import traced
 
 YAMLS = Path(__file__).parents[2] / "yamls"
 SMALL = [str(YAMLS / "demo/ijepa.yaml"), "data.path=nowhere", "encoder.depth=1"]
@@ -93,7 +100,7 @@ def test_keys_of_every_setting_load_and_are_what_is_trained(
     for layout in layouts(8, 2):
         for checkpointing, microbatch in ((False, 8), (True, 2)):
             choice = Choice(layout, checkpointing, microbatch, Held(*[0.0] * 8), NO_TIME)
-            recipe = load_recipe(SMALL[0], [*given, *keys(choice, 8)])
+            recipe = load_recipe(SMALL[0], [*given, *choice.keys(8)])
             assert recipe.trainer.activation_checkpointing is checkpointing
             with monkeypatch.context() as patched:
                 patched.setattr("pospre.training.scale.fsdp.dist.get_world_size", lambda: 8)
@@ -132,13 +139,17 @@ def test_sharding_divides_what_is_held_and_smaller_microbatches_hold_less(
     assert by["DDP", False, 16]["total"] > by["DDP", True, 16]["total"]
 
 
-def test_time_is_the_floor_of_the_counted_step_over_the_efficiency() -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_time_is_the_floor_of_the_counted_step_over_the_efficiency(compiled: bool) -> None:
     given = [*SMALL[1:], "data.batch_size=64", "trainer.precision=amp_bf16"]
+    given += [] if compiled else ["trainer.compile=false"]
     recipe, gpu = load_recipe(YAMLS / "demo/mae.yaml", given), GPUS["h100"]
     planned = estimate(recipe, Machine(gpu, 1, 1), Assumptions(efficiency=0.4))
     (whole,) = [one for one in planned.choices if one.microbatch == 64 and not one.checkpointing]
-    floor = floor_seconds(count_step(recipe, 64).kernels, gpu)
-    assert whole.time.total == pytest.approx(floor / 0.4)
+    work, update = traced(recipe, 64)
+    kernels = fused(work.operators) if compiled else work.kernels
+    floor = floor_seconds([*kernels, *update.kernels], gpu)
+    assert whole.time.total == pytest.approx(floor / 0.4, rel=1e-6)
     halves = next(one for one in planned.choices if one.microbatch == 32)
     assert whole.time.compute < halves.time.compute < 1.2 * whole.time.compute
 
