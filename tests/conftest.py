@@ -62,7 +62,7 @@ def whole_graph() -> Iterator[Callable[..., Any]]:
 
     Else the eighth model of a process would be one too many for the limit of recompilations.
     """
-    yield partial(torch.compile, backend="aot_eager", fullgraph=True)
+    yield partial(torch.compile, backend="eager", fullgraph=True)
     torch._dynamo.reset()
 
 

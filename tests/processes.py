@@ -31,11 +31,12 @@ def launcher(ranks: int) -> list[str]:
 def started(command: Sequence[str], **options: Any) -> "Iterator[subprocess.Popen[str]]":
     """Start a command in a session of its own; what still runs of it in the end is killed.
 
-    Training, Composer's launcher and ``python -c`` are forks that have imported torch already.
+    Training, Composer's launcher, scripts and ``python -c`` are forks that have imported torch.
     Without the session the ranks would outlive their killed launcher, and slow down other tests.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    is_fork = list(command[1:3]) == ["-m", "pospre.train"] or command[1] in ("-c", LAUNCHER)
+    is_module, runs_pospre = command[1] == "-m", command[2:3] == ["pospre.train"]
+    is_fork = command[0] == sys.executable and (runs_pospre or not is_module)
     start = Fork if is_fork else partial(subprocess.Popen, start_new_session=True)
     with start(command, **pipes | options) as process:
         try:

@@ -1,7 +1,7 @@
 """Small models with any algorithms attached: what the contract and composition tests run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,13 +17,18 @@ from pospre.model.algorithm import (
 )
 from pospre.model.attached import attach_algorithm, write_draws
 from pospre.model.model import PretrainModel
-from pospre.nn.build import build_encoder
+from pospre.nn.options import EncoderOptions
+from pospre.nn.sizes import SIZES
+from pospre.nn.vit import Encoder
 
 HOSTS = ("mae", "simmim", "ijepa", "dinov2", "supervised")
 ALONE = ("droppos", "mp3")
 """Position algorithms that need no host."""
 
 DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
+NARROW = replace(SIZES["vit_tiny16"], embed_dim=48)
+"""The size of the encoders: as fast as one can be that has three heads."""
+
 Options = dict[str, dict[str, Any]]
 """Options of algorithms by their names."""
 
@@ -62,7 +67,7 @@ class Case:
     Attributes:
         names: of the algorithms, hosts first.
         options: of an algorithm by its name, beyond ``OPTIONS``.
-        encoder: options of ``build_encoder`` beyond those that the algorithms need.
+        encoder: options of the encoder beyond those that the algorithms need.
     """
 
     names: tuple[str, ...]
@@ -109,7 +114,7 @@ class Case:
         seed: int = 7,
     ) -> PretrainModel:
         needs = {"image_size": 32, "patch_size": 4, "depth": 2, **needed_positions(self.names)}
-        encoder = build_encoder("vit_tiny16", **{**needs, **self.encoder})
+        encoder = Encoder(NARROW, EncoderOptions("vit_tiny16", **{**needs, **self.encoder}))
         return PretrainModel(encoder, algorithms, seed=seed, views=views)
 
     def batch(self, size: int = 4) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from pospre.model.algorithm import algorithm_names
 from tests.algorithms.cases import ALONE, HOSTS, Case, Options, make_optimizer, train
 
 README = Path(__file__).parents[2] / "pospre" / "algorithms" / "README.md"
-STEPS = 10
+STEPS = 6
 START, END = "<!-- composition -->", "<!-- /composition -->"
 
 NEEDED: dict[tuple[str, ...], Options] = {

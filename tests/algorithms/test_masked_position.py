@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from pospre import attach
 from pospre.errors import UserError
-from tests.algorithms.cases import Case, written
+from tests.algorithms.cases import NARROW, Case, written
 
 CONTENT, KNOWN = "global/masked", "global/known"
 
@@ -66,11 +66,11 @@ def test_the_student_does_not_see_masked_positions(names):
     places = model.pass_places(model.registry.passes["global"], batch, None)
     assert (places.box is not None) == bool(names)
     added = model.encoder.positions.added
-    seen = added(torch.zeros(8, 64, 192), places)
+    seen = added(torch.zeros(8, 64, NARROW.embed_dim), places)
     assert not seen[mask].any() and seen[~mask].any(-1).all()
     cells = torch.arange(64).expand(8, -1)
     moved = torch.where(mask, cells.flip(1), cells)
-    assert torch.equal(added(torch.zeros(8, 64, 192), places.move(moved)), seen)
+    assert torch.equal(added(torch.zeros(8, 64, NARROW.embed_dim), places.move(moved)), seen)
 
 
 def test_the_token_takes_the_place_of_the_position_and_content_stays():
@@ -78,7 +78,7 @@ def test_the_token_takes_the_place_of_the_position_and_content_stays():
     with torch.no_grad():
         model.places.named["masked_position"].mark.fill_(3.0)
     places = model.pass_places(model.registry.passes["global"], batch, None)
-    content = torch.randn(8, 64, 192)
+    content = torch.randn(8, 64, NARROW.embed_dim)
     added = model.encoder.positions.added(content, places) - content
     mask, table = ~batch[KNOWN].flatten(0, 1), model.encoder.positions.at((8, 8))
     torch.testing.assert_close(added[mask], torch.full_like(added[mask], 3.0))

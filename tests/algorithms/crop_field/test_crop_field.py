@@ -13,7 +13,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
 from pospre.nn.positions.table import Table
-from tests.algorithms.cases import Case, written
+from tests.algorithms.cases import NARROW, Case, written
 
 LEARNED = {"positions": "learned"}
 SINCOS: dict[str, Any] = {"encoder": {"positions": "sincos"}, "field_size": None}
@@ -143,7 +143,7 @@ def test_whole_images_get_the_whole_field(options, grid):
     model, _ = filled("mae", **options)
     images = torch.randn(2, 3, 4 * grid[0], 4 * grid[1])
     tokens = model.tokens(images)
-    assert tokens.shape == (2, 1 + grid[0] * grid[1], 192)
+    assert tokens.shape == (2, 1 + grid[0] * grid[1], NARROW.embed_dim)
     assert torch.equal(model.encoder(images), tokens)  # the encoder alone is whole
     if options and grid != (8, 8):
         return  # at another grid the fixed table is resampled, in a box its waves are evaluated
@@ -153,7 +153,7 @@ def test_whole_images_get_the_whole_field(options, grid):
 
 def test_the_sincos_field_is_the_encoders_own_table():
     model, _ = filled("mae", **SINCOS)
-    plain = build_encoder("vit_tiny16", image_size=32, patch_size=4, depth=2)
+    plain = Case(("mae",)).build()[0].encoder
     plain.load_state_dict(model.encoder.state_dict())
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.tokens(images), plain(images))
@@ -164,7 +164,7 @@ def test_gradient_reaches_field_and_class_position_never_the_teacher(host):
     model, batch = filled(host)
     model.loss(model(batch), batch)["total"].backward()
     table = field(model).pos_embed
-    assert table.shape == (1, 1 + 9 * 9, 192) and table.grad is not None
+    assert table.shape == (1, 1 + 9 * 9, NARROW.embed_dim) and table.grad is not None
     assert table.grad[:, :1].any() and table.grad[:, 1:].any()
     if model.teacher is not None:
         assert all(p.grad is None and not p.requires_grad for p in model.teacher.parameters())
