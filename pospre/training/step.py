@@ -4,7 +4,6 @@ They are made for Composer 0.32.1, and a test notices when it changes what they 
 """
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -22,6 +21,7 @@ from torch import Tensor
 from pospre.batch import Batch
 from pospre.training.device import cudnn_first
 from pospre.training.side_stream import SideStream
+from pospre.training.step_engine import StepEngine
 from pospre.training.step_losses import StepLosses, wait_for
 
 OVERRIDDEN = (
@@ -51,9 +51,7 @@ class StepTrainer(Trainer):
     def __init__(self, *arguments: Any, cudnn: bool = False, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._attention = cudnn_first if cudnn else nullcontext
-        if not os.environ.get("ENGINE_DEBUG"):
-            # it formats a line for each callback of each event, and throws it away
-            self.engine._debug_log = lambda event, msg: None  # type: ignore[method-assign]
+        StepEngine.take_over(self.engine)
         # a GPU copies the next batch and draws its masks beside the step that it computes
         self._beside = SideStream("cuda" if self.state.device.name == "gpu" else "cpu")
 

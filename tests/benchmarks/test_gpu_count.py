@@ -6,6 +6,7 @@ from pospre.planning.fusion import fused
 from pospre.planning.gpus import GIGA
 from pospre.planning.kernels import StepTrace
 from tests.benchmarks.gpu_count import at_depth, recipe_of, traced
+from tests.benchmarks.gpu_loop import loop_ms
 
 FEW = ["algorithms.mae.decoder_depth=1"]
 
@@ -48,3 +49,7 @@ def test_an_eager_step_moves_no_more_than_it_did(
     assert sum(kernel.bytes for kernel in kernels) <= gigabytes * GIGA
     assert len(kernels) <= operators and work.casts + update.casts <= casts
     assert work.items + update.items == 0
+
+
+def test_the_loop_around_a_step_is_measured() -> None:
+    assert 0.1 < loop_ms(steps=20) < 50
