@@ -1,1 +1,1 @@
-import pospre  # noqa: F401  # whose check of what is installed holds for these commands as well
+import pospre  # noqa: F401  # it checks the installation for these commands too

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-# what takes seconds to import is imported where it is used: --help answers at once
+# slow imports are late, so that --help is fast
 from data_prep.kinds import KINDS
 from data_prep.plan.bit_depth_report import deep_rows
 from data_prep.plan.records import Settings, Summary
@@ -36,10 +36,10 @@ a bucket; then merge once:
 or on a Dask cluster whose workers see SRC and DST under the same names:
   python -m data_prep.convert photos /shared/photos_mds --format mds --scheduler tcp://head:8786
 
-DST appears only when it is complete. Its bytes depend on SRC and the options alone, not on workers,
-parts or interruptions. Until then finished blocks (shards of about 64 MiB) are kept in DST.partial,
-or in the bucket. If a conversion is killed, run the same command again, and it goes on. Endpoint
-and credentials of a bucket come from S3_ENDPOINT_URL and AWS's variables.
+DST appears only when complete. Its bytes depend only on SRC and the options, not on workers, parts
+or interruptions. Until then finished blocks (shards of about 64 MiB) are kept in DST.partial, or in
+the bucket. If a conversion is killed, run the same command again to resume. Endpoint and
+credentials of a bucket come from S3_ENDPOINT_URL and AWS's variables.
 
 kinds of sources:
 """
@@ -53,7 +53,7 @@ def _print_summary(destination: str, summary: Summary) -> None:
     records = summary.records
     is_audio = any(record.seconds for record in records)
     noun = "clips" if is_audio else "images"
-    # No rate where others, or earlier runs, have done some of the work.
+    # no rate if others, or earlier runs, have done some of the work
     rate = "" if summary.num_reused else f" ({summary.num_samples / summary.seconds:.0f} {noun}/s)"
     rows = [(noun, f"{summary.num_samples}")]
     if not is_audio:
@@ -76,7 +76,7 @@ def _print_summary(destination: str, summary: Summary) -> None:
     for item in summary.skipped[:_NUM_SHOWN]:
         print(f"  unreadable: {printable(item['path'])}: {printable(item['reason'])}")
     if len(summary.skipped) > _NUM_SHOWN:
-        print(f"  … and {len(summary.skipped) - _NUM_SHOWN} more, all named in the description")
+        print(f"  … and {len(summary.skipped) - _NUM_SHOWN} more, listed in the description")
     for name in summary.about.get("ignored_examples", ()):
         print(f"  ignored, for instance: {printable(name)}")
 
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--merge", metavar="DST", help="make one data set of the parts of DST")
     add("--overwrite", action="store_true", help="replace DST when the new one is complete")
     add("--strict", action="store_true", help="stop at the first file that cannot be read")
-    add("--statistics", type=Path, metavar="PATH.png", help="draw sizes and classes there")
+    add("--statistics", type=Path, metavar="PATH.png", help="draw sizes and classes to this file")
     add("--verify", action="store_true", help="then check all checksums and decode every sample")
     return parser
 
@@ -106,7 +106,7 @@ def _add_result_options(add: Callable[..., Any]) -> None:
     add("source", metavar="SRC", type=Path, nargs="?", help="folder or archive")
     add("destination", metavar="DST", nargs="?", help="file.beton, folder or s3:// for MDS shards")
     add("--format", choices=("mds", "ffcv"), help="what to write")
-    add("--source", dest="kind", default="auto", metavar="KIND", help="what SRC is (detected)")
+    add("--source", dest="kind", default="auto", metavar="KIND", help="kind of SRC (detected)")
     add("--max-side", type=int, help="shrink larger images to this longer side in pixels")
     add("--quality", type=int, default=90, help="JPEG quality of images encoded again (90)")
     add(
@@ -146,10 +146,10 @@ def _add_result_options(add: Callable[..., Any]) -> None:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    """Return the settings that the command line asks for.
+    """Return the settings given on the command line.
 
     Raises:
-        UserError: something is missing or out of range.
+        UserError: an option is missing or out of range.
     """
     for name, value in (("SRC", args.source), ("DST", args.destination), ("--format", args.format)):
         if value is None:
@@ -171,14 +171,14 @@ def _settings(args: argparse.Namespace) -> Settings:
         keywords = parse_keywords(args.keywords)
     values = {**vars(args), "source": args.kind, "keywords": keywords}
     values["deep_range"] = _plain_range(args.deep_range)
-    if args.split is None:  # then they decide nothing
+    if args.split is None:  # then they have no effect
         values["val_fraction"] = Settings.val_fraction
         values["seed"] = args.seed if keywords else Settings.seed
     return Settings(**{field.name: values[field.name] for field in fields(Settings)})
 
 
 def _plain_range(text: str) -> str:
-    """Return one spelling of a range: another one is no other conversion."""
+    """Return a canonical spelling of a range, so that equal ranges are the same conversion."""
     found = parse_range(text, "--deep-range")
     return "auto" if found is None else f"{found.low:.15g},{found.high:.15g}"
 
@@ -188,7 +188,7 @@ def _convert(args: argparse.Namespace) -> Summary | None:
     if args.workers < 1:
         raise UserError(f"--workers {args.workers} is out of range; it must be at least 1.")
     if args.part and (args.overwrite or args.verify):
-        raise UserError("--part goes without --overwrite and --verify; verify when you --merge.")
+        raise UserError("--part excludes --overwrite and --verify; verify when you --merge.")
     check_exists("SRC", str(args.source), "give the folder or archive of a data set")
     from data_prep.distribute.conversion import convert
     from data_prep.plan.blocks import parse_share
@@ -213,8 +213,8 @@ def _merge(args: argparse.Namespace) -> Summary | None:
                 name, "--" + name.replace("_", "-")
             )
             raise UserError(
-                f"--merge DST takes no {what}, only --verify and --statistics: the parts know what "
-                "they were made from and how."
+                f"--merge DST takes no {what}, only --verify and --statistics: the parts have "
+                "their own source and settings."
             )
     from data_prep.distribute.conversion import merge
 
@@ -222,10 +222,10 @@ def _merge(args: argparse.Namespace) -> Summary | None:
 
 
 def _finish(destination: str, summary: Summary | None, args: argparse.Namespace) -> None:
-    """Say what was done; draw and verify it where that is wanted."""
+    """Print the summary; draw statistics and verify if requested."""
     from data_prep.statistics import draw, of_data_set, of_records
 
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no text
+    if isinstance(sys.stdout, io.TextIOWrapper):  # file names may not be valid text
         sys.stdout.reconfigure(errors="backslashreplace")
     name = f"part {args.part} of {destination}" if args.part else destination
     if summary is None:

@@ -1,4 +1,4 @@
-"""Results of an executor in the order of what they were asked for, few of them held at a time."""
+"""Results of an executor in input order, with a limited number pending."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 def in_order(
     executor: Executor, function: Callable[[Item], Result], items: Iterable[Item], num_pending: int
 ) -> Generator[Result, None, None]:
-    """Yield ``function(item)`` in the order of the items; so many are under way or wait."""
+    """Yield ``function(item)`` in the order of the items, with at most this many pending."""
     pending: deque[Future[Result]] = deque()
     for item in items:
         pending.append(executor.submit(function, item))

@@ -1,4 +1,4 @@
-"""The kinds of data sets, read from ``sources`` without importing it: ``--help`` does not wait."""
+"""The kinds of data sets, read without importing ``sources``, so that ``--help`` is fast."""
 
 import ast
 from pathlib import Path
@@ -16,4 +16,4 @@ KINDS: dict[str, str] = {
     for path in sorted((Path(__file__).parent / "sources").glob("*.py"))
     if path.stem not in _NO_KINDS and not path.stem.startswith("_")
 }
-"""Every kind's name, as ``--source`` takes it, with a description of one line."""
+"""Names for ``--source``, with a description of one line each."""

@@ -1,4 +1,4 @@
-"""Labels as data sets write them (numbers, names or nothing) → classes and their numbers."""
+"""Conversion of a data set's labels (numbers, names or none) to classes and their numbers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,15 +14,15 @@ def class_names(labels: Iterable[RawLabel], where: object) -> list[str] | None:
     """Return the classes: the numbers from 0 to the largest, or the sorted names; None if none.
 
     Args:
-        labels: of all splits of a data set, so that a label means the same in each of them.
-        where: named in errors.
+        labels: of all splits of a data set, so that labels have the same meaning in each.
+        where: name for errors.
 
     Raises:
-        UserError: numbers and names are mixed, or a label can be no class.
+        UserError: numbers and names are mixed, or a label cannot be a class.
     """
     try:
         found = {label for label in labels if label is not None and label != -1}
-    except TypeError as error:  # lists and the like
+    except TypeError as error:  # for example lists
         raise UserError(f"{where}: labels must be whole numbers or names ({error}).") from error
     names = {label for label in found if isinstance(label, str)}
     numbers = {label for label in found if isinstance(label, int)}
@@ -47,7 +47,7 @@ def labels_of(classes: Sequence[str] | None) -> dict[str, int]:
 
 
 def label_of(raw: RawLabel, labels: Mapping[str, int], where: object) -> int:
-    """Return the number of a class, -1 for none; raises UserError if it is no class."""
+    """Return the number of a class, -1 for none; raise UserError if it is not a class."""
     if raw is None or raw == -1 or not labels:
         return -1
     if isinstance(raw, str) and raw in labels:

@@ -33,19 +33,19 @@ examples:
   python -m data_prep.scenes data/scenes_val --num-images 400 --split val
   python -m data_prep.scenes data/tracks --num-images 400 --frames 4
 
-DST gets one sub-folder per class (the object that covers most of the picture) with JPEGs, and
-labels.jsonl with a line per picture: class, counts, and for every object that shows its id, class,
-colour, distance in metres, box (x0, y0, x1, y1 in pixels), area and mask (run lengths as in COCO:
-column by column, zeros first). With --frames N every scene gives N pictures in which the objects
-move; "scene", "frame" and the objects' ids tie them together.
+DST gets one sub-folder per class (that of the largest object) with JPEGs, and labels.jsonl with a
+line per picture: class, counts, and for every visible object its id, class, colour, distance in
+metres, box (x0, y0, x1, y1 in pixels), area and mask (run lengths as in COCO: column by column,
+zeros first). With --frames N every scene gives N pictures in which the objects move; "scene",
+"frame" and the objects' ids link them.
 
-A stand-in for tests and first minutes; results on it say nothing about photographs.
+The data set is for tests and first steps; results on it say nothing about photographs.
 """
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides every byte of the data set."""
+    """Everything that determines the bytes of the data set."""
 
     num_images: int
     size: int
@@ -56,7 +56,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Picture:
-    """A rendered frame: where it goes, its JPEG and its label line."""
+    """A rendered frame: its path, its JPEG and its label line."""
 
     path: str
     jpeg: bytes
@@ -66,15 +66,15 @@ class Picture:
 def render_scenes(
     destination: Path, settings: Settings, *, num_workers: int, overwrite: bool = False
 ) -> bool:
-    """Render a data set; return False when the destination already holds this very one.
+    """Render a data set; return False if the destination already has the same one.
 
     Raises:
-        UserError: the destination is taken or cannot be written.
+        UserError: the destination exists or cannot be written.
     """
     from data_prep.rendering.scene import CLASSES
 
     if _is_complete(destination, settings, overwrite):
-        print(f"{destination} already holds these scenes; nothing to do.")
+        print(f"{destination} already contains these scenes; nothing to do.")
         return False
     start = time.monotonic()
     num_scenes = -(-settings.num_images // settings.frames)
@@ -110,7 +110,7 @@ def run_lengths(mask: ndarray) -> dict[str, Any]:
 
 
 def _is_complete(destination: Path, settings: Settings, overwrite: bool) -> bool:
-    """Tell whether these scenes are there; False also when they may be written.
+    """Return whether these scenes exist; False if they may be written.
 
     Raises:
         UserError: something else is there.
@@ -119,19 +119,19 @@ def _is_complete(destination: Path, settings: Settings, overwrite: bool) -> bool
         return False
     path = destination / SETTINGS_NAME
     if not path.is_file():
-        raise UserError(f"{destination} exists and holds no scenes; choose another DST.")
+        raise UserError(f"{destination} exists and has no scenes; choose another DST.")
     if overwrite:
         return False
     if path.read_text() == json.dumps(asdict(settings), indent=1) + "\n":
         return True
     raise UserError(
-        f"{destination} holds scenes of other settings (see {path}); choose another DST, or "
-        "replace them with --overwrite."
+        f"{destination} has scenes of other settings (see {path}); choose another DST, or replace "
+        "them with --overwrite."
     )
 
 
 def _render_scene(number: int, settings: Settings) -> list[Picture]:
-    """Render the frames of a scene, fewer for the last one if the number asked for ends there."""
+    """Render the frames of a scene; the last scene may have fewer."""
     from data_prep.rendering.scene import draw_scene, render  # here: --help does not wait for it
 
     scene = draw_scene(settings.seed, number, settings.split)
@@ -139,7 +139,7 @@ def _render_scene(number: int, settings: Settings) -> list[Picture]:
     pictures, class_name = [], ""
     for frame in range(num_frames):
         pixels, objects = render(scene, settings.size, frame)
-        # A scene keeps the class of its first frame.
+        # a scene keeps the class of its first frame
         class_name = class_name or max(objects, key=lambda item: item["area"])["class"]
         suffix = f"_{frame:03d}" if settings.frames > 1 else ""
         path = f"{class_name}/{number:06d}{suffix}.jpg"
@@ -165,9 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("data_prep.scenes", __doc__, _EPILOG)
     add = parser.add_argument
     add("destination", metavar="DST", type=Path, help="folder to make")
-    add("--num-images", type=int, default=600, help="pictures in all (600)")
+    add("--num-images", type=int, default=600, help="number of pictures (600)")
     add("--size", type=int, default=128, help="side in pixels (128)")
-    add("--seed", type=int, default=0, help="another seed, other scenes (0)")
+    add("--seed", type=int, default=0, help="seed of the scenes (0)")
     add("--split", choices=("train", "val"), default="train", help="which scenes of the seed")
     add("--frames", type=int, default=1, help="pictures per scene, with moving objects (1)")
     add("--workers", type=int, default=available_cores(), help="processes (all cores)")

@@ -1,4 +1,4 @@
-"""The splits of a data set: train, val and test, by the names of files or as it brings them."""
+"""The splits of a data set: train, val and test, by file names or its own lists."""
 
 import re
 from collections import defaultdict
@@ -14,7 +14,7 @@ _SAME = {"training": "train", "valid": "val", "validation": "val"}
 
 
 class Named(Protocol):
-    """What has a name, such as a file of samples."""
+    """An object with a name, such as a file of samples."""
 
     name: str
 
@@ -25,13 +25,13 @@ N = TypeVar("N", bound=Named)
 
 @dataclass(frozen=True)
 class Split:
-    """The wanted split of a data set.
+    """The chosen split of a data set.
 
     Attributes:
-        name: ``"train"``, ``"val"``, ``"test"``, or None for all there is.
-        val_fraction: share of ``"val"`` where the data set has no splits of its own.
-        seed: of the draw in that case, and of those of clips that are no keyword.
-        keywords: words of spoken clips that become classes of their own, by commas; or None.
+        name: ``"train"``, ``"val"``, ``"test"``, or None for all.
+        val_fraction: share of ``"val"`` if the data set has no splits of its own.
+        seed: of this draw, and of the draw of clips that are not keywords.
+        keywords: comma-separated words of spoken clips that become classes; or None.
     """
 
     name: str | None = None
@@ -40,11 +40,11 @@ class Split:
     keywords: str | None = None
 
     def choose(self, splits: Mapping[str, T], root: Path, expected: str = "split") -> T:
-        """Return the wanted one of the splits that a data set brings.
+        """Return the chosen one of a data set's own splits.
 
         Raises:
             UserError: it has no such split, or none of those ``expected``, or several and none was
-                named.
+                chosen.
         """
         there = ", ".join(splits)
         if not splits:
@@ -59,19 +59,19 @@ class Split:
 
 
 def split_of_name(name: str) -> str | None:
-    """Return the split that the name of a file or folder tells: train, val or test."""
+    """Return the split named by a file or folder: train, val or test."""
     found = _SPLIT.search(name)
     return _SAME.get(found[1], found[1]) if found else None
 
 
 def files_of(split: Split, files: Sequence[N], root: Path) -> tuple[Sequence[N], str | None]:
-    """Return the files whose names tell the wanted split, and what splits the data set.
+    """Return the files of the chosen split by their names, and what defines the split.
 
-    All files and None where no name tells a split: it is drawn from the samples.
+    All files and None if no name contains a split; it is then drawn from the samples.
 
     Raises:
-        UserError: there is no such split, or only some names tell one. To draw splits from all of
-            them would mix what is held out into what is trained on.
+        UserError: there is no such split, or only some names contain one. Drawing splits from all
+            of them would mix held-out samples into the training set.
     """
     splits: dict[str, list[N]] = defaultdict(list)
     for file in files:
@@ -82,7 +82,7 @@ def files_of(split: Split, files: Sequence[N], root: Path) -> tuple[Sequence[N],
     if others:
         told = next(iter(splits.values()))[0]
         raise UserError(
-            f"{root}: the name of {told.name} tells its split ({', '.join(splits)}), "
-            f"that of {others[0].name} does not; rename {others[0].name} or move it away."
+            f"{root}: the name of {told.name} contains its split ({', '.join(splits)}), but that "
+            f"of {others[0].name} does not; rename {others[0].name} or move it away."
         )
     return split.choose(splits, root), "names of the files"

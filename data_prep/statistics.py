@@ -1,4 +1,4 @@
-"""Sizes, aspect ratios, bytes and classes of a data set, as a table and as a picture."""
+"""Sizes, aspect ratios, bytes and classes of a data set, as a table and a picture."""
 
 import sys
 from collections.abc import Sequence
@@ -28,29 +28,28 @@ examples:
 
   python -m data_prep.statistics scans --channels 1 --deep-range=-1024,3072
 
-DST is a data set of any storage format, or a folder of images. Nothing is decoded: only the headers
-of the images are looked at. With --channels every image is, and mean and standard deviation of each
-channel are printed as a recipe takes them. data_prep.convert prints the same table, and draws with
---statistics.
+DST is a data set of any storage format, or a folder of images. Only the headers of images are read.
+With --channels every image is decoded, and mean and standard deviation of each channel are printed
+as in a recipe. data_prep.convert prints the same table, and draws it with --statistics.
 """
 
 _HEADS = ("mean", "min", "5 %", "median", "95 %", "max")
 _MOST_TICKS = 5
 _LONGEST_NAME = 40
-_MOST_CLASSES = 40  # that a picture names
+_MOST_CLASSES = 40  # maximal number named in a picture
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is counted, one entry per sample.
+    """Statistics with one entry per sample.
 
     Attributes:
-        sides: width and height, int64 (N, 2); (0, 2) where the samples are no images.
+        sides: width and height, int64 (N, 2); (0, 2) if the samples are not images.
         num_bytes: int64 (N,).
-        labels: int64 (N,), -1 where unknown.
+        labels: int64 (N,), -1 if unknown.
         seconds: of clips, float64 (N,); empty for images.
         classes: names by label, or None.
-        num_unreadable: samples whose header cannot be read.
+        num_unreadable: number of samples with unreadable headers.
     """
 
     sides: np.ndarray
@@ -61,7 +60,7 @@ class Statistics:
     num_unreadable: int = 0
 
     def quantities(self) -> dict[str, np.ndarray]:
-        """Return what has a distribution, by name."""
+        """Return the quantities that have a distribution, by name."""
         found: dict[str, np.ndarray] = {}
         if len(self.sides):
             width, height = self.sides.T
@@ -74,13 +73,13 @@ class Statistics:
         return found
 
     def per_class(self) -> np.ndarray:
-        """Return how many samples each class has."""
+        """Return the number of samples per class."""
         known = self.labels[self.labels >= 0]
         return np.bincount(known, minlength=len(self.classes or []))
 
 
 def of_records(records: Sequence[Record], classes: list[str] | None) -> Statistics:
-    """Count what a conversion has written."""
+    """Return the statistics of a conversion's records."""
 
     def joined(name: str, kind: type) -> np.ndarray:
         values = [value for record in records for value in getattr(record, name)]
@@ -99,7 +98,7 @@ def of_data_set(
     path: str | Path, num_workers: int | None = None, channels: int | None = None
 ) -> Statistics:
     """Read the headers of a data set's samples; arrays are opened as images of ``channels``."""
-    # here, so that --help does not wait for them
+    # late imports, so that --help is fast
     from pospre.data.decode.decoder import DecodeError, OpenedImage
     from pospre.data.opening import open_reader
 
@@ -131,7 +130,7 @@ def measure(reader: "Reader", num_workers: int) -> Moments:
     """Decode all images; return mean and standard deviation of each channel, from 0 to 1.
 
     Raises:
-        UserError: one cannot be decoded, or has other channels; it is named.
+        UserError: an image cannot be decoded, or has other channels; it is named.
     """
     from pospre.data.decode.decoder import DecodeError, decode_image
 
@@ -155,7 +154,7 @@ def measure(reader: "Reader", num_workers: int) -> Moments:
 
 
 def print_table(statistics: Statistics) -> None:
-    """Print mean and percentiles of every quantity, and what there is to say about classes."""
+    """Print mean and percentiles of every quantity, and facts about classes."""
     if not len(statistics.labels):
         return
     print(f"  {'':<20}" + "".join(f"{head:>10}" for head in _HEADS))
@@ -195,7 +194,7 @@ def draw(statistics: Statistics, path: Path, title: str) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    from matplotlib.figure import Figure  # no pyplot: nothing may open a window
+    from matplotlib.figure import Figure  # no pyplot: it could open a window
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     quantities = statistics.quantities()
@@ -205,10 +204,10 @@ def draw(statistics: Statistics, path: Path, title: str) -> None:
     grid = figure.add_gridspec(num_rows, num_columns)
     for column, (name, values) in enumerate(quantities.items()):
         axis = figure.add_subplot(grid[0, column])
-        top = np.percentile(values, 99.5)  # a few giants would flatten all the others
+        top = np.percentile(values, 99.5)  # a few huge values would flatten all others
         axis.hist(values[values <= top], bins=60, color="tab:blue")
         axis.set(xlabel=name, ylabel="samples")
-        axis.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS))  # more numbers run together
+        axis.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS))  # more labels would overlap
         if name == "bytes":
             axis.xaxis.set_major_formatter(EngFormatter())
     if counts is not None:
@@ -231,11 +230,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = command_parser("data_prep.statistics", __doc__, _EPILOG)
     parser.add_argument("path", metavar="DST", help="data set, or folder of images")
-    parser.add_argument("--picture", type=Path, metavar="PATH.png", help="where to draw it")
+    parser.add_argument("--picture", type=Path, metavar="PATH.png", help="picture to write")
     parser.add_argument("--workers", type=int, default=available_cores(), help="threads")
-    parser.add_argument("--channels", type=int, metavar="N", help="decode to so many and measure")
+    parser.add_argument("--channels", type=int, metavar="N", help="decode to N and measure")
     parser.add_argument(
-        "--deep-range", default="auto", metavar="auto|LOW,HIGH", help="as of data_prep.convert"
+        "--deep-range", default="auto", metavar="auto|LOW,HIGH", help="as in data_prep.convert"
     )
     args = parser.parse_args(argv)
     check_picture("--picture", args.picture)

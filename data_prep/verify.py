@@ -18,7 +18,7 @@ from pospre.data.stores.description import Description, checksum
 from pospre.errors import UserError, printable, run_command
 from pospre.object_store import is_remote
 
-if TYPE_CHECKING:  # readers and decoders take seconds to import, and --help does not wait for them
+if TYPE_CHECKING:  # slow to import for --help
     from pospre.data.stores.reader import Reader
 
 _EPILOG = """\
@@ -27,8 +27,8 @@ examples:
   python -m data_prep.verify photos_mds
   python -m data_prep.verify s3://bucket/photos
 
-Every file is read in full and hashed, and every sample is decoded in full size. From a bucket a few
-shards at a time are downloaded to a temporary folder; endpoint and credentials come from
+Every file is read completely and hashed, and every sample is decoded in full size. From a bucket a
+few shards at a time are downloaded to a temporary folder; endpoint and credentials come from
 S3_ENDPOINT_URL and AWS's variables.
 """
 
@@ -37,17 +37,17 @@ _PENDING_PER_WORKER = 16
 
 
 def verify(destination: str | Path, num_workers: int | None = None) -> None:
-    """Check a data set that ``data_prep.convert`` made, and print what was found.
+    """Check a data set made by ``data_prep.convert``, and print the result.
 
     Raises:
-        UserError: something is missing, changed or cannot be read; the message names the first.
+        UserError: something is missing, changed or unreadable; the message names the first.
     """
     where = str(destination).rstrip("/")
     with tempfile.TemporaryDirectory(prefix="pospre-verify-") as cache:
         try:
             reader, content = _open(where, cache)
             bad = _unusable(reader, num_workers or available_cores())
-        except UserError as error:  # it may name what lies in the temporary folder
+        except UserError as error:  # it may name files in the temporary folder
             text = re.sub(rf"{re.escape(cache)}/[^/]+/v-\w+", where, str(error))
             raise error.restated(text) from error
     if bad:
@@ -68,9 +68,9 @@ def verify(destination: str | Path, num_workers: int | None = None) -> None:
 
 
 def _open(where: str, cache: str) -> "tuple[Reader, Description]":
-    """Return a reader and the description; the checksums of local files are compared here.
+    """Return a reader and the description; checksums of local files are verified here.
 
-    A reader of shards in a bucket compares each when it has come.
+    A reader of shards in a bucket verifies each after its download.
     """
     from pospre.data.opening import open_reader
 
@@ -87,14 +87,14 @@ def _open(where: str, cache: str) -> "tuple[Reader, Description]":
     for name, (_, digest) in tqdm(files.items(), unit="file", desc="checksums", disable=None):
         if sha256(folder / name) != digest:
             raise UserError(
-                f"{folder / name} does not have the checksum noted when it was written; copy it "
+                f"{folder / name} does not have the checksum recorded when it was written; copy it "
                 f"again. {REMEDY}"
             )
     return reader, content
 
 
 def _unusable(reader: "Reader", num_workers: int) -> list[str]:
-    """Decode every sample on several threads; say what is wrong with those that cannot be used."""
+    """Decode every sample on several threads; return messages about unusable ones."""
     from pospre.data.decode.decoder import DecodeError, decode_image
 
     labels, sums = range(-1, len(reader.classes or ())), reader.checksums
@@ -102,9 +102,9 @@ def _unusable(reader: "Reader", num_workers: int) -> list[str]:
     def problem(index: int) -> str | None:
         sample = reader.read(index)
         if sample.label not in labels:
-            return f"label {sample.label} is outside of the {len(labels) - 1} known ones"
+            return f"label {sample.label} is not one of the {len(labels) - 1} known ones"
         if sums is not None and checksum(sample.encoded.numpy().data, sample.label) != sums[index]:
-            return "it does not have the checksum (crc32c) noted when it was written"
+            return "it does not have the checksum (crc32c) recorded when it was written"
         if reader.features is None:
             try:
                 decode_image(sample.encoded, reader.decoding)

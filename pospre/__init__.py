@@ -1,27 +1,27 @@
 """Position-aware self-supervised pre-training: the names below, and ``python -m pospre.train``.
 
 ====================  =============================================================================
-``PretrainModel``     an encoder, or a ViT of timm's, with its algorithms; a ``ComposerModel``
-``MAE``               the algorithms, with their options: ``MAE(mask_ratio=0.75)``; all of
+``PretrainModel``     an encoder, or a timm ViT, with its algorithms; a ``ComposerModel``
+``MAE``               the algorithms with their options: ``MAE(mask_ratio=0.75)``; the others:
                       ``SimMIM`` ``IJEPA`` ``DINOv2`` ``Supervised`` ``DropPos`` ``MP3``
                       ``MaskedPosition`` ``CropField`` ``StoP`` ``LUT`` ``EmaTeacher``
 ``build_encoder``     an encoder by name: ``vits16``, ``timm:vit_small_patch16_224``, …
-``wrap_encoder``      the encoder of a model that ``timm.create_model`` made, with its weights
-``load_run``          the model that a run has trained
-``load_weights``      a checkpoint's or a file's encoder into the model
-``parameter_groups``  rates and weight decays for an optimiser: layer decay, no decay of vectors
+``wrap_encoder``      the encoder of a ``timm.create_model`` model, with its weights
+``load_run``          the trained model of a run
+``load_weights``      load the encoder of a checkpoint or file into the model
+``parameter_groups``  optimiser groups: layer decay, no weight decay for vectors
 ``build_loader``      batches of views from a folder, ``.beton`` or MDS shards
-``ViewGroup``         what such a loader cuts out of every image
-``from_images``       a batch of the images of any other loader
-``DeviceAugment``     flips and normalises a loader's views where the model does not
-``measure``           an evaluation by name, of a run, a file, a model of ours or a ViT of timm
-``attach``            an algorithm by its name, to a model that is made
-``PretrainAlgorithm`` what an algorithm of your own is derived from, with an ``Objective`` over the
-                      tokens of an ``EncoderPass``; what it requires of others is a ``Needs``
-``UserError``         what a mistake raises; its message names the remedy
+``ViewGroup``         the views that this loader crops from every image
+``from_images``       a batch from the images of any other loader
+``DeviceAugment``     flips and normalises a loader's views if the model does not
+``measure``           an evaluation by name, of a run, a file, our model or a timm ViT
+``attach``            attach an algorithm by name to an existing model
+``PretrainAlgorithm`` base class of your own algorithms, with an ``Objective`` over the tokens of an
+                      ``EncoderPass``; ``Needs`` are its requirements
+``UserError``         raised for users' mistakes; its message names the remedy
 ====================  =============================================================================
 
-They are imported when they are first used, so that ``--help`` does not wait for torch.
+They are imported on first use, so that ``--help`` does not wait for torch.
 """
 
 import importlib
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from pospre.installed import check_installed
 
-if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imported late
+if TYPE_CHECKING:  # for editors and type checkers, which do not see late imports
     from pospre.algorithms.crop_field.crop_field import CropField as CropField
     from pospre.algorithms.dinov2.dinov2 import DINOv2 as DINOv2
     from pospre.algorithms.droppos import DropPos as DropPos
@@ -61,8 +61,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see what is imp
     from pospre.training.start_weights import load_run as load_run
     from pospre.training.start_weights import load_weights as load_weights
 
-# Before torch loads OpenMP: otherwise its threads spin while they wait for each other. That slows
-# everything else on these cores: another run, other ranks, the loader's own threads.
+# before torch loads OpenMP: otherwise its waiting threads spin. That slows everything else on these
+# cores: other runs, other ranks, the loader's threads
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 check_installed()

@@ -38,7 +38,7 @@ from pospre.errors import UserError, suggestion
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_LONGEST = 80  # of what is quoted: a whole model fills screens
+_LONGEST = 80  # characters of quoted values: a whole model fills screens
 _WORDING = {
     "dict_type": "a section with keys of its own, {} for none",
     "tuple_type": "a list, in brackets",
@@ -68,7 +68,7 @@ def typed(function: Callable[P, Result], name: str = "") -> Callable[P, Result]:
     target: Any = function
     arguments = target.__init__ if is_dataclass(target) else target  # type: ignore[misc]
 
-    @cache  # made when it is first called: annotations may name what comes below
+    @cache  # built on the first call: annotations may name classes defined below
     def checked() -> Callable[P, Result]:
         config = ConfigDict(arbitrary_types_allowed=True)
         checking: Any = validate_call(config=config)(arguments)
@@ -134,7 +134,7 @@ class Section(BaseModel):
         strict=True,
         frozen=True,
         allow_inf_nan=False,
-        protected_namespaces=(),  # MLflow has arguments of its own called model_…
+        protected_namespaces=(),  # MLflow has arguments called model_…
     )
 
 
@@ -158,7 +158,7 @@ def check_arguments(
 
 
 def check_fields(made: "DataclassInstance", source: str) -> None:
-    """Raise ``UserError`` unless the fields of a dataclass hold what their annotations say."""
+    """Raise ``UserError`` unless a dataclass's fields match their annotations."""
     check_arguments("", type(made), declared(made, type(made)), source)
 
 
@@ -175,9 +175,9 @@ def section_of(constructor: Callable[..., Any]) -> type[Section]:
     found: dict[str, Any] = {}
     for name, parameter in signature(constructor).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue  # a class without a constructor of its own takes nothing
+            continue  # a class without its own constructor takes no arguments
         required = parameter.default is parameter.empty
-        hint = _lenient(hints.get(name, Any))  # a class outside may leave it open
+        hint = _lenient(hints.get(name, Any))  # an outside class may not annotate it
         found[name] = (hint, ... if required else parameter.default)
     return create_model("Arguments", __base__=Section, **found)
 
@@ -210,7 +210,7 @@ def validated(
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        # An unknown key comes first: it is often the cause of the missing one.
+        # unknown keys first: they often cause the missing ones
         details = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
         lines = [_explain(model, data, item, prefix) for item in _likely(data, details)]
         raise UserError(f"{source}: " + "\n  also: ".join(dict.fromkeys(lines))) from None
@@ -258,13 +258,13 @@ def _explain(model: type[BaseModel], data: dict[str, Any], error: ErrorDetails, 
 
 
 def _wanted(model: type[BaseModel], error: ErrorDetails) -> str:
-    """Return a description of the value that an error asks for."""
+    """Return a description of the required value."""
     kind, value = error["type"], error["input"]
     if kind == "model_type":
         fields = _fields_at(model, error["loc"])
-        return f"a section with keys of its own: {', '.join(fields) or '{}'}"
+        return f"a section with these keys: {', '.join(fields) or '{}'}"
     if kind == "dict_type" and isinstance(value, str):
-        return f"a section with keys of its own, such as {{{value}: {{}}}}"
+        return f"a section with keys, such as {{{value}: {{}}}}"
     if kind == "missing":  # of a list
         return "more entries"
     words = _WORDING.get(kind, error["msg"].replace("Input should be ", ""))
@@ -287,7 +287,7 @@ def _fields_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     """Return the field names of the section at ``loc``."""
     for part in loc:
         if str(part) not in model.model_fields:
-            continue  # a name of the user's own, such as that of a view group
+            continue  # a user's name, such as that of a view group
         hint = model.model_fields[str(part)].annotation
         members = [hint, *get_args(hint)]
         model = next(m for m in members if inspect.isclass(m) and issubclass(m, BaseModel))

@@ -1,4 +1,4 @@
-"""Files that get their names only when they are complete, even after a kill or a power cut."""
+"""Files that get their names only when complete, even after a kill or a power cut."""
 
 import os
 import uuid
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 PARTIAL = ".partial"
-"""How the name of a file ends that is being written, or whose writer was killed."""
+"""Suffix of a file that is being written, or whose writer was killed."""
 
 
 @contextmanager
 def atomic_open(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name when it is complete; a failed one is removed.
+    """Open a file that gets its name when complete; if writing fails, it is removed.
 
     If several processes write it at once, the last one wins. To survive a power cut, call ``flush``
     at the end.
@@ -30,7 +30,7 @@ def atomic_open(path: Path) -> Iterator[BinaryIO]:
 
 
 def nearest_existing(path: Path) -> Path:
-    """Return ``path``, or the nearest existing folder above it, where it would be made."""
+    """Return ``path``, or its nearest existing parent folder."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
@@ -41,7 +41,7 @@ def flush(file: BinaryIO) -> None:
 
 
 def write_atomic(path: Path, content: bytes | memoryview) -> None:
-    """Write a file that gets its name only when it is complete, even after a power cut.
+    """Write a file that gets its name only when complete, even after a power cut.
 
     Raises:
         OSError: the disk is full or not writable; an earlier file of this name is unchanged.
@@ -49,7 +49,7 @@ def write_atomic(path: Path, content: bytes | memoryview) -> None:
     with atomic_open(path) as file:
         file.write(content)
         flush(file)
-    sync(path.parent)  # the new name, too, outlives a power cut
+    sync(path.parent)  # so that the new name also survives a power cut
 
 
 def sync(path: Path) -> None:

@@ -188,8 +188,8 @@ def without_images(size: int, views: Mapping[str, int]) -> Batch:
     """Return a batch of ``size`` samples without images, whole and not mirrored, for a trial.
 
     Args:
-        size: samples.
-        views: how many of each view group there are, by name.
+        size: number of samples.
+        views: number of views by view group.
     """
     batch = {
         INDEX: torch.arange(size),

@@ -1,4 +1,4 @@
-"""``python -m pospre.certify RECIPE [key=value …]``: is a run that was killed the same run?"""
+"""``python -m pospre.certify RECIPE [key=value …]``: prove that killed runs give the same model."""
 
 import sys
 
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"{option} is {value}; give at least {least}")
     ranks = _ranks(arguments.ranks)
     load_recipe(arguments.recipe, arguments.overrides)
-    # Late, so that --help and a mistyped key answer at once.
+    # late imports, so that --help and mistyped keys are fast
     from pospre.certificate.certificate import Request, certify, headline, table
     from pospre.certificate.observer import train_observed
 

@@ -1,4 +1,4 @@
-"""What one rank does or prints for all, and what all do and compare."""
+"""Work done or printed by one rank for all, and work compared between all."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ _SIGN_OF_LIFE = 2.0  # seconds, far below any sensible trainer.dist_timeout
 
 
 class _Failure(NamedTuple):
-    """What went wrong on a rank, as it travels to the others."""
+    """An error on a rank, in the form sent to the others."""
 
     rank: int
     mistake: UserError | None
@@ -26,9 +26,9 @@ class _Failure(NamedTuple):
 
 
 def from_rank_zero(work: Callable[[], Value]) -> Value:
-    """Do ``work`` on rank 0 only and return its result on every rank.
+    """Run ``work`` on rank 0 and return its result on every rank.
 
-    What it raises is raised on every rank, so that none waits for one that has failed.
+    Its exception is raised on every rank, so none waits for a rank that has failed.
     """
     result: list[Any] = [None, None]
     error = None
@@ -41,9 +41,9 @@ def from_rank_zero(work: Callable[[], Value]) -> Value:
 
 
 def on_every_rank(work: Callable[[], Value]) -> list[Value]:
-    """Do ``work`` on every rank and return all results, by rank.
+    """Run ``work`` on every rank and return all results, by rank.
 
-    What one raises is raised on every rank: its own where it happened, else the first rank's.
+    If any rank raises, all do: its own exception on that rank, otherwise the first failing rank's.
     """
     result, failure, error = _try(work)
     gathered: list[Any] = dist.all_gather_object((result, failure))
@@ -52,9 +52,9 @@ def on_every_rank(work: Callable[[], Value]) -> list[Value]:
 
 
 def however_long(work: Callable[[], Value]) -> Value:
-    """Do ``work`` on every rank; where it fails it raises, on that rank alone.
+    """Run ``work`` on every rank without a time limit; it raises only on the rank where it fails.
 
-    It is done in a thread, so that a signal ends this rank at once, and waited for as in
+    It runs in a thread, so that a signal ends this rank at once, with the waiting of
     ``wait_for_all``.
     """
     if dist.get_world_size() == 1:
@@ -75,8 +75,8 @@ def however_long(work: Callable[[], Value]) -> Value:
 def wait_for_all(work: Future[Any]) -> None:
     """Wait until the work of every rank is done, or has failed.
 
-    They compare notes every few seconds: none waits in one collective for another's disk or bucket,
-    which ``trainer.dist_timeout`` would end.
+    Ranks compare their state every few seconds. None waits in one collective for another's disk or
+    bucket, which ``trainer.dist_timeout`` would end.
     """
     is_over = False
     while not is_over:
@@ -85,7 +85,7 @@ def wait_for_all(work: Future[Any]) -> None:
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float, pause: float = 0.1) -> bool:
-    """Look until something is so, or the time is up; tell whether it is so."""
+    """Wait until a condition holds, or the time is up; return whether it holds."""
     end = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() >= end:
@@ -95,10 +95,10 @@ def wait_until(is_so: Callable[[], bool], seconds: float, pause: float = 0.1) ->
 
 
 def while_others_wait(work: Callable[[Callable[[], None]], Value], device: Device) -> Value:
-    """Do ``work`` on rank 0, however long it takes, and return its result on every rank.
+    """Run ``work`` on rank 0 without a time limit, and return its result on every rank.
 
     The others wait in collectives, each of which ends after ``trainer.dist_timeout``. So ``work``
-    is given a function to call every now and then: it tells them to go on waiting.
+    gets a function that it must call regularly, which makes them wait longer.
     """
     told = time.monotonic()
 
@@ -125,9 +125,9 @@ def while_others_wait(work: Callable[[Callable[[], None]], Value], device: Devic
 
 
 class Greatest:
-    """The greatest of the ranks' numbers, found beside a step.
+    """The maximum of the ranks' numbers, computed during a step.
 
-    The CPUs exchange them between the step's begin and its end: a GPU may still compute then.
+    The CPUs exchange them between the start and the end of a step, while a GPU may still compute.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Greatest:
         self._group: Any = None
 
     def begin(self, number: int) -> None:
-        """Give this rank's number; nothing is done on one rank."""
+        """Contribute this rank's number; nothing happens on a single rank."""
         if dist.get_world_size() == 1:
             return
         if self._group is None:
@@ -145,7 +145,7 @@ class Greatest:
         self._begun = shared, work
 
     def end(self) -> int | None:
-        """Return the greatest; None where nothing was begun since the last time."""
+        """Return the maximum; None if nothing was started since the last call."""
         if self._begun is None:
             return None
         (shared, work), self._begun = self._begun, None
@@ -154,7 +154,7 @@ class Greatest:
 
 
 def print_once(text: str) -> None:
-    """Print a line, once however many ranks there are."""
+    """Print a line on one rank only."""
     if dist.get_global_rank() == 0:
         print(text, flush=True)
 

@@ -1,4 +1,4 @@
-"""Parsers and checks that the commands share."""
+"""Common parsers and checks of the commands."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ def command_parser(command: str, description: str | None, epilog: str) -> argpar
     """Return a parser; the command adds its options.
 
     Args:
-        command: the module that is run.
+        command: the module to run.
         description: one sentence.
         epilog: examples and more, printed unchanged.
     """
@@ -37,9 +37,7 @@ def command_parser(command: str, description: str | None, epilog: str) -> argpar
 def recipe_parser(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """Return a parser of ``RECIPE [key=value …]``, see ``command_parser``."""
     parser = command_parser(command, description, epilog)
-    parser.add_argument(
-        "recipe", help="YAML file, or the name of a recipe that comes along: mae_vitb16"
-    )
+    parser.add_argument("recipe", help="YAML file, or the name of a recipe of pospre: mae_vitb16")
     parser.add_argument(
         "overrides",
         nargs="*",

@@ -1,4 +1,4 @@
-"""``python -m pospre.compare RUN_A RUN_B …``: runs side by side, or a run beside a reference."""
+"""``python -m pospre.compare RUN_A RUN_B …``: compare runs, or a run with a reference."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from pospre.command_line import command_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, write_output
 
-if TYPE_CHECKING:  # --help does not wait for it
+if TYPE_CHECKING:  # slow to import for --help
     from pospre.report.run import Run
 
 _EPILOG = """\
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(argv)
     _check(given)
-    # Late, so that --help and a mistyped option answer at once.
+    # late imports, so that --help and mistyped options are fast
     from pospre.report.compare import read_runs
 
     runs = read_runs(given.runs)
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _beside(run: "Run", path: Path) -> int:
-    """Print a run beside a reference; return 1 where it leaves the band."""
+    """Print a run compared with a reference; return 1 if it leaves the band."""
     from pospre.report.reference import check_run, read_reference, reference_text
 
     checks = check_run(run, read_reference(path))
@@ -81,13 +81,13 @@ def _beside(run: "Run", path: Path) -> int:
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Refuse, before anything is read, what cannot be done."""
+    """Refuse invalid combinations before reading anything."""
     if given.reference is not None and len(given.runs) != 1:
         raise UserError(f"--reference is for one run; {len(given.runs)} are given.")
     single = given.reference is not None or given.write_reference is not None
     if not single and len(given.runs) == 1:
         raise UserError(
-            f"{given.runs[0]} is one run; name another one to compare it with, or --reference FILE."
+            f"{given.runs[0]} is one run; give another one to compare with, or --reference FILE."
         )
     if single and given.output is not None:
         raise UserError("--output is a page of several runs; leave it out here.")

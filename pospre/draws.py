@@ -1,8 +1,8 @@
 """Counter-based random draws: the same bits in numpy and torch, on any device, in any order.
 
-A draw is a pure function of (seed, epoch, sample index, view, purpose) and of its own counter. The
-rank, the worker, the batch size and the storage format never enter. The generator is the
-SplitMix64 finaliser (Steele, Lea and Flood 2014) applied to a chain of those five words.
+A draw is a pure function of (seed, epoch, sample index, view, purpose) and of its own counter. It
+does not depend on rank, worker, batch size or storage format. The generator is the SplitMix64
+finaliser (Steele, Lea and Flood 2014) applied to a chain of these five words.
 
 Exactly, with all words int64 and all sums and products modulo 2**64, mix the finaliser and
 G = 0x9E3779B97F4A7C15 (``pospre.portable_math`` has both; numba runs the same functions)::
@@ -84,7 +84,7 @@ def _multiples(keys: Tensor, count: int) -> Tensor:
 
 
 # On GPUs, torch.compile turns arange into a 32-bit index, which cannot hold G (torch 2.11: "Scalar
-# … is out of range for type int32"). It does not look into an operator.
+# … is out of range for type int32"). It treats an operator as opaque
 _opaque = torch.library.custom_op("pospre::multiples", _multiples, mutates_args=())
 _opaque.register_fake(lambda keys, count: keys.new_empty(count))
 
@@ -127,7 +127,7 @@ def permutation(keys: Keys, count: int) -> Keys:
 def order(seed: int, epoch: int, size: int) -> np.ndarray:
     """Return the order in which an epoch visits the samples: int64 (size,), for all ranks."""
     keys = np.empty(size, np.int64)
-    for start in range(0, size, _ORDER_BLOCK):  # little memory beside the result
+    for start in range(0, size, _ORDER_BLOCK):  # little memory besides the result
         index = np.arange(start, min(start + _ORDER_BLOCK, size), dtype=np.int64)
         keys[start : start + _ORDER_BLOCK] = sample_keys(seed, epoch, index, 0, "shuffle")
-    return np.argsort(keys)  # keys differ, so any way of sorting gives the same
+    return np.argsort(keys)  # keys are unique, so any sorting algorithm gives the same

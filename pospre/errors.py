@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _LONGEST = 4000  # characters of a message
-_LISTED = 40  # names that a message gives at most; timm has hundreds
+_LISTED = 40  # maximal number of names in a message; timm has hundreds
 _FFCV_NEEDS = "g++ python3-dev pkg-config libopencv-dev libturbojpeg0-dev"
 _UNDONE = "before the end: no result is half written; give the same command again"
 _format_warning = warnings.formatwarning
@@ -39,7 +39,7 @@ def printable(text: object, keep: str = "") -> str:
 class UserError(ValueError):
     """A mistake that the user can fix; its message names the key or path, the value and the remedy.
 
-    Its text is safe to print: escapes are removed, and very long texts are cut.
+    The message is safe to print: escapes are removed, and very long texts are truncated.
 
     Attributes:
         code: the exit code.
@@ -54,14 +54,14 @@ class UserError(ValueError):
         return printable(text, keep="\n\t")
 
     def restated(self, text: str) -> "UserError":
-        """Return an error with this exit code that says something else."""
+        """Return an error with this exit code and another message."""
         return (Unreachable if isinstance(self, Unreachable) else UserError)(text)
 
 
 class Unreachable(UserError):
     """A server or another rank does not answer now; it may later."""
 
-    code = 69  # EX_UNAVAILABLE: a script that starts commands may try again, a few times
+    code = 69  # EX_UNAVAILABLE: a script that starts commands may retry a few times
 
 
 class Stopped(Exception):
@@ -69,7 +69,7 @@ class Stopped(Exception):
 
     Args:
         number: of the signal.
-        text: how far it got, what is kept, and how to resume.
+        text: progress, what is saved, and how to resume.
     """
 
     def __init__(self, number: int, text: str) -> None:
@@ -116,7 +116,7 @@ def to_install(*extras: str) -> str:
     if (checkout / "pyproject.toml").is_file():
         wanted = shlex.quote(f"{checkout}[{','.join(extras)}]")
         return f"`make setup` in {checkout} installs it, as does `{pip} -e {wanted}`"
-    # from a wheel: no index has pospre, but all that the extras bring
+    # from a wheel: no index has pospre, but it has all dependencies of the extras
     marks = [f'extra == "{extra}"' for extra in extras]
     brought = [text.partition("; ") for text in requires("pospre") or ()]
     wanted = " ".join(shlex.quote(name) for name, _, mark in brought if mark in marks)
@@ -168,7 +168,7 @@ def run_command(main: Callable[[], int]) -> int:
             return main()
     except UserError as error:
         if int(os.environ.get("RANK", "0")) > 0:
-            # rank 0 has mostly met the same mistake: it speaks, and the launcher ends the others
+            # rank 0 usually has the same error: it prints it, and the launcher ends the others
             time.sleep(5)
         _come_to_the_end()
         print(f"error: {error}", file=sys.stderr)
@@ -183,7 +183,7 @@ def run_command(main: Callable[[], int]) -> int:
             print(f"error: {lost}", file=sys.stderr)
         return lost.code
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # of a path that the user gave
+        if error.errno != errno.ENAMETOOLONG:  # of a path given by the user
             raise
         print(f"error: {UserError(str(error))}", file=sys.stderr)
         return UserError.code
@@ -200,7 +200,7 @@ def run_command(main: Callable[[], int]) -> int:
 
 
 def _printable_warning(*args: Any, **kwargs: Any) -> str:
-    """Return a warning made printable; like errors, it may hold names from anyone."""
+    """Return a printable warning; like errors, it may contain untrusted names."""
     return printable(_format_warning(*args, **kwargs), keep="\n\t")
 
 

@@ -57,11 +57,11 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help="the evaluation; see below")
-    parser.add_argument("--model", required=True, help="what is measured; see below")
+    parser.add_argument("--model", required=True, help="model to measure; see below")
     parser.add_argument(
         "--data", required=True, metavar="PATH", help="image folder, .beton file or MDS directory"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where to write the JSON")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file to write")
     parser.add_argument(
         "--weights",
         default="student",
@@ -72,8 +72,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--image-size",
         metavar="N|HxW",
-        help="size in pixels of the images for FILE or timm:NAME, whose positions are resampled; "
-        "default: the size of its positions",
+        help="size in pixels of the images for FILE or timm:NAME; positions are resampled. "
+        "Default: the size of its positions",
     )
     for key, what in (("mean", "mean"), ("std", "standard deviation")):
         parser.add_argument(
@@ -107,7 +107,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     settings = parse_settings(arguments.settings)
     check_exists("--model", arguments.model, "give a run folder, a checkpoint or a file of weights")
     check_exists("--data", arguments.data, "give an image folder, a .beton file or MDS shards")
-    # Late, so that a mistyped option or path answers at once.
+    # late imports, so that mistyped options and paths are fast
     from pospre.evaluation.registry import check_settings, evaluation_module
 
     check_settings(arguments.name, settings)
@@ -185,7 +185,7 @@ def parse_settings(items: Sequence[str]) -> dict[str, str]:
     """Return the ``key=value`` items as a dict of text.
 
     Raises:
-        UserError: an item is no ``key=value``, or a key is given twice.
+        UserError: an item is not ``key=value``, or a key is given twice.
     """
     settings: dict[str, str] = {}
     for item in items:
@@ -211,8 +211,8 @@ def _refresh_report(run: Path) -> None:
     try:
         print(f"report: {write_report(run)}")
     except UserError as error:
-        # The measurement is done and kept; the page can be written again later.
-        print(f"the report was not written again: {error}", file=sys.stderr)
+        # the results are saved; the page can be written again later
+        print(f"the report was not updated: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What loading costs for a recipe on this machine: stage by stage."""
+"""Measurement of a recipe's loading costs on this machine, stage by stage."""
 
 import time
 from collections.abc import Iterator
@@ -19,20 +19,20 @@ from pospre.training.data import build_data
 if TYPE_CHECKING:
     from pospre.data.bucket.reader import RemoteMdsReader
 
-WORK = ("read", "decode", "resize", "plan")  # what the loader does
-STAGES = (*WORK, "copy", "augment", "other")  # of one core that does everything
-WAITING = ("wait", "copy", "augment", "step")  # of a consumer with threads that load
+WORK = ("read", "decode", "resize", "plan")  # stages of the loader
+STAGES = (*WORK, "copy", "augment", "other")  # of a single core that does everything
+WAITING = ("wait", "copy", "augment", "step")  # of a consumer with loading threads
 _LEAST_BATCHES = 8
 
 
 @dataclass
 class StageTimes:
-    """Where the time of some images went.
+    """Times of some images.
 
     Attributes:
-        images: that were timed.
-        seconds: from the first to the last, by the clock.
-        stages: seconds by stage; they add up to ``seconds``.
+        images: number of timed images.
+        seconds: wall-clock time from the first to the last.
+        stages: seconds by stage; they sum to ``seconds``.
     """
 
     images: int = 0
@@ -42,13 +42,13 @@ class StageTimes:
 
 @dataclass
 class RemoteCosts:
-    """What data in a bucket cost beside.
+    """Additional costs of data in a bucket.
 
     Attributes:
-        num_bytes: of all shards as they lie in the bucket.
-        unpacked_bytes: of all shards as they lie in the cache.
-        cache_limit: bytes that the recipe's cache may hold; None: all.
-        downloaded: bytes, while measuring.
+        num_bytes: of all shards in the bucket.
+        unpacked_bytes: of all shards in the cache.
+        cache_limit: maximal bytes of the recipe's cache; None: unlimited.
+        downloaded: bytes downloaded while measuring.
         fetched_per_s: images per second at the first visit, with the recipe's threads.
     """
 
@@ -61,7 +61,7 @@ class RemoteCosts:
 
 @dataclass
 class LoaderCosts:
-    """What loading costs, for one recipe on this machine.
+    """Loading costs of a recipe on this machine.
 
     Attributes:
         path: the data set.
@@ -69,18 +69,18 @@ class LoaderCosts:
         samples: in the data set.
         views: per image.
         repeats: of each sample in a row.
-        device: where pixels are augmented.
-        augment_threads: of torch, for the consumer's augment; on a GPU it does not matter.
+        device: for augmentation.
+        augment_threads: torch's threads for the consumer's augmentation; irrelevant on a GPU.
         workers: threads of the recipe.
-        cores: that this process may use.
-        batch: images in a batch, while measuring.
-        alone: one core that does everything.
-        loaded_per_s: images per second of the recipe's threads, for a consumer that costs nothing.
-        feed: images per second that ``consumer`` takes if it never waits; None: as many as it can.
-        consumer: who copies and augments what the recipe's threads load.
+        cores: available to this process.
+        batch: images per batch while measuring.
+        alone: times of a single core that does everything.
+        loaded_per_s: images per second of the recipe's threads with a consumer that does nothing.
+        feed: images per second that ``consumer`` takes if it never waits; None: unlimited.
+        consumer: times of a consumer that copies and augments what the recipe's threads load.
         bytes_per_image: encoded.
-        left_out: bad samples left out while measuring.
-        remote: None for data on this machine's disks.
+        left_out: bad samples skipped while measuring.
+        remote: None for local data.
     """
 
     path: str
@@ -103,27 +103,27 @@ class LoaderCosts:
 
     @property
     def per_core(self) -> float:
-        """Images per second that one core loads alone, without copy and augment."""
+        """Images per second that one core loads, without copy and augmentation."""
         return self.alone.images / sum(self.alone.stages[stage] for stage in WORK)
 
     @property
     def scaling(self) -> float:
-        """How much of ``per_core`` each core keeps when all threads work."""
+        """Share of ``per_core`` that each core reaches when all threads work."""
         busy = max(1, min(self.workers, self.cores))
         return self.loaded_per_s / busy / self.per_core
 
     def cores_for(self, rate: float) -> float:
-        """Return how many cores load so many images per second, as the threads scaled here."""
+        """Return the cores needed for this many images per second, with the measured scaling."""
         return rate / (self.per_core * min(1.0, self.scaling))
 
     @property
     def bytes_per_epoch(self) -> float:
-        """Encoded bytes of an epoch's samples; one that is repeated counts once."""
+        """Encoded bytes of an epoch's samples; repeated samples count once."""
         return self.bytes_per_image * -(-self.samples // self.repeats)
 
     @property
     def hint(self) -> str:
-        """What would make loading cheaper, by the stage that takes the most time."""
+        """A hint that makes loading cheaper, from the slowest stage."""
         remote, stages = self.remote, self.alone.stages
         if remote and remote.cache_limit is not None and remote.cache_limit < remote.unpacked_bytes:
             return (
@@ -146,18 +146,18 @@ class LoaderCosts:
 
 
 def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> LoaderCosts:
-    """Measure what loading costs.
+    """Measure the loading costs.
 
     Args:
-        recipe: of a training; its data, views, seed and device count.
-        num_images: to work through, several times.
-        feed: images per second that the trainers of this machine take, if known.
+        recipe: its data, views, seed and device count are used.
+        num_images: number of images, processed several times.
+        feed: images per second that this machine's trainers take, if known.
 
     Raises:
         UserError: the data cannot be read, or are fewer than a batch.
     """
     loader = build_data(recipe)
-    # Small batches, so that a large one of the recipe does not take more images than asked for.
+    # small batches, so that a recipe with a large batch takes no more images than requested
     some = min(num_images, loader.num_samples)
     loader.batch_size = min(loader.batch_size, max(1, some // _LEAST_BATCHES))
     remote = _remote_reader(recipe, loader)
@@ -166,7 +166,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
     loaded_per_s = _loaded_per_s(loader, num_images)
     device = _Device(recipe, loader)
     workers, threads = loader.threads, torch.get_num_threads()
-    # Of local files each takes other samples, as epochs do; remote ones are in the cache now.
+    # with local files each run takes other samples, as epochs do; remote ones are now in the cache
     step = int(remote is None)
     loader.epoch = step
     consumer = _time_consumer(device, num_images, feed)
@@ -201,14 +201,14 @@ def _remote_costs(recipe: Recipe, reader: "RemoteMdsReader", rate: float) -> Rem
 def _remote_reader(recipe: Recipe, loader: ViewLoader) -> "RemoteMdsReader | None":
     if "://" not in recipe.data.path:
         return None
-    from pospre.data.bucket.reader import RemoteMdsReader  # boto3 is for remote data alone
+    from pospre.data.bucket.reader import RemoteMdsReader  # boto3 is only for remote data
 
     assert isinstance(loader.reader, RemoteMdsReader)
     return loader.reader
 
 
 class _Device:
-    """Does with a batch what training does before its step: copies it and augments its views."""
+    """Copies a batch and augments its views, as training does before its step."""
 
     def __init__(self, recipe: Recipe, loader: ViewLoader) -> None:
         self.loader, self.seed = loader, recipe.seed
@@ -217,7 +217,7 @@ class _Device:
         self._augment = DeviceAugment(mean, std, channels=channels).to(self.device)
 
     def take(self, batch: Any) -> tuple[float, float, float]:
-        """Return when the batch was there, when copied, and when augmented."""
+        """Return the times at which the batch was received, copied, and augmented."""
         there = self._clock()
         moved = {key: value.to(self.device) for key, value in batch.items()}
         copied = self._clock()
@@ -236,16 +236,16 @@ class _Device:
 
 
 def _some_batches(loader: ViewLoader, num_images: int, skipped: int) -> Iterator[tuple[int, Any]]:
-    """Yield batches, numbered so that the first ones, which are not timed, are below 0."""
+    """Yield batches with numbers; those of warm-up batches are below 0."""
     wanted = skipped + max(1, round(num_images / loader.batch_size))
     return enumerate(islice(loader, min(len(loader), wanted)), -min(skipped, len(loader) - 1))
 
 
 def _loaded_per_s(loader: ViewLoader, num_images: int) -> float:
-    """Let the recipe's threads work as in training, for a consumer that costs nothing."""
+    """Run the recipe's threads as in training, with a consumer that does nothing."""
     seen, begin = 0, time.perf_counter()
     for number, batch in _some_batches(loader, num_images, 1):
-        end = time.perf_counter()  # not after the loop, which waits for threads that end
+        end = time.perf_counter()  # not after the loop, which waits for threads to end
         if number < 0:
             begin = end
             continue
@@ -254,9 +254,9 @@ def _loaded_per_s(loader: ViewLoader, num_images: int) -> float:
 
 
 def _time_consumer(device: _Device, num_images: int, feed: float | None) -> StageTimes:
-    """Measure how long a consumer waits for the recipe's threads; at ``feed`` it takes its time."""
+    """Measure how long a consumer waits for the recipe's threads, at a pace of ``feed``."""
     timing, spent = StageTimes(), dict.fromkeys(WAITING, 0.0)
-    held = device.loader.num_batches_held - 1  # these are prepared during the first step
+    held = device.loader.num_batches_held - 1  # prepared during the first step
     asked = begin = time.perf_counter()
     for number, batch in _some_batches(device.loader, num_images, held):
         there, copied, changed = device.take(batch)
@@ -277,7 +277,7 @@ def _time_consumer(device: _Device, num_images: int, feed: float | None) -> Stag
 
 
 def _time_one_core(device: _Device, num_images: int) -> StageTimes:
-    """Let one core do everything."""
+    """Run all stages on a single core."""
     loader, timing = device.loader, StageTimes()
     spent = dict.fromkeys(STAGES[:-1], 0.0)
     loader.threads = 0

@@ -1,4 +1,4 @@
-"""``python -m pospre.loader_report RECIPE [key=value …]``: what loading costs, and why."""
+"""``python -m pospre.loader_report RECIPE [key=value …]``: loading costs by stage."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from pospre.output import check_output, check_picture, save_picture, write_outpu
 from pospre.recipe.recipe import load_recipe
 from pospre.text_table import format_table
 
-if TYPE_CHECKING:  # --help does not wait for torch
+if TYPE_CHECKING:  # slow to import for --help
     from pospre.loader_costs import LoaderCosts, StageTimes
 
 _RATES = (1000.0, 4000.0, 16000.0)
@@ -31,7 +31,7 @@ a trainer, and "wait" is the time it waits for images. Third, one core does ever
 stage is timed: read, decode, crop and resize, draw the crops (plan), copy to the device, and change
 pixels there (augment; on the CPU with one thread). Remote data are downloaded before that.
 
-exit codes: 0 done, 2 a mistake in the recipe or the data (said in one message).
+exit codes: 0 done; 2 a mistake in the recipe or the data, with one message.
 """
 
 
@@ -45,8 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--images", type=int, default=500, help="samples to time (500)")
     add("--feed", type=float, help="images/s that the GPUs of a machine take")
-    add("--output", type=Path, metavar="FILE", help="where to write JSON")
-    add("--plot", type=Path, metavar="FILE.png", help="where to draw the stages")
+    add("--output", type=Path, metavar="FILE", help="JSON file to write")
+    add("--plot", type=Path, metavar="FILE.png", help="picture of the stages to write")
     return parser
 
 
@@ -99,7 +99,7 @@ def _threads(number: int) -> str:
 
 
 def _cells(timing: "StageTimes", stage: str | None) -> tuple[str, str]:
-    """Return the time of an image and the share of a stage, or of all."""
+    """Return the time per image and the share of a stage, or of all stages."""
     seconds = timing.seconds if stage is None else timing.stages.get(stage)
     if seconds is None:
         return "", ""
@@ -145,7 +145,7 @@ def _notes(costs: "LoaderCosts") -> Iterator[tuple[str, str]]:
 
 def _draw(costs: "LoaderCosts", path: Path) -> None:
     """Draw the stages as two stacked bars."""
-    from matplotlib.figure import Figure  # no pyplot: nothing may open a window
+    from matplotlib.figure import Figure  # no pyplot: it could open a window
     from matplotlib.patches import Patch
 
     figure = Figure(figsize=(8, 2.8), layout="constrained")

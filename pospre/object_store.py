@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, BinaryIO
 
-# boto3 comes with the extra s3, and takes a while: it is imported where a bucket is opened
+# boto3 comes with the extra s3 and is slow to import: it is imported when a bucket is opened
 from pospre.errors import Unreachable, UserError, needing
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
@@ -22,9 +22,9 @@ _THERE_ALREADY = ("PreconditionFailed", "412", "ConditionalRequestConflict", "40
 _NOT_KNOWN = ("NotImplemented", "501")
 _ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _PATIENCE = 300.0
-_CHECKED = 3  # tries of a check: a server that is busy once is no mistake
-_DELETED_AT_ONCE = 1000  # what S3 takes
-_PIECE = 64 << 20  # bytes of a request: boto's own 8 MB are 72 requests for a ViT-S with AdamW
+_CHECKED = 3  # attempts of a check: a server may be busy once
+_DELETED_AT_ONCE = 1000  # limit of S3
+_PIECE = 64 << 20  # bytes per request: boto's 8 MB mean 72 requests for a ViT-S with AdamW
 _BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
 
@@ -34,7 +34,7 @@ class Garbled(Unreachable):
 
 
 def is_remote(uri: str) -> bool:
-    """Tell whether ``uri`` is in a bucket."""
+    """Return whether ``uri`` is in a bucket."""
     return uri.startswith("s3://")
 
 
@@ -54,12 +54,12 @@ def split(uri: str) -> tuple[str, str]:
     """
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     if not bucket:
-        raise UserError(f"'{uri}' names no bucket; write s3://bucket/folder")
+        raise UserError(f"'{uri}' has no bucket name; write s3://bucket/folder")
     return bucket, key.strip("/")
 
 
 def s3_patience() -> float:
-    """Return how many seconds to keep trying: ``POSPRE_S3_PATIENCE``, or five minutes."""
+    """Return the seconds to keep trying: ``POSPRE_S3_PATIENCE``, or five minutes."""
     return seconds_in("POSPRE_S3_PATIENCE", _PATIENCE)
 
 
@@ -84,8 +84,8 @@ class Bucket:
 
     Args:
         uri: the address.
-        patience: how often boto tries: few times for a check, many for data that must arrive.
-        timeout: seconds without a byte after which a try fails; by default few, for a check.
+        patience: number of boto's attempts: few for a check, many for data that must arrive.
+        timeout: seconds without a byte after which an attempt fails; default: few, for a check.
     """
 
     def __init__(self, uri: str, *, patience: int = 5, timeout: float | None = None) -> None:
@@ -101,7 +101,7 @@ class Bucket:
         self.connect()
 
     def connect(self) -> None:
-        """Read the credentials again: a file with them may be replaced during a run."""
+        """Read the credentials again: their file may be replaced during a run."""
         with needing("s3", self.uri):
             import boto3
             from botocore.config import Config
@@ -134,13 +134,13 @@ class Bucket:
         from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
         from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
 
-        if isinstance(error, S3UploadFailedError):  # wrapped around what the server answered
+        if isinstance(error, S3UploadFailedError):  # wraps the server's answer
             error = error.__context__ or error
         if isinstance(error, ClientError):
             self._is_refused = error.response["Error"]["Code"] in CREDENTIAL_FAULTS
         if isinstance(error, FlexibleChecksumError):
-            raise Garbled(f"{self.uri}: what arrives is damaged ({error})") from error
-        # boto's timeouts are OSErrors as well
+            raise Garbled(f"{self.uri}: the response is damaged ({error})") from error
+        # boto's timeouts are also OSErrors
         if isinstance(error, BotoCoreError | ClientError | RetriesExceededError):
             kind = Unreachable if may_pass(error) else UserError
             raise kind(self.explain(error)) from error
@@ -173,10 +173,10 @@ class Bucket:
             found = [item for page in pages for item in page.get("Contents", [])]
             return {item["Key"].removeprefix(prefix): item["Size"] for item in found}
         except (KeyError, ValueError, ResponseParserError) as error:
-            raise Garbled(f"{self.uri}: the list of what is there is damaged ({error})") from error
+            raise Garbled(f"{self.uri}: the list of objects is damaged ({error})") from error
 
     def download(self, target: BinaryIO, name: str = "") -> None:
-        """Write this object, or one of this folder, into an open file, in several pieces."""
+        """Write this object, or one of this folder, into an open file, in several parts."""
         from boto3.s3.transfer import TransferConfig
 
         options = TransferConfig(multipart_chunksize=_PIECE, preferred_transfer_client="classic")
@@ -227,8 +227,8 @@ class Bucket:
     def put_if(self, name: str, content: bytes, **condition: str) -> str | None:
         """Write a small object if ``IfMatch`` or ``IfNoneMatch`` holds; return its tag, or None.
 
-        If the server ignores conditions, the object is written. If the server returns no tag, it is
-        empty.
+        Servers that ignore conditions write the object. The tag is empty if the server returns
+        none.
         """
         place = {"Bucket": self.name, "Key": self.path(name), "Body": content}
         refusals = (*_THERE_ALREADY, *(_MISSING if "IfMatch" in condition else ()))
@@ -285,12 +285,12 @@ class Bucket:
             return f"{address}: the S3 endpoint {where} does not answer; check S3_ENDPOINT_URL"
         if isinstance(error, RetriesExceededError):
             cause = _without_passwords(error.last_exception)
-            return f"{address}: the S3 endpoint {where} cuts its answers ({cause})"
+            return f"{address}: the S3 endpoint {where} closes connections ({cause})"
         if not isinstance(error, boto.ClientError):
             return f"{address}: {_without_passwords(error)}"
         code = error.response["Error"]["Code"]
         if code == "NoSuchBucket":
-            return f"bucket '{self.name}' does not exist at {where}; make it or mend {self.uri}"
+            return f"bucket '{self.name}' does not exist at {where}; make it or correct {self.uri}"
         if code in CREDENTIAL_FAULTS:
             return (
                 f"{address}: {where} refuses the credentials ({code}); "
@@ -298,8 +298,8 @@ class Bucket:
             )
         if code == "RequestTimeTooSkewed":
             return (
-                f"{address}: {where} refuses what this machine signs, whose clock is minutes off "
-                f"({code}); set the clock"
+                f"{address}: {where} refuses requests signed by this machine, because its clock is "
+                f"wrong ({code}); set the clock"
             )
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if code in _MISSING or status == 404:
@@ -307,8 +307,8 @@ class Bucket:
         message = f"{where} answers {code}: {error.response['Error'].get('Message', '')}"
         if status == 403:
             return (
-                f"{address} may not be read or written, or does not exist in a bucket that may "
-                f"not be listed ({message}); check AWS_ACCESS_KEY_ID and the bucket's rules"
+                f"{address} may not be read or written, or does not exist in a bucket that may not "
+                f"be listed ({message}); check AWS_ACCESS_KEY_ID and the bucket's rules"
             )
         return f"{address}: {message}"
 
@@ -330,7 +330,7 @@ def _without_passwords(error: BaseException) -> str:
 
 
 def may_pass(error: Exception) -> bool:
-    """Tell whether a boto error comes from the server or the network, not from the request."""
+    """Return whether a boto error comes from the server or the network, not from the request."""
     from botocore import exceptions as boto
     from s3transfer.exceptions import RetriesExceededError
 
@@ -342,10 +342,10 @@ def may_pass(error: Exception) -> bool:
 
 
 def patiently(work: Callable[[], None], patience: float) -> None:
-    """Do ``work``; repeat it for ``patience`` seconds while the server does not answer.
+    """Run ``work``; repeat it for ``patience`` seconds while the server does not answer.
 
     Raises:
-        UserError: what ``work`` raises, or that the server did not answer in this time.
+        UserError: ``work`` raised it, or the server did not answer in this time.
     """
     end, pause, has_told = time.monotonic() + patience, 1.0, False
     while True:
@@ -362,7 +362,7 @@ def patiently(work: Callable[[], None], patience: float) -> None:
 
 
 def check_writable(folder: str) -> None:
-    """Put a tiny object into an ``s3://`` folder and delete it again.
+    """Write and delete a tiny object in an ``s3://`` folder.
 
     Raises:
         UserError: the endpoint, the credentials or the bucket are wrong; within half a minute.

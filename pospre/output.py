@@ -1,4 +1,4 @@
-"""Output files of commands: checked before the work, and written completely or not at all."""
+"""Output files of commands: checked before the work, and written atomically."""
 
 import io
 import tempfile
@@ -16,29 +16,29 @@ _PICTURES = (".png", ".pdf", ".svg")
 
 
 def check_output(option: str, path: Path | None, *endings: str) -> None:
-    """Check before the work that its result can be written.
+    """Check before the work that a result can be written.
 
     Args:
-        option: names the path in messages.
+        option: name of the path in messages.
         path: of a file, in folders that exist or can be made; None is always valid.
-        endings: file endings that are allowed; all if empty.
+        endings: allowed file endings; empty: all.
 
     Raises:
-        UserError: it cannot.
+        UserError: it cannot be written.
     """
     if path is None:
         return
     if endings and path.suffix not in endings:
         raise UserError(f"{option} {path} must end in {' or '.join(endings)}.")
     if path.is_dir():
-        raise UserError(f"{option} {path} is a folder; name a file in it.")
+        raise UserError(f"{option} {path} is a folder; give a file in it.")
     nearest = nearest_existing(path.absolute().parent)
     try:
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         raise UserError(
             f"{option} {path} cannot be written: {nearest} is not a writable folder "
-            f"({error.strerror}); name another one."
+            f"({error.strerror}); give another one."
         ) from error
 
 
@@ -51,7 +51,7 @@ def check_picture(option: str, path: Path | None) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write a file, completely or not at all, and make its folders.
+    """Write a file atomically, and make its folders.
 
     Raises:
         UserError: it cannot be written.

@@ -1,10 +1,10 @@
-"""Arithmetic on int64 with the same bits in numpy, torch and numba: what every draw is made of.
+"""int64 arithmetic with the same bits in numpy, torch and numba: the basis of every draw.
 
-Wrapping + and ×, bit operations, and for compiled code the draws of one sample's views.
+It has wrapping + and ×, bit operations, and compiled code for the draws of one sample's views.
 
-Numba stores compiled code until the file that it is written in changes: so what is compiled uses
-what stands in its own file only. It keeps Python's lock, for a microsecond or two. Without
-``fastmath``, LLVM keeps every rounding step.
+Numba caches compiled code until its source file changes. Compiled code therefore only uses what is
+in its own file. It holds Python's lock for a microsecond or two. Without ``fastmath``, LLVM keeps
+every rounding step.
 """
 
 from collections.abc import Callable
@@ -35,20 +35,20 @@ def mix(words: Any) -> Any:
 
 @register_jitable
 def chain(words: Any, word: Any) -> Any:
-    """Take one more int64 word into keys."""
+    """Mix one more int64 word into keys."""
     return mix((words ^ word) + GOLDEN)
 
 
 def compiled(function: Callable[..., Any], *, nogil: bool = False) -> Callable[..., Any]:
-    """Compile a function and store the code where that can be done.
+    """Compile a function and cache the code if possible.
 
     Args:
-        function: to be compiled.
-        nogil: let go of Python's lock while it runs, which pays from some 10 µs on.
+        function: the function to compile.
+        nogil: release Python's lock while it runs, worthwhile from about 10 µs.
     """
     try:
         return njit(function, cache=True, nogil=nogil)
-    except RuntimeError:  # nowhere to store it, as in a locked container: a second at each start
+    except RuntimeError:  # no place for the cache, as in a locked container: costs 1 s per start
         return njit(function, nogil=nogil)
 
 
@@ -60,7 +60,7 @@ def view_draws(start: int, epoch: int, index: int, views: tuple[int, int], count
         start: ``pospre.draws.start_word`` of them.
         epoch: of the draws.
         index: of the sample.
-        views: number of the first view, and how many there are (V).
+        views: number of the first view, and the number of views (V).
         count: draws for each view.
 
     Returns:

@@ -1,7 +1,4 @@
-"""Named ranges for the options of sections and algorithms.
-
-Use them beside pydantic's ``PositiveInt``, ``NonNegativeFloat`` and so on.
-"""
+"""Named ranges for options, besides pydantic's ``PositiveInt``, ``NonNegativeFloat`` and so on."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -19,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 
 def only(is_allowed: Callable[[Any], bool], words: str) -> AfterValidator:
-    """Return a validator that refuses other values and says what the input should be."""
+    """Return a validator that refuses other values and describes the allowed ones."""
 
     def check(value: Any) -> Any:
         if not is_allowed(value):

@@ -1,4 +1,4 @@
-"""Pure functions of training progress: learning rate, and any value that moves in a straight line.
+"""Pure functions of training progress: the learning rate, and linear schedules.
 
 Nothing here has state, so a resumed run reads the same values as an uninterrupted one.
 """
@@ -34,16 +34,16 @@ def cosine_warmup(
 ) -> float:
     """Return the learning rate at ``step`` as a share of its peak: MAE's schedule, per step.
 
-    A straight line from ``start`` over ``warmup_steps``, then half a cosine from 1 down to
-    ``floor``, which is reached at ``total_steps`` and kept. (facebookresearch/mae,
-    ``util/lr_sched.py``; I-JEPA starts above 0.)
+    Linear from ``start`` over ``warmup_steps``, then half a cosine from 1 down to ``floor``,
+    reached at ``total_steps`` and kept. (facebookresearch/mae, ``util/lr_sched.py``; I-JEPA starts
+    above 0.)
 
     Args:
         step: counted from 0.
         warmup_steps: length of the warm-up.
-        total_steps: when the cosine ends.
-        floor: where it ends.
-        start: where the warm-up starts.
+        total_steps: end of the cosine.
+        floor: value at its end.
+        start: value at the start of the warm-up.
         prefix: the cosine starts after the warm-up. False: it starts at step 0, and the warm-up
             hides its beginning (timm's ``warmup_prefix``).
         endpoint: see ``warm_up``.
@@ -55,7 +55,7 @@ def cosine_warmup(
 
 
 def warm_up(step: float, *, warmup_steps: float, start: float, endpoint: bool) -> float:
-    """Return the point at ``step`` of a straight line from ``start`` to 1.
+    """Return the value at ``step`` of a linear ramp from ``start`` to 1.
 
     It reaches 1 at the step after the warm-up, or at its last step with ``endpoint`` (numpy's
     ``linspace``, DINOv2).

@@ -1,4 +1,4 @@
-"""``python -m pospre.sweep RECIPE key=value,value …``: a grid of runs, and what comes of it."""
+"""``python -m pospre.sweep RECIPE key=value,value …``: a grid of runs, and its results."""
 
 import json
 import shlex
@@ -20,9 +20,9 @@ examples:
   python -m pospre.sweep yamls/finetune/mae_vitb16.yaml seed=0,1,2 --launcher "composer -n 8"
 
 pospre.train trains every combination in its own run folder, named after the recipe and the values.
-Run the same command again to resume: finished runs are not repeated, and a stopped run goes on. The
-table has the figures of the recipe's evaluations, the best of them, and mean and standard deviation
-over the grid.
+Run the same command again to resume: finished runs are not repeated, and a stopped run continues.
+The table has the figures of the recipe's evaluations, the best of them, and mean and standard
+deviation over the grid.
 
 exit codes: 0 done; 2 a mistake in the recipe, the data or the values, before the first run;
 otherwise that of the run that failed. 75 or 130: the run has saved, and the same command resumes.
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     check_output("--output", arguments.output)
     launcher = _split(arguments.launcher) or [sys.executable]
     find_recipe(arguments.recipe)
-    # Late, so that --help and a mistyped name answer at once.
+    # late imports, so that --help and mistyped names are fast
     from tqdm import tqdm
 
     from pospre.evaluation.sweep_runs import cells_of, check_cells, summarise, table
@@ -68,17 +68,17 @@ def _split(launcher: str) -> list[str]:
     try:
         return shlex.split(launcher)
     except ValueError as error:
-        raise UserError(f"--launcher is {launcher}, which a shell cannot read: {error}.") from error
+        raise UserError(f"--launcher is {launcher}, not a valid command: {error}.") from error
 
 
 def _run(command: list[str]) -> int:
-    """Run a training, which saves when this process is stopped; return its exit code."""
+    """Run a training and return its exit code; a signal to this process stops and saves it."""
     try:
         process = subprocess.Popen(command)
     except OSError as error:
         raise UserError(f"--launcher: {command[0]} cannot be run ({error.strerror}).") from error
     signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
-    signal.signal(signal.SIGINT, lambda *_: None)  # the run got the signal as well
+    signal.signal(signal.SIGINT, lambda *_: None)  # the run gets the signal as well
     return process.wait()
 
 

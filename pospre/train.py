@@ -1,4 +1,4 @@
-"""``python -m pospre.train RECIPE [key=value …]``: pre-train, or go on where the run stopped."""
+"""``python -m pospre.train RECIPE [key=value …]``: pre-train, or resume a run."""
 
 import argparse
 import os
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
         _print(describe(Path(arguments.recipe), arguments.overrides))
         return 0
-    with stoppable("outside of the training steps: nothing is lost, the same command goes on"):
+    with stoppable("outside of the training steps: nothing is lost, the same command resumes"):
         return _run(arguments)
 
 
@@ -91,7 +91,7 @@ def _print(text: str) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, arguments.overrides)
-    # Late, so that --help and a mistyped key answer at once.
+    # late imports, so that --help and mistyped keys are fast
     from pospre.collectives import print_once
     from pospre.evaluation.during_training import online_evaluations
     from pospre.evaluation.recipe_evaluations import check_evaluations
@@ -109,13 +109,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def finish(recipe: Recipe, *, again: bool) -> None:
-    """Do the recipe's evaluations with the newest checkpoint, and write the report, on rank 0.
+    """Run the recipe's evaluations on the newest checkpoint, and write the report, on rank 0.
 
-    An evaluation that fails does not keep the others and the report from being made.
+    If an evaluation fails, the others and the report are still made.
 
     Args:
         recipe: of a finished run.
-        again: also redo the evaluations whose results are there.
+        again: whether to repeat evaluations that already have results.
 
     Raises:
         UserError: the first evaluation that failed.

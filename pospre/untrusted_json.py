@@ -1,18 +1,18 @@
-"""A reader of JSON that someone else may have written; it fails in one way only."""
+"""A parser for untrusted JSON; it only raises ValueError."""
 
 import json
 import math
 from contextlib import suppress
 from typing import Any, TypeGuard
 
-_INTEGERS = range(-(1 << 63), 1 << 64)  # what a machine has: another overflows where it is used
+_INTEGERS = range(-(1 << 63), 1 << 64)  # 64 bits: larger ones overflow later
 
 
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON, is nested too deeply, or holds a number that is not finite or an
+        ValueError: it is not JSON, is nested too deeply, or has a number that is not finite or an
             integer of more than 64 bits.
     """
     try:
@@ -36,7 +36,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 def parse_steps(lines: bytes) -> list[dict[str, Any]]:
     """Return the objects of a text with one object per line, each with its ``step``.
 
-    Other lines are skipped: a kill cut them short, or the disk changed them.
+    Invalid lines are skipped: they were cut off by a kill, or damaged on disk.
     """
     found = []
     for line in lines.splitlines():
@@ -48,14 +48,14 @@ def parse_steps(lines: bytes) -> list[dict[str, Any]]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Tell whether ``value`` is a finite int or float (a bool is not)."""
+    """Return whether ``value`` is a finite int or float (a bool is not)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _integer(text: str) -> int:
     value = int(text)
     if value not in _INTEGERS:
-        raise ValueError(f"{text[:30]}… is no integer of 64 bits")
+        raise ValueError(f"{text[:30]}… is not a 64-bit integer")
     return value
 
 

@@ -203,12 +203,12 @@ def test_a_model_of_timm_becomes_the_encoder(name: str, options: dict[str, Any])
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("resnet18", {}, "no plain Vision Transformer"),
-        ("vit_tiny_patch16_224", {"mlp_layer": GluMlp}, "no plain Vision"),
+        ("resnet18", {}, "not a plain Vision Transformer"),
+        ("vit_tiny_patch16_224", {"mlp_layer": GluMlp}, "not a plain Vision"),
         ("vit_tiny_patch16_224", {"scale_attn_norm": True}, r"lacks: blocks\.0\.attn\.norm"),
-        ("vit_small_patch16_18x2_224", {}, "no plain Vision"),
+        ("vit_small_patch16_18x2_224", {}, "not a plain Vision"),
         ("vit_tiny_patch16_224", {"img_size": 30}, r"\(14, 14\) do not divide its img_size \(30"),
-        ("vit_tiny_patch16_224", {"act_layer": "relu"}, "other tokens"),
+        ("vit_tiny_patch16_224", {"act_layer": "relu"}, "its tokens differ"),
     ],
 )
 def test_a_model_of_timm_that_does_not_fit_is_refused(
@@ -279,7 +279,7 @@ def test_images_without_a_number_each_are_no_batch(options: dict[str, Any], reas
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        ((3, 48, 48), r"\(4, 1, 3, 48, 48\), but the model was made for \(B, 1, 3, 32, 32\)"),
+        ((3, 48, 48), r"\(4, 1, 3, 48, 48\), but the model needs \(B, 1, 3, 32, 32\)"),
         ((1, 32, 32), r"\(4, 1, 1, 32, 32\)"),
         ((2, 3, 32, 32), r"\(4, 2, 3, 32, 32\)"),
     ],
@@ -298,7 +298,7 @@ def test_a_plain_loop_that_leaves_something_out_is_an_error() -> None:
     early = AdamW(model.parameters(), lr=1e-3)
     pospre.attach(model, "mae", **SMALL)
     pospre.attach(model, "ema_teacher")
-    with pytest.raises(UserError, match=r"mae is attached to this model already"):
+    with pytest.raises(UserError, match=r"mae is already attached to this model"):
         pospre.attach(model, "mae")
     batch = pospre.from_images(pixels(), index=torch.arange(4))
     with pytest.raises(UserError, match=r"lacks 'epoch', .*epoch=…"):
@@ -306,24 +306,26 @@ def test_a_plain_loop_that_leaves_something_out_is_an_error() -> None:
     batch = pospre.batch.numbered(batch, epoch=0)
     with pytest.raises(UserError, match=r"lacks 'view/visible', which algorithms.mae writes"):
         model(batch)
-    with pytest.raises(UserError, match=r"progress is 3; give the share"):
+    with pytest.raises(UserError, match=r"progress is 3; give the completed share"):
         model.prepare(batch, 3)
     model.loss(model(model.prepare(batch, 0.0)), batch)["total"].backward()
     early.step()
-    with pytest.raises(UserError, match=r"19 tensors .*objectives.named.mae.*before you make"):
+    with pytest.raises(UserError, match=r"19 tensors .*objectives.named.mae.*before making"):
         model.after_step(0.0)
 
 
 def test_what_is_no_encoder_or_model_is_refused() -> None:
     vit: Any = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
-    with pytest.raises(UserError, match=r"or a ViT of timm's, and got str"):
+    with pytest.raises(UserError, match=r"or a timm ViT, not str"):
         UNTYPED.PretrainModel("vits16", seed=0)
-    with pytest.raises(UserError, match=r"no plain Vision Transformer"):
+    with pytest.raises(UserError, match=r"not a plain Vision Transformer"):
         pospre.PretrainModel(timm.create_model("resnet18"), seed=0)
     for wrong in ("mae", MAE):
-        with pytest.raises(UserError, match=r"give them with their options, such as \[pospre.MAE"):
+        with pytest.raises(
+            UserError, match=r"make algorithms with their options, such as \[pospre.MAE"
+        ):
             UNTYPED.PretrainModel(vit, [wrong], seed=0)
-    with pytest.raises(UserError, match=r"attach takes a PretrainModel, and got VisionTransformer"):
+    with pytest.raises(UserError, match=r"attach takes a PretrainModel, not VisionTransformer"):
         pospre.attach(vit, "mae")
 
 
@@ -341,7 +343,7 @@ def test_labels_that_no_class_has_are_refused() -> None:
     batch = model.prepare(batch, 0.0)
     assert torch.isfinite(model.loss(model(batch), batch)["total"])
     del batch["label"]
-    with pytest.raises(UserError, match=r"lacks 'label'; pospre.build_loader writes it"):
+    with pytest.raises(UserError, match=r"lacks 'label'; pospre.build_loader and"):
         model.prepare(batch, 0.0)
 
 

@@ -22,14 +22,14 @@ def pixels() -> torch.Tensor:
 
 def test_what_is_no_batch_of_views_is_refused() -> None:
     model = Case(("mae",)).build()[0]
-    with pytest.raises(UserError, match=r"takes a batch, .* got Tensor; .*model.tokens\(images\)"):
+    with pytest.raises(UserError, match=r"takes a batch, .* not Tensor. .*model.tokens\(images\)"):
         model(pixels())
     batch = UNTYPED.from_images(pixels(), index=torch.arange(4), epoch=torch.tensor(0))
     batch = model.prepare(batch, 0.0)
     with pytest.raises(UserError, match=r"images of torch.float32 .* give uint8"):
         model({**batch, "view/image": batch["view/image"] / 255})
     del batch["view/flip"]
-    with pytest.raises(UserError, match=r"lacks 'view/flip', of the views of the group 'view'"):
+    with pytest.raises(UserError, match=r"lacks 'view/flip', for views of the group 'view'"):
         model(batch)
 
 

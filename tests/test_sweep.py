@@ -71,10 +71,10 @@ def test_a_grid_is_trained_once_and_summarised(
     ("settings", "message"),
     [
         (["seed=1"], "needs a key with several values"),
-        (["seed=1,1"], "names a value twice"),
+        (["seed=1,1"], "repeats a value"),
         (["seed=1,2", "seed=3,4"], "seed is given twice"),
         (["seed=1,,2"], "has an empty value"),
-        (["seed=1,2", "--launcher", "a 'b"], "--launcher is a 'b, which a shell cannot read"),
+        (["seed=1,2", "--launcher", "a 'b"], "--launcher is a 'b, not a valid command"),
         (["seed=1,2", "--output", "/dev/null/x.json"], "is not a writable folder"),
         (["seed"], "'seed' is not a setting"),
         (["optimizer.betas=[0.9, 0.95]"], "needs a key with several values"),

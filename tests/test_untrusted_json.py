@@ -21,7 +21,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ('{"bytes": Infinity}', "Infinity is not finite"),
         ('{"bytes": NaN}', "NaN is not finite"),
         ("[1e999]", "1e999 is not finite"),
-        ("[18446744073709551616]", "no integer of 64 bits"),
+        ("[18446744073709551616]", "not a 64-bit integer"),
         ("1" * 5000, "4300 digits"),
         (b'{"a": "\xff"}', "decode"),
         ("", "Expecting value"),

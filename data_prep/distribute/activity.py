@@ -1,4 +1,4 @@
-"""Which file each worker is at: named while it takes long, and when a worker dies of it."""
+"""The file that each worker is processing, shown when it takes long or when a worker dies."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ _here = threading.local()
 
 
 class _Row(ctypes.Structure):
-    """What one worker is at; ``since`` is 0 where it is at nothing."""
+    """A worker's current file; ``since`` is 0 if it has none."""
 
     _fields_ = (
         ("pid", ctypes.c_long),
@@ -36,14 +36,14 @@ class _Row(ctypes.Structure):
 
 
 class Activity:
-    """What the workers are at, one row each, in memory that their processes share."""
+    """The workers' current files, one row each, in shared memory."""
 
     def __init__(self, num_workers: int) -> None:
         self._rows = RawArray(_Row, num_workers)
         self._num_taken = Value("i", 0)
 
     def join(self) -> None:
-        """Take a row for this thread; ``at`` writes into it."""
+        """Reserve a row for this thread, for use by ``at``."""
         with self._num_taken.get_lock():
             _here.row = self._rows[self._num_taken.value]
             self._num_taken.value += 1
@@ -51,7 +51,7 @@ class Activity:
 
     @contextmanager
     def watched(self) -> Generator[None]:
-        """Print files that take long on the standard error."""
+        """Print files that take long to standard error."""
         done = threading.Event()
         thread = threading.Thread(target=self._watch, args=(done,), daemon=True)
         thread.start()
@@ -62,11 +62,11 @@ class Activity:
             thread.join()
 
     def causes(self, workers: Iterable[BaseProcess]) -> str:
-        """Say why, and at which files, those workers died that were not stopped."""
+        """Describe why, and at which files, workers died that were not stopped."""
         found = []
         for worker in workers:
             code = worker.exitcode or 0
-            if code not in (0, -SIGTERM, 128 + SIGTERM):  # the last where a handler is inherited
+            if code not in (0, -SIGTERM, 128 + SIGTERM):  # the last one with an inherited handler
                 what = Signals(-code).name if code < 0 else f"exit code {code}"
                 rows = [row for row in self._rows if row.pid == worker.pid and row.since]
                 found.append(what + "".join(f" at {row.text}" for row in rows))
@@ -86,11 +86,11 @@ class Activity:
 
 @contextmanager
 def at(name: str) -> Generator[None]:
-    """Note what this thread is at, if it has joined an ``Activity``."""
+    """Record this thread's current file, if it has joined an ``Activity``."""
     row = getattr(_here, "row", None)
     if row is not None:
         row.name = os.fsencode(name)[1 - _LONGEST_NAME :]
         row.since = time.monotonic()
     yield
     if row is not None:
-        row.since = 0.0  # not where it fails: the message names what it was at
+        row.since = 0.0  # kept after a failure: the message names the file

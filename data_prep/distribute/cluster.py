@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 
 LOCAL = "local"
 _RETRIES = 3
-_PENDING_PER_WORKER = 4  # so that a slow machine does not hold the others up
-_LEAST_PENDING = 64  # workers may come later
+_PENDING_PER_WORKER = 4  # so that a slow machine does not block the others
+_LEAST_PENDING = 64  # workers may join later
 _CONNECT_SECONDS = 20
 
 
@@ -25,22 +25,22 @@ def cluster_map(
 ) -> Generator[Result, None, None]:
     """Yield ``function(item)`` in the order of the items, computed by the workers of a cluster.
 
-    What fails there, or whose worker dies, is tried again elsewhere.
+    Failed tasks, and those of dead workers, are retried elsewhere.
 
     Args:
-        function: of an item; like the items it travels to the workers.
-        items: for one task each.
+        function: of an item; both are sent to the workers.
+        items: one per task.
         scheduler: address of the cluster; ``"local"`` starts one on this machine.
         num_workers: processes, if it is started here.
 
     Raises:
-        UserError: Dask is missing, the cluster does not answer, or a task fails again and again.
+        UserError: Dask is missing, the cluster does not answer, or a task fails repeatedly.
     """
     with ExitStack() as stack:
         client = _connect(scheduler, num_workers, stack)
         workers = len(client.scheduler_info(n_workers=-1)["workers"])
         executor = client.get_executor(retries=_RETRIES, pure=False)
-        stack.callback(executor.shutdown, wait=False)  # what is still to do is not done
+        stack.callback(executor.shutdown, wait=False)  # drops pending tasks
         pending = max(_LEAST_PENDING, _PENDING_PER_WORKER * workers)
         try:
             yield from in_order(executor, function, items, pending)

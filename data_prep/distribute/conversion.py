@@ -1,8 +1,8 @@
-"""From a source to a complete data set in its place, or to nothing.
+"""From a source to a complete data set at its destination, or nothing.
 
-A conversion is cut into blocks (``preparation``); processes or a cluster convert them (``worker``).
-The destination (``publish``) keeps the finished ones and makes the data set of them when all are
-there. Parts on several machines, and runs that follow a killed one, convert what is missing.
+A conversion is divided into blocks (``preparation``), which processes or a cluster convert
+(``worker``). The destination (``publish``) keeps finished blocks, and makes the data set when all
+are there. Parts on several machines, and runs after a kill, convert the missing blocks.
 """
 
 import sys
@@ -41,26 +41,26 @@ def convert(
     share: Share | None = None,
     scheduler: str | None = None,
 ) -> Summary | None:
-    """Convert a data set, or one share of it that ``merge`` puts together with the others.
+    """Convert a data set, or one share of it for ``merge``.
 
     Args:
         source: folder or archive.
         destination: folder of shards, ``.beton`` file or ``s3://`` address of shards.
-        settings: what decides the bytes of the result.
+        settings: everything that determines the bytes of the result.
         num_workers: processes.
-        strict: whether to stop at what cannot be read.
-        overwrite: whether to replace what is there.
-        share: which blocks to convert; None for all of them.
-        scheduler: of a Dask cluster that does the work, see ``cluster_map``; None for processes.
+        strict: whether to stop at unreadable files.
+        overwrite: whether to replace an existing data set.
+        share: blocks to convert; None: all.
+        scheduler: of a Dask cluster, see ``cluster_map``; None: use processes.
 
     Returns:
-        what was met; None when the destination already holds this very conversion.
+        The summary; None if the destination already has this conversion.
 
     Raises:
-        UserError: nothing to convert, the destination is taken or cannot be written, a library is
+        UserError: nothing to convert, the destination exists or cannot be written, a library is
             missing, or with ``strict`` a file cannot be read. The destination is then untouched.
     """
-    if scheduler is not None:  # whose workers may run in other folders
+    if scheduler is not None:  # its workers may run in other folders
         source, destination = source.absolute(), _absolute(destination)
     target = open_destination(destination, settings.format)
     target.check_apart(source)
@@ -91,10 +91,10 @@ def convert(
 
 
 def merge(destination: str | Path) -> Summary | None:
-    """Make one data set of the parts that ``convert`` has written; None if that was done before.
+    """Make one data set from the parts written by ``convert``; None if it was already done.
 
     Raises:
-        UserError: a part is missing or foreign, or another data set is there.
+        UserError: a part is missing or foreign, or another data set exists.
     """
     target = open_destination(destination, "ffcv" if str(destination).endswith(".beton") else "mds")
     plan = target.plan()
@@ -102,7 +102,7 @@ def merge(destination: str | Path) -> Summary | None:
         if target.description() is not None:
             return None
         raise UserError(
-            f"{target.partial} holds no parts of {destination}; write them with --part k/n."
+            f"{target.partial} has no parts of {destination}; write them with --part k/n."
         )
     if target.is_complete(plan.made_from):
         return None
@@ -123,7 +123,7 @@ def _absolute(destination: str | Path) -> str:
 
 
 def _publish(target: Destination, plan: Plan, records: Sequence[Record], overwrite: bool) -> None:
-    """Put the data set in its place, unless something has come there in the meantime."""
+    """Move the data set to its place, unless something appeared there meanwhile."""
     if not overwrite and target.is_complete(plan.made_from):
         target.discard()
     else:
@@ -134,14 +134,14 @@ def _publish(target: Destination, plan: Plan, records: Sequence[Record], overwri
 def _beginning(
     target: Destination, plan: Plan, share: Share | None, overwrite: bool
 ) -> Iterator[None]:
-    """Begin or go on; on failure keep what is finished, and remove what is not worth keeping.
+    """Begin or resume; on failure keep finished blocks, and remove what is not worth keeping.
 
     Raises:
-        UserError: something else is there, or nothing can be written.
+        UserError: something else exists there, or nothing can be written.
     """
     name = WHOLE if share is None else f"part-{share.number}-of-{share.total}"
     with writing(target), target.alone(name):
-        if share is None:  # else others count on the plan
+        if share is None:  # otherwise other parts need the plan
             target.adopt(plan)
             before = target.plan()
             if overwrite and before is not None and before.key != plan.key:
@@ -150,7 +150,7 @@ def _beginning(
             target.begin(plan)
             yield
         except BaseException:
-            if share is None:  # else others may be at work there
+            if share is None:  # otherwise other parts may be working there
                 _keep_or_discard(target, plan)
             raise
 
@@ -159,13 +159,13 @@ def _keep_or_discard(target: Destination, plan: Plan) -> None:
     try:
         before, records = target.plan(), target.records()
     except UserError:
-        return  # out of reach: what went wrong before is the message
+        return  # unreachable: the original error is reported
     if before is not None and before.key != plan.key:
         return  # another conversion's
     if any(record.labels for record in records.values()):
         print(
             f"{len(records)} of {plan.num_blocks} blocks are finished and kept in "
-            f"{target.partial}; the same command goes on from there.",
+            f"{target.partial}; run the same command to resume.",
             file=sys.stderr,
         )
     else:
@@ -180,13 +180,13 @@ def _convert_blocks(
     run: Callable[..., Generator[Record]],
     num_workers: int,
 ) -> Summary:
-    """Convert the blocks that no earlier run has finished; ``run`` is ``ordered_map`` or alike."""
+    """Convert blocks that no earlier run has finished, with a map such as ``ordered_map``."""
     found = job.destination.records()
     check_own(found, plan, job.destination.partial)
     missing = [block for block in blocks if block.number not in found]
     num_reused = len(blocks) - len(missing)
     if num_reused:
-        print(f"{num_reused} of {len(blocks)} blocks were finished before; going on.")
+        print(f"{num_reused} of {len(blocks)} blocks were already finished; resuming.")
     tasks = [(block, items[block.start : block.stop]) for block in missing]
     results = run(partial(convert_block, job=job), tasks, num_workers=min(num_workers, len(tasks)))
     total = sum(block.stop - block.start for block in blocks)

@@ -1,4 +1,4 @@
-"""A source and settings → the plan of a conversion, and the blocks that it is cut into."""
+"""The plan of a conversion, and its blocks, from a source and settings."""
 
 import hashlib
 import json
@@ -16,18 +16,18 @@ from data_prep.sources.registry import open_source
 from data_prep.sources.source import Item, Source
 from pospre.errors import UserError, needing, to_install
 
-_FRAMES = 100  # of a clip: one second, and 20 ms of silence
+_FRAMES = 100  # of a clip: one second, plus 20 ms of silence
 _FOR_CLIPS = {"frames": "clips", "keywords": "clips"}
 _FOR_IMAGES = {"channels": "images", "deep_range": "images", "seekable": "JPEGs"}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known before the first sample is read.
+    """A conversion before the first sample is read.
 
     Attributes:
-        source: its wanted split, listed.
-        settings: those that matter for its kind.
+        source: its chosen split, listed.
+        settings: those that apply to its kind.
     """
 
     source: Source
@@ -35,9 +35,9 @@ class Prepared:
 
     @cached_property
     def made_from(self) -> dict[str, Any]:
-        """What tells this conversion from others, as the description notes it.
+        """What identifies this conversion, as recorded in the description.
 
-        Once: it is a hash over every item.
+        Cached, because it hashes every item.
         """
         return {"settings": asdict(self.settings), "source": self.source.fingerprint()}
 
@@ -77,16 +77,16 @@ class Prepared:
         return {**found, "classes": source.classes, "ignored": source.num_ignored}
 
     def _key(self, block: Block, largest: int) -> str:
-        """Return a hash of everything that decides the bytes of a block."""
+        """Return a hash of everything that determines the bytes of a block."""
         parts = [asdict(self.settings), largest, self.source.fingerprint(block.start, block.stop)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def prepare(path: Path, settings: Settings) -> Prepared:
-    """List the wanted split of a source.
+    """List the chosen split of a source.
 
     Raises:
-        UserError: there is nothing to convert, or an option does not suit what is there.
+        UserError: there is nothing to convert, or an option does not apply.
     """
     source = open_source(
         path,
@@ -101,22 +101,22 @@ def prepare(path: Path, settings: Settings) -> Prepared:
         value = getattr(settings, name)
         if value != getattr(Settings, name):
             option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-            raise UserError(f"{option} is for {noun}, but {path} holds {holds}; leave it out.")
+            raise UserError(f"{option} is for {noun}, but {path} has {holds}; leave it out.")
     settings = replace(settings, source=source.kind)
     if source.is_audio:
         if settings.format != "mds":
-            raise UserError(f"{path} holds WAV files; their features are stored with --format mds.")
+            raise UserError(f"{path} has WAV files; their features are stored with --format mds.")
         settings = replace(settings, frames=settings.frames or _FRAMES)
     elif settings.format != "mds" and settings.channels not in (1, 3):
         raise UserError(
-            f"--channels {settings.channels}: a .beton holds JPEGs, of 3 channels or 1; use "
+            f"--channels {settings.channels}: a .beton contains JPEGs of 3 channels or 1; use "
             "--format mds."
         )
     return Prepared(source, settings)
 
 
 def check_writers(data_format: str) -> None:
-    """Import what writes a format: the libraries are heavy, and FFCV may be missing.
+    """Import the writers of a format: the libraries are slow to import, and FFCV may be missing.
 
     Raises:
         UserError: it cannot be imported.
@@ -133,7 +133,7 @@ def check_writers(data_format: str) -> None:
 
 
 def _largest_sample(data_format: str, items: Sequence[Item]) -> int:
-    """Return how many bytes a sample may take: in a ``.beton`` a page."""
+    """Return the maximal bytes of a sample: in a ``.beton`` one page."""
     if data_format == "ffcv":
         from data_prep.publish.beton import page_size_for
 

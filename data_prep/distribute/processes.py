@@ -1,4 +1,4 @@
-"""An ordered map over worker processes that holds few results and leaves no orphans."""
+"""An ordered map over worker processes, with few pending results and no orphans."""
 
 import multiprocessing
 import os
@@ -26,8 +26,8 @@ def ordered_map(
 ) -> Generator[Result, None, None]:
     """Yield ``function(item)`` in the order of the items, computed by ``num_workers`` processes.
 
-    One worker means this very process. At most a few results per worker wait at any time, so a slow
-    consumer costs no memory. What takes long, see ``activity.at``, is named meanwhile.
+    With one worker it runs in this process. At most a few results per worker are pending, so a slow
+    consumer costs no memory. Slow files are named meanwhile, see ``activity.at``.
 
     Raises:
         UserError: a worker process died (killed, or out of memory).
@@ -46,15 +46,15 @@ def _by_workers(
 ) -> Generator[Result, None, None]:
     executor = ProcessPoolExecutor(num_workers, initializer=_start_worker, initargs=(activity,))
     try:
-        with _held_interrupt():  # the first task starts all workers, and they inherit this
+        with _held_interrupt():  # the first task starts all workers, which inherit this
             executor.submit(int).result()
         workers = multiprocessing.active_children()
         yield from in_order(executor, function, items, _PENDING_PER_WORKER * num_workers)
     except BrokenProcessPool as error:
-        executor.shutdown(wait=True)  # then it is known how each of them ended
+        executor.shutdown(wait=True)  # then all exit codes are known
         raise UserError(
-            f"a worker process died ({activity.causes(workers)}). SIGKILL mostly means that memory "
-            "ran out: use fewer with --workers. Otherwise the decoder crashed: remove the file, "
+            f"a worker process died ({activity.causes(workers)}). SIGKILL usually means that "
+            "memory ran out: use fewer --workers. Otherwise the decoder crashed: remove the file, "
             "and run the same command again."
         ) from error
     finally:
@@ -63,10 +63,10 @@ def _by_workers(
 
 @contextmanager
 def _held_interrupt() -> Generator[None]:
-    """Hold Ctrl-C back for a moment; processes started meanwhile never hear of it.
+    """Ignore Ctrl-C for a moment, so that processes started meanwhile never get it.
 
-    A handler, not a signal mask: other threads would take a masked signal, and Python then raises
-    in the middle of a fork, where the interrupt is lost.
+    This uses a handler rather than a signal mask: other threads would take a masked signal, and
+    Python would then raise in the middle of a fork, where the interrupt is lost.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread is interrupted
@@ -82,7 +82,7 @@ def _held_interrupt() -> Generator[None]:
 
 
 def _start_worker(activity: Activity) -> None:
-    """Take part, and end when the parent is gone, even by SIGKILL."""
+    """Join the activity, and exit when the parent has exited, even by SIGKILL."""
     activity.join()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

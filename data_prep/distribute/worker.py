@@ -1,4 +1,4 @@
-"""One block → its shard: read, prepare, write, hand over. This is what a worker does."""
+"""The work of a worker: convert one block into its shard."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What is the same for all blocks; it travels to the workers.
+    """Common data of all blocks, sent to the workers.
 
     Attributes:
         source: without its items.
         settings: of the conversion.
-        largest: bytes of a sample that can be stored.
-        destination: what takes the finished blocks.
-        num_shares: that the conversion is divided into.
-        strict: whether to stop at what cannot be read.
+        largest: maximal bytes of a sample.
+        destination: receives the finished blocks.
+        num_shares: number of shares of the conversion.
+        strict: whether to stop at unreadable files.
     """
 
     source: Source
@@ -51,7 +51,7 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
     """Convert the items of a block; return its record.
 
     Raises:
-        UserError: with ``strict`` an item cannot be read, or a disk or network fails.
+        UserError: with ``strict`` an item cannot be read; or a disk or network fails.
         OSError: the block cannot be written.
     """
     block, items = task
@@ -77,7 +77,7 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
 
 
 def _prepare(item: Item, job: Job) -> "tuple[PreparedImage | PreparedClip, dict[str, Any]]":
-    """Return what an item became, and the fields of its sample.
+    """Return the prepared item, and the fields of its sample.
 
     Raises:
         DamagedItem: it cannot be used, or is too large.
@@ -115,8 +115,8 @@ def _prepare(item: Item, job: Job) -> "tuple[PreparedImage | PreparedClip, dict[
 def _skip(item: Item, why: str, record: Record, job: Job) -> None:
     if job.strict:
         raise UserError(
-            f"{job.source.root / item.name} cannot be read: {why}. Mend or remove it; "
-            "without --strict such files are listed and left out."
+            f"{job.source.root / item.name} cannot be read: {why}. Repair or remove it; without "
+            "--strict such files are listed and left out."
         )
     record.skipped.append({"path": item.name, "reason": why})
 
@@ -142,7 +142,7 @@ def _note(
 
 
 def _moments(settings: Settings) -> Moments | None:
-    """Return what counts the numbers that are normalised by the data set's own mean and std."""
+    """Return a counter for numbers that are normalised by the data set's own mean and std."""
     if settings.frames is not None:
         from data_prep.speech.features import NUM_COEFFICIENTS
 
@@ -151,7 +151,7 @@ def _moments(settings: Settings) -> Moments | None:
 
 
 def _rows(main: "PreparedImage | PreparedClip", settings: Settings) -> np.ndarray:
-    """Return the frames of a clip, or the pixels of an image as they will be read, from 0 to 1."""
+    """Return the frames of a clip, or the pixels of an image as read later, from 0 to 1."""
     if not isinstance(main, PreparedImage):
         return main.features
     stored = torch.frombuffer(bytearray(main.jpeg), dtype=torch.uint8)
@@ -160,7 +160,7 @@ def _rows(main: "PreparedImage | PreparedClip", settings: Settings) -> np.ndarra
 
 @contextmanager
 def _writing(folder: Path, job: Job, record: Record, items: Sequence[Item]) -> Iterator[Any]:
-    """Give the writer of a block's samples; at the end it notes its files in the record."""
+    """Yield the writer of a block's samples; at the end it adds its files to the record."""
     from data_prep.publish.shards import BlockWriter  # Streaming: seconds to import
 
     columns = {"image": "bytes"}

@@ -1,7 +1,8 @@
-"""The entropy-coded part of a baseline JPEG, coded again so that its parts can be told apart.
+"""Re-encoding of a baseline JPEG's entropy-coded data, so that its parts can be separated.
 
-Compiled: some nanoseconds per byte. Without bounds checks, so every loop here ends where the data
-do, whatever they hold. Numba keeps the compiled code until this file changes.
+It is compiled and takes a few nanoseconds per byte. There are no bounds checks, so every loop ends
+at the end of the data, whatever they contain. Numba caches the compiled code until this file
+changes.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from pospre.portable_math import compiled
 
 NUM_CATEGORIES = 12  # of a difference of 8-bit pixels' DC: 0 to 11 bits
-PADDING = 512  # bytes behind the scan; more than a block of the longest codes takes
+PADDING = 512  # bytes after the scan; more than the longest codes of a block
 _PEEK = 11  # bits looked up at once; longer codes are rare
 _BLOCK_END = 128  # more coefficients than a block has
 _LIMITS = 1 << _PEEK  # where they start in a lookup table
@@ -25,14 +26,14 @@ _SIZE = _ENTRIES + 256
 
 @compiled
 def lookup_table(table: np.ndarray, is_ac: bool) -> Any:
-    """Return what ``_find`` needs to decode with a Huffman table, int64 (_SIZE,).
+    """Return the table that ``_find`` uses to decode with a Huffman table, int64 (_SIZE,).
 
-    An entry is of one code: bits of the code and, for AC, of the value behind it; × 256: the DC's
-    category, or by how many coefficients AC goes on.
+    An entry is for one code: bits of the code and, for AC, of the value after it; × 256: the DC's
+    category, or the number of coefficients by which AC advances.
 
     Args:
-        table: counts of the codes of 1 to 16 bits, then their symbols, uint8; not more codes than
-            there can be.
+        table: counts of the codes of 1 to 16 bits, then their symbols, uint8; a valid number of
+            codes.
         is_ac: whether it is for AC.
     """
     found = np.zeros(_SIZE, np.int64)
@@ -58,7 +59,7 @@ def lookup_table(table: np.ndarray, is_ac: bool) -> Any:
 
 @compiled
 def _find(lookup: np.ndarray, bits: int) -> Any:
-    """Return the entry of the code that 64 bits begin with; 0 if it is none."""
+    """Return the entry of the code at the start of 64 bits; 0 if there is none."""
     entry = lookup[bits >> np.uint64(64 - _PEEK)]
     if entry != 0:
         return entry
@@ -74,7 +75,7 @@ def _find(lookup: np.ndarray, bits: int) -> Any:
 
 @compiled
 def _peek(words: np.ndarray, at: int) -> Any:
-    """Return 64 bits from bit ``at`` on."""
+    """Return 64 bits starting at bit ``at``."""
     word, shift = np.uint64(at) >> np.uint64(6), np.uint64(at & 63)
     behind = (words[word + np.uint64(1)] >> np.uint64(1)) >> (np.uint64(63) - shift)
     return words[word] << shift | behind
@@ -82,7 +83,7 @@ def _peek(words: np.ndarray, at: int) -> Any:
 
 @compiled
 def _put(coded: np.ndarray, at: int, value: int, count: int) -> Any:
-    """Write up to 32 bits at bit ``at``; return where the next go."""
+    """Write up to 32 bits at bit ``at``; return the position after them."""
     if count > 0:
         word = at >> 5
         pair = np.uint64(value) << np.uint64(64 - count - (at & 31))
@@ -103,7 +104,7 @@ def _copy(words: np.ndarray, start: int, stop: int, coded: np.ndarray, at: int) 
 
 @compiled
 def _put_difference(coded: np.ndarray, at: int, difference: int, codes: np.ndarray) -> Any:
-    """Write a difference with its code; return where the next bits go, -1 if it has no code."""
+    """Write a difference with its code; return the next position, -1 if it has no code."""
     size, left = 0, abs(difference)
     while left:
         size, left = size + 1, left >> 1
@@ -116,7 +117,7 @@ def _put_difference(coded: np.ndarray, at: int, difference: int, codes: np.ndarr
 
 @compiled
 def _end_part(coded: np.ndarray, at: int) -> Any:
-    """Fill the last byte with ones, as the standard says."""
+    """Fill the last byte with ones, as the standard requires."""
     return _put(coded, at, (1 << (-at & 7)) - 1, -at & 7)
 
 
@@ -125,7 +126,7 @@ def _end_part(coded: np.ndarray, at: int) -> Any:
 
 @compiled
 def _skip_ac(words: np.ndarray, at: int, lookup: np.ndarray) -> Any:
-    """Return where the next block begins; -1 if this one is damaged."""
+    """Return the start of the next block; -1 if this one is damaged."""
     coefficient, bits, left = 1, _peek(words, at), 64
     while coefficient < 64:
         if left < 16:  # not enough for a code
@@ -150,25 +151,24 @@ def recode(
     coded: np.ndarray,
     part_ends: np.ndarray,
 ) -> Any:
-    """Code a scan so that every part of so many MCUs starts at a byte, from differences to 0.
+    """Re-encode a scan so that every part starts at a byte, with differences from 0.
 
     Args:
         words: the scan without stuffing and markers, 64 bits each, uint64, padded.
-        ends: of the parts between the restart markers that it has, in bits; as many as there
-            must be.
-        sizes: how many MCUs there are, and are to be in a part, and are between those markers.
+        ends: of the parts between existing restart markers, in bits; of the expected number.
+        sizes: the number of MCUs in the scan, in a new part, and between existing markers.
         components: of an MCU's blocks.
         lookups: ``lookup_table`` of each component's DC and AC, int64 (components, 2, …).
-        codes: int64 (components, 12, 2): code and length that a difference of so many bits is
-            written with; length 0: none.
-        coded: room for the result, zeros, 32 bits each.
-        part_ends: filled with the new parts' ends in it, in bytes.
+        codes: int64 (components, 12, 2): code and length for a difference of each number of bits;
+            length 0: none.
+        coded: zeros for the result, 32 bits each.
+        part_ends: output: ends of the new parts, in bytes.
 
     Returns:
-        whether the scan is sound and every difference has a code.
+        Whether the scan is valid and every difference has a code.
     """
     num_mcus, between, interval = sizes
-    read, written = np.zeros(4, np.int64), np.zeros(4, np.int64)  # the last DC, as each side has it
+    read, written = np.zeros(4, np.int64), np.zeros(4, np.int64)  # the last DC on each side
     part, at, copied, to = 0, 0, 0, 0
     for mcu in range(num_mcus):
         if mcu > 0 and mcu % interval == 0:

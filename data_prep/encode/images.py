@@ -1,6 +1,6 @@
-"""An encoded image → bytes ready to store: an upright RGB or grey JPEG, checked by decoding it.
+"""Preparation of an encoded image for storage: an upright RGB or grey JPEG, checked by decoding.
 
-Images of other than three channels, or one, are stored as ``.npy``: uint8 (H, W, C), lossless.
+Images with other than one or three channels are stored losslessly as ``.npy``: uint8 (H, W, C).
 """
 
 import io
@@ -25,8 +25,8 @@ _END_OF_IMAGE = b"\xff\xd9"
 _SHRINK = 8
 _LONGEST_REASON = 200
 _THAT_SAY_ALL = (DecodeError, jpeg.JpegError, OSError, ValueError, SyntaxError)
-_OF_JPEGS = (1, 3)  # channels
-_MIDDLE = (1, 99)  # percentiles; what lies outside may be dead pixels
+_OF_JPEGS = (1, 3)  # numbers of channels
+_MIDDLE = (1, 99)  # percentiles; values outside may be dead pixels
 _FEW_LEVELS = 16
 
 
@@ -39,10 +39,10 @@ class PreparedImage:
         width: pixels.
         height: pixels.
         kept: whether these are the file's own bytes, unchanged.
-        marked: whether they are the file's own pixels, but restart markers were added.
-        orientation: by which the image was turned upright, as EXIF numbers it; 1: not at all.
-        deep: of an image of more than 8 bits, the values that became 0 to 255.
-        is_flat: whether it is one of these and nearly one grey now.
+        marked: whether the pixels are the file's own, with restart markers added.
+        orientation: EXIF's number of the rotation that was undone; 1: none.
+        deep: for images of more than 8 bits, the values that became 0 to 255.
+        is_flat: whether such an image is now nearly one grey.
     """
 
     jpeg: bytes
@@ -56,7 +56,7 @@ class PreparedImage:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it takes in the data set."""
+        """Bytes in the data set."""
         return len(self.jpeg)
 
 
@@ -69,40 +69,39 @@ def prepare_image(
     seekable: bool = False,
     decoding: Decoding = RGB,
 ) -> PreparedImage:
-    """Return what to store of an encoded image.
+    """Return an encoded image in the form to store.
 
-    The given bytes are kept when it is an upright RGB or grey JPEG with no side above
-    ``max_side``. Everything else is turned upright, converted to RGB, shrunk to ``max_side`` and
-    encoded at ``quality``. Transparency is dropped, as in torchvision's ImageFolder; of an
-    animation the first frame is taken.
+    The bytes are kept if it is an upright RGB or grey JPEG with no side above ``max_side``. Other
+    images are turned upright, converted to RGB, shrunk to ``max_side`` and encoded at ``quality``.
+    Transparency is dropped, as in torchvision's ImageFolder; animations give their first frame.
 
     Args:
         data: bytes of an image file.
         max_side: longest side in pixels, or None.
-        quality: of what is encoded anew.
-        check: what is looked at of a JPEG whose bytes are kept: ``"full"`` decodes it (at 1/8 of
-            the size: this reads every coefficient, so it finds what is cut off or damaged);
-            ``"header"`` decodes it only if it does not end as it should.
-        seekable: whether to add restart markers, so that parts can be decoded alone.
-        decoding: channels, and how values of more than 8 bits are mapped.
+        quality: of images encoded again.
+        check: how to check a JPEG whose bytes are kept: ``"full"`` decodes it (at 1/8 of the size,
+            which reads every coefficient, so it detects truncation and damage); ``"header"``
+            decodes it only if its end is not as expected.
+        seekable: whether to add restart markers, so that parts can be decoded separately.
+        decoding: channels, and the mapping of values of more than 8 bits.
 
     Raises:
-        DamagedItem: it gives no image; whatever it contains, nothing else is raised.
+        DamagedItem: it is not a usable image; no other exception is raised.
     """
     try:
         with warnings.catch_warnings():
-            # Pillow warns of broken metadata beside a good image, and of large images.
+            # Pillow warns about broken metadata of good images, and about large images
             warnings.simplefilter("ignore")
             if decoding.channels not in _OF_JPEGS:
                 return _prepare_bands(data, max_side, decoding)
             found = _keep(data, max_side, check) or _prepare(data, max_side, quality, decoding)
             return _mark(found) if seekable else found
-    except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
+    except Exception as error:  # Pillow's plugins raise almost any kind on damaged bytes
         raise DamagedItem(_reason(error)) from error
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of what an error says, with its kind where that alone tells more."""
+    """Return the first line of an error's message, with its type if needed."""
     text = str(error).split("\n", 1)[0][:_LONGEST_REASON]
     if isinstance(error, _THAT_SAY_ALL) and text:
         return text
@@ -110,7 +109,7 @@ def _reason(error: Exception) -> str:
 
 
 def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | None:
-    """Check a JPEG that can stay as it is; None: it cannot, or is of a kind left to Pillow."""
+    """Check a JPEG that can be kept unchanged; None: it cannot, or must be decoded by Pillow."""
     try:
         header = jpeg.read_header(memoryview(data))
     except jpeg.UnusualJpeg:
@@ -200,7 +199,7 @@ def _encode(
 
 
 def _is_flat(levels: np.ndarray) -> bool:
-    """Tell whether nearly all of an image lies within a few of 256 levels."""
+    """Return whether nearly all of an image lies within a few of 256 levels."""
     low, high = np.percentile(levels, _MIDDLE)
     return bool(high - low < _FEW_LEVELS)
 
@@ -213,17 +212,17 @@ def _mark(image: PreparedImage) -> PreparedImage:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 (upright) when there is none or it makes no sense."""
+    """Return the EXIF orientation; 1 (upright) if it is missing or invalid."""
     try:
         value = image.getexif().get(_ORIENTATION_TAG, _UPRIGHT)
-    except Exception:  # broken metadata beside a good image
+    except Exception:  # broken metadata of a good image
         return _UPRIGHT
     return int(value) if value in _TURNED else _UPRIGHT
 
 
 def _upright(image: Image.Image) -> tuple[Image.Image, int]:
-    """Return an image turned upright, and the orientation that it had."""
-    # loading turns a TIFF, which then says that it is upright
+    """Return an image turned upright, and its original orientation."""
+    # loading rotates a TIFF, which then reports that it is upright
     turned = _orientation(image) if image.format == "TIFF" else _UPRIGHT
     image.load()
     orientation = _orientation(image)

@@ -1,10 +1,10 @@
-"""Mean and standard deviation of what a conversion writes, counted block by block."""
+"""Mean and standard deviation of the written data, accumulated block by block."""
 
 import numpy as np
 
 
 class Moments:
-    """Mean and standard deviation of every column of many rows of numbers.
+    """Mean and standard deviation per column of many rows of numbers.
 
     Args:
         num_columns: numbers in a row.
@@ -16,24 +16,24 @@ class Moments:
         self._squares = np.zeros(num_columns)
 
     def add(self, rows: np.ndarray) -> None:
-        """Count rows, (n, columns)."""
+        """Add rows, (n, columns)."""
         deep = rows.astype(np.float64)
         self._count += len(deep)
         self._sum += deep.sum(axis=0)
         self._squares += np.square(deep).sum(axis=0)
 
     def sums(self) -> list[list[float]]:
-        """Return what ``add_sums`` takes: the rows of a data set may be counted in parts."""
+        """Return sums for ``add_sums``: a data set's rows may be counted in parts."""
         return [[self._count], self._sum.tolist(), self._squares.tolist()]
 
     def add_sums(self, sums: list[list[float]]) -> None:
-        """Count the rows that others have counted."""
+        """Add rows counted elsewhere."""
         self._count += int(sums[0][0])
         self._sum += sums[1]
         self._squares += sums[2]
 
     def describe(self) -> dict[str, list[float]]:
-        """Return ``mean`` and ``std``; a column that never changes has the std 1."""
+        """Return ``mean`` and ``std``; constant columns have the std 1."""
         mean = self._sum / max(self._count, 1)
         std = np.sqrt(np.maximum(self._squares / max(self._count, 1) - np.square(mean), 0.0))
         std = np.where(std > 1e-6, std, 1.0)

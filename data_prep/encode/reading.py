@@ -1,6 +1,6 @@
-"""One item of a source → its bytes, or a ``DamagedItem`` that says why it has none.
+"""Reading an item of a source: its bytes, or a ``DamagedItem`` with the reason.
 
-Of images that were turned upright EXIF's orientation holds for the annotations as well.
+For images that were turned upright, EXIF's orientation also applies to the annotations.
 """
 
 import errno
@@ -15,7 +15,7 @@ from data_prep.sources.source import Item, Source, compact
 from pospre.errors import UserError
 from pospre.untrusted_json import parse_object
 
-# What keeps one file from being read, not its neighbours: links astray, forbidden, a long path.
+# errors of one file, not of its neighbours: broken links, forbidden, a long path
 _ONE_FILES_ERRORS = (
     errno.EACCES,
     errno.EPERM,
@@ -39,9 +39,9 @@ def read_item(source: Source, item: Item) -> bytes:
     """Return the encoded image or clip of an item.
 
     Raises:
-        DamagedItem: there is none that can be used.
-        UserError: the disk or the network fails, or a file that was listed is gone; to leave such
-            items out would lose good ones.
+        DamagedItem: it has no usable content.
+        UserError: the disk or the network fails, or a listed file has vanished; leaving such items
+            out would lose good ones.
     """
     data = _read(source.read, source, item)
     if not data:
@@ -50,12 +50,12 @@ def read_item(source: Source, item: Item) -> bytes:
 
 
 def read_annotation(source: Source, item: Item, image: PreparedImage | None = None) -> bytes:
-    """Return what the source tells about an item beside its label; empty where it tells nothing.
+    """Return an item's annotation; empty if it has none.
 
-    What it tells is turned as the image was: a JSON object tells how, and its coordinates stay.
+    It is turned like the image. A JSON object gets the orientation, and its coordinates are kept.
 
     Raises:
-        DamagedItem: what it tells cannot be used.
+        DamagedItem: the annotation cannot be used.
         UserError: the disk or the network fails.
     """
 
@@ -71,9 +71,9 @@ def read_annotation(source: Source, item: Item, image: PreparedImage | None = No
 
 
 def orient_mask(data: bytes, image: PreparedImage) -> bytes:
-    """Return a PNG mask turned as its image was: the same values and palette, elsewhere.
+    """Return a PNG mask turned like its image, with the same values and palette.
 
-    A mask that already has the shape of the upright image was drawn on that, and stays.
+    A mask that already has the upright image's shape was drawn on it, and is kept.
 
     Raises:
         DamagedItem: it cannot be decoded.
@@ -100,16 +100,16 @@ def _read(function: Callable[[Item], bytes | None], source: Source, item: Item) 
     except OSError as error:
         if error.errno == errno.ENOENT and item.stamp:
             raise UserError(
-                f"{source.root / item.name} was there when {source.root} was listed, and is gone: "
+                f"{source.root / item.name} existed when {source.root} was listed, but is gone: "
                 f"{error.strerror}. Check the disk or the network share, then run the same command "
                 "again."
             ) from error
         if error.errno in _ONE_FILES_ERRORS:
             raise DamagedItem(error.strerror or str(error)) from error
         raise UserError(
-            f"{source.root / item.name} cannot be read: {error.strerror or error}. This is no "
-            "matter of the file: check the disk or the network share, then run the same command "
-            "again. Nothing was written."
+            f"{source.root / item.name} cannot be read: {error.strerror or error}. The file is not "
+            "the cause: check the disk or the network share, then run the same command again. "
+            "Nothing was written."
         ) from error
     except MemoryError as error:
         raise DamagedItem("the file is larger than the memory") from error

@@ -1,17 +1,16 @@
-"""JPEGs of which any part can be decoded alone: with restart markers that divide every row.
+"""Adding restart markers to JPEGs, so that any part can be decoded separately.
 
-Undoing the entropy coding is most of a JPEG's cost, and each block's brightness is stored as the
-difference from the block before. At a restart marker the differences start from 0 anew, so decoding
-can begin there, and what lies between two markers can be left out, as the loader does. The
-markers come at equal distances, which divide the rows of MCUs (of 8 to 32 pixels) evenly. Adding
-them moves bits and codes the first differences behind each again; no coefficient changes, so no
-pixel does.
+Entropy decoding is most of a JPEG's cost, and each block's brightness is stored as the difference
+from the previous block. At a restart marker differences start from 0, so decoding can begin there,
+and the data between two markers can be skipped, as the loader does. Markers have equal distances
+that divide the rows of MCUs (of 8 to 32 pixels) evenly. Adding them moves bits, and re-encodes the
+first differences after each; no coefficient changes, so no pixel does.
 
 libjpeg-turbo 3.1 does the same (``tj3Transform``) in the same time with 5 % more bytes, or in twice
-the time with as many; but no package that pip installs offers it, and distributions have 2.1.
+the time with as many; but no pip package offers it, and distributions have 2.1.
 
-What is not understood is returned as it is: progressive and odd files, and damaged ones, which are
-the checks' business, not ours.
+Unsupported files are returned unchanged: progressive and unusual ones, and damaged ones, which
+other checks detect.
 """
 
 import math
@@ -28,18 +27,18 @@ from data_prep.encode import entropy_coding
 _BASELINE, _TABLES, _END, _SCAN, _INTERVAL = 0xC0, 0xC4, 0xD9, 0xDA, 0xDD
 _FRAMES = {*range(0xC0, 0xD0)} - {_TABLES, 0xC8, 0xCC}
 _MARKER = re.compile(rb"\xff([\xd0-\xd7])")
-_END_OF_SCAN = re.compile(rb"\xff(?![\0\xd0-\xd7])\xff*(.)", re.DOTALL)  # fillers may lie before
+_END_OF_SCAN = re.compile(rb"\xff(?![\0\xd0-\xd7])\xff*(.)", re.DOTALL)  # may follow fill bytes
 _FULL_SPECTRUM = b"\x00\x3f\x00"
-_MCUS = 4  # about so many between two markers
-_MAX_BLOCKS = 10  # of an MCU
+_MCUS = 4  # approximate number between two markers
+_MAX_BLOCKS = 10  # in an MCU
 
 
 class _Odd(Exception):
-    """Not a JPEG that is understood here."""
+    """Not a supported JPEG."""
 
 
 class _Layout(NamedTuple):
-    """Where the parts of a JPEG are, and what its scan is made of."""
+    """The parts of a JPEG, and the structure of its scan."""
 
     scan_header: int
     scan: int
@@ -55,22 +54,22 @@ class _Layout(NamedTuple):
 def add_restart_markers(jpeg: bytes) -> bytes:
     """Return the same image with restart markers that divide every row of MCUs.
 
-    Baseline JPEGs of one scan get them; all others, and damaged ones, are returned unchanged. The
-    pixels are the same to the bit.
+    Only baseline JPEGs with one scan are changed; others, including damaged ones, are returned
+    unchanged. The pixels are bit-equal.
     """
     try:
         layout = _read_layout(jpeg)
         if layout.interval == mcus_between_markers(layout.per_row):
             return jpeg
         return _with_markers(jpeg, layout)
-    except (_Odd, struct.error, LookupError):  # the last two: of headers cut short
+    except (_Odd, struct.error, LookupError):  # the last two for truncated headers
         return jpeg
 
 
 def mcus_between_markers(per_row: int) -> int:
-    """Return how many MCUs go between markers: of the numbers that divide a row, that nearest to 4.
+    """Return the number of MCUs between markers: the divisor of a row nearest to 4.
 
-    With fewer, a little more could be left out, but each marker takes about five bytes.
+    Fewer would allow skipping slightly more, but each marker takes about five bytes.
     """
     divisors = (count for count in range(1, per_row + 1) if per_row % count == 0)
     return min(divisors, key=lambda count: abs(math.log(count / _MCUS)))
@@ -117,7 +116,7 @@ def _write_parts(stored: bytes, ends: list[int]) -> Iterator[bytes]:
 
 
 def _read_scan(jpeg: bytes, layout: _Layout, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scan without stuffing and markers as ``recode`` takes it, and its parts' ends."""
+    """Return the scan without stuffing and markers, for ``recode``, and its parts' ends."""
     found = _MARKER.split(jpeg[layout.scan : layout.end])
     numbers = [found[at][0] & 7 for at in range(1, len(found), 2)]
     if numbers != [number & 7 for number in range(num_parts - 1)]:
@@ -138,7 +137,7 @@ def _read_layout(jpeg: bytes) -> _Layout:
     tables: dict[int, bytes] = {}
     while at + 4 <= len(jpeg) and jpeg[at] == 0xFF:
         marker = jpeg[at + 1]
-        if marker == 0xFF:  # a filler
+        if marker == 0xFF:  # a fill byte
             at += 1
             continue
         segment = jpeg[at + 4 : at + 2 + int.from_bytes(jpeg[at + 2 : at + 4])]
@@ -187,7 +186,7 @@ def _lay_out(
         raise _Odd
     if len(frame) != 6 + 3 * count or len(header) != 4 + 2 * count:
         raise _Odd
-    if count == 1:  # alone in its scan: an MCU is one block, whatever the factors say
+    if count == 1:  # a single component: an MCU is one block, whatever the factors are
         across = down = [1]
     blocks = [n for n in range(count) for _ in range(across[n] * down[n])]
     if len(blocks) > _MAX_BLOCKS:
@@ -223,16 +222,16 @@ def _list_codes(table: bytes) -> list[tuple[int, int, int]]:
 
 @lru_cache(256)
 def _widen(table: bytes) -> bytes:
-    """Return a DC table with codes for the categories that it lacks, behind the longest code.
+    """Return a DC table with codes for missing categories, after the longest code.
 
-    Tables made for one image lack what its differences do not need; those from 0 may need it. All
-    other codes stay as they are. Where not all fit, the last are left out.
+    Tables optimised for one image only have codes for its differences; those from 0 may need
+    others. Existing codes are kept. If not all fit, the last are left out.
     """
     code, length, _ = _list_codes(table)[-1]
     counts, symbols = bytearray(table[:16]), bytearray(table[16:])
     for symbol in sorted({*range(entropy_coding.NUM_CATEGORIES)} - {*symbols}):
         code, length = (code + 1) << 1, length + 1
-        if length > 16 or code + 1 >= 1 << length:  # no code is all ones
+        if length > 16 or code + 1 >= 1 << length:  # no code may be all ones
             break
         counts[length - 1] += 1
         symbols.append(symbol)

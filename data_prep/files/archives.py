@@ -1,4 +1,4 @@
-"""What a tar or zip holds, and where: the index that reading in place needs, built once."""
+"""The index of a tar or zip, built once, for reading its files in place."""
 
 import os
 import tarfile
@@ -24,10 +24,10 @@ class Entry:
     """A file in a folder or an archive.
 
     Attributes:
-        name: with forward slashes, relative to what holds it.
+        name: with forward slashes, relative to the folder or archive.
         size: bytes.
-        stamp: changes when the content does, as far as is known without reading it.
-        location: where the bytes are.
+        stamp: changes with the content, as far as known without reading it.
+        location: of the bytes.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Entry:
 
 
 Advance = Callable[[int], object]
-"""Takes a number of bytes that have been looked through."""
+"""Called with the number of bytes scanned."""
 
 
 @contextmanager
 def index_progress(paths: list[Path]) -> Iterator[Advance]:
-    """Show a progress bar over the bytes of archives whose index is built inside."""
+    """Show a progress bar over the bytes of archives that are indexed inside."""
     total = sum(path.stat().st_size for path in paths)
     with tqdm(total=total, unit="B", unit_scale=True, desc="index", disable=None) as bar:
         yield bar.update
@@ -51,18 +51,18 @@ def index_progress(paths: list[Path]) -> Iterator[Advance]:
 def tar_entries(
     path: Path, advance: Advance = int, inner: InTar | None = None, limit: int | None = None
 ) -> list[Entry]:
-    """Return the visible files of a tar that is not compressed as a whole.
+    """Return the visible files of a tar that is not compressed.
 
     Args:
         path: the archive.
         advance: called with the number of bytes read so far (``int``: ignores it).
-        inner: where the tar lies inside of that archive, if it does.
-        limit: how many files are enough; the rest is then not looked at.
+        inner: location of the tar within this archive, if it is nested.
+        limit: number of files after which to stop.
 
     Raises:
-        UserError: it is compressed, cut off or no tar.
+        UserError: it is compressed, truncated or not a tar.
     """
-    named = path if inner is None else f"a tar inside of {path}"
+    named = path if inner is None else f"a tar inside {path}"
     start = inner.offset if inner else 0
     end = start + inner.size if inner else path.stat().st_size
     entries: list[Entry] = []
@@ -84,21 +84,21 @@ def tar_entries(
                 mark = archive.offset
         except tarfile.TarError as error:
             raise _damaged(named, str(error)) from error
-        # tarfile takes a cut between two members, or a damaged one, for the end: that is zeros
+        # tarfile takes a cut between two members, or a damaged member, for the end, which is zeros
         block = os.pread(file.fileno(), _BLOCK, mark)
     if mark + _BLOCK > end or any(block):
         last = f"after {entries[-1].name}" if entries else "at its beginning"
-        raise _damaged(named, f"it breaks off {last}")
+        raise _damaged(named, f"it ends {last}")
     return entries
 
 
 def zip_entries(path: Path) -> list[Entry]:
-    """Return the visible files of a zip; raises UserError if it is damaged or no zip."""
+    """Return the visible files of a zip; raise UserError if it is damaged or not a zip."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
     except DAMAGED_ZIP as error:
-        raise UserError(f"{path} is no whole zip ({error}); copy or download it again.") from error
+        raise UserError(f"{path} is not a zip ({error}); copy or download it again.") from error
     return [
         Entry(
             member.filename,
@@ -112,10 +112,10 @@ def zip_entries(path: Path) -> list[Entry]:
 
 
 def unpack(file: BinaryIO, named: Path | str, wanted: Callable[[str], bool]) -> dict[str, bytes]:
-    """Return the wanted files of a tar, compressed or not, by their names without folders.
+    """Return chosen files of a tar, compressed or not, by their names without folders.
 
     Raises:
-        UserError: it is damaged or no tar.
+        UserError: it is damaged or not a tar.
     """
     files = {}
     try:
@@ -131,12 +131,12 @@ def unpack(file: BinaryIO, named: Path | str, wanted: Callable[[str], bool]) -> 
 
 
 def is_visible(name: str) -> bool:
-    """Tell whether a path is neither hidden nor one of the doubles that macOS puts into zips."""
+    """Return whether a path is neither hidden nor a metadata file that macOS puts into zips."""
     return not any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
 
 
 def _visible_file(path: Path, member: tarfile.TarInfo) -> list[Entry]:
-    """Return the entry of a member, none where it is no regular file or hidden."""
+    """Return the entry of a member; empty if it is not a regular file, or hidden."""
     name = member.name.removeprefix("./")
     if not member.isreg() or member.issparse() or not is_visible(name):
         return []
@@ -147,10 +147,10 @@ def _visible_file(path: Path, member: tarfile.TarInfo) -> list[Entry]:
 def _refuse_compressed(path: Path, start: bytes) -> None:
     if start.startswith(_COMPRESSED):
         raise UserError(
-            f"{path} is compressed as a whole, so its files cannot be read in place; unpack it "
-            "(tar -xf) and give the folder."
+            f"{path} is compressed, so its files cannot be read in place; unpack it (tar -xf) and "
+            "give the folder."
         )
 
 
 def _damaged(named: Path | str, what: str) -> UserError:
-    return UserError(f"{named} is damaged or no tar: {what}; copy or download it again.")
+    return UserError(f"{named} is damaged or not a tar: {what}; copy or download it again.")

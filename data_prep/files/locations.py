@@ -1,4 +1,4 @@
-"""Where encoded bytes lie: in a file, or inside a tar or zip, read there without unpacking it."""
+"""Locations of encoded bytes: a file, or a member of a tar or zip that is read in place."""
 
 import errno
 import os
@@ -12,32 +12,32 @@ from typing import BinaryIO, Protocol
 from pospre.data.stores.files import odd_file
 
 _OPEN_ARCHIVES = 64
-# A zip of some kilobytes may unpack to more than any memory holds; no image or list is as large.
+# a small zip may unpack to more than the memory; no image or list is this large
 _MOST_UNPACKED = 1 << 31
-# NotImplementedError: an odd version or compression; RuntimeError: a password is needed.
+# NotImplementedError: an unsupported version or compression; RuntimeError: a password is needed
 DAMAGED_ZIP = (
     zipfile.BadZipFile,
     zlib.error,
     EOFError,
     RuntimeError,
     NotImplementedError,
-    ValueError,  # names that are no text among them
+    ValueError,  # also for names that are not valid text
     OverflowError,
 )
 
 
 class DamagedItem(ValueError):
-    """What is stored for one item cannot be used; its neighbours can."""
+    """The stored content of one item cannot be used; its neighbours may be good."""
 
 
 class Location(Protocol):
-    """Small and picklable; any process may read it."""
+    """Small and picklable; any process can read it."""
 
     def read(self) -> bytes:
         """Return the bytes.
 
         Raises:
-            OSError: they are absent, or the disk or network fails.
+            OSError: it is missing, or the disk or network fails.
             DamagedItem: the archive is damaged here.
         """
 
@@ -46,12 +46,12 @@ def read_regular(path: Path) -> bytes:
     """Return a file's bytes.
 
     Raises:
-        OSError: it is absent, or the disk or network fails.
-        DamagedItem: it is no regular file.
+        OSError: it is missing, or the disk or network fails.
+        DamagedItem: it is not a regular file.
     """
     odd = odd_file(path)
     if odd is not None:
-        raise DamagedItem(f"no regular file, but {odd}")
+        raise DamagedItem(f"not a regular file, but {odd}")
     return path.read_bytes()
 
 
@@ -68,18 +68,18 @@ class InFile:
 
 @dataclass(frozen=True, slots=True)
 class InTar:
-    """A stretch of an archive that is not compressed."""
+    """A range of an uncompressed archive."""
 
     archive: str
     offset: int
     size: int
 
     def read(self) -> bytes:
-        """Return the stretch; the position of the open archive is neither used nor changed."""
-        file = _open_file(self.archive)  # held while it is read: the cache may let go of it
+        """Return the range, without using or changing the position of the open archive."""
+        file = _open_file(self.archive)  # kept while reading: the cache may drop it
         data = os.pread(file.fileno(), self.size, self.offset)
         if len(data) < self.size:
-            raise DamagedItem(f"{self.archive} is cut off before its end")
+            raise DamagedItem(f"{self.archive} is truncated")
         return data
 
 
@@ -93,25 +93,25 @@ class InZip:
     def read(self) -> bytes:
         """Return the member's bytes, checked by its checksum."""
         try:
-            # A ZipFile moves its handle's position, which forked processes would share.
+            # a ZipFile moves its handle's position, which forked processes would share
             archive = _open_zip(self.archive, os.getpid())
-            size = archive.getinfo(self.member).file_size  # it is never unpacked beyond this
+            size = archive.getinfo(self.member).file_size  # never unpacked beyond this
             if size <= _MOST_UNPACKED:
                 return archive.read(self.member)
         except DAMAGED_ZIP as error:
             raise DamagedItem(f"in {self.archive}: {error}") from error
         except OSError as error:
-            if error.errno != errno.EINVAL:  # of a damaged offset, to which there is no seeking
+            if error.errno != errno.EINVAL:  # from seeking to a damaged offset
                 raise
-            raise DamagedItem(f"in {self.archive}: it lies outside") from error
+            raise DamagedItem(f"in {self.archive}: it is outside the file") from error
         raise DamagedItem(
-            f"in {self.archive}: it unpacks to {size} bytes, and at most {_MOST_UNPACKED} are read"
+            f"in {self.archive}: it unpacks to {size} bytes; the limit is {_MOST_UNPACKED}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Nowhere: a list names the file, or a link leads to it, but it is not there."""
+    """A missing file, named by a list or a link."""
 
     def read(self) -> bytes:
         """Raise DamagedItem."""

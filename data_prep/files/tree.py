@@ -1,4 +1,4 @@
-"""A data set's files by name, whether they are unpacked or still in their zips."""
+"""A data set's files by name, unpacked or still in zips."""
 
 import os
 from dataclasses import replace
@@ -20,21 +20,21 @@ _BUNDLES = ("data", "shards")
 
 
 class Tree:
-    """The files of a data set by the names that they have once everything is unpacked.
+    """The files of a data set by their unpacked names.
 
-    ``root`` may be a folder or a zip. Zips that lie directly in a folder count as unpacked there
-    (COCO and others are handed out like that). Where there is nothing but one folder at the top, as
-    in most archives, names start inside of it. Any other file counts as an empty folder.
+    ``root`` may be a folder or a zip. Zips directly in a folder count as unpacked there (as COCO
+    and others are distributed). If there is only one folder at the top, as in most archives, names
+    start inside it. Any other file counts as an empty folder.
     """
 
     def __init__(self, root: Path, *, skip_damaged: bool = False) -> None:
-        """``skip_damaged``: ignore damaged zips in the folder."""
+        """Open the tree; with ``skip_damaged``, ignore damaged zips in the folder."""
         self.root = root
         self._skip_damaged = skip_damaged
         self._folder = _inmost(root) if root.is_dir() else None
 
     def find(self, name: str) -> Entry | None:
-        """Return the file of this name, or None; names that lead out of the tree find nothing."""
+        """Return the file of this name, or None; names may not lead out of the tree."""
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
             return None
@@ -45,11 +45,11 @@ class Tree:
         return self._packed.get(name)
 
     def listed(self, name: str) -> Entry:
-        """Return the file of a name that a list holds, even if there is no such file."""
+        """Return the file of a listed name, even if it does not exist."""
         return self.find(name) or Entry(name, 0, "missing", Missing())
 
     def below(self, prefix: str) -> list[Entry]:
-        """Return all visible files whose names start with a folder's, sorted by name."""
+        """Return all visible files below a folder, sorted by name."""
         found = {
             name: entry for name, entry in self._packed.items() if name.startswith(f"{prefix}/")
         }
@@ -59,7 +59,7 @@ class Tree:
         return [found[name] for name in sorted(found)]
 
     def has(self, folder: str) -> bool:
-        """Tell whether there is a folder of this name."""
+        """Return whether this folder exists."""
         if self._folder is not None and (self._folder / folder).is_dir():
             return True
         return any(name.startswith(f"{folder}/") for name in self._packed)
@@ -74,9 +74,9 @@ class Tree:
         return sorted(found)
 
     def shallow(self, suffix: str) -> list[Path]:
-        """Return the root if its name ends so, or such files in it or in its folders of splits.
+        """Return the root if its name has this suffix, or such files in it or its split folders.
 
-        Folders of other names are not looked into: they may hold millions of images.
+        Other folders are not searched: they may have millions of images.
         """
         if self._folder is None:
             return [self.root] if self.root.suffix == suffix else []
@@ -89,7 +89,7 @@ class Tree:
         """Return the file of this name.
 
         Raises:
-            UserError: it is missing; the message says what it should hold, and what there is.
+            UserError: it is missing; the message says what it should contain, and what exists.
         """
         entry = self.find(name)
         if entry is None:
@@ -102,25 +102,25 @@ class Tree:
         """Return the lines of a text file that are not empty.
 
         Raises:
-            UserError: it is missing, or no text.
+            UserError: it is missing, or not text.
         """
         try:
             text = self.need(name, what).location.read().decode("utf-8")
-        except (OSError, ValueError) as error:  # the disk's; no UTF-8, or a damaged zip
-            raise UserError(f"{self.root}: {name} ({what}) is no text: {error}.") from error
+        except (OSError, ValueError) as error:  # disk errors; not UTF-8, or a damaged zip
+            raise UserError(f"{self.root}: {name} ({what}) is not text: {error}.") from error
         return [line for line in text.splitlines() if line.strip()]
 
     def json(self, name: str, what: str) -> dict[str, Any]:
         """Return the object of a JSON file.
 
         Raises:
-            UserError: it is missing, or no JSON object.
+            UserError: it is missing, or not a JSON object.
         """
         entry = self.need(name, what)
         try:
             content = parse_json(entry.location.read())
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.root}: {name} ({what}) is no JSON: {error}.") from error
+            raise UserError(f"{self.root}: {name} ({what}) is not JSON: {error}.") from error
         if not isinstance(content, dict):
             kind = type(content).__name__
             raise UserError(f"{self.root}: {name} ({what}) must hold an object, not a {kind}.")
@@ -143,31 +143,31 @@ class Tree:
 
 
 def files_below(root: Path, suffix: str) -> dict[str, Path]:
-    """Return a file, or those below a folder that are visible and end so, by name and sorted.
+    """Return a file, or visible files below a folder with this suffix, sorted by name.
 
     Raises:
-        UserError: there is none, or one of them is no file.
+        UserError: there is none, or one of them is not a file.
     """
     if not root.is_dir():
         return {root.name: root}
     paths = {name: root / name for name in sorted(visible_files(root)) if name.endswith(suffix)}
     if not paths:
-        raise UserError(f"{root} holds no {suffix} file.")
+        raise UserError(f"{root} has no {suffix} file.")
     for path in paths.values():
         if not path.is_file():
-            what = odd_file(path) or "a link that leads nowhere"
+            what = odd_file(path) or "a broken link"
             raise UserError(f"{path} is {what}; remove it.")
     return paths
 
 
 def _regular_files(folder: Path, suffix: str) -> list[Path]:
-    """Return the files directly in a folder whose names end so; no FIFOs and the like."""
+    """Return the regular files directly in a folder with this suffix; no FIFOs and the like."""
     paths = (folder / name for name in names_in(folder) if name.endswith(suffix))
     return [path for path in paths if path.is_file()]
 
 
 def _inmost(folder: Path) -> Path:
-    """Step into a folder for as long as it holds nothing but one other."""
+    """Descend into a folder while its only content is another folder."""
     try:
         with os.scandir(folder) as found:
             first = list(islice((entry for entry in found if is_visible(entry.name)), 2))
@@ -179,6 +179,6 @@ def _inmost(folder: Path) -> Path:
 def _file_entry(path: Path, name: str) -> Entry:
     try:
         status = path.stat()
-    except OSError:  # a dangling link: reported as unreadable when its turn comes
+    except OSError:  # a broken link: reported as unreadable later
         return Entry(name, 0, "missing", Missing())
     return Entry(name, status.st_size, str(status.st_mtime_ns), InFile(str(path)))

@@ -1,4 +1,4 @@
-"""What a conversion says about images of more than 8 bits: rows of the summary, the description."""
+"""Report of a conversion about images of more than 8 bits: summary rows and description."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from data_prep.plan.records import Record, Summary, spans_of
 
 
 def deep_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Return what the summary says: which values of deep images became 0 to 255."""
+    """Return the summary rows: which values of deep images became 0 to 255."""
     counts = summary.num_deep
     if not counts:
         return []
@@ -16,17 +16,17 @@ def deep_rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append((f"  {text}", f"{number}, guessed" if guessed else f"{number}"))
     if any(guessed for _, guessed in counts):
         rows.append(
-            ("  guessed", "from each image's largest value; --deep-range LOW,HIGH is one for all")
+            ("  guessed", "from each image's largest value; --deep-range LOW,HIGH sets one for all")
         )
     if summary.num_flat:
         rows.append(
-            ("  one grey", f"nearly, are {summary.num_flat} of them; the description names them")
+            ("  one grey", f"{summary.num_flat} of them are nearly; the description lists them")
         )
     return rows
 
 
 def describe_deep(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the samples of more than 8 bits by range, as spans of numbers, first and last."""
+    """Return the samples of more than 8 bits by range, as spans of indices, inclusive."""
     ranges: dict[str, dict[str, Any]] = {}
     flat: list[int] = []
     first = 0

@@ -1,7 +1,7 @@
-"""A source cut into blocks, each converted by one worker and kept as one shard.
+"""A source divided into blocks, each converted by one worker and stored as one shard.
 
-The cut depends on the source and the settings alone. So the result is the same for any number of
-processes, machines and interruptions.
+The division depends only on the source and the settings, so the result is the same for any number
+of processes, machines and interruptions.
 """
 
 import hashlib
@@ -17,10 +17,10 @@ from pospre.errors import UserError
 
 _BLOCK_BYTES = 1 << 26
 _LEAST_BLOCK_BYTES = 1 << 22
-_ENOUGH_BLOCKS = 64  # for the workers of one machine; small data sets get smaller blocks
-_LEAST_ITEM_BYTES = 1 << 12  # a million tiny files in one block would be lost together
+_ENOUGH_BLOCKS = 64  # for one machine's workers; small data sets get smaller blocks
+_LEAST_ITEM_BYTES = 1 << 12  # limits the number of tiny files in one block
 _UNKNOWN_ITEM_BYTES = 100_000
-_REACH = 8  # a cut may be moved by this part of a block
+_REACH = 8  # a cut may move by this fraction of a block
 
 
 class Block(NamedTuple):
@@ -29,7 +29,7 @@ class Block(NamedTuple):
     number: int
     start: int
     stop: int
-    key: str = ""  # of everything that decides its bytes
+    key: str = ""  # of everything that determines its bytes
 
 
 class Share(NamedTuple):
@@ -39,7 +39,7 @@ class Share(NamedTuple):
     total: int
 
     def of(self, blocks: Sequence[Block]) -> Sequence[Block]:
-        """Return this share's blocks, which follow each other.
+        """Return this share's blocks, which are consecutive.
 
         Raises:
             UserError: there are fewer blocks than shares.
@@ -47,14 +47,15 @@ class Share(NamedTuple):
         if self.total > len(blocks):
             raise UserError(
                 f"--part {self.number}/{self.total}: this source is converted in {len(blocks)} "
-                f"blocks, so it has at most {len(blocks)} parts; --shard-mb makes more of them."
+                f"blocks, so there are at most {len(blocks)} parts; a smaller --shard-mb gives "
+                "more."
             )
         first, last = (len(blocks) * k // self.total for k in (self.number - 1, self.number))
         return blocks[first:last]
 
 
 def parse_share(text: str) -> Share:
-    """Read ``k/n``; raises UserError if it is none, or k is not from 1 to n."""
+    """Parse ``k/n``; raise UserError unless k is from 1 to n."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     share = Share(*map(int, match.groups())) if match else Share(0, 0)
     if not 1 <= share.number <= share.total:
@@ -63,14 +64,14 @@ def parse_share(text: str) -> Share:
 
 
 def cut_blocks(names: Sequence[str], sizes: Sequence[int], shard_mb: float | None) -> list[Block]:
-    """Cut items into blocks of about equal bytes.
+    """Divide items into blocks of about equal bytes.
 
-    The names decide where exactly, so that few blocks change if an item is added or removed.
+    The names determine the exact cuts, so that few blocks change if an item is added or removed.
 
     Args:
         names: of the items.
-        sizes: bytes of every item, 0 where unknown.
-        shard_mb: wanted size of a block; by default 64 MiB, or less for small data sets.
+        sizes: bytes of every item, 0 if unknown.
+        shard_mb: size of a block; default: 64 MiB, or less for small data sets.
     """
     known = np.array(sizes, np.int64)
     costs = np.where(known > 0, np.maximum(known, _LEAST_ITEM_BYTES), _UNKNOWN_ITEM_BYTES)
@@ -91,6 +92,6 @@ def cut_blocks(names: Sequence[str], sizes: Sequence[int], shard_mb: float | Non
 
 
 def _cut(names: Sequence[str], low: int, high: int) -> int:
-    """Return the position, from low to high, whose name's hash is the least."""
+    """Return the position, from low to high, whose name has the smallest hash."""
     positions = range(low, high + 1)
     return min(positions, key=lambda n: hashlib.blake2b(os.fsencode(names[n])).digest())

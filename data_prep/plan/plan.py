@@ -1,6 +1,6 @@
-"""What a conversion is going to do, known before the first sample is read, and whether it is done.
+"""The plan of a conversion, made before the first sample is read, and checks of its completion.
 
-Workers, parts on several machines and runs that follow a killed one all have the same plan.
+Workers, parts on several machines, and runs after a kill all have the same plan.
 """
 
 import hashlib
@@ -13,21 +13,21 @@ from data_prep.plan.blocks import Block, Share
 from data_prep.plan.records import Record, Settings, Summary, spans_of
 from pospre.errors import UserError
 
-VERSION = 5  # of plans and records: what another version has begun is not gone on with
+VERSION = 5  # of plans and records; conversions of other versions are not resumed
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What all parts of a conversion have in common.
+    """Common data of all parts of a conversion.
 
     Attributes:
         made_from: settings and the source's fingerprint.
-        about: what the description repeats of the source, such as its classes.
-        block_keys: of each block that the source is converted in. A block of the same number and
-            key has the same bytes, whatever else has changed in the source.
-        num_items: candidate samples.
-        largest: bytes of a sample that can be stored (FFCV: the size of a page).
-        noun: what the samples are called in messages.
+        about: facts about the source for the description, such as its classes.
+        block_keys: of each block of the source. A block of the same number and key has the same
+            bytes, whatever else has changed in the source.
+        num_items: number of candidate samples.
+        largest: maximal bytes of a sample (FFCV: the size of a page).
+        noun: name of the samples in messages.
         version: of plans and records.
     """
 
@@ -37,16 +37,16 @@ class Plan:
     num_items: int
     largest: int
     noun: str
-    version: int = 1  # the first noted none
+    version: int = 1  # the first version recorded none
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that the source is converted in."""
+        """Number of blocks of the source."""
         return len(self.block_keys)
 
     @property
     def key(self) -> str:
-        """What tells this conversion from all others."""
+        """Hash that identifies this conversion."""
         return hashlib.sha256(self.as_json()).hexdigest()[:16]
 
     @property
@@ -55,26 +55,26 @@ class Plan:
         return str(self.made_from["settings"]["format"])
 
     def owns(self, record: Record) -> bool:
-        """Tell whether a block is one of this conversion's."""
+        """Return whether a block belongs to this conversion."""
         return self.block_keys[record.number : record.number + 1] == [record.key]
 
     def continues(self, before: "Plan") -> bool:
-        """Tell whether this is the same conversion of a source that has changed since."""
+        """Return whether this is the same conversion of a source that has changed since."""
         return (
             self.version == before.version
             and self.made_from["settings"] == before.made_from["settings"]
         )
 
     def as_json(self) -> bytes:
-        """Return the text that ``records.parse`` reads."""
+        """Return the text for ``records.parse``."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Say in which setting, or else in the source, two conversions differ; None: in nothing."""
+    """Describe the setting, or else the source, in which two conversions differ; None: equal."""
     usual = {field.name: field.default for field in fields(Settings)}
     for key, value in now["settings"].items():
-        old = before["settings"].get(key, usual[key])  # a setting that is younger
+        old = before["settings"].get(key, usual[key])  # a newer setting
         if old != value:
             return f"made with {key}={old} instead of {value}"
     if before["source"] != now["source"]:
@@ -83,22 +83,22 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def check_own(found: Mapping[int, Record], plan: Plan, where: str) -> None:
-    """Refuse blocks of another conversion; raises UserError if there are some."""
+    """Raise UserError if there are blocks of another conversion."""
     foreign = [number for number, record in found.items() if not plan.owns(record)]
     if foreign:
         raise UserError(
-            f"{where} holds blocks of another conversion (blocks {ranges(foreign)}); remove these "
+            f"{where} has blocks of another conversion (blocks {ranges(foreign)}); remove these "
             "parts, or write them again from the same images with the same settings."
         )
 
 
 def check_complete(found: Mapping[int, Record], plan: Plan, where: str) -> None:
-    """Refuse to go on without all blocks; raises UserError if some are missing or foreign."""
+    """Raise UserError if blocks are missing or foreign."""
     check_own(found, plan, where)
     missing = set(range(plan.num_blocks)) - set(found)
     if not missing:
         return
-    # parts are counted as those were that are there
+    # parts are numbered like the existing ones
     total = max((record.num_shares for record in found.values()), default=1)
     blocks = [Block(number, 0, 0) for number in range(plan.num_blocks)]
     parts = [
@@ -113,7 +113,7 @@ def check_complete(found: Mapping[int, Record], plan: Plan, where: str) -> None:
 
 
 def check_samples(records: Sequence[Record], plan: Plan, source: object) -> None:
-    """Refuse to make an empty data set; raises UserError if there is no sample in it."""
+    """Raise UserError if there is no sample."""
     if any(record.labels for record in records):
         return
     first = Summary(records).skipped[0]
@@ -124,6 +124,6 @@ def check_samples(records: Sequence[Record], plan: Plan, source: object) -> None
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Write numbers, counted from 1, shortly: ``1-3, 7``."""
+    """Write numbers, counted from 1, in short form: ``1-3, 7``."""
     spans = spans_of(number + 1 for number in sorted(numbers))
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -1,4 +1,4 @@
-"""The settings of a conversion, and the record of what became of each block."""
+"""The settings of a conversion, and the record of each converted block."""
 
 import json
 from collections import Counter
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything beside the source that decides the bytes of the result."""
+    """Everything besides the source that determines the bytes of the result."""
 
     format: str
     max_side: int | None = None
@@ -28,30 +28,30 @@ class Settings:
     check: str = "full"
     shard_mb: float | None = None
     seekable: bool = False
-    keywords: str | None = None  # by commas
+    keywords: str | None = None  # comma-separated
     channels: int = 3
     deep_range: str = "auto"
 
     @property
     def decoding(self) -> Decoding:
-        """What is made of every image."""
+        """How images are decoded."""
         return Decoding(self.channels, parse_range(self.deep_range, "--deep-range"))
 
 
 @dataclass
 class Record:
-    """What became of a block: the file that holds its samples, and what they are.
+    """A converted block: its files and samples.
 
     Attributes:
         number: of the block.
-        key: of everything that decides the block's bytes.
-        num_shares: that the conversion was divided into when the block was converted.
+        key: of everything that determines the block's bytes.
+        num_shares: number of shares of the conversion when the block was converted.
         files: name, bytes and SHA-256 of each file.
         shards: their entries of ``index.json``, for MDS.
-        num_visible: images whose bytes were kept.
-        num_marked: images whose pixels were kept, but restart markers were added to the bytes; all
-            others were encoded anew.
-        skipped: path and reason of what cannot be read.
+        num_visible: number of images whose bytes were kept.
+        num_marked: number of images whose pixels were kept, with restart markers added; all others
+            were encoded again.
+        skipped: path and reason of unreadable files.
         labels: of every sample written.
         num_bytes: of the image (or features) of every sample.
         crc32c: the ``checksum`` of these bytes and the label, of every sample.
@@ -59,8 +59,8 @@ class Record:
         sides: width and height of every image; empty for clips.
         seconds: length of every clip; empty for images.
         sums: of the features of clips, or the pixels of other than three channels: see ``Moments``.
-        deep: of images of more than 8 bits: which sample of the block, the values that became 0 to
-            255, whether these are a guess, and whether the image is nearly one grey now.
+        deep: for images of more than 8 bits: index of the sample in the block, the values that
+            became 0 to 255, whether they are a guess, and whether the image is now nearly one grey.
     """
 
     number: int
@@ -85,12 +85,12 @@ class Record:
             raise ValueError("as many labels as samples and checksums")
 
     def as_json(self) -> bytes:
-        """Return what ``parse`` reads."""
+        """Return the text for ``parse``."""
         return json.dumps(vars(self), separators=(",", ":")).encode()
 
 
 def parse(kind: type[T], text: bytes, where: str) -> T:
-    """Read a record, or a plan, that another run has left at ``where``.
+    """Parse a record or a plan of another run from ``where``.
 
     Raises:
         UserError: it is damaged.
@@ -102,7 +102,7 @@ def parse(kind: type[T], text: bytes, where: str) -> T:
 
 
 def spans_of(numbers: Iterable[int]) -> list[list[int]]:
-    """Return the first and the last of numbers that follow each other, in their order."""
+    """Return the first and last number of each run of consecutive numbers, in order."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and spans[-1][1] == number - 1:
@@ -114,13 +114,13 @@ def spans_of(numbers: Iterable[int]) -> list[list[int]]:
 
 @dataclass
 class Summary:
-    """What a whole conversion, or a part of one, met.
+    """The results of a conversion, or of a part of one.
 
     Attributes:
         records: of its blocks, in order.
-        about: what the description repeats of the source.
-        num_reused: how many of them an earlier run had finished.
-        seconds: that this run took.
+        about: facts about the source for the description.
+        num_reused: number of blocks that an earlier run had finished.
+        seconds: duration of this run.
     """
 
     records: Sequence[Record]
@@ -140,32 +140,32 @@ class Summary:
 
     @property
     def num_visible(self) -> int:
-        """Images whose own bytes were kept."""
+        """Number of images whose bytes were kept."""
         return sum(record.num_visible for record in self.records)
 
     @property
     def num_marked(self) -> int:
-        """Images whose pixels were kept, but not their bytes."""
+        """Number of images whose pixels were kept, but not their bytes."""
         return sum(record.num_marked for record in self.records)
 
     @property
     def num_encoded(self) -> int:
-        """Images encoded anew."""
+        """Number of images encoded again."""
         return self.num_samples - self.num_visible - self.num_marked
 
     @property
     def skipped(self) -> list[dict[str, str]]:
-        """Path and reason of everything that cannot be read."""
+        """Path and reason of every unreadable file."""
         return [item for record in self.records for item in record.skipped]
 
     @property
     def num_deep(self) -> Counter[tuple[str, bool]]:
-        """Images of more than 8 bits by the values that became 0 to 255, and whether guessed."""
+        """Number of images of more than 8 bits by mapped values, and whether these were guessed."""
         return Counter((r, guessed) for record in self.records for _, r, guessed, _ in record.deep)
 
     @property
     def num_flat(self) -> int:
-        """Those of them that are nearly one grey now."""
+        """Number of these that are now nearly one grey."""
         return sum(is_flat for record in self.records for *_, is_flat in record.deep)
 
     @property

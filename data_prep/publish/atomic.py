@@ -1,4 +1,4 @@
-"""All or nothing: write into a partial folder beside the destination, rename when complete."""
+"""Atomic writing: into a partial folder beside the destination, renamed when complete."""
 
 import shutil
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ def writing(destination: object) -> Iterator[None]:
 
 @contextmanager
 def partial_folder(destination: Path) -> Iterator[Path]:
-    """Give a fresh folder ``<destination>.partial-new`` and remove it at the end, in any case.
+    """Yield a new folder ``<destination>.partial-new`` and remove it at the end, in any case.
 
-    What a killed run left behind for the same destination is removed first.
+    Remains of a killed run for the same destination are removed first.
 
     Raises:
         UserError: nothing can be written there, or another process is writing it.
@@ -43,14 +43,14 @@ def partial_folder(destination: Path) -> Iterator[Path]:
 
 
 def replace_folder(complete: Path, destination: Path) -> None:
-    """Put a complete folder in the destination's place; an old one is moved aside, then removed.
+    """Move a complete folder to the destination; an old one is moved aside, then removed.
 
-    If that fails the old one is put back. No other process may write the destination meanwhile.
+    If that fails, the old one is put back. No other process may write the destination meanwhile.
     """
     for path in (*complete.rglob("*"), complete):
         sync(path)
     old = destination.with_name(f"{destination.name}.partial-old")
-    shutil.rmtree(old, ignore_errors=True)  # left by a run that was killed
+    shutil.rmtree(old, ignore_errors=True)  # from a killed run
     was_there = destination.exists()
     if was_there:
         destination.rename(old)
@@ -65,9 +65,9 @@ def replace_folder(complete: Path, destination: Path) -> None:
 
 
 def replace_pair(first: tuple[Path, Path], second: tuple[Path, Path]) -> None:
-    """Rename two files (from, to) that belong together, after their content reached the disk.
+    """Rename two files (from, to) that belong together, after flushing them to disk.
 
-    The old second file is removed first, so that a kill in between leaves no pair of old and new.
+    The old second file is removed first, so that a kill in between leaves no mixed pair.
     """
     for source, _ in (first, second):
         sync(source)

@@ -1,10 +1,9 @@
-"""A .beton file in FFCV's format, made of the shards of all blocks.
+"""A .beton file in FFCV's format, made from the shards of all blocks.
 
-Stock FFCV encodes in worker processes: when one of them fails (an image that cannot be read, a full
-disk) the parent waits for ever and leaves a file without metadata, and the order of the pages
-depends on which worker is faster. And its RGBImageField always encodes anew. Here the file is laid
-out from the sizes of the prepared images as FFCV's allocator would do it with one worker, by means
-of FFCV's own types.
+Stock FFCV encodes in worker processes. If one fails (an unreadable image, a full disk), the parent
+waits forever and leaves a file without metadata. The order of pages depends on which worker is
+faster, and RGBImageField always encodes again. Here the file is laid out from the sizes of the
+prepared images, as FFCV's allocator would with one worker, using FFCV's own types.
 """
 
 import hashlib
@@ -43,7 +42,7 @@ _JPEG_EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif")
 def write_beton(
     target: Path, folder: Path, records: Sequence[Record], page_size: int, *, annotated: bool
 ) -> tuple[int, str]:
-    """Put the shards' samples together; return the bytes and the SHA-256 of the file.
+    """Join the shards' samples; return the bytes and the SHA-256 of the file.
 
     The order of the sections is FFCV's: header, fields, metadata, pages, table of allocations.
 
@@ -116,10 +115,10 @@ def _describe_fields(fields: dict[str, Any]) -> np.ndarray:
 
 
 def _lay_out(sizes: np.ndarray, page_size: int) -> tuple[np.ndarray, int]:
-    """Fill pages in order; a sample never crosses into the next.
+    """Fill pages in order; a sample never crosses into the next page.
 
     Returns:
-        where each sample begins, and the number of pages.
+        The start of each sample, and the number of pages.
     """
     ends = np.cumsum(sizes)
     offsets = ends - sizes
@@ -153,7 +152,7 @@ def _fill(
 
 
 def _table(pointers: np.ndarray, images: np.ndarray, extra: np.ndarray) -> np.ndarray:
-    """Return one entry for every image and every annotation that is there, in their order."""
+    """Return one entry for every image and every existing annotation, in order."""
     table = np.zeros((len(images), 2), ALLOC_TABLE_TYPE)
     table["sample_id"] = np.arange(len(images))[:, None]
     table["ptr"] = np.stack([pointers, pointers + images], axis=1)
@@ -162,11 +161,11 @@ def _table(pointers: np.ndarray, images: np.ndarray, extra: np.ndarray) -> np.nd
 
 
 def page_size_for(items: Sequence[Item]) -> int:
-    """Return the size of a page: a power of two that holds the largest image, encoded anew.
+    """Return the size of a page: a power of two that fits the largest image, encoded again.
 
     A JPEG at most doubles when it is turned or shrunk. WebP, AVIF or PNG may grow many times, so
-    these get the stock page at least and eight times their size as long as a page stays small;
-    what then still does not fit is left out by name.
+    for these a page has at least the stock size, and eight times their size as long as it stays
+    small. Images that still do not fit are left out by name.
     """
     is_jpeg = [item.name.lower().endswith(_JPEG_EXTENSIONS) and item.size > 0 for item in items]
     others = [item.size for item, jpeg in zip(items, is_jpeg, strict=True) if not jpeg]

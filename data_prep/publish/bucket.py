@@ -1,12 +1,12 @@
-"""MDS shards straight into a bucket.
+"""MDS shards written directly to a bucket.
 
-Every block's shard goes up as soon as it is finished and is then removed here; its record follows
-in the folder ``.pospre`` of the same address. When all blocks are there, our description goes up
-and, last of all, ``index.json``: before that no reader sees a data set.
+Each block's shard is uploaded when finished, and then removed here; its record follows in the
+folder ``.pospre`` of the same address. When all blocks are there, our description is uploaded and,
+last, ``index.json``: before that, readers see no data set.
 
-A block's key is in the names of its shard and record, so nothing else is written to these names: a
-data set that is replaced stays whole and readable until the new ``index.json`` is up, and is only
-then removed.
+A block's key is part of the names of its shard and record, so nothing else is written to these
+names. A data set that is replaced stays complete and readable until the new ``index.json`` is
+uploaded, and is only removed afterwards.
 """
 
 import os
@@ -34,7 +34,7 @@ from pospre.untrusted_json import parse_object
 
 _WORK = ".pospre"
 _SCRATCH = "pospre-convert-"
-_TRIES = 10  # boto waits longer from try to try: over a minute in all
+_TRIES = 10  # boto waits longer each time: over a minute in total
 _THREADS = 16
 _UNFINISHED = re.compile(r"shard\.[0-9a-f]{16}\.\d{5}(\.\d{5})?\.mds")
 
@@ -69,7 +69,7 @@ class BucketFiles:
             bucket.put(name, content)
 
     def put_new(self, name: str, content: bytes) -> bool:
-        """Write a small object unless it is there; tell whether it was written."""
+        """Write a small object unless it exists; return whether it was written."""
         with self.open() as bucket:
             return bucket.put_if(name, content, IfNoneMatch="*") is not None
 
@@ -79,9 +79,9 @@ class BucketFiles:
             bucket.remove(names)
 
     def upload(self, file: Path, name: str) -> None:
-        """Write a large object, in several pieces at once, and remove the file.
+        """Write a large object, with parallel parts, and remove the file.
 
-        That all have arrived in full is looked at before the index goes up.
+        Complete arrival is checked before the index is uploaded.
         """
         config = TransferConfig(max_concurrency=4)
         with self.open() as bucket:
@@ -109,22 +109,22 @@ class BucketShards(Destination):
         return f"{key}.{number:05d}.json"
 
     def check_free(self) -> None:
-        """Refuse an address that holds anything beside a data set and what may belong to one."""
+        """Refuse an address with anything besides a data set and its parts."""
         there = self.data.sizes()
         ours = {INDEX_NAME, SIDECAR_NAME, *(listed_shards(self.data, there) or ())}
         for name in there:
             if name not in ours and not _UNFINISHED.fullmatch(name):
-                raise UserError(f"{self} holds other things ({name}); choose an empty prefix.")
+                raise UserError(f"{self} has other objects ({name}); choose an empty prefix.")
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Give a fresh folder in the system's place for temporary files."""
+        """Yield a new folder among the system's temporary files."""
         _remove_stale()
         with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-") as folder:
             yield Path(folder)
 
     def keep(self, folder: Path, record: Record) -> None:
-        """Upload the shards of a block; then its record."""
+        """Upload the shards of a block, then its record."""
         files, record.files = record.files, []
         for shard, (name, size, digest) in zip(record.shards, files, strict=True):
             fresh = f"shard.{record.key}.{name.removeprefix('shard.')}"
@@ -134,7 +134,7 @@ class BucketShards(Destination):
         self.record_files.put(self.record_name(record.number, record.key), record.as_json())
 
     def discard(self) -> None:
-        """Remove the shards that no index lists, and the records; the plan goes last."""
+        """Remove shards without an index, and the records; the plan is removed last."""
         names = self.work.sizes()
         if not names:
             return
@@ -149,30 +149,29 @@ class BucketShards(Destination):
     def alone(self, name: str) -> AbstractContextManager[None]:
         """Buckets have no locks.
 
-        Two runs of one conversion write the same bytes under the same names; what another has done
-        meanwhile is looked at before the index goes up.
+        Two runs of one conversion write the same bytes under the same names; other runs' changes
+        are checked before the index is uploaded.
         """
         return nullcontext()
 
     def description(self) -> Description | None:
-        """Return the description that the index belongs to: it goes up last."""
+        """Return the description that matches the index, which is uploaded last."""
         there = self.files.sizes()
         if INDEX_NAME not in there:
             return None
         if SIDECAR_NAME not in there:
             raise UserError(
-                f"{self.uri} holds a data set that was not made by this command; choose another "
-                "DST."
+                f"{self.uri} has a data set that was not made by this command; choose another DST."
             )
         remedy = "Remove the data set there, or choose another DST."
         (text,) = self.files.read([SIDECAR_NAME])
         content = parse_description(text, self.files.locate(SIDECAR_NAME), "mds", remedy)
-        # else a run was killed between description and index
+        # otherwise a run was killed between description and index
         is_listed = listed_shards(self.data, there) == set(content.manifest or ())
         return content if is_listed else None
 
     def check_replaceable(self) -> None:
-        """Refuse to replace what was not made by this command; remember what may be replaced."""
+        """Refuse to replace other data; record what may be replaced."""
         self._replaced = self.description()
 
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
@@ -181,13 +180,13 @@ class BucketShards(Destination):
         new = parse_description(texts[SIDECAR_NAME].encode(), self, "mds", "")
         if self.description() not in (None, self._replaced, new):
             raise UserError(
-                f"{self.uri} holds another data set; choose another DST, or replace it with "
+                f"{self.uri} has another data set; choose another DST, or replace it with "
                 "--overwrite."
             )
         begun = self.plan()
         if begun is None or begun.key != plan.key:
             raise UserError(
-                f"another conversion has taken {self.uri} over; choose another DST for one of them."
+                f"another conversion has taken over {self.uri}; choose another DST for one of them."
             )
         noted = {name: (size, digest) for record in records for name, size, digest in record.files}
         check_sizes(self.files, noted, "Run the same command again.")
@@ -201,12 +200,12 @@ class BucketShards(Destination):
 
 @cache
 def _open(uri: str, endpoint: str | None, pid: int) -> Bucket:
-    """Open an address once in every process: boto takes a tenth of a second for it."""
+    """Open an address once per process: boto takes a tenth of a second for it."""
     return Bucket(uri, patience=_TRIES)
 
 
 def listed_shards(files: BucketFiles, there: dict[str, int]) -> set[str] | None:
-    """Return the shards of the data set that is there; None if its index is damaged."""
+    """Return the shards of the existing data set; None if its index is damaged."""
     if INDEX_NAME not in there:
         return set()
     try:
@@ -217,9 +216,9 @@ def listed_shards(files: BucketFiles, there: dict[str, int]) -> set[str] | None:
 
 
 def _remove_stale() -> None:
-    """Remove what workers that were killed have left on this machine."""
+    """Remove remains of killed workers on this machine."""
     folders = list(Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"))
-    alive = set(map(str, psutil.pids()))  # after the folders: a new one's process is among them
+    alive = set(map(str, psutil.pids()))  # after listing folders, to include new processes
     for folder in folders:
         pid = folder.name.removeprefix(_SCRATCH).split("-")[0]
         if pid.isdigit() and pid not in alive:

@@ -1,4 +1,4 @@
-"""The description beside a converted data set: what is in it, how it was made, its checksums."""
+"""The description of a converted data set: its content, origin and checksums."""
 
 import hashlib
 import json
@@ -25,10 +25,10 @@ REMEDY = "Convert the images again with --overwrite."
 
 
 class Files(Protocol):
-    """The files of a folder, or the objects below an address, without those of sub-folders."""
+    """The files of a folder, or the objects at an address, without sub-folders."""
 
     def locate(self, name: str) -> str:
-        """Return what messages call a file."""
+        """Return a file's name for messages."""
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of every file by name."""
@@ -37,17 +37,17 @@ class Files(Protocol):
         """Return the contents of small files."""
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a small file, at once or not at all."""
+        """Write a small file atomically."""
 
     def put_new(self, name: str, content: bytes) -> bool:
-        """Write a small file unless it is there; tell whether it was written."""
+        """Write a small file unless it exists; return whether it was written."""
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""
 
 
 def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
-    """Return the description of a data set, but for the checksums of its files."""
+    """Return the description of a data set, without the checksums of its files."""
     summary = Summary(records)
     content: dict[str, Any] = {
         **plan.about,
@@ -90,12 +90,12 @@ def describe_shards(plan: Plan, records: Sequence[Record]) -> dict[str, str]:
 
 
 def as_text(content: dict[str, Any]) -> str:
-    """Return a description as readable JSON, the same bytes for the same content."""
+    """Return a description as readable JSON, with the same bytes for the same content."""
     return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
 
 
 def description_path(destination: Path, data_format: str) -> Path:
-    """Return where the description of a data set lies: in the MDS folder, beside the .beton."""
+    """Return the description's path: in the MDS folder, or beside the .beton."""
     if data_format == "mds":
         return destination / SIDECAR_NAME
     return destination.with_name(destination.name + ".json")
@@ -114,14 +114,14 @@ def read_description(destination: Path, data_format: str) -> Description:
 
 
 def data_files(content: Description, name: str) -> dict[str, tuple[int, str]]:
-    """Return bytes and SHA-256 of every data file by name; a ``.beton`` is called ``name``."""
+    """Return bytes and SHA-256 of every data file by name; a ``.beton`` is named ``name``."""
     if content.manifest is not None:
         return dict(sorted(content.manifest.items()))
     return {name: (content.bytes or 0, content.sha256 or "")}
 
 
 def check_sizes(files: Files, noted: Mapping[str, tuple[int, str]], remedy: str) -> None:
-    """Compare the files that are there with the sizes that ``data_files`` returns.
+    """Compare existing files with the sizes from ``data_files``.
 
     Raises:
         UserError: a file is missing or of another size.

@@ -1,8 +1,8 @@
-"""Where a data set goes, and where its finished blocks are kept until all are there.
+"""The destination of a data set, where its finished blocks are kept until all are there.
 
 The plan is written first and removed last, and a block's record follows its files. So a conversion
-may be killed at any moment and goes on from there, and several processes and machines work for one
-destination together.
+may be killed at any time and resumed, and several processes and machines can work for one
+destination.
 """
 
 from abc import ABC, abstractmethod
@@ -25,14 +25,14 @@ REMEDY = (
 
 
 class Destination(ABC):
-    """Where a data set goes; its text is what messages call it. It travels to the workers.
+    """The destination of a data set; its text is its name in messages. It is sent to workers.
 
     Attributes:
-        partial: what messages call the place of the finished blocks.
+        partial: name of the place of finished blocks, for messages.
         data: shards of finished blocks.
         record_files: their records.
         work: the plan.
-        files: among which those of the data set will be.
+        files: the place of the data set's files.
     """
 
     partial: str
@@ -43,17 +43,17 @@ class Destination(ABC):
 
     @abstractmethod
     def description(self) -> Description | None:
-        """Return the description of the complete data set that is there, None where there is none.
+        """Return the description of the complete data set there; None if there is none.
 
         Raises:
             UserError: something else is there.
         """
 
     def is_complete(self, made_from: dict[str, Any]) -> bool:
-        """Tell whether this very conversion is there; False also when nothing is there.
+        """Return whether this exact conversion is there.
 
         Raises:
-            UserError: something else is there, or files of it are missing.
+            UserError: something else is there, or some of its files are missing.
         """
         content = self.description()
         if content is None:
@@ -65,21 +65,21 @@ class Destination(ABC):
         check_sizes(self.files, noted, "Copy it again or convert again with --overwrite.")
         return True
 
-    def check_replaceable(self) -> None:  # noqa: B027 (a file whose name ends in .beton is one)
-        """Refuse to remove what is no data set: the name may be a slip."""
+    def check_replaceable(self) -> None:  # noqa: B027 (any .beton file is a data set)
+        """Refuse to remove anything but a data set: the name may be a typo."""
 
     def check_apart(self, source: Path) -> None:  # noqa: B027 (only disks can overlap)
         """Refuse a destination inside its own source."""
 
     def plan(self) -> Plan | None:
-        """Return the plan that is noted; None: nothing has begun."""
+        """Return the recorded plan; None: not begun."""
         if PLAN_NAME not in self.work.sizes():
             return None
         (text,) = self.work.read([PLAN_NAME])
         return parse(Plan, text, self.work.locate(PLAN_NAME))
 
     def begin(self, plan: Plan) -> None:
-        """Note the plan, or compare it with what an earlier run or another part has noted.
+        """Record the plan, or compare it with that of an earlier run or another part.
 
         Raises:
             UserError: they differ, or something else is there.
@@ -89,13 +89,13 @@ class Destination(ABC):
             self.check_free()
             if self.work.put_new(PLAN_NAME, plan.as_json()):
                 return
-            before = self.plan()  # of another process that began at the same moment
+            before = self.plan()  # of another process that began simultaneously
         if before is None:
-            raise UserError(f"another conversion is at work in {self.partial}; wait for it.")
+            raise UserError(f"another conversion is running in {self.partial}; wait for it.")
         if plan.key != before.key:
             why = difference(before.made_from, plan.made_from) or "made by another version"
             raise UserError(
-                f"{self.partial} holds unfinished work of another conversion ({why}); finish that "
+                f"{self.partial} has unfinished work of another conversion ({why}); finish that "
                 "one, remove it, or choose another DST; data_prep.convert --overwrite, without "
                 "--part, replaces it."
             )
@@ -103,7 +103,7 @@ class Destination(ABC):
     def adopt(self, plan: Plan) -> None:
         """Take over the blocks of an unfinished conversion whose files have not changed since.
 
-        A conversion that shares no block with the plan is left as it is.
+        A conversion that shares no block with the plan is not touched.
         """
         before = self.plan()
         if before is None or before.key == plan.key or not plan.continues(before):
@@ -117,7 +117,7 @@ class Destination(ABC):
             self.work.put(PLAN_NAME, plan.as_json())
 
     def records(self) -> dict[int, Record]:
-        """Return the records of the blocks whose files are there in full, by number."""
+        """Return the records of blocks whose files are complete, by number."""
         plan = self.plan()
         if plan is None:
             return {}
@@ -140,24 +140,24 @@ class Destination(ABC):
 
     @abstractmethod
     def check_free(self) -> None:
-        """Refuse a place that something else has taken."""
+        """Refuse a place that is already in use."""
 
     @abstractmethod
     def scratch(self) -> AbstractContextManager[Path]:
-        """Give a fresh folder for the files of a block."""
+        """Yield a new folder for the files of a block."""
 
     @abstractmethod
     def keep(self, folder: Path, record: Record) -> None:
-        """Take the files of a finished block out of its scratch folder, then note its record."""
+        """Move the files of a finished block out of its scratch folder, then write its record."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Remove what this command has put there."""
+        """Remove everything that this command has written there."""
 
     @abstractmethod
     def alone(self, name: str) -> AbstractContextManager[None]:
-        """Keep other processes from the work called ``name``; ``locks.WHOLE`` is all work."""
+        """Lock the work called ``name`` against other processes; ``locks.WHOLE`` is all work."""
 
     @abstractmethod
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
-        """Make the data set of the finished blocks: all of it is there at once, or nothing."""
+        """Make the data set from the finished blocks, atomically."""

@@ -1,7 +1,7 @@
-"""Data sets on this machine, or on a disk that several share.
+"""Data sets on this machine, or on a disk shared by several.
 
-``DST.partial`` holds the plan, the records of the finished blocks and their files; a file appears
-there at once or not at all.
+``DST.partial`` contains the plan, the records of finished blocks and their files; each file is
+written atomically.
 """
 
 import shutil
@@ -42,7 +42,7 @@ class LocalFiles:
         return str(self.folder / name)
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of every file by name; nothing where there is no folder."""
+        """Return the bytes of every file by name; empty if there is no folder."""
         found = {}
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             with suppress(FileNotFoundError):  # renamed by another process
@@ -55,7 +55,7 @@ class LocalFiles:
         return [(self.folder / name).read_bytes() for name in names]
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a small file, at once or not at all."""
+        """Write a small file atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_open(self.folder / name) as file:
             file.write(content)
@@ -90,7 +90,7 @@ class LocalDestination(Destination):
         return str(self.path)
 
     def description(self) -> Description | None:
-        """Return what lies in the folder or beside the file."""
+        """Return the description in the folder or beside the file."""
         beside = description_path(self.path, self.data_format)
         if beside.exists():
             content = read_description(self.path, self.data_format)
@@ -106,8 +106,8 @@ class LocalDestination(Destination):
             target = path.resolve()
             if target == inside or inside in target.parents or target in inside.parents:
                 raise UserError(
-                    f"DST {self.path}, with {self.folder.name} beside it, and SRC {source} "
-                    "must lie apart."
+                    f"DST {self.path}, with {self.folder.name} beside it, and SRC {source} must "
+                    "not contain each other."
                 )
 
     def record_name(self, number: int, key: str) -> str:
@@ -115,17 +115,17 @@ class LocalDestination(Destination):
         return f"{number:05d}.json"
 
     def check_free(self) -> None:
-        """Refuse a folder without a plan that is not empty: it is not ours."""
+        """Refuse a folder without a plan that is not empty: it belongs to something else."""
         for path in self.folder.iterdir() if self.folder.exists() else ():
-            if not path.name.startswith(f"{PLAN_NAME}."):  # one that was never finished
+            if not path.name.startswith(f"{PLAN_NAME}."):  # an unfinished plan
                 raise UserError(
-                    f"{self.folder} would keep the finished blocks, but holds something else "
+                    f"{self.folder} is needed for finished blocks, but contains something else "
                     f"({path.name}); move it away or choose another DST."
                 )
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Give a fresh folder on the same disk."""
+        """Yield a new folder on the same disk."""
         folder = Path(tempfile.mkdtemp(prefix="block-", dir=self.folder))
         try:
             yield folder
@@ -133,14 +133,14 @@ class LocalDestination(Destination):
             shutil.rmtree(folder, ignore_errors=True)
 
     def keep(self, folder: Path, record: Record) -> None:
-        """Move the files of a block to their place; the record goes last."""
+        """Move the files of a block to their place, the record last."""
         self.data.folder.mkdir(exist_ok=True)
         for name, _, _ in record.files:
             (folder / name).replace(self.data.folder / name)
         self.record_files.put(self.record_name(record.number, record.key), record.as_json())
 
     def discard(self) -> None:
-        """Remove the plan and all that belongs to it; the folder too, unless it holds more."""
+        """Remove the plan and its files; also the folder, unless it contains more."""
         if (self.folder / PLAN_NAME).exists():
             for path in (*self.folder.glob("block-*"), self.folder / "blocks", self.data.folder):
                 shutil.rmtree(path, ignore_errors=True)
@@ -150,7 +150,7 @@ class LocalDestination(Destination):
             self.folder.rmdir()
 
     def alone(self, name: str) -> AbstractContextManager[None]:
-        """Hold a lock that ends with this process, however it ends."""
+        """Hold a lock that is released when this process ends, however it ends."""
         return locked(self.lock, name, self.path)
 
 
@@ -160,21 +160,20 @@ class LocalShards(LocalDestination):
     data_format = "mds"
 
     def check_replaceable(self) -> None:
-        """Refuse to remove a folder that holds anything beside shards and their descriptions."""
+        """Refuse to remove a folder with anything besides shards and their descriptions."""
         for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
             is_own = path.name in (INDEX_NAME, SIDECAR_NAME) or path.suffix == ".mds"
             if not is_own or not path.is_file() or not is_mds(self.path):
                 raise UserError(
-                    f"{self.path} is a folder that holds something else than a data set "
-                    f"({path.name}); --overwrite would remove it. Choose another DST, or remove it "
-                    "yourself."
+                    f"{self.path} is a folder with more than a data set ({path.name}); --overwrite "
+                    "would remove it. Choose another DST, or remove it yourself."
                 )
 
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
-        """Describe the shards where they are, then rename their folder."""
+        """Write the descriptions beside the shards, then rename their folder."""
         self.check_replaceable()  # hours have passed
         data, names = self.data, {name for record in records for name, _, _ in record.files}
-        data.remove([name for name in data.sizes() if name not in names])  # left by a kill
+        data.remove([name for name in data.sizes() if name not in names])  # from a killed run
         for name, text in describe_shards(plan, records).items():
             data.put(name, text.encode())
         atomic.replace_folder(data.folder, self.path)
@@ -187,7 +186,7 @@ class LocalBeton(LocalDestination):
     data_format = "ffcv"
 
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:
-        """Lay the file out from the shards, then rename file and description."""
+        """Make the file from the shards, then rename file and description."""
         from data_prep.publish.beton import write_beton
 
         shards = self.data.folder
@@ -197,7 +196,7 @@ class LocalBeton(LocalDestination):
         )
         content = {**describe(plan, records), "bytes": num_bytes, "sha256": digest}
         self.data.put(SIDECAR_NAME, as_text(content).encode())
-        # The description first: without the file beside it, it means nothing to a reader.
+        # the description first: readers ignore it without the file
         beside = description_path(self.path, self.data_format)
         atomic.replace_pair((described, beside), (data, self.path))
         self.discard()

@@ -1,7 +1,7 @@
 """Locks for writing a data set: one process writes all of it, or several write different parts.
 
-The lock is a file beside the data set, so it stays when the data set is removed. The system
-releases it when its process ends, also after a kill.
+The lock is a file beside the data set, so it survives the data set's removal. The system releases
+it when its process ends, even by a kill.
 """
 
 import errno
@@ -17,18 +17,18 @@ from typing import Any
 from pospre.errors import UserError
 
 WHOLE = "whole"
-_LOCK_SECONDS = 3.0  # workers of a run that was just killed need a moment to end
+_LOCK_SECONDS = 3.0  # workers of a killed run need a moment to end
 
 
 @contextmanager
 def locked(path: Path, name: str, guarded: Path) -> Iterator[None]:
-    """Hold the lock file ``path`` for the work called ``name``; ``WHOLE`` keeps all others out.
+    """Hold the lock file ``path`` for the work called ``name``; ``WHOLE`` excludes all others.
 
     Args:
-        path: of the file; it is made here, and removed by the last to leave, as are folders on the
-            way to it if nothing has come into them.
-        name: one process at a time does the work of this name.
-        guarded: what is written meanwhile, for messages.
+        path: of the file, which is created here and removed by the last holder; so are folders
+            created for it, if they are empty.
+        name: only one process at a time does the work of this name.
+        guarded: what is being written, for messages.
 
     Raises:
         UserError: another process is at work.
@@ -40,14 +40,14 @@ def locked(path: Path, name: str, guarded: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # Others may hold their parts. Who waits for the removed file opens a new one.
+            # others may hold their parts. A process that waits for the removed file opens a new one
             if _try_lock(file, WHOLE):
                 path.unlink(missing_ok=True)
 
 
 @contextmanager
 def _clean_parents(path: Path) -> Iterator[None]:
-    """Make the folders on the way to ``path``, and remove them if nothing comes of it."""
+    """Create the parent folders of ``path``, and remove those left empty."""
     missing = [parent for parent in path.absolute().parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def _open_locked(path: Path, name: str, guarded: Path) -> Any:
                 if time.monotonic() > end:
                     file.seek(0)
                     other = file.read().strip() or "another process"
-                    raise UserError(f"{other} is writing {guarded} right now; wait for it.")
+                    raise UserError(f"{other} is writing {guarded}; wait for it.")
             elif _is_there(file, path):
                 return file
         except BaseException:
@@ -78,7 +78,7 @@ def _open_locked(path: Path, name: str, guarded: Path) -> Any:
 
 
 def _try_lock(file: Any, name: str) -> bool:
-    """Lock one byte for each name, all bytes for the whole."""
+    """Lock one byte per name, or all bytes for the whole."""
     length, start = (0, 0) if name == WHOLE else (1, zlib.crc32(name.encode()))
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
@@ -90,7 +90,7 @@ def _try_lock(file: Any, name: str) -> bool:
 
 
 def _is_there(file: Any, path: Path) -> bool:
-    """Tell whether the file was not removed between opening and locking it."""
+    """Return whether the file still exists after locking it."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False

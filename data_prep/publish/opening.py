@@ -1,4 +1,4 @@
-"""What a destination's name stands for."""
+"""Opening a destination by name."""
 
 from pathlib import Path
 
@@ -8,21 +8,21 @@ from pospre.object_store import check_writable, is_remote
 
 
 def open_destination(destination: str | Path, data_format: str) -> Destination:
-    """Return what a destination's name stands for.
+    """Return the destination of this name.
 
     Raises:
-        UserError: the name does not suit the format, or the bucket cannot be written.
+        UserError: the name does not fit the format, or the bucket cannot be written.
     """
     name = str(destination)
     if is_remote(name):
         if data_format != "mds":
-            raise UserError(f"{name}: only MDS shards go straight to a bucket; use --format mds.")
+            raise UserError(f"{name}: only MDS shards can go to a bucket; use --format mds.")
         from data_prep.publish.bucket import BucketShards
 
-        check_writable(name)  # wrong addresses are said at once, not after ten tries
+        check_writable(name)  # reports wrong addresses at once, not after ten attempts
         return BucketShards(name)
     if "://" in name:
-        raise UserError(f"{name} is of a kind that is not written; give a path or s3://….")
+        raise UserError(f"{name} is not a supported address; give a path or s3://….")
     from data_prep.publish.local import LocalBeton, LocalShards
 
     path = Path(destination)

@@ -1,6 +1,6 @@
 """MDS shards, written by Streaming's own MDSWriter, one block at a time.
 
-Finished blocks are kept like this for both formats: a ``.beton`` is laid out from its shards.
+Finished blocks of both formats are stored like this; a ``.beton`` is made from its shards.
 """
 
 from pathlib import Path
@@ -18,26 +18,26 @@ _USUAL_SHARD = 1 << 28
 
 
 class _ShardWriter(MDSWriter):
-    """MDSWriter, which would write an empty shard before a first sample above the limit."""
+    """MDSWriter, without an empty shard before a first sample above the limit."""
 
     def flush_shard(self) -> None:
-        """Write what has gathered, if anything."""
+        """Write the collected samples, if any."""
         if self.new_samples:
             super().flush_shard()
 
 
 class BlockWriter:
-    """Writes the samples of a block in the order given; ``finish`` notes the shards in its record.
+    """Writes the samples of a block in the given order; ``finish`` adds the shards to its record.
 
     Args:
         folder: for the shards.
-        columns: kinds of the columns, in Streaming's words, beside label and path.
+        columns: encodings of the columns besides label and path, in Streaming's terms.
         num_bytes: of the source files. They become one shard unless they grow a lot.
     """
 
     def __init__(self, folder: Path, columns: dict[str, str], num_bytes: int) -> None:
         self._folder, self._written = folder, folder / "written"
-        # Streaming can check the hashes while it downloads: validate_hash="sha256".
+        # Streaming can verify the hashes during download: validate_hash="sha256"
         self._writer = _ShardWriter(
             columns={**columns, **_LABEL_AND_PATH},
             out=str(self._written),
@@ -52,8 +52,9 @@ class BlockWriter:
 
     def finish(self, record: Record) -> None:
         """Write the rest, and give the shards names that no other block uses."""
-        # Not MDSWriter.finish: the index is written over all blocks, and it sleeps a second when
-        # its thread is late.
+        # not MDSWriter.finish: the index is written for all blocks, and it sleeps a second if its
+        # thread
+        # is late
         self._writer.flush_shard()
         self._writer.executor.shutdown()
         for place, shard in enumerate(self._writer.shards):

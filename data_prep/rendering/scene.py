@@ -1,4 +1,4 @@
-"""Draw one scene: sky, ground in perspective, and objects standing on it, with exact labels."""
+"""Draws a scene: sky, ground in perspective, and objects on it, with exact labels."""
 
 import colorsys
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[tuple[float, float, float], ...]] = {
 }
 
 MAX_OBJECTS = 6
-_NUM_TEXTURE = 256  # draws of one 16 x 16 noise grid
+_NUM_TEXTURE = 256  # draws of a 16 x 16 noise grid
 _CAMERA_HEIGHT = 1.0  # metres
 _FOCAL = 1.0  # in picture widths
 _NEAREST, _FARTHEST = 2.6, 16.0  # metres
@@ -32,7 +32,7 @@ _MAIN_FARTHEST = 4.2  # the main object is near, so that it dominates
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One object: its place is in metres, its height too, its speed in metres per frame."""
+    """An object: position and height in metres, speed in metres per frame."""
 
     name: str
     colour: tuple[float, float, float]
@@ -42,7 +42,7 @@ class SceneObject:
     velocity: tuple[float, float]
 
     def at(self, frame: int) -> "SceneObject":
-        """Return the object where it is at a frame."""
+        """Return the object at its position in a frame."""
         distance = float(np.clip(self.distance + self.velocity[1] * frame, _NEAREST, _FARTHEST))
         offset = self.offset + self.velocity[0] * frame
         return replace(self, distance=distance, offset=offset)
@@ -50,7 +50,7 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything that is drawn; the same for every frame but for the objects' places."""
+    """A scene; only the objects' positions differ between frames."""
 
     kind: str
     horizon: float
@@ -87,8 +87,8 @@ def _draw_object(seed: int, number: int, split: str, view: int) -> SceneObject:
     is_main = view == 0
     class_index = number % len(CLASSES) if is_main else int(u[0] * len(CLASSES))
     near, far = (_NEAREST, _MAIN_FARTHEST) if is_main else (_MAIN_FARTHEST, _FARTHEST)
-    distance = 1 / (1 / far + (1 / near - 1 / far) * u[1])  # even in size on the picture
-    # Hues spread over a third of the circle around the class's own: a hint, not the answer.
+    distance = 1 / (1 / far + (1 / near - 1 / far) * u[1])  # uniform in size on the picture
+    # hues spread over a third of the circle around the class's own: a hint, not the answer
     hue = (class_index / len(CLASSES) + (u[2] - 0.5) / 3) % 1
     reach = (0.25 if is_main else 0.5) * distance
     return SceneObject(
@@ -105,8 +105,8 @@ def render(scene: Scene, size: int, frame: int = 0) -> tuple[ndarray, list[dict[
     """Draw a frame.
 
     Returns:
-        The picture, uint8 RGB (size, size, 3), and a description of every object that shows, far
-        ones first: id, class, colour, distance, box (x0, y0, x1, y1 in pixels), area, mask (uint8).
+        The picture, uint8 RGB (size, size, 3), and a description of every visible object, far ones
+        first: id, class, colour, distance, box (x0, y0, x1, y1 in pixels), area, mask (uint8).
     """
     picture = _background(scene, size)
     masks: list[tuple[int, SceneObject, ndarray]] = []
@@ -139,7 +139,7 @@ def _background(scene: Scene, size: int) -> ndarray:
     phase_x, phase_z = scene.texture_phase
     tiles = np.sin(6.3 * ((x - 0.5) * depth * 1.4 + phase_x))
     tiles = tiles * np.sin(6.3 * (depth * 0.7 + phase_z))
-    blend = 0.5 + 0.5 * np.tanh(3 * tiles) * np.exp(-depth / 9)  # fine far tiles fade, not flicker
+    blend = 0.5 + 0.5 * np.tanh(3 * tiles) * np.exp(-depth / 9)  # far tiles fade, without aliasing
     blend = np.clip(blend + 0.25 * (soil - 0.5), 0, 1)[..., None]
     ground = dark + (bright - dark) * blend
     mist = 1 - np.exp(-depth / 25)[..., None]

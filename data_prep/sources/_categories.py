@@ -1,4 +1,4 @@
-"""What COCO and iNaturalist share: a JSON of images, annotations and categories for each split."""
+"""Common code of COCO and iNaturalist: a JSON of images, annotations and categories per split."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ WHAT = "the images and their categories"
 
 @contextmanager
 def expecting(where: str, keys: str) -> Iterator[None]:
-    """Say that a JSON is of another form when code that reads it fails inside.
+    """Turn errors of code that reads a JSON into a message about its form.
 
     Raises:
-        UserError: names ``where`` and the ``keys`` that it should have.
+        UserError: names ``where`` and the expected ``keys``.
     """
     try:
         yield
@@ -31,8 +31,8 @@ def read_split(
     """Return a split's JSON, the training split's categories by id, and a stamp of both files.
 
     Raises:
-        UserError: a file is missing or no JSON; the split has a category that the training split
-            lacks, or names differently.
+        UserError: a file is missing or not JSON; the split has a category that the training split
+            lacks or names differently.
     """
     content = tree.json(path, WHAT)
     with expecting(f"{tree.root}: {path}", "images, annotations and categories"):

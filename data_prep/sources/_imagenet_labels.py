@@ -1,4 +1,4 @@
-"""ImageNet's classes and the labels of its validation images, from the devkit or Kaggle's lists."""
+"""ImageNet's classes and validation labels, from the devkit or Kaggle's lists."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ class ImageNetLabels:
     Attributes:
         wnids: the WordNet id by image, for instance of ``ILSVRC2012_val_00000001``.
         titles: readable names by WordNet id.
-        stamp: changes when the files that tell this do.
+        stamp: changes with the source files.
     """
 
     wnids: dict[str, str] = field(default_factory=dict)
@@ -29,10 +29,10 @@ class ImageNetLabels:
 
 
 def read_labels(tree: Tree) -> ImageNetLabels:
-    """Return what lies beside the images; nothing where nothing does.
+    """Return the labels found beside the images; empty if there are none.
 
     Raises:
-        UserError: it is damaged, or half of it is missing.
+        UserError: they are damaged or incomplete.
     """
     if tree.find(_KAGGLE_IMAGES) is not None or tree.find(_KAGGLE_NAMES) is not None:
         return _by_kaggle(tree)
@@ -53,7 +53,7 @@ def read_labels(tree: Tree) -> ImageNetLabels:
         files = unpack(packed, named, lambda name: name in (_NUMBERS, _SYNSETS))
         for name in (_NUMBERS, _SYNSETS):
             if name not in files:
-                raise UserError(f"{named} does not hold data/{name}; download it again.")
+                raise UserError(f"{named} does not contain data/{name}; download it again.")
     wnids, titles = _synsets(files[_SYNSETS], named)
     try:
         found = {
@@ -61,7 +61,7 @@ def read_labels(tree: Tree) -> ImageNetLabels:
             for image, number in enumerate(files[_NUMBERS].split(), start=1)
         }
     except (ValueError, KeyError) as error:
-        raise UserError(f"{named}: {_NUMBERS} holds {error}, which is no class.") from error
+        raise UserError(f"{named}: {_NUMBERS} contains {error}, which is not a class.") from error
     return ImageNetLabels(found, titles, stamp)
 
 
@@ -77,13 +77,13 @@ def _by_kaggle(tree: Tree) -> ImageNetLabels:
         wnids = {row["ImageId"]: row["PredictionString"].split()[0] for row in rows}
     except (csv.Error, KeyError, IndexError, AttributeError) as error:
         raise UserError(
-            f"{tree.root}: {_KAGGLE_IMAGES} must hold the columns ImageId and PredictionString."
+            f"{tree.root}: {_KAGGLE_IMAGES} must have the columns ImageId and PredictionString."
         ) from error
     return ImageNetLabels(wnids, titles, tree.need(_KAGGLE_IMAGES, "the classes").stamp)
 
 
 def _synsets(meta: bytes, named: str) -> tuple[dict[int, str], dict[str, str]]:
-    """Return the WordNet id of every number, and the readable name of every id, as torchvision."""
+    """Return the WordNet id of every number, and the name of every id, as torchvision does."""
     with needing("convert", named):
         from scipy.io import loadmat
 

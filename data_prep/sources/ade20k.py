@@ -11,14 +11,14 @@ _FOLDERS = {"train": "training", "val": "validation"}
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the folders of images and masks."""
+    """Detect by the folders of images and masks."""
     return any(
         tree.has(f"images/{name}") and tree.has(f"annotations/{name}") for name in _FOLDERS.values()
     )
 
 
 def load(tree: Tree, split: Split) -> MaskSource:
-    """List ``train`` or ``val``; the classes are the scenes, the masks hold 150 objects from 1.
+    """List ``train`` or ``val``; the classes are the scenes, the masks have 150 objects from 1.
 
     Raises:
         UserError: the list of scenes is missing or lacks an image.
@@ -40,7 +40,7 @@ def load(tree: Tree, split: Split) -> MaskSource:
         name = entry.name.rpartition("/")[2]
         stem = name.rpartition(".")[0]
         if stem not in scenes:
-            raise UserError(f"{tree.root}: {_SCENES} does not name {stem}, which is in {folder}.")
+            raise UserError(f"{tree.root}: {_SCENES} does not list {stem}, which is in {folder}.")
         mask = tree.listed(f"annotations/{folder}/{stem}.png")
         items.append(image_item(entry, f"{folder}/{name}", labels[scenes[stem]], mask))
     return MaskSource(tree.root, tuple(items), classes, others, f"images/{folder}")

@@ -14,10 +14,10 @@ from data_prep.splits import Split
 from pospre.data.stores.folder import class_labels, looks_like_image, visible_files
 from pospre.errors import UserError, needing
 
-# Free Spoken Digits: class, speaker and number in the name. Its first five of each are the test.
+# Free Spoken Digits: class, speaker and number in the name. The first five of each are the test set
 _NAMED = re.compile(r"([^_/]+)_([^_/]+)_(\d+)\.wav", re.IGNORECASE)
 _NUM_TEST = 5
-# Speech Commands: the official lists of files, and a folder of noise that is no word.
+# Speech Commands: the official lists of files, and a folder of noise that is not a word
 _TEST_LIST, _VALIDATION_LIST = "testing_list.txt", "validation_list.txt"
 
 
@@ -28,12 +28,12 @@ class AudioFolder(Source):
     is_audio: ClassVar[bool] = True
 
     def read(self, item: Item) -> bytes:
-        """Return a file's bytes, or those of a piece of noise."""
+        """Return a file's bytes, or a piece of noise."""
         return super().read(item) if item.location is None else read_piece(self.root, item)
 
 
 def detects(tree: Tree) -> bool:
-    """Tell whether a folder holds WAV files and no images."""
+    """Detect a folder with WAV files and without images."""
     path = tree.root
     if not path.is_dir():
         return False
@@ -41,22 +41,23 @@ def detects(tree: Tree) -> bool:
     for name in visible_files(path):
         if _is_wav(name):
             has_clips = True
-        elif looks_like_image(path, name):  # mostly the first file: there may be millions
+        elif looks_like_image(path, name):  # usually the first file: there may be millions
             return False
     return has_clips
 
 
 def load(tree: Tree, split: Split) -> AudioFolder:
-    """List the WAV files of the wanted split below the root, sorted by relative path.
+    """List the WAV files of the chosen split below the root, sorted by relative path.
 
-    The classes are the sub-folders, those whose name begins with an underscore left out (Speech
-    Commands keeps its noise in one). Where all files lie in one folder and are called
-    ``class_speaker_number.wav`` (Free Spoken Digits), the names tell. With keywords there are two
-    classes more, see ``data_prep.sources.keywords``, and clips not drawn for them are left out.
+    The classes are the sub-folders, except those whose name begins with an underscore (Speech
+    Commands has its noise in one). If all files are in one folder and named
+    ``class_speaker_number.wav`` (Free Spoken Digits), the names give the class. With keywords there
+    are two more classes, see ``data_prep.sources.keywords``, and clips not drawn for them are left
+    out.
 
     Raises:
-        UserError: there is no WAV file, or none in this split; a keyword is no class, or there is
-            no noise for silence.
+        UserError: there is no WAV file, or none in this split; a keyword is not a class, or there
+            is no noise for silence.
     """
     path = tree.root
     with needing("speech", f"{path}, a folder of WAV files,"):
@@ -64,7 +65,7 @@ def load(tree: Tree, split: Split) -> AudioFolder:
     visible = list(visible_files(path)) if path.is_dir() else []
     names = sorted(name for name in visible if _is_wav(name) and not _is_noise(name))
     if not names:
-        raise UserError(f"{path} holds no WAV files; give the folder that holds the clips.")
+        raise UserError(f"{path} has no WAV files; give the folder that contains the clips.")
     classes, labels = _classes(names)
     items = tuple(file_item(path, name, label) for name, label in zip(names, labels, strict=True))
     others = one_of_each_ending(set(visible).difference(names))
@@ -88,11 +89,11 @@ def _with_keywords(folder: AudioFolder, visible: list[str], split: Split) -> Aud
 
 
 def _select(folder: AudioFolder, split: Split) -> AudioFolder:
-    """Keep the wanted split of a folder.
+    """Keep the chosen split of a folder.
 
-    A data set's own splits hold where it has some. Speech Commands: ``val`` is its
-    ``testing_list.txt``, and ``train`` is what neither that nor ``validation_list.txt`` names.
-    Free Spoken Digits: numbers below 5 are ``val``. Elsewhere the splits are drawn like those of
+    A data set's own splits are used if it has any. Speech Commands: ``val`` is its
+    ``testing_list.txt``, and ``train`` is everything that neither this nor ``validation_list.txt``
+    lists. Free Spoken Digits: numbers below 5 are ``val``. Otherwise splits are drawn as for
     images.
     """
     test = _listed(folder.root / _TEST_LIST)
@@ -104,7 +105,7 @@ def _select(folder: AudioFolder, split: Split) -> AudioFolder:
         rule, unused = f"number in the name below {_NUM_TEST}", set()
         pairs = zip(folder.items, digits, strict=True)
         test = {item.name for item, name in pairs if int(name[3]) < _NUM_TEST}
-    wanted = split.name != "train"  # what these hold out is val and test in one
+    wanted = split.name != "train"  # the held-out files are both val and test
     items = tuple(
         item for item in folder.items if (item.name in test) == wanted and item.name not in unused
     )
@@ -130,7 +131,7 @@ def _classes(names: list[str]) -> tuple[list[str] | None, list[int]]:
 
 
 def _spoken_digits(names: list[str]) -> list[re.Match[str]] | None:
-    """Return class, speaker and number of each file, if all lie in one folder and carry them."""
+    """Return class, speaker and number of each file, if all are in one folder and have them."""
     found = [_NAMED.fullmatch(name.rpartition("/")[2]) for name in names]
     is_one_folder = len({name.rpartition("/")[0] for name in names}) == 1
     return [name for name in found if name] if is_one_folder and all(found) else None

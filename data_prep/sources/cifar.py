@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: the .tar.gz or its folder, the binary version or Python's."""
+"""CIFAR-10 and CIFAR-100: the .tar.gz or its folder, in the binary or Python version."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
 _TRAIN = ("train", *(f"data_batch_{number}" for number in range(1, 6)))
 _TEST = ("test", "test_batch")
-# The files that name the classes: of the binary versions, then of Python's.
+# files with the class names: of the binary versions, then of Python's
 _TEXTS = ("batches.meta.txt", "fine_label_names.txt")
 _PICKLES = ("batches.meta", "meta")
 _KNOWN = {*_TRAIN, *_TEST, *_TEXTS, *_PICKLES}
@@ -30,8 +30,8 @@ _KNOWN = {*_TRAIN, *_TEST, *_TEXTS, *_PICKLES}
 class Cifar(Source):
     """A listed split of CIFAR; ``val`` and ``test`` are both its test images.
 
-    An item's location holds its pixels. They are handed on as JPEGs of quality 100 with full
-    colour: at 32 x 32 the usual quality would be seen, and would save little.
+    An item's location has its pixels. They are returned as JPEGs of quality 100 with full colour:
+    at 32 x 32 the usual quality would be visible, and would save little.
     """
 
     def read(self, item: Item) -> bytes:
@@ -44,7 +44,7 @@ class Cifar(Source):
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the name of the archive, or by the files in the folder."""
+    """Detect by the name of the archive, or the files in the folder."""
     if tree.root.is_file():
         return tree.root.name.startswith(("cifar-10-", "cifar-100-"))
     there = {name.removesuffix(".bin") for name in tree.names()}
@@ -59,7 +59,7 @@ def load(tree: Tree, split: Split) -> Cifar:
     """List ``train``, or ``val`` = ``test``.
 
     Raises:
-        UserError: files are missing, cut off, or not CIFAR's.
+        UserError: files are missing, truncated, or not CIFAR's.
     """
     files = _files(tree)
     classes = _classes(tree, files)
@@ -68,7 +68,7 @@ def load(tree: Tree, split: Split) -> Cifar:
     batches = split.choose({name: names for name, names in there.items() if names}, tree.root)
     if batches[0] in _TRAIN[1:] and batches != list(_TRAIN[1:]):
         raise UserError(
-            f"{tree.root}: of data_batch_1 to data_batch_5, there is only {', '.join(batches)}."
+            f"{tree.root}: of data_batch_1 to data_batch_5, only {', '.join(batches)} exist."
         )
     items = []
     for batch in batches:
@@ -82,7 +82,7 @@ def load(tree: Tree, split: Split) -> Cifar:
 
 
 def _files(tree: Tree) -> dict[str, bytes]:
-    """Return the content of all files of the folder or archive by their name."""
+    """Return the content of all files of the folder or archive by name."""
     if not tree.root.is_file():
         entries = (tree.find(name) for name in tree.names() if name.removesuffix(".bin") in _KNOWN)
         return {entry.name: entry.location.read() for entry in entries if entry}
@@ -111,7 +111,7 @@ def _records(
         labels = content.get("fine_labels") or content["labels"]
         yield from zip(labels, (row.tobytes() for row in content["data"]), strict=True)
         return
-    num_labels = 2 if num_classes > 10 else 1  # CIFAR-100: the coarse one, then the fine one
+    num_labels = 2 if num_classes > 10 else 1  # CIFAR-100: coarse, then fine
     size = num_labels + _PIXELS
     if len(data) % size or not data:
         raise UserError(f"{tree.root}: {batch}.bin has {len(data)} bytes, which is no multiple of "
@@ -121,7 +121,7 @@ def _records(
 
 
 def _unpickled(tree: Tree, files: dict[str, bytes], name: str) -> dict[str, Any]:
-    """Return a pickle that torchvision knows by its MD5: any other may run any program."""
+    """Return a pickle that torchvision identifies by its MD5: any other could run any program."""
     from torchvision.datasets import CIFAR10, CIFAR100
 
     known = {
@@ -131,8 +131,8 @@ def _unpickled(tree: Tree, files: dict[str, bytes], name: str) -> dict[str, Any]
     }
     if (name, hashlib.md5(files[name], usedforsecurity=False).hexdigest()) not in known:
         raise UserError(
-            f"{tree.root}: {name} is not the file that CIFAR's authors offer (its MD5 is another), "
-            "and a pickle may run any program. Download it again, or take the binary version "
+            f"{tree.root}: {name} is not the file offered by CIFAR's authors (its MD5 differs), "
+            "and a pickle may run any program. Download it again, or use the binary version "
             "(cifar-…-binary.tar.gz)."
         )
     content: dict[str, Any] = pickle.loads(files[name], encoding="latin1")

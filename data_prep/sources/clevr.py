@@ -15,16 +15,16 @@ _SCENES = re.compile(r"CLEVR_(\w+)_scenes\.json")
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the names of the scene files."""
+    """Detect by the names of the scene files."""
     return any(map(_SCENES.fullmatch, tree.names("scenes")))
 
 
 def load(tree: Tree, split: Split) -> JsonSource:
-    """List ``train`` or ``val``, or ``test``, which has images alone.
+    """List ``train`` or ``val``, or ``test``, which only has images.
 
     The annotation is the scene as in the file, with the image's size. Its ``objects`` have
-    ``3d_coords`` and ``pixel_coords``; the latter are pixels of the original image, so they shrink
-    with ``--max-side``: scale them by ``width`` and ``height``.
+    ``3d_coords`` and ``pixel_coords``. The latter are pixels of the original image: with
+    ``--max-side``, scale them by ``width`` and ``height``.
 
     Raises:
         UserError: the scenes are missing or not as expected.
@@ -38,7 +38,7 @@ def load_labelled(
     label: Callable[[Any], int],
     classes: Callable[[list[Item]], list[str]],
 ) -> JsonSource:
-    """Do what ``load`` does with the ``label`` of each scene; ``classes`` names those of items."""
+    """List scenes as ``load`` does, with a ``label`` for each; ``classes`` names these."""
     folders = {name: name for name in ("train", "val", "test") if tree.has(f"images/{name}")}
     folder = split.choose(folders, tree.root, "images/train, images/val or images/test")
     if folder == "test":
@@ -48,7 +48,7 @@ def load_labelled(
     path = f"scenes/CLEVR_{folder}_scenes.json"
     scenes = tree.json(path, "the scenes").get("scenes")
     if not isinstance(scenes, list) or not scenes:
-        raise UserError(f"{tree.root}: {path} holds no list 'scenes'.")
+        raise UserError(f"{tree.root}: {path} has no list 'scenes'.")
     with expecting(f"{tree.root}: a scene of {path}", "image_filename and objects"):
         items = [_item(tree, folder, scene, label(scene)) for scene in scenes]
     items.sort(key=lambda item: item.name)

@@ -1,7 +1,7 @@
 """CLEVR, by --source only; the label is the distance of the nearest object, in six ranges.
 
 The ranges are those of the Visual Task Adaptation Benchmark (Zhai et al. 2019, arXiv 1910.04867):
-the third number of ``pixel_coords`` is the depth that the camera sees.
+the third number of ``pixel_coords`` is the depth from the camera.
 """
 
 from itertools import pairwise
@@ -18,7 +18,7 @@ _BORDERS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
 
 
 def detects(tree: Tree) -> bool:
-    """Leave what is found out to ``clevr``."""
+    """Never detected: ``clevr`` is."""
     return False
 
 
@@ -33,6 +33,6 @@ def load(tree: Tree, split: Split) -> JsonSource:
 
 
 def _range(scene: Any) -> int:
-    """Return the number of the range that the nearest object lies in, its upper end included."""
+    """Return the number of the nearest object's range, whose upper end is included."""
     depths = [thing["pixel_coords"][2] for thing in scene["objects"]]
     return int(np.searchsorted(_BORDERS, min(depths, default=-1.0))) - 1

@@ -12,24 +12,23 @@ from data_prep.splits import Split
 from pospre.errors import UserError
 
 _FOLDER = "annotations"
-# The test images have a list without objects.
+# the test images have a list without objects
 _INSTANCES = re.compile(r"(instances|image_info)_((train|val|test)\w*)\.json")
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the names of the annotation files."""
+    """Detect by the names of the annotation files."""
     return any(map(_INSTANCES.fullmatch, tree.names(_FOLDER)))
 
 
 def load(tree: Tree, split: Split) -> JsonSource:
-    """List the images that an annotation file names; they have no label of their own.
+    """List the images in an annotation file; they have no labels.
 
-    An annotation holds ``image_id``, ``width``, ``height``, and of its objects ``boxes``
-    ([x, y, width, height] in pixels of the original image: scale them where ``--max-side``
-    shrank it), ``labels`` (numbers of ``annotation_classes``, the training split's categories),
-    ``iscrowd`` and ``segmentation`` (polygons or run lengths, as in the file). Images are stored
-    upright: of those with an orientation in their EXIF data the boxes are not turned, but
-    ``orientation`` tells it.
+    An annotation has ``image_id``, ``width``, ``height``, and for its objects ``boxes``
+    ([x, y, width, height] in pixels of the original image; scale them if ``--max-side`` shrank it),
+    ``labels`` (numbers of ``annotation_classes``, the training split's categories), ``iscrowd`` and
+    ``segmentation`` (polygons or run lengths, as in the file). Images are stored upright. If EXIF
+    data gave an orientation, the boxes are not turned, but ``orientation`` is included.
 
     Raises:
         UserError: files are missing, or the JSON is not COCO's.
@@ -43,7 +42,7 @@ def load(tree: Tree, split: Split) -> JsonSource:
     has_objects = match[1] == "instances"
     folder = next((folder for folder in (name, f"images/{name}") if tree.has(folder)), None)
     if folder is None:
-        raise UserError(f"{tree.root}: there is no folder or zip {name} for {path}.")
+        raise UserError(f"{tree.root}: {path} needs a folder or zip {name}.")
     train = f"{_FOLDER}/{_only(tree, found.get('train', [match]))[0]}" if has_objects else path
     content, categories, stamp = read_split(tree, path, train)
     where = f"{tree.root}: {path}"
@@ -73,7 +72,7 @@ def _only(tree: Tree, lists: list[re.Match[str]]) -> re.Match[str]:
 def _objects(
     annotations: list[dict[str, Any]], labels: dict[Any, int], where: str
 ) -> dict[Any, list[dict[str, Any]]]:
-    """Return the objects by the image that they are on."""
+    """Return the objects by image."""
     objects: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for found in annotations:
         if found["category_id"] not in labels:

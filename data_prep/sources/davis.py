@@ -10,25 +10,25 @@ _LISTS = {"train": "train", "val": "val", "test": "test-dev"}
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the lists of videos and by folders of videos, each at a resolution."""
+    """Detect by the lists of videos, and folders of videos at a resolution."""
     return tree.has(_SETS) and any(
         tree.has(f"{_MASKS}/{name}") for name in tree.names(_IMAGES) if "." not in name
     )
 
 
 def load(tree: Tree, split: Split) -> MaskSource:
-    """List ``train``, ``val`` or ``test`` (test-dev) at 480p, or at the resolution there is.
+    """List ``train``, ``val`` or ``test`` (test-dev) at 480p, or else at the available resolution.
 
     The items are the frames of the split's videos in order, named ``video/frame.jpg``, without
-    labels. Every frame of ``train`` and ``val`` has a mask, and the first of each test video; the
-    others have no annotation.
+    labels. Every frame of ``train`` and ``val`` has a mask, and so has the first one of each test
+    video; others have no annotation.
 
     Raises:
-        UserError: a list is missing or names videos that are not there.
+        UserError: a list is missing, or a listed video does not exist.
     """
     resolutions = tree.names(_IMAGES)
     if not resolutions:
-        raise UserError(f"{tree.root}: there is no folder {_IMAGES}.")
+        raise UserError(f"{tree.root}: the folder {_IMAGES} is missing.")
     resolution = "480p" if "480p" in resolutions else resolutions[0]
     lists = _lists(tree)
     rule = None
@@ -43,8 +43,8 @@ def load(tree: Tree, split: Split) -> MaskSource:
         below = tree.below(f"{_IMAGES}/{resolution}/{video}")
         if not below:
             raise UserError(
-                f"{tree.root}: {rule} names the video {video}, but {_IMAGES}/{resolution} does "
-                "not hold it."
+                f"{tree.root}: {rule} lists the video {video}, but {_IMAGES}/{resolution} does not "
+                "contain it."
             )
         frames, count = jpegs_among(below)
         others += count
@@ -57,8 +57,8 @@ def load(tree: Tree, split: Split) -> MaskSource:
 
 
 def _lists(tree: Tree) -> dict[str, str]:
-    """Return the list of each split, of the newest year."""
-    # Lists of DAVIS 2016 may lie in a folder named like a resolution.
+    """Return the list of each split, from the newest year."""
+    # lists of DAVIS 2016 may be in a folder named like a resolution
     folders = sorted(tree.names(_SETS), key=lambda name: (name.isdigit(), name), reverse=True)
     return {
         which: f"{_SETS}/{folder}/{name}.txt"
@@ -69,7 +69,7 @@ def _lists(tree: Tree) -> dict[str, str]:
 
 
 def _named(tree: Tree, path: str) -> list[str]:
-    """Return the videos that a list names."""
+    """Return the videos in a list."""
     lines = [line.split()[0] for line in tree.lines(path, "a list of videos")]
-    # A video per line, or (2016) a frame: /JPEGImages/480p/bear/00000.jpg
+    # a video per line, or (2016) a frame: /JPEGImages/480p/bear/00000.jpg
     return sorted({line.split("/")[-2] if "/" in line else line for line in lines})

@@ -17,22 +17,22 @@ from pospre.errors import UserError
 
 
 def detects(tree: Tree) -> bool:
-    """Tell whether this may be a folder of images: any folder may."""
+    """Return whether this may be a folder of images: any folder may."""
     return tree.root.is_dir()
 
 
 def load(tree: Tree, split: Split) -> Source:
     """List the images below the root in the order and with the labels of pospre's folder reader.
 
-    Where the sub-folders are called train and val (or validation, test), these are the splits, and
-    class folders lie inside of them.
+    If the sub-folders are named train and val (or validation, test), these are the splits, and
+    contain class folders.
 
     Raises:
-        UserError: it is no folder, or holds no image.
+        UserError: it is not a folder, or has no images.
     """
     root = tree.root
     if not root.is_dir():
-        raise UserError(f"{root} is a file; give the folder that holds the images.")
+        raise UserError(f"{root} is a file; give the folder that contains the images.")
     splits = _own_splits(root)
     if not splits:
         return _listed(root).drawn(split)
@@ -53,17 +53,17 @@ def _listed(root: Path) -> Source:
 
 
 def _own_splits(root: Path) -> dict[str, Path]:
-    """Return the splits, where every sub-folder is one; some class may be called test as well.
+    """Return the splits if every sub-folder is one; a class could also be named test.
 
     Raises:
-        UserError: two folders are the same split, or one beside train and val is none.
+        UserError: two folders are the same split, or one beside train and val is not a split.
     """
     folders = [name for name in names_in(root) if is_visible(name) and (root / name).is_dir()]
     splits = {split_of_name(name) or "": root / name for name in sorted(folders)}
     if "" in splits and "train" in folders and {"val", "valid", "validation", "test"} & {*folders}:
         raise UserError(
             f"{root} has splits ({', '.join(sorted(set(splits) - {''}))}), but {splits[''].name} "
-            "is none; move it away, or give the folder of one split."
+            "is not one; move it away, or give the folder of one split."
         )
     if "train" not in splits or "" in splits:
         return {}
@@ -78,7 +78,7 @@ def _own_splits(root: Path) -> dict[str, Path]:
 
 
 def _relabelled(folder: Source, classes: list[str] | None) -> Source:
-    """Give a split the labels of the training split: a class may lack images here."""
+    """Give a split the labels of the training split: it may lack images of some classes."""
     labels = labels_of(classes)
     for name in folder.classes or ():
         if name not in labels:
@@ -88,18 +88,18 @@ def _relabelled(folder: Source, classes: list[str] | None) -> Source:
 
 
 def file_item(root: Path, name: str, label: int) -> Item:
-    """Return the entry of a file below ``root``."""
+    """Return the item of a file below ``root``."""
     try:
         status = (root / name).stat()
-    except OSError:  # a dangling link: reported as unreadable when its turn comes
+    except OSError:  # a broken link: reported as unreadable later
         return Item(name, label, 0, "")
     return Item(name, label, status.st_size, str(status.st_mtime_ns))
 
 
 def _others(root: Path, images: set[str]) -> Iterator[str]:
-    """Yield the files that are no images; those behind links to folders are not looked at.
+    """Yield the files that are not images, without following links to folders.
 
-    Hidden ones count, but for folders that cannot be read; visible ones have been read before.
+    Hidden ones count, except in folders that cannot be read; visible folders were read before.
     """
     paths = (Path(folder) / name for folder, _, names in os.walk(root) for name in names)
     names = (path.relative_to(root).as_posix() for path in paths)
@@ -107,6 +107,6 @@ def _others(root: Path, images: set[str]) -> Iterator[str]:
 
 
 def _told(root: Path, name: str) -> str:
-    """Return a name with what is known about the file: a picture that Pillow cannot read?"""
+    """Return a name and its format, if it is a picture that Pillow cannot read."""
     what = odd_file(root / name) or foreign_format(file_start(root / name))
     return name if what is None else f"{name}: {what}"

@@ -22,7 +22,7 @@ _Found = tuple[list[tuple[str, Entry]], int]
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the names of the tars, Kaggle's folders, or class folders named by WordNet ids."""
+    """Detect by the names of the tars, Kaggle's folders, or class folders with WordNet ids."""
     if tree.root.is_file():
         return tree.root.name in (_TRAIN_TAR, _VAL_TAR)
     if any(tree.find(name) for name in (_TRAIN_TAR, _VAL_TAR)) or any(map(tree.has, _KAGGLE)):
@@ -37,7 +37,7 @@ def load(tree: Tree, split: Split) -> Source:
     Flat validation images need the devkit or Kaggle's lists.
 
     Raises:
-        UserError: a split or its labels are missing, or a tar is cut off.
+        UserError: a split or its labels are missing, or a tar is truncated.
     """
     beside = tree if tree.root.is_dir() else Tree(tree.root.parent)
     there = _splits(beside)
@@ -46,7 +46,7 @@ def load(tree: Tree, split: Split) -> Source:
     told = read_labels(beside)
     is_train = where == there.get("train")
     found, others = _train(beside, where) if is_train else _val(beside, where, told)
-    # train tells the classes, so that a label means the same in both splits
+    # train defines the classes, so that labels have the same meaning in both splits
     known = _class_ids(beside, there["train"]) if "train" in there else set(told.wnids.values())
     classes = sorted(known or {wnid for wnid, _ in found})
     labels = labels_of(classes)
@@ -61,7 +61,7 @@ def load(tree: Tree, split: Split) -> Source:
 
 
 def _splits(tree: Tree) -> dict[str, Path | str]:
-    """Return where each split lies: a tar, or a folder by its name."""
+    """Return the location of each split: a tar, or a folder's name."""
     splits: dict[str, Path | str] = {}
     for name, tar in (("train", _TRAIN_TAR), ("val", _VAL_TAR)):
         entry = tree.find(tar)
@@ -75,7 +75,7 @@ def _splits(tree: Tree) -> dict[str, Path | str]:
 
 
 def _class_ids(tree: Tree, where: Path | str) -> set[str]:
-    """Return the classes of the training images; what else lies beside them is no class."""
+    """Return the classes of the training images; other files beside them are ignored."""
     if isinstance(where, Path):
         names = [entry.name.removesuffix(".tar") for entry in tar_entries(where)]
     else:
@@ -113,13 +113,13 @@ def _val(tree: Tree, where: Path | str, told: ImageNetLabels) -> _Found:
         others = len(below) - len(entries)
     if not told.wnids:
         raise UserError(
-            f"{where}: nothing tells the classes of the validation images; put {DEVKIT}.tar.gz (or "
+            f"{where}: the classes of the validation images are unknown; put {DEVKIT}.tar.gz (or "
             "Kaggle's LOC_val_solution.csv) beside them."
         )
     stems = [PurePosixPath(entry.name).stem for entry in entries]
     for stem in stems:
         if stem not in told.wnids:
-            raise UserError(f"{where}: nothing tells the class of the validation image {stem}.")
+            raise UserError(f"{where}: the class of the validation image {stem} is unknown.")
     found = [(told.wnids[stem], entry) for stem, entry in zip(stems, entries, strict=True)]
     return found, others
 

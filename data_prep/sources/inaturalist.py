@@ -18,11 +18,11 @@ _LIST = re.compile(r"(train|val|test)(_mini)?(_?20\d\d)?\.json")
 class INaturalist(JsonSource):
     """A listed split: one category per image, the classes are the categories by id.
 
-    An annotation holds ``image_id``, ``width`` and ``height`` of the original image, the
+    An annotation has ``image_id``, ``width`` and ``height`` of the original image, the
     ``annotation`` and its ``category`` (with ``supercategory``) as in the file.
 
     Attributes:
-        categories: the JSON of every class, here once for all its images.
+        categories: the JSON of every class, stored once for all its images.
     """
 
     categories: tuple[bytes, ...] = ()
@@ -38,23 +38,23 @@ class INaturalist(JsonSource):
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the names of the lists, and by images in other folders beside them."""
+    """Detect by the names of the lists, and folders with images beside them."""
     names = tree.names()
     return any(map(_LIST.fullmatch, names)) and any(tree.has(name) for name in names)
 
 
 def load(tree: Tree, split: Split) -> INaturalist:
-    """List the images that a split's JSON names. The labels are those of the training split.
+    """List the images in a split's JSON, with the labels of the training split.
 
     Raises:
         UserError: the JSON is missing or not as expected.
     """
     lists = [match for match in map(_LIST.fullmatch, tree.names()) if match]
-    # where there is both, the full list and not the mini one
+    # the full list rather than the mini one
     paths = {match[1]: match[0] for match in sorted(lists, key=lambda match: not match[2])}
     path = split.choose(paths, tree.root, "train.json or val.json (or train2019.json …)")
     content, categories, stamp = read_split(tree, path, paths.get("train", path))
-    if not content.get("categories"):  # the test split tells none, and has no labels
+    if not content.get("categories"):  # the test split has no labels
         categories = []
     where = f"{tree.root}: {path}"
     with expecting(where, "images, annotations and categories"):

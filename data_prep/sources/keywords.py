@@ -1,8 +1,8 @@
 """Keyword spotting: some words, "unknown" for all others, and "silence" cut from noise.
 
-As Google's 12 labels for Speech Commands (Warden 2018), which TC-ResNet and so MP3 train on: each
-of the two further classes has as many clips as a keyword has on average. What they hold is a
-counter-based draw from the names, so it is the same for all workers and parts.
+These are Google's 12 labels for Speech Commands (Warden 2018), on which TC-ResNet and MP3 are
+trained. Each of the two further classes has as many clips as a keyword on average. Their content is
+a counter-based draw from the names, the same for all workers and parts.
 """
 
 import io
@@ -21,37 +21,37 @@ from pospre.data.stores.files import odd_file
 from pospre.errors import UserError
 
 NOISE = "_background_noise_"
-USUAL = "yes,no,up,down,left,right,on,off,stop,go"  # with the two below the usual 12 classes
+USUAL = "yes,no,up,down,left,right,on,off,stop,go"  # with the two classes below, the usual 12
 _OTHERS = ("unknown", "silence")
-_STEPS = 100  # points in a second of noise where a piece may begin
+_STEPS = 100  # possible starts of a piece per second of noise
 
 
 def parse_keywords(text: str) -> str:
-    """Return the words that ``--keywords`` names, by commas; ``"12"`` are the usual ten.
+    """Return the words of ``--keywords``, comma-separated; ``"12"`` means the usual ten.
 
     Raises:
-        UserError: a word is empty, there twice, or the name of one of the further classes.
+        UserError: a word is empty, repeated, or the name of one of the further classes.
     """
     words = (USUAL if text == "12" else text).split(",")
     if "" in words or len(set(words)) < len(words) or set(words) & set(_OTHERS):
         raise UserError(
-            f"--keywords {text}: give 12, or different words with a comma between them, without "
-            f"{' and '.join(_OTHERS)}, which are made of other clips."
+            f"--keywords {text}: give 12, or different words separated by commas, without "
+            f"{' and '.join(_OTHERS)}, which are made from other clips."
         )
     return ",".join(words)
 
 
 def keyword_classes(keywords: str, classes: Sequence[str] | None, root: Path) -> list[str]:
-    """Return the classes of keyword spotting in a folder with these ``classes``.
+    """Return the classes of keyword spotting for a folder with these ``classes``.
 
     Raises:
-        UserError: a keyword is none of them.
+        UserError: a keyword is not among them.
     """
     words = keywords.split(",")
     missing = [word for word in words if word not in (classes or ())]
     if missing:
         raise UserError(
-            f"--keywords: {', '.join(missing)} is no class of {root}; choose from "
+            f"--keywords: {', '.join(missing)} is not a class of {root}; choose from "
             f"{', '.join(classes or ()) or 'its sub-folders: there are none'}."
         )
     return [*words, *_OTHERS]
@@ -68,13 +68,13 @@ def spot(
 
     Args:
         words: clips of one split.
-        before: the classes that their labels mean.
+        before: the classes of their labels.
         after: ``keyword_classes``.
         noise: pieces to draw from, see ``pieces``.
-        split: its seed decides the draws.
+        split: its seed determines the draws.
 
     Raises:
-        UserError: no clip is one of a keyword.
+        UserError: no clip is of a keyword.
     """
     labels = labels_of(after[: -len(_OTHERS)])
     known = [replace(w, label=labels[before[w.label]]) for w in words if before[w.label] in labels]
@@ -94,12 +94,13 @@ def spot(
 
 
 def pieces(root: Path, files: Sequence[Item], split: Split) -> list[Item]:
-    """List the seconds of noise that a split may have, one beginning every hundredth of a second.
+    """List the seconds of noise available to a split, starting every hundredth of a second.
 
-    The end of every file, as much as ``val_fraction``, is for what is held out, the rest for
-    training. So no piece of one overlaps with one of the other.
+    The share ``val_fraction`` at the end of every file is held out, the rest is for training, so
+    pieces of the two never overlap.
 
     Raises:
+        UserError: there is no such second, or a file cannot be read.
         UserError: there is no such second, or a file cannot be read.
     """
     found = []
@@ -115,8 +116,8 @@ def pieces(root: Path, files: Sequence[Item], split: Split) -> list[Item]:
     if not found:
         share = f" (--split {split.name}, --val-fraction {split.val_fraction:g})"
         raise UserError(
-            f"--keywords: {root / NOISE} holds no second of noise"
-            f"{share if split.name else ''}, which silence is cut from; put longer WAV files there."
+            f"--keywords: {root / NOISE} has no second of noise"
+            f"{share if split.name else ''}, from which silence is cut; put longer WAV files there."
         )
     return found
 
@@ -125,8 +126,8 @@ def read_piece(root: Path, item: Item) -> bytes:
     """Return a piece of noise as a WAV file.
 
     Raises:
-        OSError: the file is absent, or the disk or network fails.
-        DamagedItem: it is there and cannot be used.
+        OSError: the file is missing, or the disk or network fails.
+        DamagedItem: it exists but cannot be used.
     """
     import soundfile
 
@@ -145,7 +146,7 @@ def _measure(path: Path) -> tuple[int, int]:
     """Return the length of a file in hundredths of a second, and the bytes of a piece."""
     import soundfile
 
-    remedy = "Mend it or move it away: silence is cut from it."
+    remedy = "Repair it or move it away: silence is cut from it."
     odd = odd_file(path)
     if odd is not None:
         raise UserError(f"{path} cannot be read: it is {odd}. {remedy}")
@@ -157,6 +158,6 @@ def _measure(path: Path) -> tuple[int, int]:
 
 
 def _draw(candidates: Sequence[Item], count: int, seed: int) -> list[Item]:
-    """Return ``count`` of the candidates, or all if they are fewer."""
+    """Return ``count`` of the candidates, or all if there are fewer."""
     numbers = draws_of_names([item.name for item in candidates], seed, "keywords")
     return [candidates[number] for number in np.argsort(numbers, kind="stable")[:count]]

@@ -25,7 +25,7 @@ _IMAGES, _LABELS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_lab
 class Parquet(Source):
     """Listed rows; an item's location is file, row group, row in the group and column.
 
-    Rows are read group by group, and the last group is kept: read them in order.
+    Rows are read by group, and the last group is cached: read them in order.
     """
 
     def read(self, item: Item) -> bytes:
@@ -35,22 +35,22 @@ class Parquet(Source):
             image = _group(file, group, column, os.getpid())[row].as_py()
         data = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(data, bytes):
-            raise DamagedItem("the row holds no image bytes")
+            raise DamagedItem("the row has no image bytes")
         return data
 
 
 class _Table:
-    """One file: where its images are, and its labels.
+    """One file: the location of its images, and its labels.
 
     Attributes:
-        labels: of every row; None where there is no column of labels.
-        names: of the classes, where the file tells them.
+        labels: of every row; None if there is no label column.
+        names: of the classes, if the file has them.
     """
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
         with (
-            _telling_damage(f"{path} is damaged or no parquet file: ", UserError),
+            _telling_damage(f"{path} is damaged or not a parquet file: ", UserError),
             _opened(path) as file,
         ):
             columns = file.schema_arrow.names
@@ -69,7 +69,7 @@ class _Table:
             self.names = _class_names(file.schema_arrow.metadata or {}, label)
         num_rows = sum(count for count, _ in self.groups)
         if wanted and len(rows) != num_rows:
-            raise UserError(f"{path} is damaged: it counts {num_rows} rows, and has {len(rows)}.")
+            raise UserError(f"{path} is damaged: it declares {num_rows} rows, but has {len(rows)}.")
         self.rows = rows or [{}] * num_rows
         self.labels = None if label is None else [row[label] for row in rows]
 
@@ -94,21 +94,21 @@ class _Table:
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the extension of the file, or of files in the folder or its splits."""
+    """Detect by the extension of the file, or of files in the folder or its splits."""
     return bool(tree.shallow(".parquet"))
 
 
 def load(tree: Tree, split: Split) -> Parquet:
-    """List the rows of the wanted split's files.
+    """List the rows of the chosen split's files.
 
     Raises:
-        UserError: there is no parquet file, it is damaged, or its columns are others.
+        UserError: there is no parquet file, it is damaged, or has other columns.
     """
     root = tree.root
     paths = files_below(root, ".parquet")
     bar = tqdm(paths.items(), unit="file", desc="index", disable=None)
     tables = [_Table(path, name) for name, path in bar]
-    # the classes of all splits, so that a label means the same in each of them
+    # the classes of all splits, so that labels have the same meaning in each
     classes = _common_classes(tables, root)
     chosen, rule = files_of(split, tables, root)
     items = tuple(item for table in chosen for item in table.items(classes))
@@ -120,7 +120,7 @@ def _common_classes(tables: list[_Table], root: Path) -> list[str] | None:
     if named:
         for table in named:
             if table.names != named[0].names:
-                raise UserError(f"{root}: {table.name} and {named[0].name} name other classes.")
+                raise UserError(f"{root}: {table.name} and {named[0].name} have different classes.")
         return named[0].names
     return class_names((label for table in tables for label in table.labels or ()), root)
 
@@ -132,7 +132,7 @@ def _has_field(kind: Any, name: str) -> bool:
 
 
 def _class_names(metadata: dict[bytes, bytes], label: str | None) -> list[str] | None:
-    """Return the names that Hugging Face notes in the file, if it does."""
+    """Return the names that Hugging Face stores in the file, if any."""
     try:
         features = parse_object(metadata[b"huggingface"])["info"]["features"]
         return [str(name) for name in features[label]["names"]]
@@ -147,7 +147,7 @@ def _group(path: str, group: int, column: str, process: int) -> Any:
 
 
 def _opened(path: str | Path) -> Any:
-    """Open a file; its pages are compared with their checksums, where they have some."""
+    """Open a file; pages are verified if they have checksums."""
     from pyarrow.parquet import ParquetFile
 
     return ParquetFile(path, page_checksum_verification=True)
@@ -155,7 +155,7 @@ def _opened(path: str | Path) -> Any:
 
 @contextmanager
 def _telling_damage(before: str, kind: type[UserError | DamagedItem]) -> Iterator[None]:
-    """Make one kind of error of all that pyarrow raises for damaged bytes; ``before`` begins it."""
+    """Turn pyarrow's errors for damaged bytes into one kind, with a prefix ``before``."""
     with needing("convert", "a parquet file"):
         import pyarrow
     try:
@@ -164,5 +164,5 @@ def _telling_damage(before: str, kind: type[UserError | DamagedItem]) -> Iterato
         raise
     except (pyarrow.ArrowException, ValueError, LookupError, OverflowError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None and kind is DamagedItem:
-            raise  # the disk's
+            raise  # a disk error
         raise kind(before + " ".join(f"{error}.".split())) from error

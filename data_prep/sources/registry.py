@@ -14,7 +14,7 @@ from pospre.data.stores.files import odd_file
 from pospre.data.stores.mds import is_mds
 from pospre.errors import UserError, suggestion
 
-# What any folder may be, tried when nothing else knows the path.
+# kinds that fit any folder, tried last
 _FALLBACKS = ("audio_folder", "image_folder")
 
 _MODULES: dict[str, ModuleType] = {
@@ -36,14 +36,14 @@ def open_source(
     Args:
         path: folder or archive.
         kind: one of ``KINDS``, or ``"auto"``.
-        split: the wanted one; a data set's own splits are used where it has some, else ``"train"``
+        split: the chosen one; a data set's own splits are used if it has any, otherwise ``"train"``
             and ``"val"`` are drawn.
-        val_fraction: share of ``"val"`` where it is drawn.
+        val_fraction: share of ``"val"`` if it is drawn.
         seed: of the draw.
-        keywords: see ``Split``; kinds without clips pass over it.
+        keywords: see ``Split``; ignored by kinds without clips.
 
     Raises:
-        UserError: the path is no such data set, or what it holds contradicts itself.
+        UserError: the path is not such a data set, or is inconsistent.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder or archive of a data set.")
@@ -53,7 +53,7 @@ def open_source(
     if path.suffix == ".beton" or (path.is_dir() and is_mds(path)):
         what = "a .beton file" if path.suffix == ".beton" else "a folder of MDS shards"
         raise UserError(
-            f"{path} is {what}, which is what a conversion writes; train on it as it is "
+            f"{path} is {what}, the result of a conversion; train on it directly "
             f"(data.path={path}), or give the images that it was made from."
         )
     if kind == "auto":
@@ -63,7 +63,7 @@ def open_source(
     source: Source = _MODULES[kind].load(Tree(path), Split(split, val_fraction, seed, keywords))
     names = [item.name for item in source.items]
     if not names:
-        raise UserError(f"{path}: {source.split_rule or 'it'} holds no sample of the kind {kind}.")
+        raise UserError(f"{path}: {source.split_rule or 'it'} has no sample of the kind {kind}.")
     if len(set(names)) < len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)
         raise UserError(f"{path}: {twice} is listed twice; every sample needs its own name.")
@@ -71,15 +71,15 @@ def open_source(
 
 
 def detect(tree: Tree) -> str:
-    """Return the kind of a data set; raises UserError if none fits, or more than one."""
+    """Return the kind of a data set; raise UserError unless exactly one fits."""
     special = (name for name in _MODULES if name not in _FALLBACKS)
     found = [name for name in special if _MODULES[name].detects(tree)]
     if len(found) > 1:
-        raise UserError(f"{tree.root} may be {' or '.join(found)}; say which with --source.")
+        raise UserError(f"{tree.root} may be {' or '.join(found)}; choose with --source.")
     found += [name for name in _FALLBACKS if not found and _MODULES[name].detects(tree)]
     if not found:
         raise UserError(
-            f"{tree.root} is a file that no kind of source knows; give a folder, or name the kind "
-            f"with --source ({', '.join(KINDS)})."
+            f"{tree.root} is a file of no known kind; give a folder, or choose the kind with "
+            f"--source ({', '.join(KINDS)})."
         )
     return found[0]

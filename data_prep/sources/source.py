@@ -1,13 +1,13 @@
-"""What a data set is to the conversion: samples in an order, and a way to read each of them.
+"""The interface of data sets for the conversion: samples in order, and reading each of them.
 
-Every other module of this folder but ``keywords``, ``registry`` and those whose names begin with an
-underscore is one kind of data set. It has
+Every other module of this folder, except ``keywords``, ``registry`` and those whose names begin
+with an underscore, is one kind of data set. It has
 
 - a docstring whose first line describes the kind (shown by ``--help``),
-- ``detects(tree) -> bool``: cheap, and false where another kind would be right,
-- ``load(tree, split) -> Source``: lists the samples of the wanted split.
+- ``detects(tree) -> bool``: cheap, and false if another kind fits better,
+- ``load(tree, split) -> Source``: lists the samples of the chosen split.
 
-``tree.root`` is the path that the user gave.
+``tree.root`` is the path given by the user.
 """
 
 import hashlib
@@ -38,13 +38,13 @@ class Item:
     """One candidate sample.
 
     Attributes:
-        name: unique in its source, with forward slashes; the sample keeps it.
-        label: number of the class, or -1 where it is unknown.
-        size: bytes of the encoded image, 0 where that is not known.
-        stamp: changes when the content changes: time of change, offset in an archive.
-        location: what ``read`` needs beside the name: a ``Location``, None for a file below the
-            root, or of a kind's own.
-        about: the annotation: a JSON object as bytes, the location of it or of a PNG, or None.
+        name: unique in its source, with forward slashes; stored with the sample.
+        label: number of the class, or -1 if unknown.
+        size: bytes of the encoded image, 0 if unknown.
+        stamp: changes with the content: modification time, offset in an archive.
+        location: input of ``read`` besides the name: a ``Location``; None: a file below the root;
+            or a kind's own.
+        about: the annotation: a JSON object as bytes, the location of one or of a PNG, or None.
     """
 
     name: str
@@ -58,30 +58,30 @@ class Item:
         if not self.name.isascii():
             try:
                 os.fsencode(self.name)
-            except UnicodeEncodeError as error:  # JSON may say "\\ud800"
+            except UnicodeEncodeError as error:  # JSON may contain "\\ud800"
                 raise UserError(
-                    f"the data set lists a file {self.name}, and no file can have this name: it is "
-                    "no Unicode. Mend the list."
+                    f"the data set lists a file {self.name}, which is not a valid file name, "
+                    "because it is not valid Unicode. Correct the list."
                 ) from error
 
 
 @dataclass(frozen=True)
 class Source:
-    """A listed data set. It travels to worker processes, so it holds no open files.
+    """A listed data set. It is sent to worker processes, so it has no open files.
 
     Attributes:
-        root: what the user gave.
-        items: the candidate samples, in the order in which they are stored.
+        root: the path given by the user.
+        items: the candidate samples, in storage order.
         classes: class names by label, or None.
-        num_ignored: files that are no samples.
-        ignored: some of them, for instance.
-        split_rule: what splits the data set; None where all of it is wanted.
-        metadata_stamp: changes when what describes all items (a list, a JSON) does.
-        titles: readable class names by label, where ``classes`` are bare codes.
-        annotation_classes: names of the numbers that stand for classes inside annotations.
-        kind: name of the module; ``open_source`` sets it.
-        is_audio: whether the items are WAV files instead of images.
-        annotation: what ``annotate`` gives: None, ``"json"`` or ``"png"``.
+        num_ignored: number of files that are not samples.
+        ignored: some of them, as examples.
+        split_rule: what defines the split; None if all of the data set is used.
+        metadata_stamp: changes with the files that describe all items (a list, a JSON).
+        titles: readable class names by label, if ``classes`` are bare codes.
+        annotation_classes: names of class numbers inside annotations.
+        kind: name of the module, set by ``open_source``.
+        is_audio: whether the items are WAV files rather than images.
+        annotation: type of ``annotate``: None, ``"json"`` or ``"png"``.
     """
 
     root: Path
@@ -102,8 +102,8 @@ class Source:
         """Return the encoded image or clip.
 
         Raises:
-            OSError: it is absent, or the disk or network fails.
-            DamagedItem: it is there and cannot be used.
+            OSError: it is missing, or the disk or network fails.
+            DamagedItem: it exists but cannot be used.
         """
         if item.location is None:
             return read_regular(self.root / item.name)
@@ -111,23 +111,23 @@ class Source:
         return image.read()
 
     def annotate(self, item: Item) -> bytes | None:
-        """Return what the data set tells about an item beside its label, or None.
+        """Return an item's annotation besides its label, or None.
 
-        JSON is one UTF-8 object; its pixel coordinates are those of the original image, whose
-        ``width`` and ``height`` it holds, so that they can be scaled where the conversion shrinks
-        images. PNG masks are the data set's own files, in their own size. Both are as the image
-        lies in its file; the conversion turns it upright, and the masks with it.
+        JSON is one UTF-8 object. Its pixel coordinates refer to the original image, whose ``width``
+        and ``height`` it contains, so that they can be scaled if the conversion shrinks images. PNG
+        masks are the data set's own files, in their own size. Both match the image as stored in its
+        file; the conversion turns image and mask upright.
 
         Raises:
-            OSError: it is absent, or the disk or network fails.
-            DamagedItem: it is there and cannot be used.
+            OSError: it is missing, or the disk or network fails.
+            DamagedItem: it exists but cannot be used.
         """
         return None
 
     def fingerprint(self, start: int = 0, stop: int | None = None) -> str:
-        """Return a hash of every name, label, size and stamp: another hash, another source.
+        """Return a hash of every name, label, size and stamp, which identifies the source.
 
-        With ``start`` and ``stop``: of these items alone.
+        With ``start`` and ``stop``: of these items only.
         """
         digest = hashlib.sha256(self.metadata_stamp.encode())
         for item in self.items[start:stop]:
@@ -137,21 +137,21 @@ class Source:
         return digest.hexdigest()
 
     def drawn(self, split: Split) -> Self:
-        """Keep the ``"train"`` or ``"val"`` items; those of a split that it brings all stay.
+        """Keep the ``"train"`` or ``"val"`` items; those of the data set's own split all stay.
 
-        Each item's split is a counter-based draw from its name: the two splits are complementary,
-        and adding or removing items moves no other. The class names stay those of the whole, so a
-        label means the same in both splits.
+        Each item's split is a counter-based draw from its name. The two splits are complementary,
+        and adding or removing items moves no other. Class names are those of the whole, so labels
+        have the same meaning in both splits.
 
         Raises:
-            UserError: the split is empty, or it is neither of the two.
+            UserError: the split is empty, or is neither of the two.
         """
         if split.name is None or not self.items or self.split_rule:
             return self
         if split.name not in ("train", "val"):
             raise UserError(
-                f"--split {split.name}: {self.root} has no splits of its own, and of drawn ones "
-                "there are only train and val."
+                f"--split {split.name}: {self.root} has no splits of its own, and only train and "
+                "val can be drawn."
             )
         held_out = draws_of_names([item.name for item in self.items], split.seed, "split")
         held_out = held_out < split.val_fraction
@@ -172,7 +172,7 @@ class MaskSource(Source):
     annotation: ClassVar[str | None] = "png"
 
     def annotate(self, item: Item) -> bytes | None:
-        """Return the mask as it is stored: same size, values and palette."""
+        """Return the mask as stored: same size, values and palette."""
         return None if item.about is None else _read(item.about)
 
 
@@ -189,43 +189,43 @@ class JsonSource(Source):
         try:
             content = parse_json(_read(item.about))
         except ValueError as error:
-            raise DamagedItem(f"its annotation is no JSON: {error}") from error
+            raise DamagedItem(f"its annotation is not JSON: {error}") from error
         if not isinstance(content, dict):
-            raise DamagedItem("its annotation is no JSON object")
+            raise DamagedItem("its annotation is not a JSON object")
         if not {"width", "height"} <= content.keys():
             content["width"], content["height"] = _size(self.read(item))
         return compact(content)
 
 
 def image_item(entry: Entry, name: str, label: int, about: Entry | bytes | None = None) -> Item:
-    """Return the item of an image file; its stamp changes with the file ``about`` it as well."""
-    if not isinstance(about, Entry):  # bytes come from a list, which has a stamp of its own
+    """Return the item of an image file; its stamp also changes with the file ``about``."""
+    if not isinstance(about, Entry):  # bytes come from a list, which has its own stamp
         return Item(name, label, entry.size, entry.stamp, entry.location, about)
     stamp = f"{entry.stamp} {about.stamp} {about.size}"
     return Item(name, label, entry.size, stamp, entry.location, about.location)
 
 
 def jpegs_among(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
-    """Return those whose names are of JPEGs, and the number of the others."""
+    """Return the entries with names of JPEGs, and the number of the others."""
     found = [entry for entry in entries if entry.name.lower().endswith((".jpg", ".jpeg"))]
     return found, len(entries) - len(found)
 
 
 def compact(content: dict[str, Any]) -> bytes:
-    """Return an object as JSON without spaces, its keys in the order given."""
+    """Return an object as JSON without spaces, with keys in the given order."""
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
-    return text.encode(errors="backslashreplace")  # JSON writes what is no Unicode like that, too
+    return text.encode(errors="backslashreplace")  # JSON's form of invalid Unicode, too
 
 
 def draws_of_names(names: Sequence[str], seed: int, purpose: str) -> np.ndarray:
-    """Return a counter-based draw in [0, 1) for each name, whatever other names there are."""
+    """Return a counter-based draw in [0, 1) for each name, independent of other names."""
     hashes = [hashlib.blake2b(os.fsencode(name), digest_size=8).digest() for name in names]
     words = np.frombuffer(b"".join(hashes), dtype="<i8").astype(np.int64)
     return draws.uniform(draws.sample_keys(seed, 0, words, 0, purpose), 1)[:, 0]
 
 
 def one_of_each_ending(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the first name, sorted, of each of the most frequent endings."""
+    """Return the first name, sorted, for each of the most frequent extensions."""
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for name in names:

@@ -11,7 +11,7 @@ _LIST, _WORDS, _VAL = "wnids.txt", "words.txt", "val/val_annotations.txt"
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the list of ids and the folder of validation images."""
+    """Detect by the list of ids and the folder of validation images."""
     return tree.find(_LIST) is not None and tree.has("val")
 
 
@@ -34,7 +34,7 @@ def load(tree: Tree, split: Split) -> Source:
     else:
         listed = {entry.name for entry in images}
         absent = [name for name in validation if f"val/images/{name}" not in listed]
-        images += [tree.listed(f"val/images/{name}") for name in absent]  # named in their turn
+        images += [tree.listed(f"val/images/{name}") for name in absent]  # reported later
         items = [_item(tree, entry, validation, labels) for entry in images]
     return Source(
         tree.root, tuple(items), classes, others, f"{folder}/", titles=_titles(tree, classes)
@@ -52,12 +52,12 @@ def _item(tree: Tree, entry: Entry, validation: dict[str, str], labels: dict[str
 
 
 def _validation(tree: Tree) -> dict[str, str]:
-    """Return the class id of every validation image; none where they lie in class folders."""
+    """Return the class id of every validation image; empty if they are in class folders."""
     if tree.find(_VAL) is None and tree.names("val") != ["images"]:
         return {}
     rows = [line.split("\t") for line in tree.lines(_VAL, "the classes of val/images")]
     if any(len(row) < 2 for row in rows):
-        raise UserError(f"{tree.root}: {_VAL} must hold a file and a class id per line, by tabs.")
+        raise UserError(f"{tree.root}: {_VAL} must have a file, a tab and a class id per line.")
     return {row[0]: row[1] for row in rows}
 
 

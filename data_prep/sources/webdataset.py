@@ -19,7 +19,7 @@ _PEEK = 20
 
 
 def detects(tree: Tree) -> bool:
-    """Tell by the first files of the first tar: an image and something of the same name."""
+    """Detect by the first files of the first tar: an image and another file of the same name."""
     tars = tree.shallow(".tar")
     if not tars or re.match(r"ILSVRC|n\d{8}", tars[0].name):
         return False
@@ -31,17 +31,17 @@ def detects(tree: Tree) -> bool:
 
 
 def load(tree: Tree, split: Split) -> JsonSource:
-    """List the samples of the wanted split's tars; labels come from ``.cls``, else from ``.json``.
+    """List the samples of the chosen split's tars; labels come from ``.cls``, else from ``.json``.
 
     The annotation is a sample's ``.json``, with the image's ``width`` and ``height``.
 
     Raises:
-        UserError: there is no tar, one is cut off, or labels are not as expected.
+        UserError: there is no tar, one is truncated, or labels are not as expected.
     """
     tars = files_below(tree.root, ".tar")
     with index_progress(list(tars.values())) as advance:
         shards = [_Shard(path, name, advance) for name, path in tars.items()]
-    # the classes of all splits, so that a label means the same in each of them
+    # the classes of all splits, so that labels have the same meaning in each
     classes = class_names((label for shard in shards for label in shard.labels), tree.root)
     chosen, rule = files_of(split, shards, tree.root)
     items = tuple(item for shard in chosen for item in shard.items(classes))
@@ -51,10 +51,10 @@ def load(tree: Tree, split: Split) -> JsonSource:
 
 
 class _Shard:
-    """A tar: its samples that have an image, and their labels.
+    """A tar: its samples with an image, and their labels.
 
     Attributes:
-        others: names of the files that are not used.
+        others: names of unused files.
     """
 
     def __init__(self, path: Path, name: str, advance: Advance) -> None:
@@ -87,9 +87,9 @@ class _Shard:
         try:
             content = parse_json(files["json"].location.read())
         except ValueError as error:
-            raise UserError(f"{where} has a .json that is none: {error}.") from error
+            raise UserError(f"{where} has an invalid .json: {error}.") from error
         if not isinstance(content, dict):
-            raise UserError(f"{where} has a .json that is no object.")
+            raise UserError(f"{where} has a .json that is not an object.")
         found = next((content[name] for name in _JSON_LABELS if name in content), None)
         if found is not None and not isinstance(found, int | str):
             raise UserError(f"{where}: its label is {found!r}, not a number or a name.")
@@ -97,19 +97,17 @@ class _Shard:
 
 
 def _samples(path: Path, entries: list[Entry]) -> dict[str, dict[str, Entry]]:
-    """Group files by name: the extension begins at the first dot behind the last slash."""
+    """Group files by name: the extension begins at the first dot after the last slash."""
     samples: dict[str, dict[str, Entry]] = {}
     for entry in entries:
         folder, slash, name = entry.name.rpartition("/")
         key, _, extension = name.partition(".")
         sample = samples.setdefault(folder + slash + key, {})
         if sample.setdefault(extension.lower(), entry) is not entry:
-            raise UserError(
-                f"{path} holds {entry.name} twice; each sample needs a name of its own."
-            )
+            raise UserError(f"{path} has {entry.name} twice; each sample needs its own name.")
     return samples
 
 
 def _image(files: dict[str, Entry]) -> str:
-    """Return the extension of a sample's image, or nothing."""
+    """Return the extension of a sample's image, or an empty text."""
     return next((kind for kind in _IMAGES if kind in files), "")

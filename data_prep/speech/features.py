@@ -1,8 +1,8 @@
-"""A WAV file → the features to store: 40 MFCCs of every 10 ms of its first second.
+"""Features of a WAV file for storage: 40 MFCCs for every 10 ms of its first second.
 
-As in the keyword spotting of TC-ResNet (Choi et al. 2019), which MP3 follows: 16 kHz, windows of
-30 ms, power spectrum of 512 points, 64 mel bands from 80 to 7600 Hz, log(x + 1e-6), DCT, the
-first 40 coefficients. The features are torchaudio's; soundfile reads the files.
+They follow the keyword spotting of TC-ResNet (Choi et al. 2019) and MP3: 16 kHz, windows of 30 ms,
+power spectrum of 512 points, 64 mel bands from 80 to 7600 Hz, log(x + 1e-6), DCT, the first 40
+coefficients. torchaudio computes the features; soundfile reads the files.
 """
 
 import io
@@ -39,18 +39,18 @@ class PreparedClip:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it takes in the data set."""
+        """Bytes in the data set."""
         return self.features.nbytes
 
 
 def prepare_clip(data: bytes, num_frames: int) -> PreparedClip:
     """Return the features of a WAV file.
 
-    Channels are averaged, other rates resampled; the first second counts, and what is shorter ends
-    in silence.
+    Channels are averaged, and other rates resampled. Only the first second is used; shorter clips
+    are padded with silence.
 
     Raises:
-        DamagedItem: it gives none.
+        DamagedItem: the clip cannot be used.
     """
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as sound:
@@ -60,9 +60,9 @@ def prepare_clip(data: bytes, num_frames: int) -> PreparedClip:
     except soundfile.LibsndfileError as error:
         raise DamagedItem(str(error.error_string)) from error
     if not len(samples):
-        raise DamagedItem("the file is cut off before its first sample")
+        raise DamagedItem("the file ends before its first sample")
     if not np.isfinite(samples).all():
-        raise DamagedItem("it holds samples that are not finite")
+        raise DamagedItem("it has samples that are not finite")
     return PreparedClip(clip_features(samples, rate, num_frames), length / rate)
 
 
@@ -72,14 +72,14 @@ def clip_features(samples: np.ndarray, rate: int, num_frames: int) -> np.ndarray
     Args:
         samples: float32 mono.
         rate: of the samples, in Hz.
-        num_frames: 98, or 100 for 20 ms of silence behind the second.
+        num_frames: 98, or 100 for 20 ms of silence after the second.
     """
-    # forked processes cannot use torch's pool of the parent
+    # forked processes cannot use torch's thread pool of the parent
     with one_thread(), torch.no_grad():
         wave = torch.from_numpy(samples)
         if rate != RATE:
             wave = _resampler(rate)(wave)
-        # a window lies in the middle of the points that are transformed
+        # a window is centred in the transformed points
         before = (_FFT - _WINDOW) // 2
         padded = torch.zeros(2 * before + _WINDOW + _HOP * (num_frames - 1))
         wave = wave[: min(RATE, len(padded) - before)]
@@ -89,9 +89,9 @@ def clip_features(samples: np.ndarray, rate: int, num_frames: int) -> np.ndarray
 
 def _check(rate: int, length: int) -> None:
     if not length:
-        raise DamagedItem("it holds no samples")
+        raise DamagedItem("it has no samples")
     if max(rate, RATE) // math.gcd(rate, RATE) > _LARGEST_RATIO:
-        raise DamagedItem(f"its rate of {rate} Hz cannot be brought to {RATE} Hz")
+        raise DamagedItem(f"its rate of {rate} Hz cannot be resampled to {RATE} Hz")
 
 
 @cache

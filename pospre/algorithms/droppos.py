@@ -90,7 +90,7 @@ class PositionClassification(PositionObjective):
         return weighted_mean(cross_entropy, weights)
 
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
-        """Return where it puts the visible patches; those without position count."""
+        """Return the predicted positions of the visible patches; those without position count."""
         told = batch["droppos/known"]
         return Answers(outputs["logits"], batch[VISIBLE], told, ~told)
 
@@ -150,7 +150,7 @@ class DropPos(PositionTask):
     official: bool = False
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what it needs: visible patches with their content, perhaps a teacher."""
+        """Return its requirements: visible patches with content, and possibly a teacher."""
         weighs = self.temperature is not None
         return Needs(
             patches="shown",
@@ -190,7 +190,7 @@ class DropPos(PositionTask):
         return PatchMasking.by_ratio("droppos", encoder.grid, ratio, self.sampling)
 
     def _dropped(self, encoder: Encoder) -> nn.Module:
-        """Return what hides the places that are not known, or exchanges them."""
+        """Return the module that hides or exchanges unknown places."""
         if encoder.patches_per_token > 1 and self.position_token != "zeros":
             raise UserError(
                 f"droppos.position_token is '{self.position_token}', but swin_tiny has offsets "
@@ -202,7 +202,7 @@ class DropPos(PositionTask):
         return ForgottenPlaces("droppos/known", mark)
 
     def couples_samples(self) -> str | None:
-        """Return the part that looks at all samples of a forward at once."""
+        """Name the part that couples the samples of a batch."""
         return "the weights of patches" if self.ignore_confident else super().couples_samples()
 
     def write(self, batch: Batch, model: PretrainModel) -> None:

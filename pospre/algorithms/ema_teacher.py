@@ -1,4 +1,4 @@
-"""A momentum average of the weights beside any host: to evaluate, to export, or to teach others.
+"""A momentum average of the weights beside any host: for evaluation, export, or as a teacher.
 
 (Polyak and Juditsky 1992; Tarvainen and Valpola 2017, arXiv 1703.01780.)
 """
@@ -33,7 +33,7 @@ class EmaTeacher(PretrainAlgorithm):
     shape: Literal["constant", "cosine", "linear"] = "constant"
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what it needs: nothing."""
+        """Return its requirements: none."""
         return Needs(views={})
 
     def attach(self, model: PretrainModel) -> None:

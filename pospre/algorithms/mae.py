@@ -1,7 +1,7 @@
 """MAE: masked autoencoders (He et al. 2022, arXiv 2111.06377).
 
 Masks most patches, encodes only the rest, and lets a light decoder regress the pixels of the
-hidden patches. The decoder is thrown away after pre-training.
+hidden patches. The decoder is discarded after pre-training.
 """
 
 import math
@@ -115,7 +115,7 @@ class MAE(PretrainAlgorithm):
     takes_merged_patches: ClassVar[bool] = True
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what it needs: one view."""
+        """Return its requirements: one view."""
         return Needs(heads={"decoder": (self.decoder_dim, self.decoder_heads)})
 
     def attach(self, model: PretrainModel) -> None:
@@ -138,7 +138,7 @@ class MAE(PretrainAlgorithm):
         )
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw which patches are visible, and which of them stand behind a mask token."""
+        """Draw the visible patches, and those replaced by a mask token."""
         masking = self._masking(model.encoder)
         batch.update(masking.draw(batch, model.seed))
         if self.second_mask_ratio:

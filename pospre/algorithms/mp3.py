@@ -1,9 +1,9 @@
 """MP3: masked patch position prediction (Zhai et al. 2022, arXiv 2207.07611).
 
-The encoder gets the patches without positions and predicts where each of them belongs. To make this
-harder, only a random part of them, the context, gives keys and values in every attention layer. All
-of them are queries. There is no decoder: one linear layer classifies each patch into the N
-positions. Fine-tuning adds fresh positions, or none. In speech a few patches keep their place. The
+The encoder gets the patches without positions and predicts the position of each. To make this
+harder, only a random subset of them, the context, gives keys and values in every attention layer.
+All of them are queries. There is no decoder: one linear layer classifies each patch into the N
+positions. Fine-tuning adds new positions, or none. In speech a few patches keep their place. The
 encoder forgets all others, under every position scheme.
 """
 
@@ -77,7 +77,7 @@ class PatchPositions(PositionObjective):
         return weighted_mean(cross_entropy, weights)
 
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
-        """Return where it puts all patches. ``count_shown`` decides if known ones count."""
+        """Return the predicted positions of all patches. ``count_shown``: known ones count."""
         known = batch["mp3/known"].flatten(0, 1)
         places = torch.arange(known.shape[1], device=known.device).expand(known.shape)
         return Answers(outputs["logits"], places, known, ~known | self.count_shown)
@@ -124,7 +124,7 @@ class MP3(PositionTask):
     count_shown: bool = False
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what it needs: views of which the encoder gets all patches."""
+        """Return its requirements: views of which the encoder gets all patches."""
         return Needs(
             views={"view": None},
             patches="all",

@@ -1,4 +1,4 @@
-"""A certificate: the same recipe undisturbed and disturbed, and whether it is the same model."""
+"""Certificates: a recipe run undisturbed and disturbed, and a comparison of the results."""
 
 import json
 import platform
@@ -25,17 +25,17 @@ FIRST = Stage("undisturbed", "undisturbed")
 
 @dataclass(frozen=True)
 class Request:
-    """What a certificate is asked for.
+    """Options of a certificate.
 
     Attributes:
         recipe: YAML file.
-        overrides: ``key=value`` of it.
+        overrides: ``key=value`` for it.
         steps: length of the runs.
         save_every: steps between checkpoints.
-        kills: of the killed run.
-        ranks: numbers of ranks in turn; one number: no run on several.
-        also: further overrides under which every second process of a run of their own goes on.
-        seed: of the moments.
+        kills: number of kills of the killed run.
+        ranks: numbers of ranks, in turn; one number: no run with several.
+        also: further overrides; each gets a run in which every second process uses it.
+        seed: of the kill times.
     """
 
     recipe: str
@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Column:
-    """A disturbed run and what was found."""
+    """A disturbed run and its verdicts."""
 
     stage: Stage
     ends: list[str]
@@ -60,7 +60,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was run, and a verdict for every property of every disturbed run."""
+    """The request, and a verdict for every property of every disturbed run."""
 
     request: Request
     columns: list[Column]
@@ -81,13 +81,13 @@ def certify(request: Request, work: Callable[[Job], None]) -> tuple[Certificate,
 
     Args:
         request: what to run.
-        work: what a process does, ``train_observed`` but for tests.
+        work: function that each process runs, ``train_observed`` except in tests.
 
     Returns:
-        The certificate, and its folder ``certificate`` below the recipe's run folder.
+        The certificate, and its folder ``certificate`` in the recipe's run folder.
 
     Raises:
-        UserError: the recipe cannot be trained, or a run ended by itself.
+        UserError: the recipe cannot be trained, or a run ended unexpectedly.
     """
     recipe = load_recipe(request.recipe, request.overrides)
     folder = recipe.run_path() / "certificate"
@@ -95,7 +95,7 @@ def certify(request: Request, work: Callable[[Job], None]) -> tuple[Certificate,
     for keys in request.also:
         load_recipe(request.recipe, (*request.overrides, *keys))
     for ranks in request.ranks:
-        rank_batch(recipe, ranks)  # or an error
+        rank_batch(recipe, ranks)  # raises if it does not divide
     remote = recipe.trainer.save_folder if recipe.checkpoint_folder().startswith("s3://") else None
     runner = Runner(
         request.recipe,
@@ -107,7 +107,7 @@ def certify(request: Request, work: Callable[[Job], None]) -> tuple[Certificate,
     )
     certificate = _run(request, runner, recipe)
     write(certificate, folder)
-    if certificate.is_green:  # of a red one everything may be looked at
+    if certificate.is_green:  # keep everything of a failed one for inspection
         for path in filter(Path.is_dir, folder.iterdir()):
             shutil.rmtree(path)
     return certificate, folder
@@ -129,10 +129,10 @@ def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
     """Return the stages after the undisturbed one, each after the one it is compared with.
 
     Args:
-        request: what is asked for.
-        coupled: what of the method looks at all samples of a forward at once, so that its losses
-            depend on the number of ranks; such a run is compared with one on as many.
-        reduced: the precision is not fp32, which makes more of another order of sums.
+        request: the options.
+        coupled: the part of the method that couples the samples of a batch, so that losses depend
+            on the number of ranks; such a run is compared with one on as many ranks.
+        reduced: the precision is not fp32, which amplifies a different order of sums.
     """
     kills = tuple(draw_kills("killed", request.kills, request.steps, request.seed))
     found = [Stage("killed", f"{request.kills} kills", kills=kills, reference=FIRST.name)]
@@ -144,7 +144,7 @@ def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
         (found if exact else others).append(stage)
     kills, most = _changes("ranks", len(request.ranks) - 1, request), max(request.ranks)
     if kills and coupled:
-        title = f"{most} ranks beside {most}: {coupled} see all samples of a rank"
+        title = f"{most} ranks beside {most}: {coupled} couple the samples of a rank"
         again = Stage("undisturbed_ranks", f"undisturbed, {most} ranks", ranks=(most,))
         found += [again, Stage("ranks", title, (), kills, (most,), (), False, again.name)]
     elif kills:
@@ -161,7 +161,7 @@ def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
 
 
 def _changes(name: str, count: int, request: Request) -> tuple[Kill, ...]:
-    """Return kills after equal parts of a run, so that every process trains some of it."""
+    """Return kills that divide a run into equal parts, so that every process trains some of it."""
     part = request.steps / (count + 1)
     drawn = draw_kills(name, count, request.steps, request.seed)
     return tuple(
@@ -219,7 +219,7 @@ def write(certificate: Certificate, folder: Path) -> None:
 
 
 def headline(certificate: Certificate) -> str:
-    """Say in a line whether the certificate is green, or what is first wrong."""
+    """Return one line that says whether the certificate is green, or the first failure."""
     asked = certificate.request
     if certificate.is_green:
         return f"certificate of {asked.recipe}: green, in {certificate.seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""Writes down what every step of a training consumed and gave, and reads it back."""
+"""Records the inputs and results of every training step, and reads the records."""
 
 import hashlib
 import json
@@ -26,8 +26,8 @@ from pospre.recipe.recipe import load_recipe
 from pospre.training.callbacks.metrics import plain_losses
 from pospre.training.train import train
 
-_BREATH = 0.05  # seconds that a step takes at least, so that a kill can strike in it
-_ROW_BYTES = 8  # of a sample's hash: enough to tell a few thousand samples apart
+_BREATH = 0.05  # minimal seconds of a step, so that kills can hit it
+_ROW_BYTES = 8  # of a sample's hash: enough to distinguish a few thousand samples
 _PROPERTIES = {
     "index": "sample ids",
     "epoch": "sample ids",
@@ -41,16 +41,16 @@ DRAWN = ("sample ids", "boxes", "flips", "masks", "pixels")
 
 
 class Observer(Callback):
-    """Appends a line to a file when training begins, at both ends of every step, and at the end.
+    """Appends a line to a file at the start and end of training and of every step.
 
     A step's line has one hash for each sample and property (ids, boxes, flips, masks, pixels: the
-    batch as the model got it, after the algorithms' draws), the losses, and a hash of all weights
-    after it. Each line is one write, so a kill leaves a half line at most.
+    model's batch, after the algorithms' draws), the losses, and a hash of all weights after it.
+    Each line is one write, so a kill leaves at most half a line.
 
     Args:
         path: the file of this rank and process.
-        every_weight: hash the weights after every step; else only in the end.
-        values: where to put the final weights, rank 0 only.
+        every_weight: hash the weights after every step; otherwise only at the end.
+        values: file for the final weights, rank 0 only.
     """
 
     def __init__(self, path: Path, *, every_weight: bool, values: Path) -> None:
@@ -60,19 +60,19 @@ class Observer(Callback):
         self._rows: dict[str, list[str]] = defaultdict(list)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Note after which step this process begins, and what makes ranks matter to the losses."""
+        """Record the step before this process, and the part of the method that couples samples."""
         algorithms = (each for each in state.algorithms if isinstance(each, PretrainAlgorithm))
         asked = (algorithm.couples_samples() for algorithm in algorithms)
         self._write(start=state.timestamp.batch.value, coupled=" and ".join(filter(None, asked)))
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Note that a step begins, so that the killer knows where the process is."""
+        """Record the start of a step, so that the killer can follow the process."""
         self._rows.clear()
         self._write(begun=state.timestamp.batch.value + 1)
         time.sleep(_BREATH)
 
     def after_forward(self, state: State, logger: Logger) -> None:
-        """Hash the samples of a microbatch with all that was drawn for them."""
+        """Hash the samples of a microbatch with everything drawn for them."""
         found: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, value in state.batch.items():
             found[property_of(key)][key] = value
@@ -80,7 +80,7 @@ class Observer(Callback):
             self._rows[name].extend(hash_rows(values))
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Write the line of the step that is done."""
+        """Write the line of a finished step."""
         self._write(
             step=state.timestamp.batch.value,
             rows={name: "".join(rows) for name, rows in self._rows.items()},
@@ -91,10 +91,10 @@ class Observer(Callback):
         )
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Note the final weights, optimiser and random state; keep the weights' values."""
+        """Record the final weights, optimiser and random state; save the weights' values."""
         model = state.get_model_state_dict()
         optimizer = state.optimizers[0].state_dict()
-        # Python's own generator is left out: boto draws its pauses from it
+        # without Python's own generator: boto draws its delays from it
         random = [
             {name: value for name, value in rank.items() if name != "python"}
             for rank in reproducibility.get_rng_state()
@@ -115,7 +115,7 @@ class Observer(Callback):
 
 
 def hash_rows(values: Mapping[str, Tensor]) -> list[str]:
-    """Return one hash for each sample over some keys of a batch: of types, shapes and bytes."""
+    """Return one hash per sample over some keys of a batch: types, shapes and bytes."""
     parts = []
     for key, value in sorted(values.items()):
         head = f"{key} {value.dtype} {tuple(value.shape[1:])}".encode()
@@ -131,7 +131,7 @@ def hash_rows(values: Mapping[str, Tensor]) -> list[str]:
 
 
 def hash_tensors(tree: Any) -> str:
-    """Return a hash of everything in nested dicts and lists, tensors by their bytes."""
+    """Return a hash of nested dicts and lists, with tensors by their bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for path, leaf in _leaves(tree):
         digest.update(path.encode())
@@ -166,19 +166,19 @@ def _bytes(value: Tensor) -> bytes:
 
 
 def property_of(key: str) -> str:
-    """Return which property of a certificate a batch's key belongs to."""
+    """Return the certificate's property that a batch key belongs to."""
     return _PROPERTIES.get(key.rpartition("/")[2], "masks")
 
 
 @dataclass
 class Step:
-    """A step that was trained to its end.
+    """A finished training step.
 
     Attributes:
         number: counted from 1.
-        rows: a hash for each sample of the batch over all ranks, in order, by property.
+        rows: by property, a hash for each sample of the batch over all ranks, in order.
         losses: averages over the ranks, with the metrics of the training step.
-        parameters: a hash of the weights after it, if it was taken.
+        parameters: a hash of the weights after it, if recorded.
     """
 
     number: int
@@ -189,15 +189,15 @@ class Step:
 
 @dataclass
 class ProcessRecord:
-    """What one process wrote down.
+    """The record of one process.
 
     Attributes:
-        start: the step it went on from; None where it ended before that.
-        steps: those that it finished.
-        end: hashes of the final state, of a process that came to the end.
-        coupled: what looks at all samples of a forward at once; empty for nothing.
+        start: the step it resumed from; None if it ended before that.
+        steps: its finished steps.
+        end: hashes of the final state, if the process finished the run.
+        coupled: the part of the method that couples samples; empty: none.
         first: when its first step began, in seconds of the machine's clock.
-        seconds: that each of its steps took.
+        seconds: duration of each of its steps.
     """
 
     start: int | None = None
@@ -211,7 +211,7 @@ class ProcessRecord:
 def read_record(paths: Sequence[Path]) -> ProcessRecord:
     """Return the record of a process from its ranks' files, rank 0 first.
 
-    A step counts as finished when all ranks have written it.
+    A step is finished when all ranks have written it.
     """
     ranks = [list(map(json.loads, _whole_lines(path))) for path in paths]
     record, begun_at = ProcessRecord(), 0.0
@@ -238,7 +238,7 @@ def _joined(number: int, lines: list[dict[str, Any]]) -> Step:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file without the one that a kill cut short."""
+    """Return the lines of a file, without a last one cut off by a kill."""
     content = path.read_bytes() if path.exists() else b""
     return content.split(b"\n")[:-1]
 

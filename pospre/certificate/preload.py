@@ -1,4 +1,4 @@
-"""Imported by the fork server only: it imports and prepares training in a single thread."""
+"""Imported only by the fork server: imports and prepares training in a single thread."""
 
 import os
 import tempfile
@@ -14,11 +14,11 @@ from pospre.training.build import build_components
 
 
 def prepare() -> None:
-    """Do once what every process would do again: late imports, numba's cache, the machine's name.
+    """Do in advance what every process would repeat: late imports, numba's cache, the host name.
 
     Raises:
-        RuntimeError: a thread was started. A fork has the thread that forks only: what others had
-            locked would stay locked for good.
+        RuntimeError: a thread was started. A fork has only the forking thread; locks held by others
+            would never be released.
     """
     with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
         Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(Path(folder) / "black.jpg")
@@ -31,10 +31,10 @@ def prepare() -> None:
             "trainer": {"max_duration": "1ba", "device": "cpu"},
         }
         next(iter(build_components(recipe_from_dict(recipe)).loader))
-    get_composer_env_dict()  # asks a process of its own, and goes into every checkpoint
+    get_composer_env_dict()  # starts a subprocess; its result goes into every checkpoint
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        raise RuntimeError(f"preparing to train has started {threads - 1} threads: no fork is safe")
+        raise RuntimeError(f"preparing training started {threads - 1} threads, so forks are unsafe")
 
 
 prepare()

@@ -1,9 +1,9 @@
-"""Processes of a run, forked from a server that has imported torch, and how they are killed.
+"""Processes of a run, forked from a server that has imported torch, and their kills.
 
 Starting Python with torch and Composer takes 6 to 10 s, and a certificate starts a run a dozen
-times. The server (``multiprocessing``'s own) imports both once, with a single thread, which
-``preload.py`` makes sure of; a fork of it trains a second later. SIGKILL goes to the fork, which
-is a whole process: it has its own memory, files and threads.
+times. The server (``multiprocessing``'s own) imports both once, in a single thread, as
+``preload.py`` ensures. A fork of it starts training within a second. SIGKILL goes to the fork,
+which is a complete process with its own memory, files and threads.
 """
 
 import json
@@ -25,29 +25,29 @@ from typing import Any, NamedTuple
 from pospre.run.checkpoints.finding import incomplete
 
 KINDS = ("step", "save", "start", "SIGTERM")
-_SERVER = {  # with these no library starts a thread before the fork, and none touches a GPU
+_SERVER = {  # keeps libraries from starting threads before the fork, or from using a GPU
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-_AFTER_ONE = 2.0  # seconds that the other ranks have to end by themselves
-_LOOK = 0.0005  # seconds between two looks for the moment of a kill
-_MISSED = 4  # steps after which a save must have gone by unseen
+_AFTER_ONE = 2.0  # seconds that the other ranks get to end by themselves
+_LOOK = 0.0005  # seconds between two checks for the time of a kill
+_MISSED = 4  # steps after which a save must have been missed
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is to do.
+    """The work of one process.
 
     Attributes:
         recipe: YAML file.
-        overrides: ``key=value`` of it.
-        records: where the observers write, by rank.
-        values: where the final weights go.
-        log: what is printed goes here.
+        overrides: ``key=value`` for it.
+        records: files of the observers, by rank.
+        values: file for the final weights.
+        log: file for the output.
         every_weight: hash the weights after every step.
-        environment: variables of its own, such as a bucket's endpoint.
+        environment: extra variables, such as a bucket's endpoint.
     """
 
     recipe: str
@@ -63,8 +63,8 @@ class Process:
     """One start of a run: a process for each of its ranks.
 
     Attributes:
-        begun: the last step that it was seen to begin, 0 for none.
-        started: when it was, in seconds of the machine's clock.
+        begun: the last step seen to begin; 0: none.
+        started: when that was, in seconds of the machine's clock.
     """
 
     def __init__(self, processes: list[Any], record: Path) -> None:
@@ -75,7 +75,7 @@ class Process:
         self.started = self._seen = time.monotonic()
 
     def look(self) -> None:
-        """Read how far it has come."""
+        """Read its progress."""
         try:
             with self._record.open("rb") as file:
                 file.seek(self._read)
@@ -89,7 +89,7 @@ class Process:
                 self.begun, self._seen = line["begun"], time.monotonic()
 
     def age(self) -> float:
-        """Return the seconds since it was started."""
+        """Return the seconds since its start."""
         return time.monotonic() - self.started
 
     def since_begun(self) -> float:
@@ -97,7 +97,7 @@ class Process:
         return time.monotonic() - self._seen
 
     def is_alive(self) -> bool:
-        """Tell whether it runs; where one rank has failed, the others are ended."""
+        """Return whether it runs; if one rank has failed, end the others."""
         codes = self._codes()
         if any(codes) and None in codes:
             deadline = time.monotonic() + _AFTER_ONE
@@ -114,7 +114,7 @@ class Process:
                     os.kill(process.pid, number)
 
     def wait(self) -> int:
-        """Wait for the end; return the exit code, of several ranks the first that is not 0."""
+        """Wait for the end; return the exit code, with several ranks the first that is not 0."""
         while self.is_alive():
             time.sleep(0.005)
         return next(filter(None, self._codes()), 0)
@@ -124,10 +124,10 @@ class Process:
 
 
 class ProcessServer:
-    """The server and the processes that are started from it.
+    """The server and the processes started from it.
 
     Args:
-        work: what a process does with its job; a function of a module.
+        work: a module's function that a process calls with its job.
     """
 
     def __init__(self, work: Callable[[Job], None]) -> None:
@@ -144,7 +144,7 @@ class ProcessServer:
             os.environ.update(before)
 
     def start(self, job: Job) -> Process:
-        """Start a process on as many ranks as the job has records for."""
+        """Start a process on as many ranks as the job has records."""
         ranks = len(job.records)
         port = _free_port() if ranks > 1 else 0
         processes = []
@@ -159,7 +159,7 @@ class ProcessServer:
 
 
 def _begin(work: Callable[[Job], None], job: Job, variables: Mapping[str, str], rank: int) -> None:
-    """Do in the new process what it is for, and leave with it when the parent has gone."""
+    """Run ``work`` in the new process, and exit when the parent has exited."""
     os.environ.update({**job.environment, **variables})
     log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -177,7 +177,7 @@ def _begin(work: Callable[[Job], None], job: Job, variables: Mapping[str, str], 
 
 
 def _rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """Return what Composer's launcher tells a rank."""
+    """Return the environment variables that Composer's launcher sets for a rank."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -196,13 +196,13 @@ def _free_port() -> int:
 
 
 class Kill(NamedTuple):
-    """A moment at which a process ends.
+    """A time at which a process ends.
 
     Attributes:
-        kind: ``step``: SIGKILL in the middle of a step; ``save``: while a checkpoint is written;
-            ``start``: before the first step; ``SIGTERM``: told to stop, so that it saves first.
-        step: which must have begun.
-        delay: share of the time that a step, or the start, takes.
+        kind: ``step``: SIGKILL during a step; ``save``: while a checkpoint is written; ``start``:
+            before the first step; ``SIGTERM``: so that it saves and stops.
+        step: the step that must have begun.
+        delay: share of the duration of a step, or of the start.
     """
 
     kind: str
@@ -211,10 +211,10 @@ class Kill(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How long things took undisturbed, in seconds.
+    """Undisturbed durations, in seconds.
 
     Attributes:
-        start: from the beginning of a process to its first step.
+        start: from the start of a process to its first step.
         step: one step.
     """
 
@@ -223,11 +223,11 @@ class Pace(NamedTuple):
 
 
 def draw_kills(name: str, count: int, steps: int, seed: int) -> list[Kill]:
-    """Return ``count`` moments in the order in which they come; all kinds, as far as they go.
+    """Return ``count`` kills in order of time, of all kinds if there are enough.
 
     Args:
-        name: of the run that is killed: each gets its own.
-        count: of the moments.
+        name: of the killed run: each gets its own draws.
+        count: number of kills.
         steps: of the whole run.
         seed: of the draws.
     """
@@ -241,15 +241,15 @@ def draw_kills(name: str, count: int, steps: int, seed: int) -> list[Kill]:
 def send_when_due(
     process: Process, is_due: Callable[[], bool], number: int = signal.SIGKILL
 ) -> bool:
-    """Send a process a signal as soon as it is due and wait for its end; tell whether that was so.
+    """Send a process a signal when due, and wait for its end; return whether it was sent.
 
     Args:
-        process: that has just been started.
-        is_due: asked all the time; sees how far the process has come.
+        process: just started.
+        is_due: polled with the process's progress.
         number: of the signal.
 
     Returns:
-        False where it came to an end by itself before.
+        False if the process ended by itself before.
     """
     while process.is_alive():
         process.look()
@@ -263,13 +263,13 @@ def send_when_due(
 
 
 def is_due(kill: Kill, process: Process, pace: Pace, folder: Path) -> bool:
-    """Tell whether the moment of a kill has come.
+    """Return whether a kill is due.
 
     Args:
-        kill: the moment.
-        process: that it ends.
-        pace: what the delay is a share of.
-        folder: of the local checkpoints, where a save shows.
+        kill: the kill.
+        process: the process to kill.
+        pace: the durations that the delay is a share of.
+        folder: of the local checkpoints, where a save is visible.
     """
     if kill.kind == "start":
         return process.age() >= kill.delay * pace.start
@@ -281,9 +281,9 @@ def is_due(kill: Kill, process: Process, pace: Pace, folder: Path) -> bool:
 
 
 def describe(kill: Kill, process: Process, folder: Path) -> str:
-    """Say at which moment a kill has struck; it may have missed the one that it was meant for."""
+    """Describe when a kill hit; it may have missed its intended time."""
     if kill.kind == "SIGTERM":
         return "by SIGTERM"
-    if not process.begun:  # what is half written is of the process before
+    if not process.begun:  # half-written files are the previous process's
         return "before a step"
     return "in a save" if incomplete(folder) else "in a step"

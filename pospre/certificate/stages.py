@@ -1,4 +1,4 @@
-"""The stages of a certificate, a run each: undisturbed, killed, on other ranks, elsewhere."""
+"""The stages of a certificate, one run each: undisturbed, killed, other ranks, other settings."""
 
 import re
 import shutil
@@ -36,14 +36,14 @@ class Stage:
     """A run of a certificate.
 
     Attributes:
-        name: what its folder is called.
-        title: what the table calls it.
-        overrides: of the recipe in all of its processes.
-        kills: how its processes end, but for the last.
-        ranks: of its processes in turn; the last number holds for all that follow.
-        elsewhere: further overrides of every second process.
-        exact: losses and state must be the reference's to the bit.
-        reference: the undisturbed run that it is compared with; None: it is one itself.
+        name: of its folder.
+        title: in the table.
+        overrides: for the recipe in all processes.
+        kills: that end its processes, all but the last.
+        ranks: of its processes in turn; the last number applies to all others.
+        elsewhere: further overrides for every second process.
+        exact: losses and state must equal the reference's bit for bit.
+        reference: the undisturbed run to compare with; None: it is one itself.
     """
 
     name: str
@@ -57,21 +57,21 @@ class Stage:
 
     @property
     def is_changing(self) -> bool:
-        """Whether its processes differ in more than their ends."""
+        """Whether its processes differ in more than their kills."""
         return len(set(self.ranks)) > 1 or bool(self.elsewhere)
 
 
 @dataclass
 class Done:
-    """A run that came to its end.
+    """A finished run.
 
     Attributes:
-        processes: what each wrote down.
-        ends: how each but the last ended.
-        whole: the step of the newest whole checkpoint that each of these left.
+        processes: their records.
+        ends: how each except the last ended.
+        whole: the step of the newest complete checkpoint that each of these left.
         values: file of the final weights.
-        seconds: that it took.
-        pace: how long a start and a step took in its last process.
+        seconds: its duration.
+        pace: durations of start and step in its last process.
     """
 
     processes: list[ProcessRecord]
@@ -89,10 +89,11 @@ class Runner:
     Args:
         recipe: YAML file.
         run_name: of the recipe.
-        overrides: of every stage.
-        folder: where the stages go, each into a folder of its own.
-        save_folder: of the checkpoints in a bucket, a folder for each stage; None: local ones only.
-        processes: what starts the processes.
+        overrides: for every stage.
+        folder: contains a folder for each stage.
+        save_folder: of checkpoints in a bucket, with a folder for each stage; None: only local
+            ones.
+        processes: the server that starts the processes.
     """
 
     recipe: str
@@ -103,14 +104,14 @@ class Runner:
     processes: ProcessServer
 
     def run(self, stage: Stage, pace: Pace) -> Done:
-        """Run a stage to its end; once more from the start where a kill came too late.
+        """Run a stage to its end; if a kill came too late, repeat it once.
 
         Args:
             stage: what to run.
-            pace: of the undisturbed run; it says when a kill is due.
+            pace: of the undisturbed run, which determines when a kill is due.
 
         Raises:
-            UserError: a process ended by itself before the end.
+            UserError: a process ended unexpectedly.
         """
         done = self._try(stage, pace)
         for _ in range(_TRIES - 1):
@@ -146,13 +147,13 @@ class Runner:
         )
 
     def local_checkpoints(self, stage: Stage) -> Path:
-        """Return where a stage's checkpoints are on this machine."""
+        """Return the folder of a stage's checkpoints on this machine."""
         return self.folder / stage.name / self.run_name / "checkpoints"
 
     def _wait(
         self, stage: Stage, process: Process, kill: Kill | None, pace: Pace, log: Path
     ) -> str:
-        """Wait for a process; return how it was ended, or nothing if it finished the run."""
+        """Wait for a process; return how it was killed, or an empty text if it finished the run."""
         folder, end = self.local_checkpoints(stage), ""
         if kill is not None:
             number = signal.SIGTERM if kill.kind == "SIGTERM" else signal.SIGKILL
@@ -161,10 +162,10 @@ class Runner:
         code = process.wait()
         if code not in ((0, _KILLED, _STOPPED) if end else (0,)):
             said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            words = said[-1].removeprefix("error: ").rstrip(".") if said else "it said nothing"
+            words = said[-1].removeprefix("error: ").rstrip(".") if said else "without output"
             raise UserError(
                 f"run '{stage.name}' of the certificate ended with exit code {code}"
-                f"{f' ({end})' if end else ''}: {words}. All it said is in {log}"
+                f"{f' ({end})' if end else ''}: {words}. Its full output is in {log}"
             )
         process.look()
         return end
@@ -191,7 +192,7 @@ class Runner:
 
 
 def check_ends(stage: Stage, done: Done) -> Verdict:
-    """Return a verdict about how processes ended: a run that was not disturbed proves nothing."""
+    """Return a verdict about how processes ended: an undisturbed run would prove nothing."""
     text = ", ".join(f"{count} {end}" for end, count in Counter(done.ends).items())
     missed = len(stage.kills) - len(done.ends)
     if missed:
@@ -203,7 +204,7 @@ def check_ends(stage: Stage, done: Done) -> Verdict:
 
 
 def _newest(folder: Path) -> int:
-    """Return the step of the newest checkpoint that has its manifest, which is written last."""
+    """Return the step of the newest checkpoint with a manifest, which is written last."""
     names = (path.relative_to(folder).as_posix() for path in folder.glob("**/*.json"))
     return max((int(found[1]) for name in names if (found := _SAVED.match(name))), default=0)
 

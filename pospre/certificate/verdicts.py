@@ -1,4 +1,4 @@
-"""Two runs of one recipe compared property by property."""
+"""Comparison of two runs of a recipe, property by property."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,18 +10,18 @@ import numpy as np
 from pospre.certificate.observer import DRAWN, ProcessRecord, Step
 
 TOLERANCE = 1e-5
-"""Of losses and weights where sums are taken in another order, relative."""
+"""Relative tolerance of losses and weights if the order of sums differs."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a certificate says of one property of one run.
+    """The verdict on one property of one run.
 
     Attributes:
         property: its name.
-        holds: whether it is as it must be.
-        text: ``equal``, how much it differs, or from where on.
-        step: the first one that differs, if one does.
+        holds: whether it is as required.
+        text: ``equal``, the size of the difference, or where it starts.
+        step: the first step that differs, if any.
     """
 
     property: str
@@ -37,12 +37,12 @@ def compare(
     exact: bool,
     values: tuple[Path, Path],
 ) -> list[Verdict]:
-    """Return a verdict for every property of a run beside the undisturbed one.
+    """Return a verdict for every property of a run compared with the undisturbed one.
 
     Args:
         reference: the one process of the undisturbed run.
-        processes: of the other run, in order; a step that was trained twice is compared twice.
-        exact: losses, metrics and state must be the same bits; else losses and weights may differ
+        processes: of the other run, in order; steps trained twice are compared twice.
+        exact: losses, metrics and state must be bit-equal; otherwise losses and weights may differ
             by ``TOLERANCE``.
         values: files of the final weights of both.
     """
@@ -65,13 +65,13 @@ def compare(
 def check_lost(
     processes: Sequence[ProcessRecord], ends: Sequence[str], whole: Sequence[int]
 ) -> Verdict:
-    """Return a verdict about the steps that were done when a process ended, and had to be redone.
+    """Return a verdict about finished steps that were lost when a process ended.
 
     Args:
         processes: of the run.
-        ends: how each but the last ended.
-        whole: the step of the newest whole checkpoint that each process but the last left. No step
-            up to it may be lost, and no step at all where a process could save before its end.
+        ends: how each except the last ended.
+        whole: the step of the newest complete checkpoint that each of these left. No step up to it
+            may be lost, and none at all if a process could save before its end.
     """
     done, worst, bad = 0, 0, ""
     for before, after, end, kept in zip(processes[:-1], processes[1:], ends, whole, strict=True):
@@ -106,7 +106,7 @@ def _close_losses(expected: dict[int, Step], found: Sequence[Step]) -> Verdict:
     worst, at = 0.0, 0
     for step in found:
         for name, value in expected[step.number].losses.items():
-            if name.startswith("metric/"):  # may look at all of a forward's samples; trains nothing
+            if name.startswith("metric/"):  # may couple a batch's samples; not trained
                 continue
             other = step.losses.get(name, math.nan)
             distance = abs(other - value) / max(abs(value), 1.0)
@@ -126,7 +126,7 @@ def _close_values(reference: Path, other: Path) -> Verdict:
 
 
 def _equal_ends(reference: ProcessRecord, processes: Sequence[ProcessRecord]) -> list[Verdict]:
-    """Compare the final state; one that SIGTERM ended has an earlier end as well."""
+    """Compare the final state; a run ended by SIGTERM also has an earlier one."""
     before = reference.end or {}
     ends = [
         process.end for process in processes if process.end and process.end["end"] == before["end"]

@@ -1,4 +1,4 @@
-"""Fills the rows of a batch: read a sample, decode it once, cut its views."""
+"""Fills the rows of a batch: read a sample, decode it once, crop its views."""
 
 import math
 import threading
@@ -29,14 +29,14 @@ from pospre.errors import UserError
 
 _Bad = DecodeError | DamagedSample
 _MOST_IN_A_ROW = 1000
-_MOST_OPENED = 4 << 20  # bytes of opened samples that a thread has in memory, give or take one
+_MOST_OPENED = 4 << 20  # approximate bytes of opened samples that a thread keeps in memory
 
 
 class BatchFiller:
     """Writes samples into batches, from several threads at once.
 
     Attributes:
-        bad: why each sample that was left out cannot be used, by index; with ``"skip"`` only.
+        bad: by index, why each skipped sample cannot be used; only with ``"skip"``.
     """
 
     def __init__(self, options: LoaderOptions, timing: LoaderTiming) -> None:
@@ -48,14 +48,15 @@ class BatchFiller:
         self._lock = threading.Lock()
 
     def fill(self, batch: Batch, plans: list[GroupPlan], rows: range) -> None:
-        """Read, decode and cut some samples of a batch, in place.
+        """Read, decode and crop some samples of a batch, in place.
 
-        Groups of as many samples as may be in memory together are read, then their views are
-        planned, then they are decoded one by one. Decoding evicts all other code from the
-        processor's caches; in groups, reading and planning are several times faster.
+        Samples are processed in groups that fit into memory: all are read, their views are planned,
+        then they are decoded one by one. Decoding evicts other code from the processor's caches; in
+        groups, reading and planning are several times faster.
 
         Raises:
-            UserError: a sample cannot be used and bad samples are not skipped; it is named.
+            UserError: a sample cannot be used, and bad samples are not skipped; it names the
+                sample.
         """
         labels, watch, outputs = batch[LABEL].numpy(), Stopwatch(), _outputs(batch, plans)
         left, failed = deque(rows), dict[int, _Bad]()
@@ -78,9 +79,9 @@ class BatchFiller:
     def _open_some(
         self, batch: Batch, rows: deque[int], failed: dict[int, _Bad], watch: Stopwatch
     ) -> list[tuple[int, OpenedImage, int]]:
-        """Read the next samples, as many as may be in memory together.
+        """Read the next samples, as many as fit into memory.
 
-        Return row, image and label of each. What is wrong with the others goes to ``failed``.
+        Return row, image and label of each. Errors of the others go to ``failed``.
         """
         opened, num_bytes = [], 0
         while rows and num_bytes < _MOST_OPENED:
@@ -97,8 +98,8 @@ class BatchFiller:
     def _stand_in(self, batch: Batch, row: int, outputs: "_Outputs", watch: Stopwatch) -> int:
         """Fill the row of a bad sample with the next good one; return its label.
 
-        Candidates are tried even if they failed before: damage may lie where only some views reach,
-        and the choice must not depend on what this thread or rank has seen before.
+        Candidates are tried even if they failed before: damage may affect only some views, and the
+        choice must not depend on what this thread or rank has read before.
         """
         first, num_samples = int(batch[INDEX][row]), len(self.reader)
         tries = min(num_samples, _MOST_IN_A_ROW)
@@ -124,7 +125,7 @@ class BatchFiller:
         image: OpenedImage,
         outputs: "_Outputs",
     ) -> DecodePlan:
-        """Find where all views of a sample lie in its image and in the batch."""
+        """Determine the positions of all views of a sample in its image and in the batch."""
         groups = [
             Views(
                 plan.crops(plan_row, image.width, image.height),
@@ -137,10 +138,10 @@ class BatchFiller:
         return plan_decoding(image, groups, places, self.oversampling)
 
     def check_sample(self, index: int) -> None:
-        """Decode a sample in full, as ``fill`` would for views that reach everywhere.
+        """Decode a sample in full, as ``fill`` does for views that cover all of it.
 
         Raises:
-            UserError: likewise.
+            UserError: the sample cannot be used.
         """
         try:
             image, _ = self._open(index, Stopwatch())
@@ -152,7 +153,7 @@ class BatchFiller:
             _say_guessed(self.reader.address, image.deep)
 
     def _open(self, index: int, watch: Stopwatch) -> tuple[OpenedImage, int]:
-        """Return a sample's image and label; where its bytes are damaged, look for better ones."""
+        """Return a sample's image and label; if its bytes are damaged, try to get them again."""
         try:
             return self._open_stored(index, watch)
         except (DecodeError, DamagedSample):
@@ -161,22 +162,22 @@ class BatchFiller:
             return self._open_stored(index, watch)
 
     def _open_stored(self, index: int, watch: Stopwatch) -> tuple[OpenedImage, int]:
-        """Read a sample, compare it with its checksum, and return its image and label."""
+        """Read a sample, verify its checksum, and return its image and label."""
         sample = self.reader.read(index)
         sums = self.reader.checksums
         if sums is not None and checksum(sample.encoded.numpy().data, sample.label) != sums[index]:
-            raise DecodeError("its bytes or its label are not those that were written")
+            raise DecodeError("its bytes or its label differ from those written")
         classes = self.reader.classes
         if classes is not None and not -1 <= sample.label < len(classes):
-            raise DecodeError(f"its label {sample.label} is none of the {len(classes)} classes")
+            raise DecodeError(f"its label {sample.label} is not one of the {len(classes)} classes")
         watch.lap("read")
         image = OpenedImage(sample.encoded, self.reader.decoding)
-        watch.lap("decode")  # of what is no JPEG, all of it
+        watch.lap("decode")  # complete, unless it is a JPEG
         watch.num_bytes += sample.encoded.nbytes
         return image, sample.label
 
     def _leave_out(self, index: int, error: _Bad) -> None:
-        """Note a sample that cannot be used, or raise a UserError about it."""
+        """Record a sample that cannot be used, or raise a UserError."""
         text = str(error)
         if isinstance(error, DecodeError):
             text = f"{self.reader.name(index)} cannot be decoded: {error}."
@@ -192,7 +193,7 @@ class BatchFiller:
         warnings.warn(f"{text} The next sample takes its place.", stacklevel=2)
 
     def _replan(self, batch: Batch, row: int, index: int) -> list[GroupPlan]:
-        """Put another sample into a row; whatever is drawn for it is its own."""
+        """Put another sample into a row, with its own draws."""
         batch[INDEX][row] = index
         epoch = batch[EPOCH][row : row + 1].numpy()
         views, seed = self.options.groups, self.options.seed
@@ -204,15 +205,15 @@ class BatchFiller:
 
 def _say_guessed(address: str, found: DeepRange) -> None:
     warnings.warn(
-        f"{address} has images of more than 8 bits; of one of them the values {found} become 0 to "
-        "255, a guess from its largest value, and others may get another range. One for all: "
-        "data.deep_range: [LOW, HIGH].",
+        f"{address} has images of more than 8 bits; in one of them the values {found} become 0 to "
+        "255. This is a guess from its largest value, and others may get another range. To use one "
+        "range for all: data.deep_range: [LOW, HIGH].",
         stacklevel=2,
     )
 
 
 class _Outputs(NamedTuple):
-    """A batch's views, channels last, and their boxes, for every view group; to be written."""
+    """Views of a batch to write, channels last, and their boxes, for every view group."""
 
     images: list[np.ndarray]
     boxes: list[np.ndarray]
@@ -231,15 +232,14 @@ def empty_batch(
     reader: Reader,
     memory: BatchMemory | None,
 ) -> Batch:
-    """Lay a batch out, channels last for the image decoder.
+    """Allocate a batch, channels last for the image decoder.
 
     Args:
         plans: of the view groups.
-        epochs: that the samples' draws belong to.
+        epochs: epochs of the samples' draws.
         index: of the samples.
-        reader: says what the samples are.
-        memory: where the views go; None: pinned memory, from which a GPU fetches fastest and which
-            torch recycles by itself.
+        reader: gives the type of the samples.
+        memory: for the views; None: pinned memory, which a GPU copies fastest and torch recycles.
     """
     channels, dtype = reader.decoding.channels, torch.uint8
     if reader.features is not None:

@@ -1,7 +1,8 @@
-"""Reuses the memory of batches that nobody holds any more for the next batches.
+"""Reuses the memory of batches that are no longer referenced.
 
-Left to the C library, each batch takes fresh memory of the system's, page by page, or leaves gaps
-that the next one does not fit into: a loader then keeps several times what its batches need.
+With the C library's allocator, each batch takes new memory from the system, page by page, or leaves
+gaps that are too small for the next. A loader would then keep several times the memory that it
+needs.
 """
 
 import weakref
@@ -14,13 +15,13 @@ from torch import Tensor
 
 
 class BatchMemory:
-    """Gives memory out, and takes it back by itself when the last tensor in it is gone.
+    """Lends memory, and recycles it when the last tensor in it is deleted.
 
-    What is kept stays as long as this object: given back to the system between epochs, it would
+    The memory is kept for this object's lifetime: returning it to the system between epochs would
     leave the same gaps.
 
     Args:
-        most_kept: pieces of each size that are kept for later; others go back to the system.
+        most_kept: number of pieces of each size to keep; others go back to the system.
     """
 
     def __init__(self, most_kept: int) -> None:
@@ -28,9 +29,9 @@ class BatchMemory:
         self._lent: list[weakref.ref[np.ndarray]] = []
 
     def take(self, num_bytes: int) -> Tensor:
-        """Return memory, uint8 (num_bytes,), with whatever it holds.
+        """Return uninitialised memory, uint8 (num_bytes,).
 
-        It is in use as long as this tensor or another that shares its storage is.
+        It is in use as long as this tensor, or another one on its storage, exists.
         """
         free = self._free[num_bytes]
         try:
@@ -38,9 +39,10 @@ class BatchMemory:
         except IndexError:
             memory = torch.empty(num_bytes, dtype=torch.uint8).numpy()
         lent = memory[:]
-        # A Ctrl-C that comes while a callback runs Python code is swallowed; this one runs none.
-        # It is called with the dead reference, which ``next`` takes for its default.
+        # A Ctrl-C during Python code in a callback would be swallowed; this callback runs none. It
+        # is
+        # called with the dead reference, which ``next`` takes as its default.
         give_back = partial(next, map(free.append, (memory,)))
         self._lent = [reference for reference in self._lent if reference() is not None]
         self._lent.append(weakref.ref(lent, give_back))
-        return torch.from_numpy(lent)  # keeps the array until the storage is gone
+        return torch.from_numpy(lent)  # keeps the array until the storage is deleted

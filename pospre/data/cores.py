@@ -1,4 +1,4 @@
-"""How many CPU cores there are to work with, and how to work on one or with threads."""
+"""The number of available CPU cores, and thread pools."""
 
 import os
 from collections.abc import Iterator
@@ -14,20 +14,20 @@ def available_cores() -> int:
 
 
 def default_workers() -> int:
-    """Return the cores that this process may use, shared among the ranks of this machine."""
+    """Return the number of available cores per rank of this machine."""
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, available_cores() // num_ranks)
 
 
 @contextmanager
 def thread_pool(count: int) -> Iterator[ThreadPoolExecutor | None]:
-    """Give a pool of threads, or None; it ends after an early break, an error or Ctrl-C too."""
+    """Yield a pool of threads, or None; it ends even after an early break, an error or Ctrl-C."""
     if count == 0:
         yield None
         return
-    import torch  # only here: commands that ask for the cores should not wait for it
+    import torch  # late: commands that only count cores should not wait for it
 
-    # Else torch would start threads of its own for each of ours, to copy a part of an image.
+    # otherwise torch would start its own threads for each of ours, to copy a part of an image
     pool = ThreadPoolExecutor(
         count, "pospre-loader", initializer=torch.set_num_threads, initargs=(1,)
     )
@@ -39,7 +39,7 @@ def thread_pool(count: int) -> Iterator[ThreadPoolExecutor | None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep torch to this thread for a while, and its pool out of it."""
+    """Restrict torch to this thread for a while."""
     import torch
 
     before = torch.get_num_threads()

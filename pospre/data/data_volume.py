@@ -1,14 +1,14 @@
-"""How many bytes a machine will download of a data set in a bucket: known before the start."""
+"""The bytes that a machine will download of a data set in a bucket, computed before the start."""
 
 from pospre.data.loader import ViewLoader
 from pospre.data.memory import readable
 
 
 def describe_data_volume(loader: ViewLoader) -> str | None:
-    """Return a line to print at the start; None where the data are on this machine's disks."""
+    """Return a line to print at the start; None for local data."""
     if "://" not in loader.reader.address:
         return None
-    from pospre.data.bucket.reader import RemoteMdsReader  # boto3 is for remote data alone
+    from pospre.data.bucket.reader import RemoteMdsReader  # boto3 is only for remote data
 
     reader = loader.reader
     assert isinstance(reader, RemoteMdsReader)
@@ -27,10 +27,10 @@ def describe_data_volume(loader: ViewLoader) -> str | None:
         f"{readable(num_bytes)}, of which {here if cached else 'none'} is in its cache"
     )
     if not reader.stays:
-        text += "; they do not fit within data.cache_limit, so every epoch downloads them again"
+        text += "; they exceed data.cache_limit, so every epoch downloads them again"
     if loader.shard_groups == 1 and loader.nodes > 1:
         text += (
-            f"; in a new run data.shard_groups: {loader.nodes} would have each machine download "
+            f"; in a new run, data.shard_groups: {loader.nodes} would let each machine download "
             f"1/{loader.nodes}"
         )
     return text

@@ -1,13 +1,12 @@
 """The loader: from a data set to batches of views, decoded by threads.
 
-Every image is decoded once, however many views are cut out of it
-(``pospre.data.views.decode_crops``).
+Every image is decoded once for all its views (``pospre.data.views.decode_crops``).
 
-Which samples form batch b of an epoch, and every box and flip, follow from (seed, epoch, index)
-alone. Storage format, number of threads and what was skipped change nothing. With repeated
+The samples of batch b in an epoch, and all boxes and flips, are functions of (seed, epoch, index)
+alone. They do not depend on storage format, number of threads or skipped samples. With repeated
 augmentation (Hoffer et al. 2020, as in DeiT) a sample comes several times in a row, each time with
-draws of its own; an epoch then holds the first N of that order. Features (``Reader.features``) come
-whole.
+its own draws; an epoch is then the first N of this order. Features (``Reader.features``) are not
+cropped.
 """
 
 import warnings
@@ -35,13 +34,13 @@ from pospre.data.timing import LoaderTiming, Stopwatch
 from pospre.data.views.plan import plan_views
 from pospre.errors import UserError
 
-_CHUNK = 16  # samples per task: enough to plan together, few enough to share evenly
+_CHUNK = 16  # samples per task: enough to plan together, few enough to balance threads
 _MIN_PREFETCH = 2
 
 
 @dataclass
 class _Position:
-    """Where an iteration is: its epoch, and how many of its samples all ranks have been given."""
+    """Position of an iteration: its epoch, and the number of samples given to all ranks."""
 
     epoch: int
     samples: int = 0
@@ -49,22 +48,22 @@ class _Position:
 
 
 class ViewLoader(LoaderOptions):
-    """Iterates over one rank's batches of an epoch; ``build_loader`` makes it.
+    """Iterates over one rank's batches of an epoch; made by ``build_loader``.
 
-    Every iteration is an epoch: ``for epoch in range(10): for batch in loader: …`` draws order and
-    views anew ten times. An iteration that was broken off counts as well, so that the next one
-    gives the next epoch from its start; to go on where it stopped instead, hand ``state_dict()`` to
-    ``load_state_dict``. That is also how a Composer Trainer without a callback of ours resumes: it
-    begins, and leaves, an iteration for each epoch that is over.
+    Every iteration is an epoch: ``for epoch in range(10): for batch in loader: …`` draws new orders
+    and views ten times. An interrupted iteration counts too; the next one starts the next epoch. To
+    resume where it stopped, pass ``state_dict()`` to ``load_state_dict``. A Composer Trainer
+    without our callbacks resumes like this as well: it starts and leaves one iteration per finished
+    epoch.
 
-    Only one iteration runs at a time: a later one takes over the read-ahead and the position.
+    Only one iteration runs at a time: a later one takes over the prefetching and the position.
 
     Attributes:
         num_samples: size of the whole data set.
         classes: class names in order of their label, or None.
-        pinned: whether batches lie in memory that a GPU fetches from directly.
-        timing: where the time went, over all iterations so far.
-        bad: why each sample that was left out so far cannot be used, by index (this rank's).
+        pinned: whether batches are in memory that a GPU can copy directly.
+        timing: time per stage, over all iterations so far.
+        bad: by index, why each skipped sample cannot be used (on this rank).
     """
 
     def __post_init__(self) -> None:
@@ -78,23 +77,23 @@ class ViewLoader(LoaderOptions):
         self._position = self._reading = _Position(0)
         if len(self) == 0:
             raise UserError(
-                f"{self.reader.address} holds {self.num_samples} samples, fewer than one batch of "
+                f"{self.reader.address} has {self.num_samples} samples, fewer than one batch of "
                 f"{self._global_size}; lower batch_size."
             )
 
     @cached_property
     def identity(self) -> Identity:
-        """What tells the data set from others of as many samples: hashes, by what they are of."""
+        """Hashes that identify the data set, by what they are of."""
         return self.reader.identity()
 
     @property
     def bad(self) -> dict[int, str]:
-        """Why each sample that was left out so far cannot be used, by index (this rank's)."""
+        """By index, why each skipped sample cannot be used (on this rank)."""
         return self._filler.bad
 
     @property
     def num_batches_held(self) -> int:
-        """Batches in memory at once: those in preparation and the one in use."""
+        """Number of batches in memory: those in preparation and the one in use."""
         return self._prefetch + 2
 
     @property
@@ -112,7 +111,7 @@ class ViewLoader(LoaderOptions):
     def epoch(self) -> int:
         """The epoch being iterated over; before the first batch and after the last, the next one.
 
-        Setting it, even to its present value, makes the next iteration start that epoch anew.
+        Setting it, even to its current value, makes the next iteration start this epoch.
         """
         return self._position.epoch
 
@@ -121,44 +120,43 @@ class ViewLoader(LoaderOptions):
         self._position = _Position(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader is: the epoch, and how many samples of it all ranks were given.
+        """Return the loader's position: the epoch, and the number of samples given to all ranks.
 
-        It holds for any number of ranks, batch size (a multiple of ``shard_groups``) and storage
-        format: if the order follows the parts of the data set, it says where these end.
+        It is valid for any number of ranks, batch size (a multiple of ``shard_groups``) and storage
+        format. If the order depends on the parts of the data set, it includes their ends.
         """
         state = {"epoch": self._position.epoch, "samples": self._position.samples}
         return {**state, "parts": self.parts.tolist()} if self.follows_parts else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at the sample after those that ``state_dict`` counted, without reading them.
+        """Continue after the samples counted in ``state_dict``, without reading these.
 
-        If the state's epoch was given completely, the next iteration yields nothing, and the one
-        after it the next epoch. If the state lists parts, the order follows these, not the parts of
-        this data set.
+        If the state's epoch is complete, the next iteration yields nothing, and the one after it
+        the next epoch. If the state has parts, the order follows these rather than this data set's.
 
         Raises:
-            UserError: it can be of no data set of this size, or is no state of a loader.
+            UserError: the state does not fit a data set of this size, or is not a loader's.
         """
         if not {"epoch", "samples"} <= state.keys() or state["samples"] > self.num_samples:
             raise UserError(
-                f"{self.reader.address} holds {self.num_samples} samples, but the loader's state "
-                f"is {dict(state)}; give what state_dict() of a loader of these data returned."
+                f"{self.reader.address} has {self.num_samples} samples, but the loader's state is "
+                f"{dict(state)}; give the state_dict() of a loader of this data."
             )
         if self.follows_parts and "parts" in state:
             self.keep_parts(np.array(state["parts"], dtype=np.int64))
         self._position = _Position(state["epoch"], state["samples"])
 
     def probe(self, num_samples: int = 4) -> None:
-        """Decode a few samples from all over what is visited here, to find damage early.
+        """Decode a few samples spread over the visited ones, to detect damage early.
 
         Raises:
-            UserError: one of them cannot be used, and bad samples are not skipped; it is named.
+            UserError: one cannot be used, and bad samples are not skipped; it names the sample.
         """
         for index in self.spread(num_samples):
             self._filler.check_sample(index)
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch, wherever this one starts."""
+        """Return the number of batches in a full epoch."""
         if self.drop_last:
             return self.num_samples // self._global_size
         return -(-self.num_samples // self._global_size)
@@ -169,7 +167,7 @@ class ViewLoader(LoaderOptions):
         if self.world_size == 1 and self.shuffle and self.drop_last and dist.is_initialized():
             try:
                 self.check_ranks(dist.get_world_size())
-            except UserError as error:  # one rank may well read alone, or all of them the same
+            except UserError as error:  # this rank may be the only one that fails, or all may
                 warnings.warn(str(error), stacklevel=2)
         self._position.begun = True
         return self._batches(self._position)
@@ -182,7 +180,7 @@ class ViewLoader(LoaderOptions):
         visits = start + rank_visits(
             count, self.rank, self.world_size, self.batch_size, self.shard_groups
         )
-        # the reader is closed first: a thread that waits for a download would not end otherwise
+        # close the reader first: otherwise a thread that waits for a download would not end
         with thread_pool(self.threads) as pool, self._expecting(order[visits], position):
             pending = deque[_Pending]()
             for first in range(0, len(visits), self.batch_size):
@@ -197,7 +195,7 @@ class ViewLoader(LoaderOptions):
 
     @contextmanager
     def _expecting(self, indices: np.ndarray, position: _Position) -> Iterator[None]:
-        """Let the reader fetch ahead, until the end or until a later iteration has its turn."""
+        """Let the reader prefetch, until the end or until a later iteration starts."""
         self._reading = position
         self.reader.expect(indices)
         try:
@@ -209,9 +207,9 @@ class ViewLoader(LoaderOptions):
     def _start(
         self, pool: ThreadPoolExecutor | None, epoch: int, index: np.ndarray, visits: np.ndarray
     ) -> "_Pending":
-        """Draw boxes and flips, lay the batch out, and hand its samples to the threads."""
+        """Draw boxes and flips, allocate the batch, and hand its samples to the threads."""
         watch = Stopwatch()
-        # a repeat draws as if it were an epoch of its own, masks and colours included
+        # a repeat draws like another epoch, including masks and colours
         epochs = epoch * self.repeats + visits // self.shard_groups % self.repeats
         plans = plan_views(self.groups, seed=self.seed, epoch=epochs, index=index)
         batch = empty_batch(plans, epochs, index, self.reader, self._memory)
@@ -221,7 +219,7 @@ class ViewLoader(LoaderOptions):
         chunks = [range(begin, min(begin + _CHUNK, size)) for begin in range(0, size, _CHUNK)]
         if pool is not None:
             return batch, [pool.submit(fill, batch, plans, rows) for rows in chunks]
-        with one_thread():  # as the threads of the loader's own
+        with one_thread():  # as in the loader's own threads
             for rows in chunks:
                 fill(batch, plans, rows)
         return batch, []
@@ -254,13 +252,12 @@ def build_loader(loader: ViewLoader) -> ViewLoader:
     ``len(loader)`` is the number of batches in an epoch, ``loader.num_samples`` the size of the
     data set, ``loader.classes`` the names of its labels. A batch is a dict of tensors for B
     samples, with V views for each group ``g`` of ``views`` (one, called ``view``):
-
-    - ``index`` int64 (B,): the samples' places in the data set;
-    - ``epoch`` int64 (B,): the epoch that their draws belong to;
-    - ``label`` int64 (B,): their classes, −1 where there are none;
-    - ``g/image`` uint8 (B, V, 3, H, W): RGB pixels, channels last in memory, not yet mirrored;
-    - ``g/box`` float32 (B, V, 4): x0, y0, x1, y1 of the views as parts of the upright image;
-    - ``g/flip`` bool (B, V): which views are drawn to be mirrored (they are not yet).
+    - ``index`` int64 (B,): the samples' indices in the data set;
+    - ``epoch`` int64 (B,): the epoch of their draws;
+    - ``label`` int64 (B,): their classes, −1 if there are none;
+    - ``g/image`` uint8 (B, V, 3, H, W): RGB pixels, channels last in memory, not mirrored yet;
+    - ``g/box`` float32 (B, V, 4): x0, y0, x1, y1 of the views as fractions of the upright image;
+    - ``g/flip`` bool (B, V): the views to mirror.
 
     Raises:
         UserError: the data set cannot be read or is smaller than one batch, or an option is

@@ -1,4 +1,4 @@
-"""How much memory loading takes, and whether it is there: known before the start."""
+"""Estimate of the memory for loading, compared with the available memory before the start."""
 
 import os
 import warnings
@@ -11,32 +11,32 @@ from pospre.data.loader import ViewLoader
 from pospre.data.stores.reader import Reader
 from pospre.errors import UserError
 
-BYTES_OF_CODE = 48 << 20  # libraries and compiled functions that come with the first batch
+BYTES_OF_CODE = 48 << 20  # libraries and compiled functions that the first batch loads
 
-_ASSUMED_PIXELS = 4_000_000  # of the largest image, where the reader does not know
+_ASSUMED_PIXELS = 4_000_000  # of the largest image, if the reader does not know
 # Measured (tests/data/test_memory.py): decoded pixels, their cut-out and what resizing needs.
 _BYTES_PER_PIXEL = 8
-_BYTES_PER_THREAD = 16 << 20  # samples read together, and what the allocator keeps for each
-_BYTES_PER_SAMPLE = 120  # places, labels, names and the epoch's order
-_LOOKED_AT = 64  # files whose size stands for all
-_NO_LIMIT = 1 << 60  # what the first version of control groups says for none
-# Where the two versions of control groups keep limit, usage, and a prefix of their counters.
+_BYTES_PER_THREAD = 16 << 20  # samples read together, and the allocator's reserve for each
+_BYTES_PER_SAMPLE = 120  # offsets, labels, names and the epoch's order
+_LOOKED_AT = 64  # files whose sizes represent all
+_NO_LIMIT = 1 << 60  # cgroup v1's value for no limit
+# where the two cgroup versions keep limit and usage, and a prefix of their counters
 _GROUPS = ("", "memory.max", "memory.current", "")
 _OLD_GROUPS = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """The memory that a machine's loaders need, and the memory that there is; all in bytes.
+    """The memory that a machine's loaders need, and the available memory; all in bytes.
 
     Attributes:
         batches: batches in preparation and in use, per rank.
-        decoding: what the decoding threads work in, and their code, per rank.
-        tables: places and order of the samples, per rank.
+        decoding: working memory of the decoding threads, and their code, per rank.
+        tables: offsets and order of the samples, per rank.
         num_ranks: on this machine.
-        stored: the data set; None where unknown, and where it is not on this machine.
-        available: memory of this machine, or of its container; None where unknown.
-        assumed_pixels: of the largest image, where nobody noted it; 0 where it is known.
+        stored: the data set; None if unknown or not on this machine.
+        available: memory of this machine, or of its container; None if unknown.
+        assumed_pixels: of the largest image, if it was not recorded; otherwise 0.
     """
 
     batches: int
@@ -49,12 +49,12 @@ class MemoryEstimate:
 
     @property
     def per_rank(self) -> int:
-        """Bytes that one rank's loader takes."""
+        """Bytes of one rank's loader."""
         return self.batches + self.decoding + self.tables
 
     @property
     def total(self) -> int:
-        """Bytes that the loaders of this machine take."""
+        """Bytes of all loaders on this machine."""
         return self.per_rank * self.num_ranks
 
     def describe(self) -> str:
@@ -75,10 +75,10 @@ class MemoryEstimate:
         return "\n".join(lines)
 
     def check(self) -> None:
-        """Warn where every epoch would read the whole data set from disk and crowd out the rest.
+        """Warn if every epoch would read the whole data set from disk.
 
         Raises:
-            UserError: the loaders alone need more than there is.
+            UserError: the loaders alone need more memory than available.
         """
         if self.available is not None and self.total > self.available:
             raise UserError(
@@ -90,15 +90,15 @@ class MemoryEstimate:
         if not self._fits:
             assert self.stored is not None and self.available is not None
             warnings.warn(
-                f"The data set holds about {readable(self.stored)}, but only "
-                f"{readable(self.available - self.total)} of memory are left to keep it in: every "
+                f"The data set has about {readable(self.stored)}, but only "
+                f"{readable(self.available - self.total)} of memory are left to cache it: every "
                 "epoch will read from disk.",
                 stacklevel=2,
             )
 
     @property
     def is_tight(self) -> bool:
-        """Whether loading takes a good part of the memory, or the data do not fit into the rest."""
+        """Whether loading needs much of the memory, or the data do not fit into the rest."""
         is_large = self.available is not None and 4 * self.total > self.available
         return is_large or not self._fits
 
@@ -110,7 +110,7 @@ class MemoryEstimate:
 
 
 def estimate_memory(loader: ViewLoader) -> MemoryEstimate:
-    """Say what a loader will take, and the other ranks' of this machine like it."""
+    """Estimate the memory of a loader, and of equal loaders on this machine's other ranks."""
     reader = loader.reader
     channels = reader.decoding.channels
     numbers = channels if reader.features is None else 4  # bytes per pixel
@@ -118,7 +118,7 @@ def estimate_memory(loader: ViewLoader) -> MemoryEstimate:
     stored = stored_bytes(reader)
     known = 0 if reader.features is not None else reader.max_pixels
     pixels = _ASSUMED_PIXELS if known is None else known
-    per_pixel = -(-_BYTES_PER_PIXEL * max(3, channels) // 3)  # a single channel comes from three
+    per_pixel = -(-_BYTES_PER_PIXEL * max(3, channels) // 3)  # one channel is made from three
     return MemoryEstimate(
         batches=int((views + 24) * loader.batch_size * loader.num_batches_held),
         decoding=BYTES_OF_CODE + max(1, loader.threads) * (per_pixel * pixels + _BYTES_PER_THREAD),
@@ -131,22 +131,22 @@ def estimate_memory(loader: ViewLoader) -> MemoryEstimate:
 
 
 def stored_bytes(reader: Reader) -> int | None:
-    """Return how large a data set is, of folders about; None where it is not on this machine."""
+    """Return the size of a data set, for folders an estimate; None if not on this machine."""
     if reader.format != "folder":
         return reader.num_bytes
     some = np.linspace(0, len(reader) - 1, min(_LOOKED_AT, len(reader))).astype(int).tolist()
     try:
         sizes = [os.stat(reader.name(index)).st_size for index in some]
-    except OSError:  # a file is gone: who reads it will say so
+    except OSError:  # a file is missing: reading it will raise the error
         return None
     return int(np.mean(sizes) * len(reader))
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes that this machine, or a container around us, can still give.
+    """Return the available bytes of this machine or container.
 
     Args:
-        root: where ``proc`` and ``sys`` are.
+        root: folder with ``proc`` and ``sys``.
     """
     known = _group_memory(root)
     for line in _lines(root / "proc/meminfo"):
@@ -156,7 +156,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 
 def _group_memory(root: Path) -> list[int]:
-    """Return what each control group around this process that has a limit can still take."""
+    """Return the available bytes of each control group with a limit around this process."""
     found = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -165,13 +165,13 @@ def _group_memory(root: Path) -> list[int]:
         mount, limit_file, usage_file, prefix = _OLD_GROUPS if controllers else _GROUPS
         base = root / "sys/fs/cgroup" / mount
         inner = base / path.lstrip("/")
-        # in a container the path may be the one outside, and its own group lie at the base
+        # in a container the path may be the outer one, with its own group at the root
         for folder in (inner, *(some for some in inner.parents if some.is_relative_to(base))):
             limit, usage = _lines(folder / limit_file), _lines(folder / usage_file)
             if limit and usage and limit[0] != "max" and int(limit[0]) < _NO_LIMIT:
                 counters = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
                 files = (counters.get(f"{prefix}{age}_file", 0) for age in ("active", "inactive"))
-                # files that it holds in memory can be dropped
+                # cached files can be dropped
                 found.append(max(0, int(limit[0]) - int(usage[0]) + sum(map(int, files))))
     return found
 
@@ -179,12 +179,12 @@ def _group_memory(root: Path) -> list[int]:
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
-    except OSError:  # no Linux, or no such control group
+    except OSError:  # not Linux, or no such control group
         return []
 
 
 def readable(size: int) -> str:
-    """Return a size for people: ``"1.3 GiB"``."""
+    """Return a readable size: ``"1.3 GiB"``."""
     value, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1000 and len(units) > 1:
         value, units = value / 1024, units[1:]

@@ -1,4 +1,4 @@
-"""Open a data set, whatever its storage format."""
+"""Open a data set of any storage format."""
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -25,8 +25,8 @@ class Source(Storage):
     Args:
         path: image folder, ``.beton`` file, directory of MDS shards, or ``s3://bucket/folder`` of
             MDS shards; or a reader.
-        channels: that images are decoded to: 3 (RGB), 1 (grey), or the number of bands that every
-            one has; None: what the data set notes, else 3.
+        channels: of decoded images: 3 (RGB), 1 (grey), or the number of bands of every image; None:
+            as recorded in the data set, else 3.
     """
 
     path: str | Path | Reader
@@ -35,12 +35,13 @@ class Source(Storage):
 
 
 def opened(source: Source) -> Reader:
-    """Open an image folder, a ``.beton`` file or MDS shards; the kind is found out.
+    """Open an image folder, a ``.beton`` file or MDS shards; the format is detected.
 
-    Sizes and structure are checked; contents (checksums) only of what is downloaded.
+    Sizes and structure are checked. Contents (checksums) are only checked for downloads.
 
     Raises:
-        UserError: missing, empty, unfinished, damaged, of an unknown format, or of other channels.
+        UserError: missing, empty, unfinished, damaged, of an unknown format, or with other
+            channels.
     """
     if isinstance(source.path, Reader):
         return source.path
@@ -62,7 +63,7 @@ def open_reader(source: Source) -> Reader:
 def _check_noted(
     reader: Reader, noted: Noted, channels: int | None, deep_range: DeepRange | None
 ) -> None:
-    """Refuse what the images of a converted data set cannot be made to."""
+    """Refuse options that contradict how the data set was converted."""
     made_of_each_other = {channels, noted.channels} <= {1, 3}
     if channels not in (None, noted.channels) and not made_of_each_other:
         raise UserError(
@@ -75,14 +76,14 @@ def _check_noted(
         if before != deep_range:
             raise UserError(
                 f"data.deep_range = {deep_range}, but {reader.address} was converted with "
-                f"--deep-range {noted.deep_range}, and holds 8 bits; leave data.deep_range out, or "
+                f"--deep-range {noted.deep_range} and has 8 bits; remove data.deep_range, or "
                 "convert again."
             )
 
 
 def _open(path: str | Path, cache_dir: str | Path | None, cache_limit: int | None) -> Reader:
-    if path == "":  # would be the current folder
-        raise UserError("the path of a data set is empty; name a folder or file, or . for here.")
+    if path == "":  # it would mean the current folder
+        raise UserError("the path of a data set is empty; give a folder or file, or . for here.")
     if "://" in str(path):
         return _open_remote(str(path), cache_dir, cache_limit)
     path = Path(path)
@@ -92,7 +93,7 @@ def _open(path: str | Path, cache_dir: str | Path | None, cache_limit: int | Non
     elif odd := odd_file(path):
         problem = f"is {odd}"
     elif path.is_file() and path.suffix != ".beton":
-        problem = "is a file, but no .beton"
+        problem = "is a file, but not a .beton"
     if problem:
         raise UserError(
             f"{path} {problem}; give an image folder, a .beton file or an MDS directory."
@@ -103,8 +104,8 @@ def _open(path: str | Path, cache_dir: str | Path | None, cache_limit: int | Non
         return FolderReader(path)
     if not (path / INDEX_NAME).exists():
         raise UserError(
-            f"{path} holds MDS shards but no {INDEX_NAME}: its conversion was never finished. "
-            f"Convert again with `python -m data_prep.convert SRC {path} --format mds`."
+            f"{path} has MDS shards but no {INDEX_NAME}: its conversion was not finished. Convert "
+            f"again with `python -m data_prep.convert SRC {path} --format mds`."
         )
     return MdsReader(path)
 
@@ -117,8 +118,8 @@ def _open_remote(path: str, cache_dir: str | Path | None, cache_limit: int | Non
     if path.endswith(".beton"):
         name = path.rpartition("/")[2]
         raise UserError(
-            f"{path} is remote, and .beton files are read from local disks: copy it first, "
-            f"`aws s3 cp {path} {name}`, or convert to MDS shards, which are fetched one by one."
+            f"{path} is remote, but .beton files are read from local disks: copy it first, `aws s3 "
+            f"cp {path} {name}`, or convert to MDS shards, which are fetched one by one."
         )
     with needing("s3", path):
         from pospre.data.bucket.reader import RemoteMdsReader

@@ -1,4 +1,4 @@
-"""A loader's options, checked, and the order of samples that follows from them."""
+"""A loader's options, their checks, and the order of samples."""
 
 import warnings
 from collections.abc import Mapping
@@ -21,24 +21,24 @@ _ONE_CROP = ViewGroup()
 
 @dataclass(eq=False, repr=False)
 class LoaderOptions(Reading, Source):
-    """What a loader reads and how.
+    """Options of a loader.
 
     Args:
         batch_size: samples per batch of one rank.
-        views: what to cut out of every image, in a row or by name, as ``model.views``; by default
-            one random crop of 224 pixels.
+        views: the view groups, as a sequence or by name, as in ``model.views``; default: one random
+            crop of 224 pixels.
         seed: the run's seed, for order, boxes and flips.
-        shuffle: visit the samples in the epoch's random order instead of the stored one.
-        drop_last: leave out the samples that do not fill a batch of all ranks.
-        rank: number of this rank; nothing is found out by itself, under ``torchrun`` neither.
-        world_size: number of ranks; under Composer's Trainer another one is an error, and in a
-            loop of several ranks 1 is a warning.
-        nodes: machines that the ranks are on, as many on each, one machine's after another's.
-        pin_memory: lay batches out where a GPU, if there is one, fetches them fastest.
+        shuffle: use a random order in every epoch instead of the stored one.
+        drop_last: drop the samples that do not fill a batch of all ranks.
+        rank: number of this rank; it is not detected, not even under ``torchrun``.
+        world_size: number of ranks. Another number under Composer's Trainer is an error; 1 in a
+            loop with several ranks gives a warning.
+        nodes: number of machines, each with the same number of consecutive ranks.
+        pin_memory: put batches into memory that a GPU, if any, copies fastest.
 
     Raises:
-        UserError: an option that recipes have is impossible, by itself or with these data.
-        ValueError: an option that recipes do not have is impossible.
+        UserError: an option of recipes is invalid, by itself or with this data.
+        ValueError: another option is invalid.
     """
 
     _: KW_ONLY
@@ -56,7 +56,7 @@ class LoaderOptions(Reading, Source):
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} of {self.world_size}")
         if self.nodes < 1 or self.world_size % self.nodes:
-            raise ValueError(f"{self.world_size} ranks cannot be shared by {self.nodes} nodes")
+            raise ValueError(f"{self.world_size} ranks cannot be divided among {self.nodes} nodes")
         if not self.drop_last and self.world_size > 1:
             raise ValueError("drop_last=False needs world_size=1: ranks would differ in batches")
         if self.window < self.shard_groups:
@@ -77,51 +77,51 @@ class LoaderOptions(Reading, Source):
 
     @property
     def skips_bad(self) -> bool:
-        """Whether bad samples are left out, instead of ending the iteration."""
+        """Whether bad samples are skipped rather than raising an error."""
         return self.bad_samples == "skip"
 
     @property
     def follows_parts(self) -> bool:
-        """Whether the order of the samples depends on how the data set is cut into parts."""
+        """Whether the order of samples depends on the data set's parts."""
         return self.shuffle and (self.order == "windows" or self.shard_groups > 1)
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise ``UserError`` unless it was made for so many ranks; else some get the same samples.
+        """Raise ``UserError`` unless it was made for this number of ranks; samples would repeat.
 
         Args:
-            ranks: that train together.
+            ranks: number of ranks that train together.
         """
         if self.world_size != ranks:
             raise UserError(
                 f"{ranks} ranks train together, but the loader was made for {self.world_size}, so "
-                "that several get the same samples. Make it with build_loader(…, "
-                f"rank=dist.get_rank(), world_size={ranks}), and with each rank's part of the "
-                "batch as batch_size (under Composer, dist.get_global_rank() of composer.utils)."
+                "several get the same samples. Make it with build_loader(…, rank=dist.get_rank(), "
+                f"world_size={ranks}), and each rank's part of the batch as batch_size (under "
+                "Composer, dist.get_global_rank() of composer.utils)."
             )
 
     def check_augment(self, views: Mapping[str, ViewGroup]) -> None:
-        """Raise ``UserError`` if a group's ``augment`` is not that of ``views``, which apply it."""
+        """Raise ``UserError`` if a group's ``augment`` differs from that in ``views``."""
         for group in self.groups:
             if group.name in views and group.augment != views[group.name].augment:
                 raise UserError(
                     f"the loader's view group '{group.name}' has another augment than the model's, "
-                    "and the model is what changes the pixels: make it with the groups, "
-                    "PretrainModel(…, views=…), and the loader with views=model.views."
+                    "but the model applies it: make it with the groups, PretrainModel(…, "
+                    "views=…), and the loader with views=model.views."
                 )
 
     def keep_parts(self, ends: np.ndarray) -> None:
-        """Keep the order of a run that was begun on another storage of the same samples.
+        """Keep the order of a run that began with another storage of the same samples.
 
         Args:
-            ends: where the parts of that storage end, int64, ascending.
+            ends: ends of that storage's parts, int64, ascending.
 
         Raises:
             UserError: it has another number of samples.
         """
         if len(ends) == 0 or ends[-1] != len(self.reader):
             raise UserError(
-                f"{self.reader.address} holds {len(self.reader)} samples, but the loader's state "
-                f"is of {ends[-1] if len(ends) else 0}; give the data set that it is of."
+                f"{self.reader.address} has {len(self.reader)} samples, but the loader's state is "
+                f"for {ends[-1] if len(ends) else 0}; give the data set of that state."
             )
         is_other = not np.array_equal(ends, self.parts)
         if is_other and self.rank == 0 and "://" in self.reader.address:
@@ -133,7 +133,7 @@ class LoaderOptions(Reading, Source):
         self.parts = ends
 
     def epoch_samples(self, epoch: int) -> np.ndarray:
-        """Return an epoch's samples in the order in which all ranks together visit them, (N,)."""
+        """Return an epoch's samples in the order visited by all ranks together, (N,)."""
         num_samples = len(self.reader)
         if not self.shuffle:
             order = np.arange(num_samples)
@@ -141,7 +141,7 @@ class LoaderOptions(Reading, Source):
             order = epoch_order(
                 self.seed, epoch, self.parts, self.order, self.window, self.shard_groups
             )
-        if self.repeats > 1:  # in a row within their shard group
+        if self.repeats > 1:  # consecutive within their shard group
             whole = order[: num_samples - num_samples % self.shard_groups].reshape(
                 -1, self.shard_groups
             )
@@ -172,14 +172,15 @@ class LoaderOptions(Reading, Source):
         if global_size % self.shard_groups:
             raise UserError(
                 f"data.shard_groups = {self.shard_groups} does not divide the batch of "
-                f"{global_size} samples, which holds as many of each group; change one of them."
+                f"{global_size} samples, which has the same number from each group; change one of "
+                "them."
             )
         if "://" not in self.reader.address:
             return  # nothing is fetched
         if len(self.reader.parts) < self.shard_groups:
             raise UserError(
-                f"data.shard_groups = {self.shard_groups}, but {self.reader.address} comes in only "
-                f"{len(self.reader.parts)} shards to deal to them; set fewer shard groups."
+                f"data.shard_groups = {self.shard_groups}, but {self.reader.address} has only "
+                f"{len(self.reader.parts)} shards to distribute; set fewer shard groups."
             )
         if self.shard_groups % self.nodes and self.rank == 0:
             warnings.warn(
@@ -202,18 +203,18 @@ class LoaderOptions(Reading, Source):
 
 
 def _whole_view(group: ViewGroup, reader: Reader) -> ViewGroup:
-    """Return a group of whole, unflipped views, as features are neither cropped nor mirrored."""
+    """Return a group of whole, unflipped views: features are neither cropped nor mirrored."""
     assert reader.features is not None
     shape = reader.features.shape
     if group.shape != shape:
         raise UserError(
-            f"{reader.address} holds features of {shape[0]} x {shape[1]}, but the views of "
+            f"{reader.address} has features of {shape[0]} x {shape[1]}, but the views of "
             f"'{group.name}' are {group.shape[0]} x {group.shape[1]}. Set encoder.image_size: "
             f"{list(shape)}."
         )
     if not group.augment.is_off:
         raise UserError(
-            f"{reader.address} holds features, but data.views.{group.name}.augment changes images. "
-            "Leave it out."
+            f"{reader.address} has features, but data.views.{group.name}.augment is for images. "
+            "Remove it."
         )
     return replace(group, crop="full", flip_rate=0.0)

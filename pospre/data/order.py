@@ -1,30 +1,30 @@
-"""The order in which an epoch visits the samples: a pure function of seed, epoch and data set.
+"""The order of samples in an epoch: a pure function of seed, epoch and data set.
 
-``"random"`` is a permutation of the whole data set: every sample may come at any time, so all of it
-should be at hand.
+``"random"`` is a permutation of the whole data set. Any sample may come at any time, so all of it
+should be available locally.
 
-``"windows"`` is for data that come in parts (shards fetched whole) and do not all fit at hand. The
-parts come in a random order, one after another; then the samples are shuffled inside consecutive
-windows of that sequence. So
+``"windows"`` is for data that come in parts (shards fetched whole) and do not all fit locally. The
+parts are put in random order, one after another; then samples are shuffled within consecutive
+windows of this sequence. Thus
 
-- a sample is visited less than ``window`` visits from where its part lies in the sequence;
-- the samples of a window come from the parts that lie in it and no others: with parts of p samples
-  at most (window − 2) // p + 2, and one more where a shorter part lies between (a window as large
-  as the data set is the order ``"random"``);
-- a part is needed from its first window to its last. It is fetched once in an epoch as long as the
-  cache holds the parts of two windows, that of the last and of the next batch.
+- a sample is visited less than ``window`` visits from its part's position in the sequence;
+- the samples of a window come only from the parts within it: with parts of at most p samples, at
+  most (window − 2) // p + 2, and one more if a shorter part is in between (a window of the data
+  set's size is the order ``"random"``);
+- a part is needed from its first window to its last. It is fetched once per epoch if the cache
+  holds the parts of two windows, that of the last and of the next batch.
 
-Shard groups are for several machines, each with a cache of its own; with one group all machines
-need the same parts at the same time. The parts are dealt to G groups once, for all epochs: they are
-put into an order drawn from the seed, and this sequence is cut into G groups of equally many
-samples (so up to G − 1 parts are cut in two). Within each group an epoch goes as above, in windows
-of ``window`` / G. Visit i of the epoch is visit i // G of group i % G: every batch takes equally
-many samples of each group, and lists them group by group. A rank has a fixed range of every batch's
-rows, so it visits few groups, the same in every epoch. K machines visit G / K groups each if K
-divides G, and the batches are the same for every K.
+Shard groups are for several machines with their own caches; with one group all machines need the
+same parts at the same time. The parts are dealt to G groups once for all epochs: in an order drawn
+from the seed, this sequence is cut into G groups with equal numbers of samples (so up to G − 1
+parts are cut in two). Within each group an epoch proceeds as above, with windows of ``window`` / G.
+Visit i of the epoch is visit i // G of group i % G: every batch has the same number of samples from
+each group, in order of groups. A rank has a fixed range of every batch's rows, so it visits few
+groups, the same in every epoch. K machines visit G / K groups each if K divides G, and the batches
+are the same for every K.
 
-The groups stay the same, so a machine finds its own in its cache from the second epoch on. Samples
-of any two parts can still meet, since every batch holds samples of all groups.
+Groups never change, so from the second epoch on a machine finds its own in its cache. Samples of
+any two parts can still meet, because every batch has samples of all groups.
 """
 
 from typing import NamedTuple
@@ -44,15 +44,15 @@ def epoch_order(
     window: int = 16384,
     groups: int = 1,
 ) -> np.ndarray:
-    """Return the samples in the order in which all ranks together visit them, int64 (N,).
+    """Return the samples in the order visited by all ranks together, int64 (N,).
 
     Args:
         seed: the run's seed.
         epoch: number of the epoch.
-        part_ends: where each part of the data set ends, int64, ascending; the last is N.
+        part_ends: ends of the data set's parts, int64, ascending; the last is N.
         order: ``"random"`` or ``"windows"``.
-        window: samples that are shuffled together in windows, those of all groups.
-        groups: that the parts are dealt to.
+        window: samples shuffled together in windows, over all groups.
+        groups: number of groups that parts are dealt to.
     """
     num_samples = int(part_ends[-1])
     if order == "random" and groups == 1:
@@ -73,14 +73,14 @@ def epoch_order(
 def rank_visits(
     count: int, rank: int, world_size: int, batch_size: int, groups: int = 1
 ) -> np.ndarray:
-    """Return those of ``count`` consecutive visits that a rank makes, batch by batch: int64.
+    """Return a rank's visits among ``count`` consecutive ones, batch by batch: int64.
 
     Args:
-        count: visits of whole batches of all ranks; of one rank the last batch may be short.
+        count: visits of whole batches of all ranks; with one rank the last batch may be short.
         rank: number of the rank.
         world_size: number of ranks.
         batch_size: samples per batch of one rank.
-        groups: that the parts are dealt to.
+        groups: number of groups that parts are dealt to.
     """
     global_size = world_size * batch_size
     whole = count - count % global_size
@@ -90,18 +90,18 @@ def rank_visits(
 
 
 def batch_rows(size: int, groups: int) -> np.ndarray:
-    """Return the visit that each row of a batch holds, int64 (size,); rows go group by group."""
+    """Return the visit in each row of a batch, int64 (size,); rows are ordered by group."""
     return np.argsort(np.arange(size) % groups, kind="stable")
 
 
 class Runs(NamedTuple):
-    """Consecutive samples of a part that lie in one group; arrays int64 (runs,), group after group.
+    """Consecutive samples of a part in one group; arrays int64 (runs,), ordered by group.
 
     Attributes:
-        group: where each lies.
-        part: that it is of.
+        group: of each run.
+        part: of each run.
         first: its first sample.
-        size: how many samples it has.
+        size: its number of samples.
     """
 
     group: np.ndarray
@@ -111,7 +111,7 @@ class Runs(NamedTuple):
 
 
 def deal(seed: int, part_ends: np.ndarray, groups: int) -> Runs:
-    """Deal the parts of a data set to groups that differ by a sample at most."""
+    """Deal the parts of a data set to groups whose sizes differ by at most one sample."""
     sizes = np.diff(part_ends, prepend=0)
     parts = np.arange(len(sizes), dtype=np.int64)
     if groups > 1:
@@ -133,12 +133,12 @@ def deal(seed: int, part_ends: np.ndarray, groups: int) -> Runs:
 
 
 def groups_of(number: int, count: int, groups: int) -> range:
-    """Return the groups that equal share ``number`` of ``count`` of every batch comes from."""
+    """Return the groups in the equal share ``number`` of ``count`` of every batch."""
     return range(number * groups // count, -(-(number + 1) * groups // count))
 
 
 def _shuffle_runs(seed: int, epoch: int, runs: Runs) -> np.ndarray:
-    """Return the samples of all runs in their own order, the runs of each group in a random one."""
+    """Return the samples of all runs in stored order, with the runs of each group shuffled."""
     keys = draws.sample_keys(seed, epoch, runs.part, 0, "shuffle/parts")
     shuffled = np.lexsort((keys, runs.group))
     sizes = runs.size[shuffled]
@@ -148,7 +148,7 @@ def _shuffle_runs(seed: int, epoch: int, runs: Runs) -> np.ndarray:
 
 
 def _shuffle_windows(seed: int, epoch: int, sequence: np.ndarray, window: int) -> np.ndarray:
-    """Sort the samples of each window, in place, by the keys that the order ``"random"`` has."""
+    """Sort the samples of each window, in place, by the keys of the order ``"random"``."""
     size = len(sequence)
     whole = size - size % window
     block = max(1, _BLOCK // window) * window

@@ -1,8 +1,8 @@
-"""Where the loader's time goes: seconds per stage, summed over its threads.
+"""The loader's time per stage, in seconds, summed over its threads.
 
-``plan`` draws places and lays batches out; ``read`` waits for bytes and compares checksums;
-``decode`` makes pixels of them; ``resize`` crops and resizes the views; ``wait`` is how long the
-consumer waited for batches. All but ``wait`` are the time of the threads that work.
+``plan`` draws boxes and allocates batches; ``read`` waits for bytes and verifies checksums;
+``decode`` makes pixels; ``resize`` crops and resizes the views; ``wait`` is the consumer's time
+waiting for batches. All except ``wait`` are times of the working threads.
 """
 
 import threading
@@ -12,12 +12,12 @@ STAGES = ("plan", "read", "decode", "resize", "wait")
 
 
 class Times:
-    """Where time went.
+    """Times per stage.
 
     Attributes:
         seconds: by stage.
-        num_images: samples that were cut.
-        num_bytes: encoded bytes that were read.
+        num_images: number of processed samples.
+        num_bytes: number of encoded bytes read.
     """
 
     def __init__(self) -> None:
@@ -27,28 +27,28 @@ class Times:
 
 
 class Stopwatch(Times):
-    """One thread's stop-watch: each lap is the time since the one before."""
+    """One thread's stopwatch: each lap is the time since the last one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
-        """Book the time since the last lap on ``stage``."""
+        """Add the time since the last lap to ``stage``."""
         now = time.perf_counter()
         self.seconds[stage] += now - self._last
         self._last = now
 
 
 class LoaderTiming(Times):
-    """Adds up what several threads have measured; ``seconds`` is a new dict each time."""
+    """Sums the times of several threads; ``seconds`` is a new dict each time."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
 
     def add(self, watch: Stopwatch) -> None:
-        """Add what a thread measured."""
+        """Add a thread's times."""
         with self._lock:
             self.seconds = {stage: self.seconds[stage] + watch.seconds[stage] for stage in STAGES}
             self.num_images += watch.num_images

@@ -1,9 +1,9 @@
 """The checkpoint with the best figure so far, kept in ``checkpoints/best``.
 
-What is best follows from ``metrics.jsonl`` and from the files that are there, so that a run killed
-at any moment finds the same one again. The file is a second name (hard link) of the checkpoint,
-which stays when the first one goes its way after ``trainer.keep_checkpoints``. In a run's bucket it
-stays under its own name, also for a start on a machine that has not seen it.
+The best follows from ``metrics.jsonl`` and the existing files, so a killed run finds the same one
+again. The file is a hard link to the checkpoint, and survives when ``trainer.keep_checkpoints``
+removes the original. In a run's bucket it keeps its own name, so a start on another machine finds
+it.
 """
 
 import os
@@ -28,13 +28,13 @@ from pospre.training.callbacks.metrics import read_lines
 
 
 class BestCheckpoint:
-    """Keeps one checkpoint of a run; used on rank 0, also by the thread that saves.
+    """Keeps one checkpoint of a run. Used on rank 0, also by the saving thread.
 
     Args:
         metrics: the run's ``metrics.jsonl``.
         checkpoints: the local folder of its checkpoints.
-        figure: what decides, as it is called in ``metrics.jsonl``.
-        better: whether the greatest or the smallest is best; of equal ones the first.
+        figure: the deciding figure's name in ``metrics.jsonl``.
+        better: whether the largest or smallest value is best; ties go to the first.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class BestCheckpoint:
         self._lock = threading.Lock()
 
     def is_best(self, step: int) -> bool:
-        """Tell whether the figure of ``step`` is better than those of all files that are there."""
+        """Return whether the figure of ``step`` is better than those of all existing files."""
         figures = self._figures()
         return self._best(figures, [step, *self._files(), *self._remote]) == step
 
     def look_into(self, bucket: str) -> None:
-        """Find what a run's bucket has: the best may be there alone."""
+        """List a run's bucket: the best may exist only there."""
         self._remote = {found.batch: Path(found.uri).name for found in checkpoints_in(bucket)}
 
     def settle(self, _: Path | None = None) -> None:
-        """Keep the best of the checkpoints that are there; called after each new one."""
+        """Keep the best of the existing checkpoints; called after each new one."""
         with self._lock:
             figures, files = self._figures(), self._files()
             best = self._best(figures, [*files, *self._remote])
@@ -65,7 +65,7 @@ class BestCheckpoint:
             self.folder.mkdir(exist_ok=True)
             source = files.get(best)
             if source is not None and source.parent != self.folder:
-                with suppress(FileNotFoundError, shutil.Error):  # it has just gone for a newer one
+                with suppress(FileNotFoundError, shutil.Error):  # just replaced by a newer one
                     _link_checkpoint(source, self.folder / source.name)
             for other in checkpoints_in(str(self.folder)):
                 if other.batch != best:
@@ -75,7 +75,7 @@ class BestCheckpoint:
             write_json(self.folder / NOTE, {**kept, "checkpoint": name})
 
     def forget(self) -> None:
-        """Remove what a run before has kept."""
+        """Remove the best checkpoint of an earlier run."""
         remove_checkpoints(str(self.folder))
         (self.folder / NOTE).unlink(missing_ok=True)
 
@@ -92,7 +92,7 @@ class BestCheckpoint:
         return found
 
     def _files(self) -> dict[int, Path]:
-        """Return the checkpoints that are there by step; where there are two, the one kept."""
+        """Return the existing checkpoints by step; if there are two, the kept one."""
         found = [*checkpoints_in(str(self.checkpoints)), *checkpoints_in(str(self.folder))]
         return {checkpoint.batch: Path(checkpoint.uri) for checkpoint in found}
 
@@ -105,15 +105,15 @@ def _link_checkpoint(source: Path, target: Path) -> None:
         os.replace(partial, target)
     else:
         _link(manifest_of(source), manifest_of(target))
-        _link(source, target)  # last: then all is there
+        _link(source, target)  # last, when the rest is complete
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, or a copy where the file system has no such names."""
+    """Hard-link a file, or copy it if the file system has no hard links."""
     partial = target.with_name(target.name + PARTIAL)
     partial.unlink(missing_ok=True)
     try:
         os.link(source, partial)
-    except OSError:  # also where it has just gone: then the copy says so
+    except OSError:  # also if it was just removed: then the copy raises the error
         shutil.copyfile(source, partial)
     os.replace(partial, target)

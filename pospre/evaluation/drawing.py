@@ -1,4 +1,4 @@
-"""What the analyses draw: grids of maps, alone or over images, and curves over the layers."""
+"""Figures of analyses: grids of maps, alone or over images, and curves over the layers."""
 
 import io
 import itertools
@@ -30,11 +30,11 @@ class Cell:
     Attributes:
         grid: (rows, columns) of patches.
         heat: (rows, columns) values, or (rows, columns, 3) colours in [0, 1]; None shows the image.
-        image: uint8 (H, W, 3) under it, see ``as_picture``; None shows the values alone.
-        title: above it.
-        marks: flat numbers of patches that get a point.
-        mark_colours: of the points in turn.
-        limits: values of the first and the last colour; None takes the map's own.
+        image: uint8 (H, W, 3) behind the map, see ``as_picture``; None shows the values alone.
+        title: above the cell.
+        marks: flat indices of patches to mark with a point.
+        mark_colours: of the points, cycled.
+        limits: values of the first and the last colour; None: the map's own range.
         colours: matplotlib's name of a colour map.
     """
 
@@ -53,7 +53,7 @@ def check_pictures(plan: Plan[Any], *, required: bool = False) -> None:
 
     Args:
         plan: of the evaluation.
-        required: it is in vain without a folder to draw into.
+        required: whether the evaluation needs a folder.
     """
     check_folder(plan, required=required)
     if plan.folder is not None:
@@ -62,16 +62,16 @@ def check_pictures(plan: Plan[Any], *, required: bool = False) -> None:
 
 
 def check_folder(plan: Plan[Any], *, required: bool) -> None:
-    """Raise a ``UserError`` if an evaluation's pictures cannot be written there."""
+    """Raise a ``UserError`` if an evaluation's pictures cannot be written."""
     if plan.folder is None:
         if required:
-            raise UserError("it writes pictures: say where with --output FILE.json")
+            raise UserError("it writes pictures: give --output FILE.json")
     elif plan.folder.exists() and not plan.folder.is_dir():
         raise UserError(f"it writes to the folder {plan.folder}, which is a file")
 
 
 def as_picture(view_CHW: Tensor) -> np.ndarray:
-    """Return a view as uint8 (H, W, 3); other than three channels become the grey of their mean."""
+    """Return a view as uint8 (H, W, 3); unless it has three channels, as their grey mean."""
     if len(view_CHW) == 3 and view_CHW.dtype == torch.uint8:
         return view_CHW.permute(1, 2, 0).cpu().numpy()
     grey = view_CHW.double().mean(0)
@@ -85,8 +85,8 @@ def as_map(values_N: Tensor, grid: tuple[int, int]) -> np.ndarray:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure of so many inches."""
-    from matplotlib.figure import Figure  # no pyplot: nothing may open a window
+    """Return an empty figure with a size in inches."""
+    from matplotlib.figure import Figure  # no pyplot: it could open a window
 
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -94,9 +94,9 @@ def new_figure(width: float, height: float) -> "Figure":
 def save_groups(
     groups: Sequence[Sequence[Cell]], count: int, folder: Path | None, name: str, title: str = ""
 ) -> list[str]:
-    """Write groups of cells, ``count`` of them in a row, as the PNG ``name``; return the name.
+    """Write groups of cells, ``count`` per row, as the PNG ``name``; return the name.
 
-    Nothing is written, and no name returned, without a folder or groups.
+    Without a folder or groups nothing is written, and no name is returned.
 
     Raises:
         UserError: it cannot be written.
@@ -119,9 +119,9 @@ def draw_cells(
 
     Args:
         rows: the cells; rows may differ in length.
-        labels: one per row, at its left.
-        title: above all.
-        side: of the longer side of a cell in inches.
+        labels: one per row, to its left.
+        title: of the figure.
+        side: length of a cell's longer side in inches.
     """
     columns = max(len(row) for row in rows)
     tall, wide = rows[0][0].grid
@@ -141,10 +141,10 @@ def draw_cells(
 
 def _show(axis: "Axes", cell: Cell) -> None:
     rows, columns = cell.grid
-    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # in patches, so that all layers fit
+    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # in patches, so that all layers align
     over = cell.image is not None and cell.heat is not None
     if cell.image is not None:
-        image = cell.image.mean(-1) if over else cell.image  # colours are the map's
+        image = cell.image.mean(-1) if over else cell.image  # keep colours for the map
         axis.imshow(image, cmap="gray", vmin=0, vmax=255, extent=extent)
     if cell.heat is not None:
         low, high = cell.limits or (None, None)
@@ -173,14 +173,14 @@ def draw_depth(
     *,
     heads: bool = False,
 ) -> None:
-    """Draw a figure over the layers, its mean with two standard errors.
+    """Draw a figure of merit over the layers: its mean with two standard errors.
 
     Args:
         axis: to draw into.
-        layers: of each its number ``layer``, the figure ``name`` and its error ``<name>_se``.
-        name: of the figure.
-        label: what it is, with its unit.
-        heads: draw a dot for each head, out of the layers' ``heads``.
+        layers: for each its number ``layer``, the value ``name`` and its error ``<name>_se``.
+        name: of the value.
+        label: its description, with the unit.
+        heads: whether to draw a dot for each of the layers' ``heads``.
     """
     from matplotlib.ticker import MaxNLocator
 

@@ -1,9 +1,9 @@
-"""The evaluations of a recipe that say ``every``: done while it trains, with the model in memory.
+"""Evaluations of a recipe with ``every``: run during training, with the model in memory.
 
-Each measures a whole copy of the model, in float32, as ``python -m pospre.evaluate`` would measure
-the checkpoint of that step. The copy is made on the first rank; the others give their shards to it
-and wait. Nothing that the training draws or holds is touched, so its losses are what they would be
-without. The untrained baseline, which never changes, is measured at the end only.
+Each measures a full copy of the model, in float32, exactly as ``python -m pospre.evaluate`` would
+measure the checkpoint of that step. The copy is made on the first rank; the others send their
+shards and wait. The training's random states and weights are untouched, so its losses do not
+change. The untrained baseline never changes, and is measured only at the end.
 """
 
 import random
@@ -44,25 +44,25 @@ Kind = TypeVar("Kind")
 
 
 class _Told(Exception):
-    """The process is told to stop: what is being measured is given up."""
+    """The process received a signal: abandon the current evaluation."""
 
 
 def online_evaluations(recipe: Recipe) -> list[Callback]:
-    """Return the callback of a recipe that measures while it trains; none of one that does not."""
+    """Return the callback that evaluates during training, if the recipe has such evaluations."""
     entries = [entry for entry in planned_evaluations(recipe) if entry.every is not None]
     return [OnlineEvaluations(recipe, entries)] if entries else []
 
 
 class OnlineEvaluations(Callback):
-    """Measures after every so many steps and after the last, before that step is saved.
+    """Evaluates at regular steps and after the last, before that step is saved.
 
-    What is due at a step follows from the recipe, and what was done from ``metrics.jsonl``: a run
-    that goes on measures nothing twice and leaves nothing out. An evaluation that fails is said,
-    and training goes on; at SIGTERM or Ctrl-C it is put off to the next start.
+    The recipe says what is due at a step, and ``metrics.jsonl`` what is done. So a resumed run
+    repeats nothing and skips nothing. A failed evaluation gives a warning, and training continues.
+    At SIGTERM or Ctrl-C it is postponed to the next start.
 
     Args:
-        recipe: what is trained.
-        entries: its evaluations that say ``every``.
+        recipe: of the run.
+        entries: its evaluations with ``every``.
     """
 
     def __init__(self, recipe: Recipe, entries: Sequence[Planned]) -> None:
@@ -75,25 +75,25 @@ class OnlineEvaluations(Callback):
             self.best = BestCheckpoint(self.metrics, recipe.local_checkpoints(), *figure)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Do what the stop before has put off."""
+        """Run evaluations that the last stop postponed."""
         step = state.timestamp.batch.value
         if self.best is not None:
-            # first: what uploads a checkpoint asks which one is the best
+            # first: the uploader asks for the best checkpoint
             _neighbour(state, CheckpointSaver).after_save.insert(0, self.best.settle)
         from_rank_zero(lambda: self._go_back_to(step))
         self._run(state, is_saved=True)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Measure when it is time; always before this step is saved."""
+        """Evaluate if due; always before this step is saved."""
         self._run(state)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Keep the best of an epoch's end, whose checkpoint counts the epoch."""
+        """Update the best checkpoint after an epoch, whose checkpoint counts the epoch."""
         if self._waits_for_epoch:
             self._keep(state)
 
     def _go_back_to(self, step: int) -> None:
-        """Forget what steps that will be trained again have left."""
+        """Remove results of steps that will be trained again."""
         drop_after(self.metrics, step)
         if self.best is None:
             return
@@ -105,10 +105,10 @@ class OnlineEvaluations(Callback):
             self.best.settle()
 
     def _run(self, state: State, *, is_saved: bool = False) -> None:
-        """Do what is due at this step, and keep its checkpoint if it is the best one.
+        """Run evaluations due at this step, and keep its checkpoint if it is the best one.
 
-        The step that this start resumed from has a checkpoint already, which must not be replaced:
-        the random state that belongs to it is restored only with the first batch.
+        The step that this start resumed from already has a checkpoint, which must not be replaced:
+        its random state is only restored with the first batch.
         """
         step, signals = state.timestamp.batch.value, _neighbour(state, StopSignals)
         planned = [entry for entry in self.entries if self._is_due(entry, state)]
@@ -163,7 +163,7 @@ class OnlineEvaluations(Callback):
         return any(name.startswith(start) for line in lines for name in line)
 
     def _snapshot(self, state: State, weights: dict[str, Any]) -> Checkpoint:
-        """Return what a checkpoint of this step would give an evaluation."""
+        """Return the checkpoint that an evaluation of this step would load."""
         record = _neighbour(state, RecipeRecord).state_dict()
         content = {"model": weights, "callbacks": {"RecipeRecord": record}}
         return Checkpoint(str(self.recipe.run_path()), "", {"state": content})
@@ -171,7 +171,7 @@ class OnlineEvaluations(Callback):
     def _measure(
         self, entry: Planned, snapshot: Checkpoint, state: State, signals: StopSignals
     ) -> Signals | None:
-        """Do an evaluation and log its figures; return the signal that it was given up for."""
+        """Run an evaluation and log its figures; return the signal that stopped it, if any."""
         step, began = state.timestamp.batch.value, time.monotonic()
 
         def work(go_on: Callable[[], None]) -> tuple[Signals | None, dict[str, float]]:
@@ -188,8 +188,8 @@ class OnlineEvaluations(Callback):
                 return signals.seen, {}
             except _FAILURES as error:
                 print(
-                    f"warning: evaluation.{entry.name} after step {step} failed, and training goes "
-                    f"on: {error}",
+                    f"warning: evaluation.{entry.name} after step {step} failed; training "
+                    f"continues: {error}",
                     file=sys.stderr,
                 )
             return None, {key: value for key, value in figures.items() if value is not None}
@@ -205,7 +205,7 @@ class OnlineEvaluations(Callback):
     def _evaluate(
         self, entry: Planned, snapshot: Checkpoint, state: State, go_on: Callable[[], None]
     ) -> dict[str, Any]:
-        """Return the results of an evaluation, which its file and the history have by then."""
+        """Return the results of an evaluation, once its file and history are written."""
         step, settings = state.timestamp.batch.value, dict(entry.settings)
         if not self._is_last(state) and "baseline" in default_settings(entry.name):
             settings["baseline"] = False
@@ -232,7 +232,7 @@ class OnlineEvaluations(Callback):
 
 @contextmanager
 def unchanged_random_state() -> Iterator[None]:
-    """Leave Python's, numpy's and torch's random generators as they were."""
+    """Restore the random states of Python, numpy and torch afterwards."""
     python, numbers = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
@@ -244,9 +244,9 @@ def unchanged_random_state() -> Iterator[None]:
 
 
 def _note(path: Path, document: dict[str, Any]) -> None:
-    """Append what was measured, in the place of what an earlier start found at this step or after.
+    """Append results to a file, and drop those that an earlier start wrote at this step or later.
 
-    The file is new as a whole or not at all.
+    The file is replaced atomically.
     """
     name, step = document["name"], document["step"]
     kept = [line for line in read_lines(path) if line.get("name") != name or line["step"] < step]
@@ -260,5 +260,5 @@ def _length(state: State) -> int:
 
 
 def _neighbour(state: State, kind: type[Kind]) -> Kind:
-    """Return the callback of a kind that every run has."""
+    """Return the run's callback of class ``kind``."""
     return next(callback for callback in state.callbacks if isinstance(callback, kind))

@@ -1,4 +1,4 @@
-"""Means over images, or draws, with their standard errors: as results, and as rows of a table."""
+"""Means over images or draws, with standard errors, as results and as table rows."""
 
 import math
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def rate_error(rate: float, count: int) -> float:
-    """Return the standard error of a rate that was counted over ``count`` images."""
+    """Return the standard error of a rate over ``count`` images."""
     return math.sqrt(rate * (1 - rate) / count)
 
 
 def standard_error(values_M: Tensor) -> Tensor:
-    """Return the standard error of the mean over images, of which there are two or more."""
+    """Return the standard error of the mean over two or more images."""
     return values_M.std(0) / len(values_M) ** 0.5
 
 
@@ -36,7 +36,7 @@ def mean_and_error(name: str, values_M: Tensor) -> dict[str, Any]:
 
 
 def estimate_rows(results: Mapping[str, Any], titles: Mapping[str, str]) -> list[list[str]]:
-    """Return the rows title, mean and standard error of the figures that ``titles`` names."""
+    """Return rows with title, mean and standard error of the figures in ``titles``."""
     rows = []
     for name, title in titles.items():
         error = results[f"{name}_se"]

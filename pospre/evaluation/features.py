@@ -1,4 +1,4 @@
-"""What evaluations share: batches of centre views, their labels, and a vector of tokens."""
+"""Common code of evaluations: batches of centre views, labels, and pooled tokens."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,17 +41,17 @@ def centre_batches(
 ) -> Iterator[Batch]:
     """Yield batches of centre views (short side to 256/224 of the size, then the middle; no flip).
 
-    Where a view has at most 48 pixels, it shows the whole image, as is usual for CIFAR.
+    Views of at most 48 pixels show the whole image, as is usual for CIFAR.
 
     Args:
-        context: says which view size, device and whether to draw a progress bar.
+        context: gives the view size, the device and the progress setting.
         data: the data set.
         title: of the progress bar.
-        sampling: which images; without ``num_samples`` all, in their order. The last batch may be
+        sampling: the images; without ``num_samples`` all, in order. The last batch may be
             smaller.
-        size: of the views; None takes the encoder's.
-        view: what to cut out of them instead.
-        epoch: whose draws a random view takes.
+        size: of the views; None: the encoder's.
+        view: a view group to use instead of the centre view.
+        epoch: epoch of a random view's draws.
         chosen: ``label_fraction`` and ``labels`` of ``build_loader``.
 
     Raises:
@@ -85,10 +85,10 @@ def centre_batches(
 
 
 def check_views(recipe: Recipe, data: str) -> None:
-    """Open a data set as it will be measured, and decode a few of its images.
+    """Open a data set as for the evaluation, and decode a few of its images.
 
     Raises:
-        UserError: it is missing, damaged, or not for this recipe's encoder.
+        UserError: it is missing, damaged, or does not fit this recipe's encoder.
     """
     size = recipe.encoder.image_size
     loader = _centre_loader(data, size, batch_size=1, num_workers=0, **storage(recipe))
@@ -104,7 +104,7 @@ def _centre_loader(
         data,
         views=[view or ViewGroup(size=size, crop=crop, flip_rate=0.0)],
         drop_last=False,
-        tolerance=0.0,  # figures compare with others': nothing of the image is left out
+        tolerance=0.0,  # figures must compare with others': keep all of the image
         **options,
     )
 
@@ -117,11 +117,11 @@ def pool_tokens(model: PretrainModel, tokens_BND: Tensor, pooling: Pooling) -> T
 
 
 def check_probe(plan: Plan[Any]) -> Reader:
-    """Return the data set that classes are learned from: the bank, or the data where there is none.
+    """Return the labelled data set to fit a classifier to: the bank, or the data without one.
 
     Raises:
-        UserError: no labels, other classes in the bank, or features of a class token that the
-            encoder lacks.
+        UserError: no labels, other classes in the bank, or class-token features of an encoder
+            without a class token.
     """
     bank = plan.settings.bank
     check_pooling(plan)
@@ -132,33 +132,33 @@ def check_probe(plan: Plan[Any]) -> Reader:
     compare_classes(data, voters)
     if voters.address == data.address:
         print(
-            f"warning: {plan.name}: bank={bank} is what is measured: every image has been seen "
-            "with its label; give the training images as bank",
+            f"warning: {plan.name}: bank={bank} is the measured data: every image was seen with "
+            "its label; give the training images as bank",
             file=sys.stderr,
         )
     return voters
 
 
 def check_pooling(plan: Plan[Any]) -> None:
-    """Raise a ``UserError`` for features of a class token that the encoder lacks."""
+    """Raise a ``UserError`` for class-token features of an encoder without a class token."""
     encoder = plan.recipe.encoder
     if plan.settings.features == "cls" and (encoder.name == SWIN or not encoder.class_token):
         raise UserError("features=cls, but the encoder has no class token; use mean.")
 
 
 def check_enough(bank: str, images: int, classes: int) -> None:
-    """Raise a ``UserError`` if no classifier can be fitted to so few."""
+    """Raise a ``UserError`` if there are too few images or classes to fit a classifier."""
     if images < 10 or classes < 2:
         raise UserError(
-            f"bank={bank} gives {images} images of {classes} classes; a classifier needs "
-            "at least 10 images and 2 classes."
+            f"bank={bank} gives {images} images of {classes} classes; a classifier needs at least "
+            "10 images and 2 classes."
         )
 
 
 def open_labelled(data: str) -> Reader:
     """Open a data set; raise a ``UserError`` if it has no labels.
 
-    Class folders without images are no classes; they are said.
+    Class folders without images are skipped with a warning.
     """
     reader = open_reader(data)
     if isinstance(reader, FolderReader) and reader.classes is not None:
@@ -166,11 +166,11 @@ def open_labelled(data: str) -> Reader:
         empty = sorted(name for name in folders - {*reader.classes} if not name.startswith("."))
         if empty:
             print(
-                f"warning: {data}/{empty[0]} holds no images and is no class; {data} has "
+                f"warning: {data}/{empty[0]} has no images and is not a class; {data} has "
                 f"{len(reader.classes)} classes",
                 file=sys.stderr,
             )
-    if reader.classes is None:  # shards of other origin may have labels without names
+    if reader.classes is None:  # shards from elsewhere may have labels without names
         require_labels(torch.tensor([reader.read(0).label]), data)
     return reader
 
@@ -191,14 +191,14 @@ def require_labels(labels: Tensor, data: str) -> None:
     """Raise a ``UserError`` if an image of ``data`` has no label."""
     if bool((labels < 0).any()):
         raise UserError(
-            f"it needs labels, and {data} has none: put the images into one folder per class."
+            f"it needs labels, but {data} has none: put the images into one folder per class."
         )
 
 
 Part = tuple[int | None, Pooling]
-"""A layer (0: the embedding, 1: the first block; None: what the encoder returns), and its token."""
+"""A layer (0: embedding, 1: first block; None: the encoder's output), and its pooling."""
 Parts = Mapping[Part, Tensor]
-"""Vectors (M, D) of M images by part."""
+"""Vectors (M, D) of M images, by part."""
 
 
 @torch.no_grad()
@@ -209,13 +209,13 @@ def encode_parts(
     parts: Sequence[Part],
     **options: Any,
 ) -> tuple[dict[str, Parts], Tensor]:
-    """Encode the views of a labelled data set, each layer after the encoder's final norm.
+    """Encode the views of a labelled data set, with the encoder's final norm after each layer.
 
     Args:
         context: see ``centre_batches``.
-        models: encoders to compare by name; all see the same pixels.
+        models: encoders to compare, by name; all get the same pixels.
         data: the data set.
-        parts: which vectors to keep of each image.
+        parts: the vectors to keep for each image.
         options: of ``centre_batches``.
 
     Returns:
@@ -246,7 +246,7 @@ def encode_parts(
 def _tokens(
     model: PretrainModel, images_BCHW: Tensor, parts: Sequence[Part]
 ) -> dict[int | None, Tensor]:
-    """Return the tokens by layer; what an encoder returns is the same for those without blocks."""
+    """Return the tokens by layer; encoders without blocks only give their output."""
     layers = sorted({layer for layer, _ in parts if layer is not None})
     if not layers:
         return {None: model.tokens(images_BCHW)}

@@ -1,4 +1,4 @@
-"""The figures of evaluations that were written to ``evaluation/<name>.json`` of a run folder."""
+"""Figures of evaluations from ``evaluation/<name>.json`` in a run folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class Figure:
     """One figure of an evaluation.
 
     Attributes:
-        name: as results call it.
-        value: what was measured.
-        error: its standard error, where the evaluation gives one (``<name>_se``; of
+        name: the name in the results.
+        value: the measured value.
+        error: its standard error, if the evaluation gives one (``<name>_se``; for
             ``top1`` also ``standard_error``).
-        untrained: the same of the untrained encoder (``initial_<name>``), where it was measured.
-        best: whether the greatest or the smallest value is the best.
+        untrained: the value of the untrained encoder (``initial_<name>``), if it was measured.
+        best: whether the largest or smallest value is best.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Figure:
 
 
 def figures_in(document: Mapping[str, Any]) -> list[Figure]:
-    """Return the figures of what ``run_evaluation`` returned; none of an unknown evaluation."""
+    """Return the figures in ``run_evaluation``'s result; none for an unknown evaluation."""
     name, results = str(document.get("name")), document["results"]
     if name not in evaluation_names():
         return []
@@ -51,7 +51,7 @@ def figures_in(document: Mapping[str, Any]) -> list[Figure]:
 
 
 def error_of(results: Mapping[str, Any], key: str) -> float | None:
-    """Return the standard error of a figure, None where the evaluation gives none."""
+    """Return the standard error of a figure; None if the evaluation gives none."""
     usual = results.get("standard_error") if key == "top1" else None
     return _number(results.get(f"{key}_se", usual))
 
@@ -61,27 +61,27 @@ def _number(value: object) -> float | None:
 
 
 def run_folder_of(checkpoint: str | Path) -> Path | None:
-    """Return the local run folder that a checkpoint address lies in, None if in none."""
+    """Return the local run folder that contains a checkpoint address; None if there is none."""
     path = Path(checkpoint)
     candidates = (path, *path.parents[:3])  # it may be checkpoints/best/ep1-ba4.pt
     return next((folder for folder in candidates if (folder / "recipe.yaml").is_file()), None)
 
 
 def read_documents(run_folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what evaluations have written into a run folder, by the names of the files.
+    """Return the results of evaluations in a run folder, by file name.
 
     Raises:
-        UserError: one of them is broken.
+        UserError: one of the files is invalid.
     """
     files = sorted((run_folder / "evaluation").glob("*.json"))
     return {path.stem: read_document(path) for path in files}
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return what an evaluation has written.
+    """Return the result of an evaluation.
 
     Raises:
-        UserError: it is broken.
+        UserError: the file is invalid.
     """
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
@@ -90,5 +90,5 @@ def read_document(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         raise UserError(f"{path} has no 'results'; run that evaluation again")
     if not isinstance(content.get("settings", {}), dict):
-        raise UserError(f"{path}: its 'settings' are none; run that evaluation again")
+        raise UserError(f"{path}: its 'settings' are invalid; run that evaluation again")
     return content

@@ -1,4 +1,4 @@
-"""What goes on inside an encoder: the tokens after every block, and who attends to whom."""
+"""Intermediate results of an encoder: tokens after each block, and attention maps."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ from pospre.recipe.recipe import Recipe
 
 
 def blank_encoder(recipe: Recipe) -> Encoder:
-    """Return a recipe's encoder without memory: its shapes alone."""
+    """Return a recipe's encoder without memory, for its shapes."""
     with torch.device("meta"):
         return build_encoder(**recipe.encoder.arguments())
 
@@ -29,10 +29,10 @@ def planned_encoder(
     """Return a recipe's ViT without memory.
 
     Raises:
-        UserError: the encoder is no ViT, or it lacks one of ``layers``.
+        UserError: the encoder is not a ViT, or it lacks one of ``layers``.
     """
     if recipe.encoder.name == SWIN:
-        raise UserError(f"it looks into the blocks of a ViT, and the encoder is {SWIN}")
+        raise UserError(f"it reads the blocks of a ViT, but the encoder is {SWIN}")
     encoder = blank_encoder(recipe)
     depth = encoder.depth
     asked = () if layers is None or layers == "all" else layers
@@ -46,13 +46,13 @@ def planned_encoder(
 
 
 def check_grid(encoder: PatchEncoder, grid: tuple[int, int], setting: str) -> None:
-    """Raise a ``UserError`` that names ``setting`` if positions know one grid, and not this one."""
+    """Raise a ``UserError`` that names ``setting`` if the positions do not support this grid."""
     positions = encoder.positions
     if not positions.takes_any_grid and grid != encoder.grid:
         height, width = encoder.image_size
         raise UserError(
-            f"{setting}, but encoder.positions = {positions.name} knows one grid only, that of "
-            f"images of {height} × {width} pixels ({encoder.grid[0]} × {encoder.grid[1]} patches)."
+            f"{setting}, but encoder.positions = {positions.name} supports only images of "
+            f"{height} × {width} pixels ({encoder.grid[0]} × {encoder.grid[1]} patches)."
         )
 
 
@@ -69,14 +69,13 @@ def layer_tokens(
     """Return the tokens (B, P+N, D) after each of ``layers``, the P prefix tokens first.
 
     Args:
-        model: of a ViT, in eval mode.
+        model: with a ViT, in eval mode.
         images_BCHW: normalised images.
-        layers: 0 is what goes into the first block (patches and positions), 1 what comes out of it,
-            and so on.
+        layers: 0 is the input of the first block (patches and positions), 1 its output, and so on.
         norm: apply the encoder's final norm to each of them, as DINO and DINOv2 do.
         places: see ``PretrainModel.tokens``.
-        keys_B: likewise.
-        grad: whether the encoder learns through them.
+        keys_B: see ``PretrainModel.tokens``.
+        grad: whether to keep gradients.
     """
     encoder = model.encoder
     with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
@@ -91,9 +90,9 @@ def attention_maps(
     """Return the attention (B, heads, T, T) of each of ``layers``: rows are queries and sum to 1.
 
     Args:
-        model: of a ViT, in eval mode.
+        model: with a ViT, in eval mode.
         images_BCHW: normalised images.
-        layers: blocks, the first is 1.
+        layers: blocks, counted from 1.
     """
     found: dict[int, Tensor] = {}
 

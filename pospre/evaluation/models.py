@@ -1,4 +1,4 @@
-"""The model that is measured: of a run, of a file of weights, or of timm."""
+"""Loading the model to measure: from a run, a weights file, or timm."""
 
 import copy
 import operator
@@ -40,13 +40,13 @@ Numbers = Sequence[float] | None
 
 
 class Shown(NamedTuple):
-    """What images a foreign encoder is given.
+    """Image size and normalisation for a foreign encoder.
 
     Attributes:
-        image_size: (height, width) in pixels; its positions are resampled for it. None takes that
-            of its positions, or timm's for the name.
-        mean: of the normalisation, one for each channel in [0, 1], or one for all; None takes our
-            export's or timm's for the name, else ImageNet's.
+        image_size: (height, width) in pixels; positions are resampled for it. None: the size of its
+            positions, or timm's for the name.
+        mean: for normalisation, one per channel in [0, 1] or one for all. None: our export's or
+            timm's for the name, else ImageNet's.
         std: likewise.
     """
 
@@ -63,11 +63,11 @@ class Subject(NamedTuple):
 
     Attributes:
         model: on the CPU.
-        recipe: what it was made from. A model that no run of ours has trained gets one that says
-            what its encoder is like, without algorithms.
+        recipe: its recipe. A model without a run gets one that describes its encoder, without
+            algorithms.
         initial: makes the same model with random weights.
-        origin: one line that says what was loaded; empty for a run.
-        step: how many steps a run has trained it; None where no run of ours has.
+        origin: one line that describes the source; empty for a run.
+        step: number of steps trained; None without a run.
     """
 
     model: PretrainModel
@@ -88,18 +88,18 @@ def open_model(
     """Return the model at ``address``.
 
     Args:
-        address: a run folder or checkpoint; a file of weights, of ours or of a layout that
-            ``pospre.nn.weight_layouts`` knows (``FILE,positions=SCHEME`` where no tensor says what
-            it knows of places, ``none`` if it was trained without); ``timm:NAME`` (random
-            weights); or ``timm:NAME,FILE``.
-        weights: ``teacher``: the one that follows the trained encoder, where there is one.
-        shown: what images a foreign encoder is given.
-        seed: of random weights.
-        keys: what errors call the options.
+            address: a run folder or checkpoint; a weights file, ours or in a layout of
+                ``pospre.nn.weight_layouts`` (``FILE,positions=SCHEME`` if no tensor shows its
+                positions, ``none`` if it was trained without); ``timm:NAME`` (random weights); or
+                ``timm:NAME,FILE``.
+            weights: ``teacher`` takes the momentum teacher, if there is one.
+            shown: image size and normalisation of a foreign encoder.
+            seed: of random weights.
+            keys: names of the options in errors.
 
     Raises:
-        UserError: nothing is there, it cannot be read, or it is no encoder of the kind ours is;
-            or a size, mean or deviation is given for a run, whose recipe says it.
+        UserError: nothing is found, it cannot be read, or it is not an encoder like ours; or a
+            size, mean or deviation is given for a run, whose recipe defines it.
     """
     if address.startswith(PREFIX):
         return _of_timm(address, weights, shown, seed, keys)
@@ -107,8 +107,8 @@ def open_model(
         return _of_file(address, weights, shown, seed, keys)
     if shown != AS_NOTED:
         raise UserError(
-            f"--image-size, --mean and --std are for weights of others; {address} is measured as "
-            "its recipe says"
+            f"--image-size, --mean and --std are for foreign weights; {address} is measured with "
+            "the values of its recipe"
         )
     checkpoint = open_checkpoint(address)
     model, recipe = model_of(checkpoint, weights=weights)
@@ -116,10 +116,10 @@ def open_model(
 
 
 def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:
-    """Return a model made in code, ours or one of timm's ViTs, as something to measure.
+    """Return a model made in code, ours or a timm ViT, as a subject to measure.
 
     Raises:
-        UserError: it is no encoder of the kind ours is.
+        UserError: it is not an encoder like ours.
     """
     if isinstance(model, PretrainModel):
         return _subject(model, seed)
@@ -130,7 +130,7 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
     name, comma, file = address.removeprefix(PREFIX).partition(",")
     if comma and not is_weights_file(file):
         raise UserError(
-            f"{keys.weights}{address}: give a file behind the comma that ends in "
+            f"{keys.weights}{address}: after the comma, give a file that ends in "
             f"{', '.join(EXPORTED)}"
         )
     patch = pair(timm_size(name).patch_size)
@@ -140,14 +140,14 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
     vit: Any = timm.create_model(name, pretrained=False, img_size=size, num_classes=0)
     for key, part in vit.named_parameters():
         if key.endswith(("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")):
-            nn.init.ones_(part)  # at timm's 1e-5 all activations would seem right
+            nn.init.ones_(part)  # with timm's 1e-5, wrong branches would go unnoticed
     encoder = wrap_encoder(vit)
     noted = (config.mean, config.std) if config else (None, None)
     model = _headless(encoder, shown, noted, seed)
     if not comma:
         twin = untrained(model, seed)
         line = (
-            f"{address}: RANDOM WEIGHTS of seed {seed}; {PREFIX}{name},FILE takes those of a file"
+            f"{address}: RANDOM WEIGHTS of seed {seed}; use {PREFIX}{name},FILE for those of a file"
         )
         return _subject(twin, seed, address, line)
     source = read_source(file, weights, keys, otherwise=encoder.positions.as_given())
@@ -173,7 +173,7 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
 
 
 def _noted(source: Source, recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``build_encoder`` that our export has noted."""
+    """Return the arguments of ``build_encoder`` recorded by our export."""
     own = {key: value for key, value in recipe["encoder"].items() if not key.startswith("weights")}
     options = check_arguments("encoder", EncoderOptions, own, source=f"recipe in {source.name}")
     try:
@@ -186,7 +186,7 @@ def _noted(source: Source, recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _noted_numbers(source: Source, key: str) -> tuple[float, ...]:
-    """Return the mean or deviation of the pixels that our export has noted."""
+    """Return the pixel mean or deviation recorded by our export."""
     try:
         values = parse_json(source.metadata[key])
     except (KeyError, ValueError) as error:
@@ -203,7 +203,7 @@ def _odd(source: Source, key: str) -> UserError:
 def _headless(
     encoder: Encoder, shown: Shown, noted: tuple[Numbers, Numbers], seed: int
 ) -> PretrainModel:
-    """Return a model of an encoder alone; what is noted for it counts where nothing is asked."""
+    """Return a model of only an encoder; recorded values are the defaults."""
     chosen = []
     for key, asked, own in (("mean", shown.mean, noted[0]), ("std", shown.std, noted[1])):
         if asked is not None and len(asked) not in (1, encoder.channels):
@@ -235,7 +235,7 @@ def _loaded(
 
 
 def _subject(model: PretrainModel, seed: int, name: str = "", origin: str = "") -> Subject:
-    """Return a model without a run; ``name`` is its encoder's in a recipe."""
+    """Return a subject without a run; ``name`` is its encoder's in a recipe."""
     height, width = model.encoder.image_size
     pixels = [model.augment.mean.flatten().tolist(), model.augment.std.flatten().tolist()]
     if origin:
@@ -258,7 +258,7 @@ def untrained(model: PretrainModel, seed: int) -> PretrainModel:
 
 
 def _recipe_of(model: PretrainModel, seed: int, name: str) -> Recipe:
-    """Return a recipe that says what a model's encoder is like; nothing can be trained from it."""
+    """Return a recipe that describes a model's encoder; it cannot be trained."""
     options = model.encoder.options
     pixels = {key: getattr(model.augment, key).flatten().tolist() for key in ("mean", "std")}
     description = {

@@ -1,6 +1,6 @@
-"""The evaluations of a recipe: checked before its training, done after it.
+"""The evaluations of a recipe: checked before training, run after it.
 
-Those that are done while it trains are in ``during_training.py``.
+For evaluations during training see ``during_training.py``.
 """
 
 import json
@@ -31,9 +31,9 @@ class Planned(NamedTuple):
 
     Attributes:
         name: of the evaluation.
-        data: where to measure; the training images where the entry says nothing.
-        weights: whose.
-        every: how often it is done while training; None: only in the end.
+        data: data to measure on; default: the training images.
+        weights: student or teacher.
+        every: interval during training; None: only at the end.
         settings: its other keys.
         output: where its results go.
     """
@@ -47,12 +47,12 @@ class Planned(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What the names of its figures begin with in ``metrics.jsonl``."""
+        """Prefix of its figures in ``metrics.jsonl``."""
         return f"evaluation/{self.name}"
 
 
 def planned_evaluations(recipe: Recipe) -> list[Planned]:
-    """Return the entries of ``evaluation``, checked as far as that goes without their modules."""
+    """Return the entries of ``evaluation``, checked without importing their modules."""
     planned = []
     for name, given in recipe.evaluation.items():
         settings = {"data": recipe.data.path, "weights": "student", "every": None, **given}
@@ -63,8 +63,8 @@ def planned_evaluations(recipe: Recipe) -> list[Planned]:
             raise UserError(f"recipe: evaluation.{name}.weights is student or teacher")
         if every is not None and not (isinstance(every, str) and _INTERVAL.fullmatch(every)):
             raise UserError(
-                f"recipe: evaluation.{name}.every = {every}; give how often to measure while "
-                "training, such as 10ep (epochs), 500ba (steps) or 100000sp (samples)"
+                f"recipe: evaluation.{name}.every = {every}; give an interval such as 10ep "
+                "(epochs), 500ba (steps) or 100000sp (samples)"
             )
         output = recipe.run_path() / "evaluation" / f"{name}.json"
         planned.append(Planned(name, data, weights, every, settings, output))
@@ -72,7 +72,7 @@ def planned_evaluations(recipe: Recipe) -> list[Planned]:
 
 
 def check_evaluations(recipe: Recipe) -> None:
-    """Raise a ``UserError`` before training for an evaluation that could not be done after it."""
+    """Raise a ``UserError`` before training if an evaluation after it would fail."""
     for name, data, weights, _, settings, output in planned_evaluations(recipe):
         try:
             check_evaluation(name, recipe, data, settings, output)
@@ -81,16 +81,16 @@ def check_evaluations(recipe: Recipe) -> None:
         if weights == "teacher" and not _has_teacher(recipe):
             raise UserError(
                 f"recipe: evaluation.{name}.weights = teacher, but none of the algorithms "
-                f"{', '.join(recipe.algorithms)} keeps one; leave it out, or add ema_teacher"
+                f"{', '.join(recipe.algorithms)} has one; leave it out, or add ema_teacher"
             )
     best_figure(recipe)
 
 
 def best_figure(recipe: Recipe) -> tuple[str, Literal["max", "min"]] | None:
-    """Return the name of ``trainer.keep_best`` in ``metrics.jsonl``, and if max or min is best.
+    """Return the figure of ``trainer.keep_best`` in ``metrics.jsonl``, and if max or min is best.
 
     Raises:
-        UserError: no evaluation that is done while training has this figure.
+        UserError: no evaluation during training has this figure.
     """
     wanted = recipe.trainer.keep_best
     if wanted is None:
@@ -105,22 +105,22 @@ def best_figure(recipe: Recipe) -> tuple[str, Literal["max", "min"]] | None:
     if name not in figures:
         known = [figure.removeprefix("evaluation/") for figure in figures]
         raise UserError(
-            f"recipe: trainer.keep_best = {wanted}, which is not measured while training"
+            f"recipe: trainer.keep_best = {wanted}, which is not measured during training"
             + (
                 f".{suggestion(wanted, known)}"
                 if known
-                else "; give an evaluation that says how often, such as evaluation.knn.every: 10ep"
+                else "; give an evaluation an interval, such as evaluation.knn.every: 10ep"
             )
         )
     return name, figures[name]
 
 
 def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
-    """Measure the newest checkpoint that is whole, and print the tables; return what failed.
+    """Measure the newest complete checkpoint, and print the tables; return the errors.
 
     Args:
         recipe: of a finished run.
-        again: also redo those whose results of this checkpoint are there.
+        again: whether to repeat evaluations that already have results of this checkpoint.
     """
     newest = [found.batch for found in checkpoints_of(recipe)[:1]]
     planned = planned_evaluations(recipe)
@@ -128,7 +128,7 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
     checkpoint = open_newest(checkpoint_folders(recipe)) if newest and due else None
     if checkpoint is None:
         return []
-    checkpoint.content["state"].pop("optimizers", None)  # twice the weights, for nothing here
+    checkpoint.content["state"].pop("optimizers", None)  # twice the weights' size, not needed here
     failures = []
     for entry in due:
         name, data, weights, _, settings, output = entry
@@ -159,7 +159,7 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
 
 
 def _measured_step(entry: Planned) -> int | None:
-    """Return the step whose weights the results that are there are of."""
+    """Return the step of the existing results."""
     try:
         step: int | None = parse_object(entry.output.read_bytes()).get("step")
     except (OSError, ValueError):
@@ -168,7 +168,7 @@ def _measured_step(entry: Planned) -> int | None:
 
 
 def _done(entry: Planned, recipe: Recipe, step: int) -> dict[str, Any] | None:
-    """Return what the training has measured after its last step, if it is what is wanted."""
+    """Return the results that training measured after its last step, if they are as requested."""
     if entry.every is None:
         return None
     try:
@@ -182,6 +182,6 @@ def _done(entry: Planned, recipe: Recipe, step: int) -> dict[str, Any] | None:
 
 
 def _has_teacher(recipe: Recipe) -> bool:
-    """Tell whether a recipe's model has a teacher; it is built without memory."""
+    """Return whether a recipe's model has a teacher; it is built without memory."""
     with torch.device("meta"):
         return build_model(resolve(recipe, open_data(recipe))).teacher is not None

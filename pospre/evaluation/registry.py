@@ -1,21 +1,21 @@
 """Evaluations by name: ``pospre/evaluation/<kind>/…/<name>.py`` is ``<name>``.
 
-An evaluation is a class of settings in ``pospre/evaluation/<kind>/settings.py``, called as it is
+An evaluation has a settings class of the same name in ``pospre/evaluation/<kind>/settings.py``
 (``position_grid``: ``PositionGrid``), and a module with
 
-- ``evaluate(context, settings) -> dict``, which returns plain numbers, strings and lists (JSON);
-  the fields of the settings are the keys of the command line and of a recipe's ``evaluation``
-  section, required where they have no default;
-- ``table(results) -> str``, which renders what ``evaluate`` returned for a terminal;
-- where it needs what a method has trained, ``NEEDS``: the class of its objective, such as
-  ``PositionObjective``, or of the algorithm itself: any method that declares one of it will do;
-- ``FIGURES``: which of the results are its figures, and whether the greatest or the smallest is
-  the best: ``{"top1": "max"}``; they are what a training logs that is measured in between;
-- where it may fail, ``check(plan)``: raises a UserError for every cause that can be known
-  without a model. It is called before ``evaluate``, and by a recipe before it trains; what it
-  returns, data or models that it had to open, ``evaluate`` finds as ``context.opened``; whatever
-  either raises gets the evaluation's name in front;
-- ``OWN_DATA = True`` where the data are no images with a label each, so that ``check`` opens them.
+- ``evaluate(context, settings) -> dict``, which returns plain numbers, strings and lists (JSON).
+  The fields of the settings are keys of the command line and of a recipe's ``evaluation`` section;
+  fields without a default are required;
+- ``table(results) -> str``, which formats the results of ``evaluate`` for a terminal;
+- ``NEEDS``, if it needs a trained method: the class of its objective, such as
+  ``PositionObjective``, or of the algorithm itself. Any method that declares this class will do;
+- ``FIGURES``: the main results, and whether the largest or smallest is best: ``{"top1": "max"}``.
+  Evaluations during training log them;
+- ``check(plan)``, if it can fail: raises a UserError for every cause that is known without a model.
+  It is called before ``evaluate``, and by a recipe before training. ``evaluate`` gets its return
+  value, such as opened data or models, as ``context.opened``. Errors of both are prefixed with the
+  evaluation's name;
+- ``OWN_DATA = True`` if the data are not labelled images; ``check`` then opens them.
 """
 
 import inspect
@@ -38,31 +38,31 @@ from pospre.errors import UserError, needing, suggestion
 from pospre.evaluation.settings import Settings
 from pospre.recipe.recipe import Recipe
 
-if TYPE_CHECKING:  # --help and a mistyped setting do not wait for them
+if TYPE_CHECKING:  # slow to import for --help and errors in settings
     import torch
 
     from pospre.model.model import PretrainModel
 
 _ROOT = Path(pospre.evaluation.__path__[0])
-_LARGEST = 1e30  # float32 ends at 3e38, and what is measured multiplies
-# what a recipe's section holds beside the settings
+_LARGEST = 1e30  # float32's maximum is 3e38, and values are multiplied
+# keys of a recipe's section besides the settings
 _ELSEWHERE = {
     "data": " On the command line it is --data …",
     "weights": " On the command line it is --weights …",
-    "every": " It belongs into a recipe: how often to measure while training.",
+    "every": " It belongs in a recipe: the interval of evaluations during training.",
 }
 Kind = TypeVar("Kind", bound=Settings)
 
 
 @dataclass(frozen=True)
 class Plan(Generic[Kind]):
-    """What is known of an evaluation before there is a model.
+    """An evaluation's inputs before the model exists.
 
     Attributes:
         name: of the evaluation.
-        recipe: what the model is made of, or will be.
+        recipe: the model's recipe.
         data: see ``Context``.
-        settings: of the evaluation, of its class.
+        settings: of the evaluation.
         folder: see ``Context``.
     """
 
@@ -75,19 +75,18 @@ class Plan(Generic[Kind]):
 
 @dataclass(frozen=True)
 class Context:
-    """What every evaluation is given.
+    """Inputs of an evaluation.
 
     Attributes:
         model: the trained model, in eval mode on ``device``.
-        initial: makes the same model as it was before training, in eval mode on ``device``.
+        initial: makes the model before training, in eval mode on ``device``.
         data: folder, ``.beton`` file or MDS directory to measure on.
-        device: where the model and the batches go.
-        folder: where an evaluation may put files of its own (made by who writes there); None when
-            nothing is written.
+        device: for the model and the batches.
+        folder: for the evaluation's own files, created when it writes; None: nothing is written.
         progress: whether to draw progress bars.
-        opened: what the evaluation's ``check`` returned.
-        storage: how data are reached and read, as in training: arguments of ``open_reader``.
-        go_on: called now and then in long work; raises what ends it early.
+        opened: the return value of the evaluation's ``check``.
+        storage: access to the data, as in training: arguments of ``open_reader``.
+        go_on: called regularly in long work; raises an exception to stop it.
     """
 
     model: "PretrainModel"
@@ -101,7 +100,7 @@ class Context:
     go_on: Callable[[], None] = lambda: None
 
     def models(self, name: str, untrained: str, *, baseline: bool) -> "dict[str, PretrainModel]":
-        """Return the trained model by name, and with ``baseline`` the untrained one beside it."""
+        """Return the trained model by name and, with ``baseline``, the untrained one."""
         return {name: self.model, **({untrained: self.initial()} if baseline else {})}
 
     @property
@@ -116,10 +115,10 @@ def evaluation_names() -> list[str]:
 
 
 def settings_class(name: str) -> type[Settings]:
-    """Return the class of the settings of evaluation ``name``, which is not imported.
+    """Return the settings class of evaluation ``name``, without importing the evaluation.
 
     Raises:
-        UserError: there is no such evaluation; the message names the known ones.
+        UserError: there is no such evaluation; the message lists the known ones.
     """
     known = _classes()
     if name not in known:
@@ -128,7 +127,7 @@ def settings_class(name: str) -> type[Settings]:
 
 
 def default_settings(name: str) -> dict[str, Any]:
-    """Return the defaults of the settings of ``name``; a required one has ``MISSING``."""
+    """Return the default settings of ``name``; required ones are ``MISSING``."""
     return settings_class(name).defaults()
 
 
@@ -145,21 +144,20 @@ def evaluation_module(name: str) -> ModuleType:
 
 
 def figures_of(name: str) -> dict[str, Literal["max", "min"]]:
-    """Return the figures of evaluation ``name``, and which value of each is the best."""
+    """Return the figures of evaluation ``name``, and whether max or min is best."""
     return dict(getattr(evaluation_module(name), "FIGURES", {}))
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every setting of evaluation ``name``: the given ones, typed, and the others' defaults.
+    """Return all settings of evaluation ``name``: given ones, typed, and other defaults.
 
     Args:
         name: an evaluation.
-        settings: values by key; text stands for the value it spells (``"20"``, ``"true"``,
-            ``"null"``).
+        settings: values by key; text is parsed (``"20"``, ``"true"``, ``"null"``).
 
     Raises:
-        UserError: unknown key (with the nearest known one), a value of the wrong type or range, or
-            a required setting is not given.
+        UserError: a key is unknown (with a suggestion), a value has the wrong type or range, or a
+            required setting is missing.
     """
     hints = get_type_hints(settings_class(name), include_extras=True)
     checked = default_settings(name)
@@ -176,7 +174,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def named_in_errors(name: str) -> Iterator[None]:
-    """Say in a ``UserError`` of what is done inside that it is about evaluation ``name``."""
+    """Prefix any ``UserError`` raised inside with the evaluation's name."""
     try:
         yield
     except UserError as error:
@@ -184,7 +182,7 @@ def named_in_errors(name: str) -> Iterator[None]:
 
 
 def evaluate_by_name(name: str, context: Context, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what evaluation ``name`` finds with all of its settings, as ``check_settings`` has."""
+    """Return the results of evaluation ``name`` with settings from ``check_settings``."""
     evaluate = evaluation_module(name).evaluate
     with named_in_errors(name):
         results: dict[str, Any] = evaluate(context, settings_class(name)(**settings))
@@ -192,7 +190,7 @@ def evaluate_by_name(name: str, context: Context, settings: Mapping[str, Any]) -
 
 
 def _typed(what: str, hint: Any, value: Any) -> Any:
-    """Return ``value`` as the type ``hint``; ``what`` names it in the error."""
+    """Return ``value`` converted to the type ``hint``; ``what`` names it in errors."""
     adapter: TypeAdapter[Any] = TypeAdapter(hint)
     try:
         if not isinstance(value, str):
@@ -202,7 +200,7 @@ def _typed(what: str, hint: Any, value: Any) -> Any:
         else:
             found = adapter.validate_strings(value)
     except ValidationError as error:
-        # A union reports one line per member; the first is the type the setting is about.
+        # a union reports one line per member; the first is the main type
         first = error.errors()[0]
         said = "Input should have more values" if first["type"] == "missing" else first["msg"]
         raise UserError(f"{what}: {said}.") from None
@@ -212,14 +210,14 @@ def _typed(what: str, hint: Any, value: Any) -> Any:
 
 
 def describe() -> str:
-    """Return all evaluations with a sentence each, as the text of a ``--help``."""
+    """Return all evaluations with a sentence each, for ``--help``."""
     return "\n".join(
         _wrap(name, _docstring(name).partition("\n")[0], 20) for name in evaluation_names()
     )
 
 
 def describe_one(name: str) -> str:
-    """Return what evaluation ``name`` measures and its settings, as the text of its ``--help``."""
+    """Return the description and settings of evaluation ``name``, for its ``--help``."""
     texts = _texts(name)
     lines = [
         _wrap(f"{key}={_default(value)}", texts.get(key, ""), 25)
@@ -231,7 +229,7 @@ def describe_one(name: str) -> str:
 
 @cache
 def _classes() -> dict[str, type[Settings]]:
-    """Return the classes of settings by evaluation: those with a module of their name."""
+    """Return the settings classes by evaluation, if there is a module of this name."""
     found = {}
     for path in _ROOT.glob("*/settings.py"):
         module = import_module(f"{pospre.evaluation.__name__}.{path.parent.name}.settings")
@@ -249,12 +247,12 @@ def _path(name: str) -> Path:
 
 
 def _docstring(name: str) -> str:
-    """Return how the module of an evaluation begins; importing it would take seconds."""
+    """Return the docstring of an evaluation's module without importing it, which takes seconds."""
     return _path(name).read_text(encoding="utf-8").split('"""')[1].strip()
 
 
 def _texts(name: str) -> dict[str, str]:
-    """Return what is said about every setting."""
+    """Return the description of every setting."""
     bases = reversed(settings_class(name).__mro__[:-1])
     return {key: text for base in bases for key, text in _told(base).items()}
 
@@ -264,7 +262,7 @@ def _told(base: type) -> dict[str, str]:
 
 
 def _wrap(label: str, text: str, width: int) -> str:
-    """Return ``label`` and what it means, in two columns."""
+    """Return ``label`` and its description in two columns."""
     first, others = f"  {label:{width}} ", " " * (width + 3)
     return textwrap.fill(text, 98, initial_indent=first, subsequent_indent=others)
 

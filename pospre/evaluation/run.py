@@ -1,4 +1,4 @@
-"""Running one evaluation by name and keeping its results."""
+"""Run one evaluation by name and save its results."""
 
 import datetime
 import hashlib
@@ -41,25 +41,25 @@ def check_evaluation(
     settings: Mapping[str, Any],
     output: Path | None,
 ) -> tuple[dict[str, Any], Any]:
-    """Find out without a model what would make ``run_evaluation`` fail with these arguments.
+    """Check without a model whether ``run_evaluation`` would fail with these arguments.
 
     Returns:
         All settings, typed, and what was ``opened``, see ``Context``.
 
     Raises:
-        UserError: unknown evaluation or setting, data that are missing or not for this evaluation,
-            an algorithm that the recipe lacks, or an output that cannot be written.
+        UserError: the evaluation or a setting is unknown, data are missing or unsuitable, the
+            recipe lacks an algorithm, or the output cannot be written.
     """
     checked = check_settings(name, settings)
     module = evaluation_module(name)
     needed = getattr(module, "NEEDS", None)
     if needed is not None and method_of(recipe.algorithms, needed) is None:
         has = ", ".join(recipe.algorithms)
-        there = f"this recipe has {has}" if has else "these are weights without heads, no run's"
+        there = f"this recipe has {has}" if has else "these are weights without a run's heads"
         able = [name for name in algorithm_names() if algorithm_class(name).offers(needed)]
         raise UserError(
-            f"{name} measures what algorithms.{' or algorithms.'.join(able)} trains, and {there}; "
-            "name a run or checkpoint that has it. knn, logistic and position_probe measure the "
+            f"{name} measures what algorithms.{' or algorithms.'.join(able)} trains, but {there}; "
+            "give a run or checkpoint with it. knn, logistic and position_probe measure the "
             "features of any encoder."
         )
     check_output("--output", output, ".json")
@@ -77,7 +77,7 @@ def check_evaluation(
 
 
 def _check_replaced(name: str, output: Path | None) -> None:
-    """Refuse to replace JSON of other kinds; an earlier result, whole or damaged, is replaced."""
+    """Refuse to overwrite JSON of other kinds; earlier results, even damaged ones, are replaced."""
     if output is None:
         return
     try:
@@ -86,7 +86,8 @@ def _check_replaced(name: str, output: Path | None) -> None:
         return
     if not isinstance(found, dict) or found.get("name") != name:
         raise UserError(
-            f"--output {output} exists and is no result of {name}; name another file, or remove it."
+            f"--output {output} exists, but is not a result of {name}; give another file, or "
+            "remove it."
         )
 
 
@@ -110,30 +111,30 @@ def run_evaluation(
 
     Args:
         name: an evaluation, see ``registry.evaluation_names``.
-        model: a whole model: not wrapped by DDP, nor sharded. It is moved to ``device``, and its
-            mode (train or eval) is what it was afterwards.
-        recipe: what the model was made from; its untrained twin is built from it. What is written
-            has references for what its environment gave.
+        model: a full model, without DDP wrapper and not sharded. It is moved to ``device``; its
+            mode (train or eval) is restored.
+        recipe: the model's recipe, which also builds the untrained model. The results contain it
+            with references to environment variables instead of their values.
         data_path: folder, ``.beton`` file or MDS directory.
-        settings: of this evaluation; the others keep their defaults.
-        output: where to write the JSON; pictures go into a folder of the same name beside it. None
-            writes nothing.
-        address: where the model came from, for the record.
-        weights: ``student`` or ``teacher``: which of the checkpoint's, for the record.
+        settings: of this evaluation; others keep their defaults.
+        output: JSON file to write; pictures go into a folder of the same name beside it. None:
+            nothing is written.
+        address: source of the model, for the record.
+        weights: ``student`` or ``teacher``, for the record.
         device: ``auto``, ``cpu`` or ``gpu``.
         progress: whether to draw progress bars.
-        step: how many steps the model is trained, for the record, where that is known.
+        step: number of steps trained, for the record, if known.
         go_on: see ``Context``.
-        initial: see ``Context``, on the CPU; the recipe's model without it.
+        initial: see ``Context``, on the CPU; default: the recipe's model.
 
     Returns:
-        What the JSON holds: ``name``, ``model`` (its address), ``weights``, ``step`` (where it is
+        The content of the JSON: ``name``, ``model`` (its address), ``weights``, ``step`` (if
         given), ``encoder_sha256`` (see ``encoder_hash``), ``data``, ``created``, ``settings``,
-        ``results``, and ``encoder`` (what it is like) where no run of ours has trained it.
+        ``results``, and for models without a run ``encoder`` (its description).
 
     Raises:
-        UserError: unknown evaluation or setting, data that cannot be read, or a model that this
-            evaluation is not for.
+        UserError: the evaluation or a setting is unknown, data cannot be read, or the model is
+            unsuitable.
     """
     place = find_device(device)
     checked, opened = check_evaluation(name, recipe, data_path, settings or {}, output)
@@ -175,7 +176,7 @@ def run_evaluation(
 
 
 def encoder_hash(model: PretrainModel) -> str:
-    """Return the SHA-256 of the encoder's tensors, by their names: of whichever file they are."""
+    """Return the SHA-256 of the encoder's tensors and names, for any file format."""
     found = hashlib.sha256()
     for name, tensor in sorted(model.encoder.state_dict().items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -185,9 +186,9 @@ def encoder_hash(model: PretrainModel) -> str:
 
 @contextmanager
 def whole_float32() -> Iterator[None]:
-    """Let GPUs multiply float32 as it is: Composer's trainer has them round it to TF32, 10 bits.
+    """Use full float32 products on GPUs: Composer's trainer sets TF32 with a 10-bit mantissa.
 
-    A figure is then the same during a training and after it.
+    Figures are then the same during training and after it.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
@@ -199,30 +200,30 @@ def whole_float32() -> Iterator[None]:
 
 
 def require_finite(model: PretrainModel, name: str) -> None:
-    """Raise a ``UserError`` if a weight of ``model`` is infinite or NaN; ``name`` says whose."""
+    """Raise a ``UserError`` naming the model ``name`` if a weight is infinite or NaN."""
     for key, tensor in model.state_dict().items():
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(
-                f"{name}: tensor '{key}' holds values that are not finite; the training diverged. "
+                f"{name}: tensor '{key}' holds values that are not finite;  the training diverged. "
                 "Use an earlier checkpoint."
             )
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device called ``auto`` (a GPU where there is one), ``cpu`` or ``gpu``.
+    """Return the device for ``auto`` (a GPU if there is one), ``cpu`` or ``gpu``.
 
     Raises:
         UserError: another name, or there is no GPU.
     """
     if name not in ("auto", "cpu", "gpu"):
-        raise UserError(f"device '{name}' is not known; use auto, cpu or gpu.")
+        raise UserError(f"device '{name}' is unknown; use auto, cpu or gpu.")
     if name == "gpu" and not torch.cuda.is_available():
-        raise UserError("device gpu, but torch sees no GPU; use auto or cpu.")
+        raise UserError("device gpu, but torch finds no GPU; use auto or cpu.")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` as JSON, whole or not at all."""
+    """Write ``document`` as JSON, atomically."""
     write_output(path, json.dumps(document, indent=2) + "\n")
 
 
@@ -237,17 +238,17 @@ def measure(
     device: str = "auto",
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Return the figures of evaluation ``name``, as ``python -m pospre.evaluate`` finds them.
+    """Return the figures of evaluation ``name``, the same as ``python -m pospre.evaluate``.
 
     Args:
-        name: ``knn``, …: ``python -m pospre.evaluate --help`` lists them, ``NAME --help`` its
+        name: ``knn``, …; ``python -m pospre.evaluate --help`` lists them, ``NAME --help`` their
             settings.
-        model: a ``PretrainModel``, a ViT of timm, or what the command takes as ``--model``.
+        model: a ``PretrainModel``, a timm ViT, or any ``--model`` of the command.
         data: images to measure on: folder, ``.beton`` file or MDS directory.
-        settings: of the evaluation; the others keep their defaults.
-        output: where to write the whole record as JSON; nothing is written without it.
-        seed: of random weights: the model's where it has no others, and its untrained twin's.
-        device: ``auto``, ``cpu`` or ``gpu``; a model given is moved there.
+        settings: of the evaluation; others keep their defaults.
+        output: JSON file for the full record; None: nothing is written.
+        seed: of random weights: of a model without weights, and of the untrained model.
+        device: ``auto``, ``cpu`` or ``gpu``; a model passed in is moved there.
         progress: whether to draw progress bars.
 
     Raises:

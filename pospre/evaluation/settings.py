@@ -1,7 +1,7 @@
-"""What the settings of evaluations share. The ``settings.py`` of each kind has its classes.
+"""Common settings of evaluations. Each kind's ``settings.py`` has the classes.
 
-These modules import neither torch nor the evaluations: ``--help`` and a mistyped setting do not
-wait for them.
+These modules import neither torch nor the evaluations, so ``--help`` and errors in settings are
+fast.
 """
 
 from dataclasses import dataclass, fields
@@ -15,11 +15,11 @@ Pooling = Literal["mean", "cls"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one evaluation: a subclass in its kind's ``settings.py``, called as it is (``Knn``)."""
+    """Base class: an evaluation's settings class has its name in CamelCase (``Knn``)."""
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Return the default of every setting, its own before those shared; or ``MISSING``."""
+        """Return the default of every setting, own ones before shared ones; or ``MISSING``."""
         values = {each.name: each.default for each in fields(cls)}
         own = [name for base in cls.__mro__ for name in get_annotations(base)]
         return {name: values[name] for name in dict.fromkeys(own)}
@@ -27,13 +27,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Sampling(Settings):
-    """Which images are measured, and how they are read.
+    """Choice and reading of the measured images.
 
     Attributes:
-        num_samples: measure on so many images, drawn by the seed; all without it.
+        num_samples: number of images, drawn by the seed; default: all.
         batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; the loader chooses without it.
-        seed: of the drawn images, and of what else is random: masks, boxes, noise, weights.
+        num_workers: decoding threads; default: the loader's choice.
+        seed: of the drawn images, and of other random choices: masks, boxes, noise, weights.
     """
 
     num_samples: PositiveInt | None = None
@@ -44,17 +44,17 @@ class Sampling(Settings):
 
 @dataclass(frozen=True)
 class Compared(Settings):
-    """Whether the untrained model stands beside the trained one.
+    """Comparison with the untrained model.
 
     Attributes:
-        baseline: measure the untrained model of the same recipe and seed as well.
+        baseline: also measure the untrained model of the same recipe and seed.
     """
 
     baseline: bool = True
 
 
 def as_tuple(value: object) -> object:
-    """Return the items of a command line's ``0,0.5``, or of a recipe's list, as a tuple."""
+    """Return the items of ``0,0.5`` on the command line, or of a recipe's list, as a tuple."""
     parts = value.strip("[]()").split(",") if isinstance(value, str) else value
     return tuple(parts) if isinstance(parts, list) else parts
 
@@ -62,6 +62,6 @@ def as_tuple(value: object) -> object:
 Item = TypeVar("Item")
 Listed = Annotated[tuple[Item, ...], BeforeValidator(as_tuple)]
 Numbers = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), BeforeValidator(as_tuple)]
-"""Layers (0 is the embedding, the first block is 1), or patches (row by row from 0)."""
+"""Layers (0 is the embedding, 1 the first block), or patches (row-major from 0)."""
 AboveOne = Annotated[float, Field(gt=1)]
 TwoOrMore = Annotated[int, Field(ge=2)]

@@ -1,7 +1,7 @@
-"""A grid of runs of one recipe, and what came out of them.
+"""A grid of runs of one recipe, and its results.
 
-The figures of each are those of the recipe's evaluations; over the grid the best and the mean ± the
-standard deviation are reported, as in transfer by a grid of learning rates and weight decays
+The figures of each run are those of the recipe's evaluations. Over the grid, the best and the mean
+± standard deviation are reported, as for transfer with a grid of learning rates and weight decays
 (Kornblith et al. 2019).
 """
 
@@ -27,9 +27,9 @@ class Cell(NamedTuple):
     """One run of a grid.
 
     Attributes:
-        values: of the keys that differ, as text.
+        values: of the varied keys, as text.
         overrides: ``key=value`` of all keys, with the ``run_name``.
-        recipe: what they make of the recipe.
+        recipe: the recipe with these overrides.
     """
 
     values: dict[str, str]
@@ -38,26 +38,26 @@ class Cell(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether this very recipe has been trained, and every figure measured at its end."""
+        """Whether this exact recipe is trained, with every figure measured at its end."""
         entries = planned_evaluations(self.recipe)
         if not all(entry.every is None and entry.output.exists() for entry in entries):
             return False
         if any(key in self.recipe.environment for key in COMPARED):
-            return False  # of these its checkpoints alone tell whether they are the same
+            return False  # only its checkpoints show whether they are the same
         trained = read_mapping(self.recipe.run_path() / "recipe.yaml")
         return trained == resolve(self.recipe, open_data(self.recipe)).record()
 
 
 def cells_of(recipe: str, settings: Sequence[str]) -> list[Cell]:
-    """Return the runs of a grid, each with its own folder; nothing is trained.
+    """Return the runs of a grid, each with its own folder, without training.
 
     Args:
         recipe: YAML file.
-        settings: ``key=value``, or ``key=value,value`` for a key that differs; commas inside of
-            brackets part no values.
+        settings: ``key=value``, or ``key=value,value`` for a varied key; commas within brackets do
+            not separate values.
 
     Raises:
-        UserError: no key differs, a value comes twice, or a run's recipe is none.
+        UserError: no key varies, a value is repeated, or a run's recipe is invalid.
     """
     parted = [(item, *_values(item)) for item in settings]
     axes = {key: values for _, key, values in parted if len(values) > 1}
@@ -68,9 +68,9 @@ def cells_of(recipe: str, settings: Sequence[str]) -> list[Cell]:
         )
     for key, values in axes.items():
         if [given for _, given, _ in parted].count(key) > 1:
-            raise UserError(f"{key} is given twice; write all of its values behind one {key}=.")
+            raise UserError(f"{key} is given twice; write all its values after one {key}=.")
         if len(set(values)) < len(values):
-            raise UserError(f"{key}={','.join(values)} names a value twice.")
+            raise UserError(f"{key}={','.join(values)} repeats a value.")
     name = load_recipe(recipe, fixed).run_name
     cells = []
     for combination in itertools.product(*axes.values()):
@@ -83,10 +83,10 @@ def cells_of(recipe: str, settings: Sequence[str]) -> list[Cell]:
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
-    """Raise a ``UserError`` for a grid without figures, or one that could not be measured."""
+    """Raise a ``UserError`` for a grid without figures, or with invalid evaluations."""
     if not cells[0].recipe.evaluation:
         raise UserError(
-            "a sweep compares the figures of the recipe's evaluations, and it has none; add one, "
+            "a sweep compares the figures of the recipe's evaluations, but it has none; add one, "
             "such as evaluation.accuracy.data=PATH."
         )
     for cell in cells:
@@ -94,7 +94,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
 
 
 def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return what finished runs have measured.
+    """Return the figures measured by finished runs.
 
     Returns:
         ``runs`` (``values``, ``run_name`` and ``figures`` by ``EVALUATION/FIGURE``), and

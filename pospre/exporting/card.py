@@ -145,7 +145,7 @@ def _untrained(figure: Figure) -> str:
 def _licence(parts: Parts, license: str | None) -> str:
     start = parts.recipe.encoder.weights
     if not parts.recipe.algorithms:
-        return f"- weights: {license or 'that of their authors; not stated by who converted them'}"
+        return f"- weights: {license or 'that of their authors; not stated for this conversion'}"
     return "\n".join(
         [
             f"- weights: {license or 'not stated by who exported them'}",

@@ -142,7 +142,7 @@ def _config(parts: Parts, kind: str) -> dict[str, Any]:
         else:
             config["num_register_tokens"] = encoder.num_prefix_tokens - 1
         return config
-    # what it calls the pooled output is then the class token itself, and nothing of it is random
+    # the pooled output is then the class token itself, without random weights
     return {**config, "intermediate_size": hidden, "pooler_act": "linear"}
 
 

@@ -44,7 +44,7 @@ def _traced(parts: Parts) -> bytes:
     """Return the bytes of the exported graph."""
     vit = _for_one_size(parts)
     names = parts.output_names
-    buffer: Any = io.BytesIO()  # the type of the argument knows paths alone
+    buffer: Any = io.BytesIO()  # the argument is annotated as a path
     with warnings.catch_warnings(action="ignore"):  # the sizes that it takes for constants are
         torch.onnx.export(
             TimmOutputs(vit, names),

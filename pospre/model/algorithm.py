@@ -1,4 +1,4 @@
-"""What an algorithm is: an attachment to the model plus what it writes into each batch."""
+"""The base class of algorithms: an attachment to the model, and the keys it writes per batch."""
 
 import importlib
 import pkgutil
@@ -17,11 +17,11 @@ from pospre.arguments import check_arguments
 from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.attached import attach_algorithm, check_given, write_draws
+from pospre.model.external_class import is_outside, load_class
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Objective
 from pospre.model.optimizer_check import check_optimized
-from pospre.model.outside import is_outside, load_class
 from pospre.model.pretext_task import PretextTask
 from pospre.model.progress import Progress, training_progress
 from pospre.nn.patch_encoder import PatchEncoder
@@ -31,20 +31,20 @@ _FORWARDS = (Event.BEFORE_FORWARD, Event.EVAL_BEFORE_FORWARD, Event.PREDICT_BEFO
 
 
 class PretrainAlgorithm(Algorithm):
-    """A host or a position algorithm as a Composer ``Algorithm``.
+    """A host or a position algorithm, as a Composer ``Algorithm``.
 
-    What it ``needs`` is checked first; then ``attach`` adds its modules, once, before the optimiser
-    is made. Before each forward it sets its schedules and writes its masks into the batch. Its
-    options are the fields of a dataclass.
+    Its ``needs`` are checked first. Then ``attach`` adds its modules, once, before the optimiser is
+    made. Before each forward it sets its schedules and writes its masks into the batch. Its options
+    are the fields of a dataclass.
 
     Attributes:
-        pretext_task: what it asks of a model; a run's page begins with it. None: nothing.
-        objective: the class of what it adds to ``model.objectives``: evaluations are for models of
-            a kind of objective, such as ``PositionObjective``; None: they need not find it.
-        is_host: hosts own the visible patches and attach first.
-        takes_merged_patches: works with encoders whose tokens stand for several patches (Swin).
-        half_residual: was published with tokens in half precision between blocks; a run under
-            amp_bf16 keeps them in bf16, unless ``trainer.residual`` says otherwise.
+        pretext_task: the task that it sets the model, shown at the top of a run's page; None: none.
+        objective: the class that it adds to ``model.objectives``. Evaluations require a kind of
+            objective, such as ``PositionObjective``; None: no evaluation needs it.
+        is_host: hosts choose the visible patches and attach first.
+        takes_merged_patches: works with encoders whose tokens cover several patches (Swin).
+        half_residual: the published code keeps tokens in half precision between blocks. Runs under
+            amp_bf16 then keep them in bf16, unless ``trainer.residual`` overrides it.
     """
 
     pretext_task: ClassVar[PretextTask | None] = None
@@ -55,55 +55,55 @@ class PretrainAlgorithm(Algorithm):
     _progress: Progress = Progress(0.0, 0.0)
 
     def __post_init__(self) -> None:
-        """Check the options as recipes are checked: this is for algorithms made in code."""
+        """Check the options of algorithms made in code, as recipes are checked."""
         given = {name: getattr(self, name) for name in signature(type(self)).parameters}
         checked = check_arguments(self.module_name(), type(self), given, source="algorithms")
         vars(self).update(checked)
 
     @classmethod
     def module_name(cls) -> str:
-        """Return the name that recipes use: that of the module; of a class elsewhere its own."""
+        """Return the name used in recipes: the module's, or an outside class's own."""
         home, _, name = cls.__module__.rpartition(".")
         return name if home.startswith(algorithms.__name__) else cls.__name__
 
     @classmethod
     def names(cls) -> set[str]:
-        """Return its name, and those of the algorithms that it is made from."""
+        """Return its name and those of the algorithms it consists of."""
         kinds = (kind for kind in cls.__mro__ if issubclass(kind, PretrainAlgorithm))
         return {kind.module_name() for kind in kinds}
 
     @classmethod
     def offers(cls, kind: type) -> bool:
-        """Tell whether it is a ``kind`` of algorithm, or its objective is one of objectives."""
+        """Return whether it or its objective is a ``kind``."""
         return issubclass(cls, kind) or issubclass(cls.objective or object, kind)
 
     @classmethod
     def for_classes(
         cls, arguments: dict[str, Any], classes: Sequence[str] | None, path: str
     ) -> dict[str, Any]:
-        """Return the recipe's arguments, completed by what the training data says.
+        """Return the recipe's arguments, completed from the training data.
 
         Args:
-            arguments: of the constructor, all of them.
-            classes: names of the data's classes; None without labels.
+            arguments: all arguments of the constructor.
+            classes: names of the data's classes; None: no labels.
             path: of the data, for errors.
         """
         return arguments
 
     def check_encoder(self, encoder: PatchEncoder) -> None:
-        """Raise ``UserError`` if this needs a token for every patch and the encoder merges them."""
+        """Raise ``UserError`` if it needs a token per patch but the encoder merges patches."""
         if encoder.patches_per_token > 1 and not self.takes_merged_patches:
             able = [
                 name for name in algorithm_names() if algorithm_class(name).takes_merged_patches
             ]
             raise UserError(
                 f"algorithms.{self.module_name()} needs a token for every patch, but encoder.name "
-                f"makes {encoder.timm_name}, which merges patches. Use a ViT; of all algorithms "
-                f"only {', '.join(able)} take such an encoder."
+                f"makes {encoder.timm_name}, which merges patches. Use a ViT. Only "
+                f"{', '.join(able)} support merged patches."
             )
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what must be there before it attaches; by default one view of ``view``."""
+        """Return the requirements checked before it attaches; by default one view of ``view``."""
         return Needs()
 
     @abstractmethod
@@ -111,9 +111,9 @@ class PretrainAlgorithm(Algorithm):
         """Check the options, and add passes, objectives and position modules to ``model``."""
 
     def check_company(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` for algorithms that it cannot work beside.
+        """Raise ``UserError`` if it cannot work with another attached algorithm.
 
-        It is called before ``attach``, and once more when all are attached.
+        Called before ``attach``, and again when all algorithms are attached.
         """
         return
 
@@ -121,9 +121,9 @@ class PretrainAlgorithm(Algorithm):
         """Raise ``UserError`` if an option is set, but has no effect.
 
         Args:
-            option: by name.
+            option: the option's name.
             used: whether it has an effect.
-            other: the option of this algorithm that decides so, or what else does, in words.
+            other: the option that disables it, or another reason in words.
         """
         value, name = getattr(self, option), self.module_name()
         if used or value == getattr(type(self), option):
@@ -139,39 +139,39 @@ class PretrainAlgorithm(Algorithm):
         """Write this algorithm's keys into ``batch``: pure functions of seed, epoch and index."""
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
-        """Set what changes over training, into buffers (no recompilation); nothing by default."""
+        """Set what changes over training, in buffers to avoid recompilation; default: nothing."""
         return
 
     def after_step(self, model: PretrainModel, progress: Progress) -> None:
-        """Move the teacher if this algorithm's momentum counts; ``progress`` began the step."""
+        """Update the teacher if this algorithm owns it; ``progress`` is that before the step."""
         if model.teachers.owner in self.names():
             model.teachers.update(progress.step)
 
     def couples_samples(self) -> str | None:
-        """Return what of it looks at all samples of a forward at once, as a plural; None: nothing.
+        """Name the part that couples the samples of a batch, as a plural; None: no part does.
 
-        The gradients of several microbatches, or of several ranks, are then not those of one batch.
+        Gradients accumulated over microbatches or ranks then differ from those of one batch.
         """
         return None
 
     def match(self, event: Event, state: State) -> bool:
-        """Run at INIT, at the start of training, before every forward, and when a step is done."""
+        """Run at INIT, at the start of training, before every forward, and after every step."""
         return event in (Event.INIT, Event.FIT_START, *_FORWARDS, Event.BATCH_END)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Attach at INIT; check all at FIT_START; prepare each batch; then ``after_step``."""
+        """Attach at INIT, check all at FIT_START, prepare each batch, then call ``after_step``."""
         model = pretrain_model(state)
         if event == Event.INIT:
             attach_algorithm(model, self)
         elif event == Event.FIT_START:
             model.check_complete()
-            if hasattr(state.dataloader, "check_ranks"):  # a loader of ours
+            if hasattr(state.dataloader, "check_ranks"):  # our own loader
                 state.dataloader.check_ranks(dist.get_world_size())
                 state.dataloader.check_augment(model.views)
             check_given(model, state.algorithms)
             check_optimized(model, state.optimizers)
         elif event in _FORWARDS:
-            if event == Event.BEFORE_FORWARD:  # an evaluation is as far as the training is
+            if event == Event.BEFORE_FORWARD:  # evaluations use the training's progress
                 self._progress = training_progress(state)
             number = state.timestamp.epoch.value
             state.batch = numbered(state.batch, epoch=number)
@@ -183,30 +183,30 @@ class PretrainAlgorithm(Algorithm):
 def attach(
     model: PretrainModel, name: str | type[PretrainAlgorithm], **options: Any
 ) -> PretrainAlgorithm:
-    """Attach the algorithm ``name`` to a model that is made; before the optimiser, hosts first.
+    """Attach the algorithm ``name`` to an existing model: before the optimiser, hosts first.
 
     Args:
         model: the model.
-        name: as in recipes, see ``pospre/algorithms/README.md``; or a class of your own.
-        options: the algorithm's, by the names that recipes use; the others have their defaults.
+        name: as in recipes, see ``pospre/algorithms/README.md``; or your own class.
+        options: the algorithm's options, named as in recipes; others keep their defaults.
 
     Returns:
-        The algorithm, which ``model.algorithms`` lists.
+        The algorithm, also listed in ``model.algorithms``.
 
     Raises:
-        UserError: the algorithm or an option is unknown, it is attached already, or it cannot work
+        UserError: the algorithm or an option is unknown, it is already attached, or it cannot work
             with this model.
     """
     if not isinstance(model, PretrainModel):
         raise UserError(
-            f"pospre.attach takes a PretrainModel, and got {type(model).__name__}: make one of the "
-            "encoder, pospre.PretrainModel(vit, [pospre.MAE()], seed=0)."
+            f"pospre.attach takes a PretrainModel, not {type(model).__name__}. Make one from the "
+            "encoder: pospre.PretrainModel(vit, [pospre.MAE()], seed=0)."
         )
     kind = algorithm_class(name) if isinstance(name, str) else name
     if not isinstance(kind, type) or not issubclass(kind, PretrainAlgorithm):
         raise UserError(
-            f"pospre.attach got {name!r}, and takes an algorithm's name, or a class of your own, "
-            'and its options beside it: attach(model, "mae", mask_ratio=0.75).'
+            f"pospre.attach takes an algorithm's name or your own class, not {name!r}, and options "
+            'as keywords: attach(model, "mae", mask_ratio=0.75).'
         )
     key = kind.module_name()
     algorithm = kind(**check_arguments(key, kind, options, source="algorithms"))
@@ -215,45 +215,45 @@ def attach(
 
 
 def pretrain_model(state: State) -> PretrainModel:
-    """Return the model of a Composer state, out of its DDP wrapper if it has one."""
+    """Return the model of a Composer state, without its DDP wrapper."""
     return unwrapped(state.model)
 
 
 def unwrapped(model: nn.Module) -> PretrainModel:
-    """Return a model out of the wrapper of DDP or of ``torch.compile``, if it has one."""
+    """Return a model without the wrapper of DDP or ``torch.compile``."""
     own = getattr(model, "module", model)
     own = getattr(own, "_orig_mod", own)
     if not isinstance(own, PretrainModel):
         raise UserError(
-            "pospre's algorithms and layer_decay are for a PretrainModel, the one that is trained, "
-            f"and got {type(own).__name__}."
+            "pospre's algorithms and layer_decay need the PretrainModel that is trained, not "
+            f"{type(own).__name__}."
         )
     return own
 
 
 def algorithm_names() -> list[str]:
-    """Return the names of all algorithms: the modules and folders of ``pospre.algorithms``."""
+    """Return the names of all algorithms: modules and folders of ``pospre.algorithms``."""
     return sorted(module.name for module in pkgutil.iter_modules(algorithms.__path__))
 
 
 def algorithm_class(name: str) -> type[PretrainAlgorithm]:
-    """Return the algorithm that recipes call ``name``.
+    """Return the algorithm's class by its name in recipes.
 
     Args:
-        name: of the module ``pospre.algorithms.<name>``, or ``<name>.<name>``; or
-            ``package.module:Class``, a class of another package.
+        name: of the module ``pospre.algorithms.<name>`` or ``<name>.<name>``; or
+            ``package.module:Class`` for a class of another package.
 
     Raises:
-        UserError: there is no such module, or no algorithm in it.
+        UserError: there is no such module, or it has no algorithm.
     """
     if is_outside(name):
         return _outside_class(name)
     if name not in algorithm_names():
-        own = " A class of yours is package.module:Class." if "." in name else ""
+        own = " Write your own class as package.module:Class." if "." in name else ""
         near = suggestion(name, algorithm_names())
         raise UserError(f"algorithms: '{name}' is not known.{own}{near}")
     module = importlib.import_module(f"{algorithms.__name__}.{name}")
-    if hasattr(module, "__path__"):  # a folder has the method in the module of its own name
+    if hasattr(module, "__path__"):  # a folder holds the method in the module of the same name
         module = importlib.import_module(f"{module.__name__}.{name}")
     for member in vars(module).values():
         if (
@@ -264,7 +264,7 @@ def algorithm_class(name: str) -> type[PretrainAlgorithm]:
         ):
             return member
     raise UserError(
-        f"algorithms: {module.__file__} defines no PretrainAlgorithm that has attach and write."
+        f"algorithms: {module.__file__} defines no PretrainAlgorithm with attach and write."
     )
 
 
@@ -286,14 +286,14 @@ def method_of(
 
 
 def _outside_class(address: str) -> type[PretrainAlgorithm]:
-    """Return the algorithm ``package.module:Class``."""
+    """Return the class of ``package.module:Class``."""
     found = load_class(address)
     if not issubclass(found, PretrainAlgorithm):
         raise UserError(
-            f"algorithms: '{address}' is no algorithm; derive it from "
+            f"algorithms: '{address}' is not an algorithm; derive it from "
             "pospre.model.algorithm.PretrainAlgorithm."
         )
     if isabstract(found):
         lacks = " and ".join(sorted(found.__abstractmethods__))
-        raise UserError(f"algorithms: '{address}' lacks {lacks}; write every method that it names.")
+        raise UserError(f"algorithms: '{address}' lacks {lacks}; implement all abstract methods.")
     return found

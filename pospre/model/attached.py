@@ -1,4 +1,4 @@
-"""The algorithms of a model: attached in their order, and asked before every forward."""
+"""Attaching algorithms to a model, and calling them before every forward."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from composer.core import Algorithm
 
 from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, whole_numbers
 from pospre.errors import UserError
+from pospre.model.attachment_checks import check_places
 from pospre.model.batch_check import check_is_batch, lacking
-from pospre.model.complete import check_places
 from pospre.model.needs import check_needs
 from pospre.model.optimizer_check import check_followed
 from pospre.model.progress import Progress, as_progress
 
-if TYPE_CHECKING:  # the model knows its algorithms, and they know the model
+if TYPE_CHECKING:  # circular imports
     from pospre.model.algorithm import PretrainAlgorithm
     from pospre.model.model import PretrainModel
 
 
 def attach_algorithm(model: PretrainModel, algorithm: PretrainAlgorithm) -> None:
-    """Attach ``algorithm`` to ``model`` and list it there, unless it is listed.
+    """Attach ``algorithm`` to ``model`` and list it there, unless it is already listed.
 
     Raises:
-        UserError: it is no algorithm, another of its name is attached, or it cannot work with this
-            model.
+        UserError: it is not an algorithm, another one of this name is attached, or it cannot work
+            with this model.
     """
     if not hasattr(algorithm, "module_name") or isinstance(algorithm, type):
         raise UserError(
-            f"PretrainModel got {algorithm!r} among its algorithms; give them with their options, "
+            f"PretrainModel got {algorithm!r} as an algorithm; make algorithms with their options, "
             "such as [pospre.MAE(mask_ratio=0.75), pospre.DropPos(weight=0.05)]."
         )
     name, listed = algorithm.module_name(), model.algorithms
@@ -38,47 +38,47 @@ def attach_algorithm(model: PretrainModel, algorithm: PretrainAlgorithm) -> None
         return
     if name in [each.module_name() for each in listed]:
         raise UserError(
-            f"algorithms.{name} is attached to this model already; attach it once, and give a "
-            "Trainer algorithms=model.algorithms."
+            f"algorithms.{name} is already attached to this model; attach it once, and pass "
+            "algorithms=model.algorithms to the Trainer."
         )
     joining = [each.module_name() for each in listed if not each.is_host]
     if algorithm.is_host and joining:
         raise UserError(
-            f"algorithms.{name} is a host, and {joining[0]} is attached already, which joins what "
-            f"it finds: attach {name} first, then {joining[0]}."
+            f"algorithms.{name} is a host, but {joining[0]} is already attached. Attach {name} "
+            f"first, then {joining[0]}."
         )
     algorithm.check_encoder(model.encoder)
     check_needs(model, name, algorithm.needs(model.encoder))
     algorithm.check_company(model)
     algorithm.attach(model)
     check_places(model)
-    model.to(next(model.encoder.parameters()).device)  # where the encoder was moved before
+    model.to(next(model.encoder.parameters()).device)  # the encoder may have been moved
     model.algorithms.append(algorithm)
 
 
 def check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
-    """Raise ``UserError`` unless all that is attached is given, once, and the teacher's owner."""
+    """Raise ``UserError`` unless all attached algorithms, and the teacher's, are given once."""
     ours = [cast("PretrainAlgorithm", each) for each in algorithms if hasattr(each, "module_name")]
     names = [each.module_name() for each in ours]
     for name in (each for each in names if names.count(each) > 1):
-        raise UserError(f"algorithms.{name} is given twice; give each once.")
+        raise UserError(f"algorithms.{name} is given twice; give it once.")
     left = [name for each in model.algorithms if (name := each.module_name()) not in names]
     if left:
         raise UserError(
-            f"algorithms.{left[0]} is attached to the model, but not among the algorithms given; "
-            "give the Trainer algorithms=model.algorithms."
+            f"algorithms.{left[0]} is attached to the model, but is not given; pass "
+            "algorithms=model.algorithms to the Trainer."
         )
     owner = model.teachers.owner
     if owner is not None and not any(owner in each.names() for each in ours):
         raise UserError(
-            f"algorithms: the teacher is that of '{owner}', and none of those given has this name "
-            f"({', '.join(names)}), so that nothing would move it. Give all of them; one of your "
-            "own asks for it as model.add_teacher(self.module_name(), …)."
+            f"algorithms: the teacher belongs to '{owner}', but no algorithm given has this name "
+            f"({', '.join(names)}), so nothing would update it. Give all algorithms; your own ones "
+            "create it by model.add_teacher(self.module_name(), …)."
         )
 
 
 def begin_step(model: PretrainModel, batch: Batch, progress: Progress | float) -> None:
-    """Write what all algorithms draw into ``batch``; see ``PretrainModel.prepare``."""
+    """Write the draws of all algorithms into ``batch``; see ``PretrainModel.prepare``."""
     if not isinstance(progress, Progress):  # a loop without Composer
         check_given(model, model.algorithms)
         if not model.is_prepared:
@@ -97,8 +97,8 @@ def write_draws(
     """Set the schedules of ``algorithms`` and write their draws into ``batch``.
 
     Raises:
-        UserError: the batch has no ``index`` or ``epoch`` of whole numbers, or others had the same;
-            or it lacks what an algorithm reads.
+        UserError: the batch has no integer ``index`` or ``epoch``, other samples had the same, or
+            an algorithm's input is missing.
     """
     for algorithm in algorithms:
         algorithm.schedule(model, progress)
@@ -111,8 +111,8 @@ def _written(model: PretrainModel, algorithms: Sequence[PretrainAlgorithm], batc
     for key in (INDEX, EPOCH):
         if key not in batch:
             raise UserError(
-                f"the batch lacks '{key}', from which masks are drawn; pospre.build_loader writes "
-                "it, and pospre.from_images(images, index=…, epoch=…)."
+                f"the batch lacks '{key}', from which masks are drawn. pospre.build_loader writes "
+                "it, and so does pospre.from_images(images, index=…, epoch=…)."
             )
         batch[key] = whole_numbers(batch[key], key)
     if model.training:

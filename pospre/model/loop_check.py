@@ -1,6 +1,6 @@
-"""Two mistakes of a loop that nothing else shows: parts added too late, and samples without number.
+"""Detect two silent mistakes of training loops: parts added too late, and repeated sample indices.
 
-Both train without an error, and wrongly.
+Both train without an error, but wrongly.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +17,7 @@ from pospre.errors import UserError
 
 _WRAPPERS: WeakSet[nn.Module] = WeakSet()
 _LOOKED_AT = 256
-"""Forwards in which the numbers are looked at: on a GPU to look is to wait for it."""
+"""Number of forwards in which indices are checked: on a GPU, reading them synchronises."""
 _PIXELS_APART = 997
 
 
@@ -30,21 +30,21 @@ register_module_module_registration_hook(_note_wrapper)
 
 
 def check_unwrapped(model: nn.Module, owner: str) -> None:
-    """Raise ``UserError`` if ``model`` is spread over ranks: what ``owner`` adds, no rank shares.
+    """Raise ``UserError`` if ``model`` is already distributed: ranks would not share new parts.
 
-    The heads would be drawn anew on every rank, and their gradients would not be averaged.
+    Every rank would draw its own heads, and their gradients would not be averaged.
     """
     wrapped = any(part is model for wrapper in _WRAPPERS for part in wrapper.modules())
     if wrapped or isinstance(model, FSDPModule):
         raise UserError(
-            f"algorithms.{owner} is attached to a model that DDP or FSDP has wrapped: every rank "
-            "would keep other heads. Attach all algorithms first, then wrap the model and make "
-            "the optimiser."
+            f"algorithms.{owner} is attached to a model that DDP or FSDP has already wrapped: each "
+            "rank would have its own heads. Attach all algorithms first, then wrap the model and "
+            "make the optimiser."
         )
 
 
 class NumberCheck:
-    """Looks whether samples' numbers come again within an epoch, with other images."""
+    """Detects sample indices that repeat within an epoch with other images."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -52,10 +52,10 @@ class NumberCheck:
         self.repeats: Counter[int] = Counter()
 
     def look(self, batch: Batch) -> None:
-        """Raise ``UserError`` if each sample's number has come again twice, with another image.
+        """Raise ``UserError`` if every sample's index has repeated twice, with another image.
 
-        Every mask is drawn from index and epoch, so that such images get the same ones. That of a
-        few samples is no mistake: samplers fill the last batch up, or draw with replacement.
+        Masks are drawn from index and epoch, so such images get the same masks. A few repeats are
+        fine: samplers pad the last batch or draw with replacement.
         """
         images = next((value for key, value in batch.items() if key.endswith("/image")), None)
         if self.calls == _LOOKED_AT or images is None:
@@ -70,8 +70,8 @@ class NumberCheck:
             seen.add(image)
         if all(self.repeats[index] >= 2 for index in indices):
             raise UserError(
-                f"three batches of other images have the same '{INDEX}' and '{EPOCH}', from which "
-                "every mask is drawn: it would be the same for ever. Give each image its place in "
-                "the data set as index (not its place in the batch), and count the epochs; a "
-                "sample's repeat within an epoch needs an epoch of its own."
+                f"three batches of different images have the same '{INDEX}' and '{EPOCH}', from "
+                "which masks are drawn, so the masks would never change. Give each image its "
+                "position in the data set as index (not its position in the batch), and count the "
+                "epochs. To repeat a sample within an epoch, use another epoch number."
             )

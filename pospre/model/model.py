@@ -1,4 +1,4 @@
-"""The one model that every host and every position algorithm attaches to."""
+"""The model that hosts and position algorithms attach to."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,8 +16,8 @@ from pospre.data.views.options import ViewGroup, Views, named_groups
 from pospre.data.views.plan import first_view
 from pospre.errors import UserError
 from pospre.model.attached import attach_algorithm, begin_step
+from pospre.model.attachment_checks import check_complete
 from pospre.model.batch_check import check_batch, lacking
-from pospre.model.complete import check_complete
 from pospre.model.loop_check import NumberCheck, check_unwrapped
 from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs, StepOutputs
 from pospre.model.optimizer_check import check_stepped
@@ -31,31 +31,30 @@ from pospre.nn.places import Places, view_places
 from pospre.nn.timm_models import wrap_encoder
 from pospre.nn.vit import Encoder
 
-if TYPE_CHECKING:  # they know the model
+if TYPE_CHECKING:  # circular imports
     from pospre.model.algorithm import PretrainAlgorithm
 
 FEATURES = "features"
-"""In the outputs of a model, beside those of its objectives: the features of each pass by name."""
+"""Key of a model's outputs, besides the objectives': the features of each pass by name."""
 
 
 class PretrainModel(ComposerModel):
     """An encoder, the passes declared over it, and the objectives that read their tokens.
 
-    Algorithms attach to it before the optimiser is made: they declare in its ``registry`` what they
-    write, need and run, and add objectives, editors and the teacher here. ``algorithms`` lists
+    Algorithms attach to it before the optimiser is made. In its ``registry`` they declare what they
+    write, need and run; here they add objectives, editors and the teacher. ``algorithms`` lists
     them, hosts first.
 
     Args:
-        encoder: what is pre-trained and exported: of ``build_encoder``, or a ViT of timm's, which
+        encoder: the encoder to pre-train and export, from ``build_encoder``; or a timm ViT, which
             ``wrap_encoder`` wraps.
-        algorithms: are attached here, hosts first; more may come under a Trainer.
-        seed: the run's seed; every mask is a function of it.
-        views: the view groups of each batch, by name or in a row; by default one group ``view`` of
-            the encoder's size.
-        mean: of the normalisation, for each channel in [0, 1] or each column of features; None
-            takes what timm has for the model that was wrapped, else ImageNet's, or 0 where there
-            are other than three channels.
-        std: of the normalisation; None takes timm's, ImageNet's, or 1.
+        algorithms: algorithms to attach, hosts first; a Trainer may add more.
+        seed: the run's seed; all masks are functions of it.
+        views: the view groups of each batch, as a dict by name or a sequence. Default: one group
+            ``view`` of the encoder's size.
+        mean: for normalisation, per channel in [0, 1] or per column of features. None: the wrapped
+            timm model's, else ImageNet's, or 0 if there are not three channels.
+        std: for normalisation; None: timm's, ImageNet's, or 1.
     """
 
     def __init__(
@@ -71,8 +70,8 @@ class PretrainModel(ComposerModel):
         super().__init__()
         if not isinstance(encoder, nn.Module):
             raise UserError(
-                "PretrainModel takes an encoder of pospre.build_encoder(...), or a ViT of timm's, "
-                f"and got {type(encoder).__name__}."
+                "PretrainModel takes an encoder from pospre.build_encoder(...) or a timm ViT, not "
+                f"{type(encoder).__name__}."
             )
         if not isinstance(encoder, PatchEncoder):
             encoder = wrap_encoder(encoder)
@@ -88,9 +87,9 @@ class PretrainModel(ComposerModel):
         self.seed = seed
         self.views = named_groups(views or [ViewGroup(size=encoder.image_size)])
         self.registry = Registry(encoder, self.views)
-        # of a loop without Composer: begun, its optimisers are checked, ``after_step`` is called
+        # for loops without Composer: training begun, optimisers checked, ``after_step`` called
         self.is_prepared = self.is_checked = self.is_followed = False
-        self.is_one_graph = False  # of ``run_step``: forward has the losses, too
+        self.is_one_graph = False  # of ``run_step``: forward also returns the losses
         self.draw_stream: Callable[[Callable[[], Batch]], Batch] = _at_once  # or on a stream
         self.number_check = NumberCheck()
         self.seen_weights, self.moves_seen = (-1, 0.0), 0  # until ``after_step`` is called
@@ -104,19 +103,19 @@ class PretrainModel(ComposerModel):
         if self.algorithms:
             self.check_complete()
 
-    # -- what algorithms attach ---------------------------------------------------------------
+    # -- attaching algorithms -----------------------------------------------------------------
 
     def grid(self, group: str = "view") -> tuple[int, int]:
-        """Return (rows, columns) of patches of a group's views."""
+        """Return (rows, columns) of patches in a group's views."""
         if group == "view":
             return self.encoder.grid
         return self.encoder.grid_of(*self.views[group].shape)
 
     def add_objective(self, name: str, objective: Objective) -> None:
-        """Add an objective; ``name``, its algorithm's, becomes its loss term.
+        """Add an objective; its algorithm's ``name`` becomes the name of its loss term.
 
         Raises:
-            UserError: the model is spread over ranks already.
+            UserError: the model is already distributed.
         """
         check_unwrapped(self, name)
         self.objectives.add(name, objective)
@@ -124,21 +123,21 @@ class PretrainModel(ComposerModel):
             self.teachers.mirror(student, teacher)
 
     def add_teacher(self, owner: str, momentum: Momentum | None) -> None:
-        """Make sure that there is a momentum teacher; see ``TeacherManager.ask``."""
+        """Create the momentum teacher unless it exists; see ``TeacherManager.ask``."""
         if self.teachers.ask(owner, momentum):
             check_unwrapped(self, owner)
             self.teacher = self.teachers.copy(self.encoder)
 
     def check_complete(self) -> None:
-        """Raise ``UserError`` if nothing attached has a loss, or something has no use."""
+        """Raise ``UserError`` if no algorithm has a loss, or a part is unused."""
         check_complete(self)
 
-    # -- what runs ----------------------------------------------------------------------------
+    # -- running ------------------------------------------------------------------------------
 
     def images(self, batch: Batch, group: str = "view") -> Tensor:
         """Return the group's views, flipped and normalised: float32 (B, V, 3, H, W).
 
-        In training they are augmented as the group says; an evaluation may have its own group.
+        In training they are also augmented; evaluations may use their own group.
         """
         for key in (image_key(group), flip_key(group)):
             if key not in batch:
@@ -156,8 +155,8 @@ class PretrainModel(ComposerModel):
     ) -> Tensor:
         """Encode whole images as users of the exported encoder do: (B, P+N, D).
 
-        ``places`` stand for the patches' own; of ``keys_B`` drop path is drawn, which without them
-        drops nothing.
+        ``places`` replace the patches' own places. Drop path is drawn from ``keys_B``; without them
+        nothing is dropped.
         """
         return self.encoder(images_BCHW, places=places, keys_B=keys_B)
 
@@ -167,16 +166,16 @@ class PretrainModel(ComposerModel):
         """Return the patch tokens (B, N, D) after each of these blocks and the final norm.
 
         Args:
-            images_BCHW: normalised images, of any size that the encoder's positions know.
-            layers: 0 is what goes into the first block (patches and positions), 1 what comes out of
-                it, and so on.
+            images_BCHW: normalised images, of any size that the encoder's positions support.
+            layers: 0 is the input of the first block (patches and positions), 1 its output, and so
+                on.
             places: see ``tokens``.
         """
         found = self.encoder(images_BCHW, places=places, layers=layers)
         return [self.encoder.norm(tokens)[:, self.encoder.num_prefix_tokens :] for tokens in found]
 
     def timm_state(self, vit: nn.Module | None = None) -> dict[str, Tensor]:
-        """Return the encoder's weights as timm takes them; see ``Encoder.timm_state``."""
+        """Return the encoder's weights in timm's layout; see ``Encoder.timm_state``."""
         return self.encoder.timm_state(vit)
 
     def encode(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
@@ -198,15 +197,15 @@ class PretrainModel(ComposerModel):
             )
 
     def pass_places(self, declared: EncoderPass, batch: Batch, visible_RK: Tensor | None) -> Places:
-        """Return the places of a pass' tokens: where the views lie, then as algorithms edit them.
+        """Return the places of a pass's tokens, given by the views and edited by algorithms.
 
         Args:
             declared: the pass.
-            batch: with the masks that these write.
-            visible_RK: the patches that it runs over.
+            batch: the batch with the algorithms' masks.
+            visible_RK: the visible patches of the pass.
         """
         own = view_places(batch, declared.group, self.grid(declared.group), visible_RK)
-        if declared.teacher:  # it sees places as they are
+        if declared.teacher:  # it gets the unedited places
             own = replace(own, keys=None)
         return self.places(declared.places, batch, declared, own)
 
@@ -218,7 +217,7 @@ class PretrainModel(ComposerModel):
     def _dropping_keys(
         self, name: str, declared: EncoderPass, batch: Batch, views: int
     ) -> Tensor | None:
-        """Return the draw keys (B·V,) of drop path and dropout in this pass, in training."""
+        """Return the draw keys (B·V,) of drop path and dropout in this pass during training."""
         drops = self.encoder.drop_path or self.encoder.dropout
         if not self.training or declared.teacher or not drops:
             return None
@@ -229,25 +228,25 @@ class PretrainModel(ComposerModel):
         """Set the schedules and write the algorithms' draws into ``batch``, before a forward.
 
         Args:
-            batch: see ``pospre.batch``, on the model's device; changed in place.
-            progress: the share of the training that is done, in [0, 1].
+            batch: see ``pospre.batch``, on the model's device; modified in place.
+            progress: completed share of the training, in [0, 1].
 
         Returns:
             The batch, for ``model(batch)``.
 
         Raises:
-            UserError: it is no batch, has no ``index`` or ``epoch`` of whole numbers, or others had
-                the same; ``progress`` is no share; or the weights move without ``after_step``,
-                which the teacher needs.
+            UserError: the batch is invalid, has no integer ``index`` or ``epoch``, or repeats those
+                of other samples; ``progress`` is out of range; or the weights change without
+                ``after_step``, which the teacher needs.
         """
         begin_step(self, batch, progress)
         return batch
 
     def after_step(self, progress: Progress | float) -> None:
-        """Move the teacher, if there is one, after the optimiser's step begun at ``progress``.
+        """Update the teacher, if any, after the optimiser step that began at ``progress``.
 
         Raises:
-            UserError: some tensors hold a gradient that the optimiser's first step has not used.
+            UserError: some tensors have a gradient, but the optimiser's first step did not use it.
         """
         self.is_followed = True
         check_stepped(self)
@@ -261,25 +260,25 @@ class PretrainModel(ComposerModel):
 
         Args:
             batch: see ``pospre.batch``.
-            progress: of a loop without Composer: the share of the training that is done; the batch
-                is then prepared first, see ``prepare``. None: it has been.
+            progress: completed share of the training, for loops without Composer; the batch is
+                then prepared first, see ``prepare``. None: the batch is prepared already.
 
         Returns:
-            The outputs of each objective by name, and ``features``: of every pass one vector for
-            each of its views, (B·V, D), without gradient. With ``progress``, or where the step
-            is compiled as one graph, also ``.loss``, the weighted total, and its ``.terms``.
+            The outputs of each objective by name, and ``features``: one vector per view and
+            pass, (B·V, D), without gradient. With ``progress``, or if the step is compiled as
+            one graph, also ``.loss``, the weighted total, and its ``.terms``.
 
         Raises:
-            UserError: it is no batch, or lacks what an algorithm writes, or has other views.
+            UserError: the batch is invalid, lacks an algorithm's keys, or has other views.
         """
         if progress is not None:
-            batch = self.prepare(batch, progress)  # a line of its own: else each step compiles
+            batch = self.prepare(batch, progress)  # a separate line: otherwise each step recompiles
         elif not (self.training and self.is_one_graph):
             return self._run(batch)
         return StepOutputs(*self.run_step(batch))
 
     def run_step(self, batch: Batch) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
-        """Return the outputs of ``forward`` and the terms of ``loss``: one graph for a compiler."""
+        """Return the outputs of ``forward`` and the terms of ``loss``, as one graph to compile."""
         outputs = self._run(batch)
         return outputs, self._terms(outputs, batch)
 
@@ -296,14 +295,14 @@ class PretrainModel(ComposerModel):
         if self.training and self.encoder.positions.is_drawn:
             for group, views in pixels.items():
                 batch[place_keys(group)] = view_keys(batch, views.shape[1], self.seed, "places")
-        # autocast keeps the weights it casts: cast without gradient first, they would never learn
+        # autocast caches cast weights: if first cast without gradient, they would never learn
         order = sorted(declared, key=lambda name: not declared[name].has_grad)
         passes = {name: self.encode(name, pixels[declared[name].group], batch) for name in order}
         features = {name: self._features(tokens) for name, tokens in passes.items()}
         return {**self.objectives(passes, batch, self.registry.readers), FEATURES: features}
 
     def _features(self, tokens_RND: Tensor) -> Tensor:
-        """Return the mean of the patch tokens, or the class token where a pass has no others."""
+        """Return the mean of the patch tokens, or the class token of a pass without these."""
         prefix = self.encoder.num_prefix_tokens
         tokens_RND = tokens_RND.detach()
         patches = tokens_RND[:, prefix:] if tokens_RND.shape[1] > prefix else tokens_RND[:, :1]
@@ -314,7 +313,7 @@ class PretrainModel(ComposerModel):
     ) -> dict[str, Tensor]:
         """Return ``total``, one term per objective, and ``metric/<name>`` scalars."""
         if self.is_one_graph and isinstance(outputs, StepOutputs):
-            return outputs.terms  # of that graph
+            return outputs.terms  # from the graph
         return self._terms(outputs, batch)
 
     def _terms(self, outputs: dict[str, Outputs], batch: Batch) -> dict[str, Tensor]:
@@ -332,7 +331,7 @@ class PretrainModel(ComposerModel):
         return {"total": torch.stack(weighted).sum(), **terms, **measured}
 
     def get_metrics(self, is_train: bool) -> dict[str, Metric]:
-        """Return what Composer averages over an ``eval_dataloader``: the loss and its terms."""
+        """Return Composer's metrics over an ``eval_dataloader``: the mean loss and its terms."""
         return (
             {}
             if is_train
@@ -340,7 +339,7 @@ class PretrainModel(ComposerModel):
         )
 
     def update_metric(self, batch: Batch, outputs: dict[str, Outputs], metric: Metric) -> None:
-        """Add a batch of an evaluation."""
+        """Add a batch of the evaluation."""
         assert isinstance(metric, LossTerm)
         metric.update(self.loss(outputs, batch)[metric.term], weight=len(batch[INDEX]))
 

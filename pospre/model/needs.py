@@ -1,4 +1,4 @@
-"""What a method needs of the model that it attaches to, and the errors where it is not there."""
+"""What a method requires of the model it attaches to, and the errors if it is missing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,25 +8,26 @@ from pospre.batch import MASKED
 from pospre.errors import UserError
 from pospre.nn.decoder import check_heads
 
-if TYPE_CHECKING:  # the model asks for this when a method attaches
+if TYPE_CHECKING:  # circular import
     from pospre.model.model import PretrainModel
     from pospre.model.objective import Objective
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What must be there before a method attaches, and with ``teacher`` when all have.
+    """Requirements checked before a method attaches; ``teacher`` is checked after all have.
 
     Attributes:
-        views: by view group, how many views of each sample; None: one or more.
-        patches: of ``view``, those that the encoder must get: ``all``, with their content;
-            ``shown``, none of them behind a mask token; ``part``, some being hidden. None: any.
-        objective: of another method, which this one edits or takes its settings from; and the
-            name of that method.
-        class_token: the option that needs one, such as ``lut.pool = class_token``; None: none does.
-        teacher: the option that takes the momentum teacher of another method; None: none does.
-        heads: by part, such as ``decoder``, its width and its attention heads, which divide it.
-        hint: how else to do it, which ends the errors about other methods.
+        views: number of views per sample by view group; None: one or more.
+        patches: patches of ``view`` that the encoder must get: ``all`` with their content;
+            ``shown``, none replaced by a mask token; ``part``, some of them hidden. None: any.
+        objective: another method's objective that this one edits or copies settings from, and that
+            method's name.
+        class_token: the option that needs a class token, such as ``lut.pool = class_token``; None.
+        teacher: the option that uses another method's momentum teacher; None: no option does.
+        heads: by part, such as ``decoder``: its width, and its attention heads, which must divide
+            it.
+        hint: the remedy at the end of errors about other methods.
     """
 
     views: Mapping[str, int | None] = field(default_factory=lambda: {"view": 1})
@@ -39,7 +40,7 @@ class Needs:
 
 
 def check_needs(model: "PretrainModel", owner: str, needs: Needs) -> None:
-    """Raise ``UserError`` if the model lacks what ``owner`` needs, before it attaches."""
+    """Raise ``UserError`` if the model does not meet ``owner``'s needs, before it attaches."""
     _check_company(model, owner, needs)
     for group, count in needs.views.items():
         found = model.registry.require_views(owner, group, count or 1).count
@@ -53,13 +54,13 @@ def check_needs(model: "PretrainModel", owner: str, needs: Needs) -> None:
         check_heads(owner, part, dim, heads)
     if needs.class_token is not None and not model.encoder.has_class_token:
         raise UserError(
-            f"{needs.class_token} needs a class token, but encoder.class_token is false. Set one "
-            "of them the other way."
+            f"{needs.class_token} needs a class token, but encoder.class_token is false. Change "
+            "one of them."
         )
 
 
 def _check_company(model: "PretrainModel", owner: str, needs: Needs) -> None:
-    """Raise ``UserError`` if those attached before hide too much, too little, or are not there."""
+    """Raise ``UserError`` if attached methods hide the wrong patches, or a method is missing."""
     hidden, others = model.registry.hidden, ", ".join(model.objectives) or "nothing"
     if needs.objective is not None and not model.objectives.has(needs.objective[0]):
         raise UserError(
@@ -68,26 +69,26 @@ def _check_company(model: "PretrainModel", owner: str, needs: Needs) -> None:
         )
     if needs.patches == "all" and hidden is not None:
         raise UserError(
-            f"algorithms.{owner} is about every patch of 'view', but '{hidden.owner}' hides some "
-            f"of them from the encoder. {needs.hint}"
+            f"algorithms.{owner} needs every patch of 'view', but '{hidden.owner}' hides some of "
+            f"them from the encoder. {needs.hint}"
         )
     masking = model.registry.writers.get(MASKED)
     if needs.patches == "shown" and masking is not None:
         raise UserError(
-            f"algorithms.{owner} is about the patches that the encoder sees, but '{masking}' gives "
-            "it masked ones as well, which only their positions tell apart. " + needs.hint
+            f"algorithms.{owner} uses the patches that the encoder sees, but '{masking}' includes "
+            "masked ones, which differ only by their positions. " + needs.hint
         )
     if needs.patches == "part" and hidden is None:
         raise UserError(
-            f"algorithms.{owner} is about a view of which some patches are hidden, but before it "
-            f"there is {others}, which hides none of 'view'. {needs.hint}"
+            f"algorithms.{owner} needs a view with hidden patches, but before it comes {others}, "
+            f"which hides none of 'view'. {needs.hint}"
         )
 
 
 def check_teacher(model: "PretrainModel", needs: Needs) -> None:
-    """Raise ``UserError`` if no method has brought the teacher that one takes."""
+    """Raise ``UserError`` if a method needs a teacher and no method provides one."""
     if needs.teacher is not None and model.teacher is None:
         raise UserError(
-            f"{needs.teacher} takes another algorithm's momentum teacher, and none has one. Add "
+            f"{needs.teacher} uses another algorithm's momentum teacher, but there is none. Add "
             "lut or ema_teacher, or change the option."
         )

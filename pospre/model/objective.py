@@ -1,4 +1,4 @@
-"""What an objective is, the set of objectives of a model, and the mean of a loss."""
+"""Objectives, a model's set of them, and the metric of mean losses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,19 +18,18 @@ Predicts = Literal["places", "view_places", "content"]
 class Objective(nn.Module, ABC):
     """One pretext task: a head over encoder tokens and its loss.
 
-    It owns its parameters and uses them in ``forward`` only, so that FSDP can shard them; it never
+    It owns its parameters and uses them only in ``forward``, so that FSDP can shard them. It never
     holds the encoder. ``loss`` and ``metrics`` are pure functions of the outputs.
 
     Attributes:
-        predicts: ``places`` of patches in their own view; ``view_places``, where views lie in the
-            image or in one another; or ``content``, which is all else. It must be set if
-            the algorithm edits positions. ``places`` and ``view_places`` are refused if the
-            encoder is told the answer.
+        predicts: ``places``: of patches in their view; ``view_places``: of views in the image or in
+            each other; or ``content``: anything else. Required if the algorithm edits positions.
+            ``places`` and ``view_places`` are refused if the encoder gets the answer.
         weight: factor of this loss in the total.
-        num_prototypes: its targets are shares of so many, and it logs their ``entropy``, of which a
-            run watches that it is neither 0 nor the greatest; None: its targets are others.
-        frozen_epochs: by the start of a parameter's name within this module, the number of epochs
-            at the beginning of training for which its learning rate is 0.
+        num_prototypes: number of prototypes that its targets are distributions over. Runs log their
+            ``entropy`` and check that it is neither 0 nor maximal. None: other targets.
+        frozen_epochs: number of initial epochs with learning rate 0, by the start of a parameter's
+            name within this module.
     """
 
     predicts: ClassVar[Predicts | None] = None
@@ -40,27 +39,27 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, passes: dict[str, Tensor], batch: dict[str, Tensor]) -> Outputs:
-        """Predict from the tokens of the encoder passes, by pass name."""
+        """Predict from the tokens of the encoder passes, given by pass name."""
 
     @abstractmethod
     def loss(self, outputs: Outputs, batch: dict[str, Tensor]) -> Tensor:
         """Return the scalar loss of ``forward``'s outputs."""
 
     def metrics(self, outputs: Outputs, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return detached scalars worth logging; none by default."""
+        """Return detached scalars to log; default: none."""
         return {}
 
     def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Return the (student, teacher) modules in here that follow by momentum; none by default.
+        """Return its (student, teacher) modules for momentum updates; default: none.
 
         The teacher is the ``module`` of a ``pospre.model.teacher.Frozen``.
         """
         return []
 
     def averaged(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Make teachers for modules outside of the encoder; return the (student, teacher) pairs.
+        """Make teachers for modules outside the encoder; return (student, teacher) pairs.
 
-        ``ema_teacher`` calls it once, so that its average covers them, too; none by default.
+        ``ema_teacher`` calls it once to average these modules as well; default: none.
         """
         return []
 
@@ -69,9 +68,9 @@ Kind = TypeVar("Kind", bound=Objective)
 
 
 class ObjectiveSet(nn.Module):
-    """The objectives of a model by name, run in the order of their attachment.
+    """The objectives of a model by name, run in the order of attachment.
 
-    A module with a forward of its own, because FSDP2 refuses a bare container.
+    A module with its own forward, because FSDP2 refuses a bare container.
     """
 
     def __init__(self) -> None:
@@ -88,16 +87,16 @@ class ObjectiveSet(nn.Module):
         return objective
 
     def find(self, kind: type) -> tuple[str, Any]:
-        """Return the name of the first objective that is a ``kind``, and itself."""
+        """Return the name of the first objective of class ``kind``, and the objective."""
         return next((name, each) for name, each in self.named.items() if isinstance(each, kind))
 
     def of(self, kind: type[Kind]) -> Kind:
-        """Return the first objective that is a ``kind``."""
+        """Return the first objective of class ``kind``."""
         found: Kind = self.find(kind)[1]
         return found
 
     def has(self, kind: type) -> bool:
-        """Tell whether an objective is a ``kind``."""
+        """Return whether there is an objective of class ``kind``."""
         return any(isinstance(each, kind) for each in self.named.values())
 
     def __contains__(self, name: str) -> bool:
@@ -112,7 +111,7 @@ class ObjectiveSet(nn.Module):
         batch: dict[str, Tensor],
         readers: Mapping[str, Sequence[str]],
     ) -> dict[str, Outputs]:
-        """Run every objective on the passes that it reads; returns its outputs by name.
+        """Run every objective on the passes it reads; return the outputs by name.
 
         Args:
             passes: the tokens of every pass by name.
@@ -125,12 +124,12 @@ class ObjectiveSet(nn.Module):
         }
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
-        """Tell Composer's FSDP2 to shard decoders block by block."""
+        """Return whether Composer's FSDP2 shards ``module``: yes for decoder blocks."""
         return isinstance(module, Block)
 
 
 class StepOutputs(dict[str, Outputs]):
-    """What ``model(batch, progress=…)`` returns: the outputs of each objective by name.
+    """The result of ``model(batch, progress=…)``: the outputs of each objective by name.
 
     Attributes:
         loss: the weighted total.
@@ -147,7 +146,7 @@ class StepOutputs(dict[str, Outputs]):
         return self.terms["total"]
 
 
-# DDP and FSDP look for tensors in what a forward returns
+# DDP and FSDP search a forward's return value for tensors
 register_pytree_node(
     StepOutputs,
     lambda outputs: ([dict(outputs), outputs.terms], None),
@@ -156,7 +155,7 @@ register_pytree_node(
 
 
 class LossTerm(MeanMetric):
-    """The mean over samples of ``term`` of the loss."""
+    """The mean over samples of the loss's ``term``."""
 
     def __init__(self, term: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What an optimiser leaves out, or trains too early: under a Trainer, and in a plain loop."""
+"""Detect parameters that the optimiser omits or trains too early, with or without a Trainer."""
 
 from __future__ import annotations
 
@@ -29,56 +29,56 @@ register_optimizer_step_post_hook(_note_step)
 
 
 def check_stepped(model: PretrainModel) -> None:
-    """Raise ``UserError`` if the optimisers that have made a step leave some tensors out.
+    """Raise ``UserError`` if the optimisers that have stepped omit some tensors.
 
-    Whether a tensor has moved would not tell: the first rate of a long warm-up is too small for a
-    weight of 1. Only tensors that hold a gradient are checked. An optimiser that is none of
-    torch's, or whose ``step`` is compiled, is not seen.
+    Checking for changed values would not work: early in a long warm-up, the rate is too small to
+    change a weight of 1. Only tensors with a gradient are checked. Optimisers that are not
+    torch's, or whose ``step`` is compiled, are not detected.
     """
     if model.is_checked:
         return
     left = _left_out(model, _STEPPED)
     if len(left) < len([*model.parameters()]):
-        model.is_checked = True  # asked once
+        model.is_checked = True  # checked once
         _refuse_untrained([name for name, each in left.items() if each.grad is not None])
 
 
 def check_followed(model: PretrainModel) -> None:
-    """Raise ``UserError`` if the weights move step after step, and ``after_step`` never comes.
+    """Raise ``UserError`` if the weights change every step, but ``after_step`` is never called.
 
-    Where there is no teacher for it to move, what it would check is checked here. Weights that are
-    loaded move them as well, but not three times in a row.
+    Without a teacher, ``after_step``'s own check runs here instead. Loading weights also changes
+    them, but not three times in a row.
     """
     if model.is_followed or model.is_checked:
         return
     trained = [each for each in model.parameters() if each.requires_grad]
-    # fused optimisers do not count versions: one tensor tells
+    # fused optimisers do not increase versions, so compare one tensor's values
     one = max(trained, key=torch.Tensor.numel, default=torch.zeros(()))
     seen = sum(each._version for each in trained), one.detach().sum().item()
     if seen != model.seen_weights:
         model.seen_weights = seen
         model.moves_seen += 1
-    if model.moves_seen <= 3:  # the first is what was there
+    if model.moves_seen <= 3:  # the first is the initial state
         return
     check_stepped(model)
     if model.teachers.momentum is not None:
         raise UserError(
-            f"algorithms.{model.teachers.owner} has a teacher, which stands still: the optimiser "
-            "has moved the weights three times, and model.after_step(progress) was never "
-            "called. Call it after each of the optimiser's steps."
+            f"algorithms.{model.teachers.owner} has a teacher that is never updated: the "
+            "optimiser has changed the weights three times without a call of "
+            "model.after_step(progress). Call it after each optimiser step."
         )
-    model.is_followed = True  # there is nothing to follow
+    model.is_followed = True  # no teacher to update
 
 
 def check_optimized(model: PretrainModel, optimizers: Sequence[Optimizer]) -> None:
-    """Raise ``UserError`` if something that takes a gradient is in no optimiser's group."""
+    """Raise ``UserError`` if a tensor with a gradient is in no optimiser's group."""
     left = _left_out(model, optimizers)
     _refuse_untrained([name for name, each in left.items() if each.requires_grad])
     _warn_of_unfrozen(model, optimizers)
 
 
 def _left_out(model: PretrainModel, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
-    """Return the tensors by name that are in no group of these optimisers."""
+    """Return the tensors, by name, that are in no group of these optimisers."""
     groups = _groups(optimizers)
     held = {id(parameter) for group in groups for parameter in group["params"]}
     return {name: each for name, each in model.named_parameters() if id(each) not in held}
@@ -89,15 +89,15 @@ def _groups(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
 
 
 def _warn_of_unfrozen(model: PretrainModel, optimizers: Iterable[Optimizer]) -> None:
-    """Warn where parts should wait for some epochs, and no group of an optimiser is ``frozen``."""
+    """Warn if parts should be frozen for some epochs, but no optimiser group is ``frozen``."""
     groups = _groups(optimizers)
     for name in model.objectives:
         waiting = [part for part, epochs in model.objectives[name].frozen_epochs.items() if epochs]
         if waiting and not any(group.get("frozen") for group in groups):
             warnings.warn(
-                f"algorithms.{name} lets {', '.join(waiting)} wait for some epochs, which "
-                "the optimiser of pospre.train sees to; this one trains them at once. Take their "
-                "gradients away in these epochs, or let nothing wait (dinov2: freeze_epochs=0).",
+                f"algorithms.{name} freezes {', '.join(waiting)} for some epochs. Only "
+                "pospre.train's optimiser does this; yours trains them at once. Remove their "
+                "gradients in these epochs, or freeze nothing (dinov2: freeze_epochs=0).",
                 stacklevel=2,
             )
 
@@ -106,8 +106,9 @@ def _refuse_untrained(left: list[str]) -> None:
     if left:
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         raise UserError(
-            f"{len(left)} tensors take a gradient, but no optimiser trains them: "
-            f"{', '.join(left[:3])}{more}. Give the model its algorithms before you make the "
-            "optimiser, model = pospre.PretrainModel(encoder, [pospre.MAE()], seed=0), and the "
-            "Trainer algorithms=model.algorithms; what shall not learn needs requires_grad_(False)."
+            f"{len(left)} tensors have a gradient, but no optimiser trains them: "
+            f"{', '.join(left[:3])}{more}. Attach the algorithms before making the optimiser: "
+            "model = pospre.PretrainModel(encoder, [pospre.MAE()], seed=0), and pass "
+            "algorithms=model.algorithms to the Trainer. To freeze a tensor, call "
+            "requires_grad_(False)."
         )

@@ -1,4 +1,4 @@
-"""One run of an encoder over the views of a group, and the modules that edit its tokens."""
+"""Encoder passes over the views of a group, and the modules that edit their tokens."""
 
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,20 +12,19 @@ from pospre.nn.places import Places
 
 @dataclass(frozen=True)
 class EncoderPass:
-    """One run of an encoder over all views of a group: B·V rows, a sample's views in a row.
+    """One run of an encoder over all views of a group: B·V rows, with a sample's views adjacent.
 
     Attributes:
         group: the view group.
-        visible: batch key of the patches to encode, (B, K) or (B, V, K), or None for all of them.
-        context: batch key of those among them that give keys and values, or None for all.
+        visible: batch key of the patches to encode, (B, K) or (B, V, K); None: all.
+        context: batch key of those among them that give keys and values; None: all.
         content: names of the modules in ``PretrainModel.contents`` that edit patch embeddings.
         places: names of the modules in ``PretrainModel.places`` that edit places.
-        teacher: run the teacher instead of the trained encoder; it gets no gradient.
+        teacher: run the teacher instead of the trained encoder, without gradient.
         grad: whether gradients flow through the trained encoder here.
-        needs_patches: whether anybody reads patch tokens; if not, only the prefix tokens come out,
-            and the last block computes no others.
-        count: how many patches of a view it runs over, filled in when it is declared; None: that
-            varies with the batch.
+        needs_patches: whether any objective reads patch tokens. If not, the pass returns only
+            prefix tokens, and the last block computes no others.
+        count: number of patches per view, set when the pass is declared; None: varies by batch.
     """
 
     group: str = "view"
@@ -48,10 +47,10 @@ T = TypeVar("T", Tensor, Places)
 
 
 class EditSet(nn.Module):
-    """Modules by name that edit the tokens of a pass, or their places.
+    """Named modules that edit the tokens of a pass or their places.
 
-    A module with a forward, as FSDP2 wants. A member's forward takes (tokens (rows, K, D), or
-    ``Places`` of such, batch, pass) and returns the same.
+    A module with its own forward, as FSDP2 requires. Each member takes (tokens (rows, K, D) or
+    their ``Places``, batch, pass) and returns the edited tokens or places.
     """
 
     def __init__(self) -> None:
@@ -59,18 +58,18 @@ class EditSet(nn.Module):
         self.named = nn.ModuleDict()
 
     def forward(self, names: tuple[str, ...], batch: Batch, where: EncoderPass, edited: T) -> T:
-        """Let the modules ``names`` edit one after the other."""
+        """Apply the modules ``names`` in order."""
         for name in names:
             edited = self.named[name](edited, batch, where)
         return edited
 
 
 class MaskedTokens(nn.Module):
-    """Puts one learned token in the place of those that a mask marks.
+    """Replaces masked tokens by one learned token.
 
     Args:
-        token: what is learned, (1, 1, D).
-        mask: name of the batch key, without the group: bool (B, N) or (B, V, N).
+        token: (1, 1, D), learned.
+        mask: batch key without the group: bool (B, N) or (B, V, N).
     """
 
     def __init__(self, token: nn.Parameter, mask: str) -> None:
@@ -78,9 +77,9 @@ class MaskedTokens(nn.Module):
         self.token, self.mask = token, mask
 
     def forward(self, tokens_RND: Tensor, batch: Batch, where: EncoderPass) -> Tensor:
-        """Return the embeddings (rows, N, D) that the encoder sees.
+        """Return the embeddings (rows, N, D) for the encoder.
 
-        Swin's embeddings of a patch are several, (rows, N, h, w, D), and all replaced.
+        Swin has several embeddings per patch, (rows, N, h, w, D); all are replaced.
         """
         mask = per_row(batch[f"{where.group}/{self.mask}"], len(tokens_RND))
         mask = mask.unflatten(-1, (-1, *[1] * (tokens_RND.dim() - 2)))
@@ -88,11 +87,12 @@ class MaskedTokens(nn.Module):
 
 
 class ExchangedPlaces(nn.Module):
-    """Hands the i-th token whose place is not known the place of the i-th of them in random order.
+    """Permutes the places of tokens with unknown places.
 
     Args:
-        known: the batch key, bool (B, K).
-        order: the batch key of the tokens in random order, int64 (B, K): the known ones first.
+        known: batch key, bool (B, K).
+        order: batch key of a random token order, int64 (B, K), known ones first: the i-th unknown
+            token gets the place of the i-th unknown token in this order.
     """
 
     def __init__(self, known: str, order: str) -> None:
@@ -100,7 +100,7 @@ class ExchangedPlaces(nn.Module):
         self.known, self.order = known, order
 
     def forward(self, places: Places, batch: Batch, where: EncoderPass) -> Places:
-        """Return the places with those that are not known exchanged, perhaps for their own."""
+        """Return the places with unknown ones permuted; some may keep their own."""
         assert where.visible is not None
         known, cells = batch[self.known], batch[where.visible]
         turn = known.sum(1, keepdim=True) + (~known).cumsum(1) - 1
@@ -109,10 +109,10 @@ class ExchangedPlaces(nn.Module):
 
 
 class ForgottenPlaces(nn.Module):
-    """Hides the places that are not known; the tokens there get one learned vector, or nothing.
+    """Hides unknown places; their tokens get one learned vector, or nothing.
 
     Args:
-        known: the batch key, bool (B, K) or (B, V, K).
+        known: batch key, bool (B, K) or (B, V, K).
         mark: (1, 1, D), learned; None: nothing.
     """
 
@@ -121,7 +121,7 @@ class ForgottenPlaces(nn.Module):
         self.known, self.mark = known, mark
 
     def forward(self, places: Places, batch: Batch, where: EncoderPass) -> Places:
-        """Return the places that the encoder knows."""
-        # FSDP2 takes a module's parameters away after its forward
+        """Return the places with unknown ones forgotten."""
+        # FSDP2 removes a module's parameters after its forward
         mark = None if self.mark is None else self.mark.clone()
         return places.forget(~batch[self.known].flatten(0, -2), mark)

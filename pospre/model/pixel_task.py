@@ -1,4 +1,4 @@
-"""What objectives that predict the pixels of hidden patches share (MAE, SimMIM)."""
+"""Common code of objectives that predict the pixels of hidden patches (MAE, SimMIM)."""
 
 from torch import Tensor
 
@@ -12,12 +12,12 @@ from pospre.nn.vit import Encoder
 class PixelObjective(Objective):
     """An objective whose ``forward`` returns ``predicted`` and ``target``, each (B, N−K, F).
 
-    F values of each patch of ``view/hidden``, in the units that are learned. That is all that the
-    evaluation ``reconstructions`` asks of it.
+    They have F values for each patch of ``view/hidden``, in the units of the loss. The evaluation
+    ``reconstructions`` only needs these.
 
     Args:
-        encoder: whose patches these are.
-        norm_pix: pixels are normalised within each patch.
+        encoder: its patches are predicted.
+        norm_pix: whether pixels are normalised within each patch.
     """
 
     def __init__(self, encoder: Encoder, *, norm_pix: bool = False) -> None:
@@ -26,7 +26,7 @@ class PixelObjective(Objective):
         self.num_prefix = encoder.num_prefix_tokens
 
     def target(self, batch: Batch) -> Tensor:
-        """Return the hidden patches in the units that are learned."""
+        """Return the hidden patches in the units of the loss."""
         patches = patchify(batch["view/pixels"][:, 0], self.patch_size)
         target = gather_tokens(patches, batch[HIDDEN])
         if not self.norm_pix:
@@ -36,7 +36,7 @@ class PixelObjective(Objective):
         return (target - mean) / (variance + 1e-6).sqrt()
 
     def painted(self, outputs: Outputs, true: Tensor) -> Tensor:
-        """Return the prediction in pixels; a patch's own mean and spread are those of the true."""
+        """Return the prediction in pixels, with each true patch's mean and deviation."""
         predicted = outputs["predicted"].float()
         if self.norm_pix:
             predicted = predicted * true.std(-1, keepdim=True) + true.mean(-1, keepdim=True)

@@ -1,7 +1,7 @@
-"""What methods that classify positions share: DropPos's two relaxations of the task.
+"""Common code of methods that classify positions: DropPos's two relaxations of the task.
 
-Labels are smoothed over neighbouring positions with a width that may shrink over training, and
-every patch may be weighted by its similarity to the class token (Wang et al. 2023, Sec. 3.2).
+Labels are smoothed over neighbouring positions, with a width that may shrink during training.
+Patches may be weighted by their similarity to the class token (Wang et al. 2023, Sec. 3.2).
 """
 
 from abc import abstractmethod
@@ -26,13 +26,13 @@ Distance = Literal["squared", "euclid"]
 
 
 class Answers(NamedTuple):
-    """Where an objective puts K patches of each of R views.
+    """An objective's predicted positions of K patches in each of R views.
 
     Attributes:
         logits: (R, K, N), over the positions of the grid.
-        places: int64 (R, K), where the patches are.
-        told: bool (R, K), those whose place the encoder is told.
-        counted: bool (R, K), those that count in the accuracy of the training.
+        places: int64 (R, K), the true positions.
+        told: bool (R, K), patches whose place the encoder gets.
+        counted: bool (R, K), patches that count in training accuracy.
     """
 
     logits: Tensor
@@ -41,23 +41,23 @@ class Answers(NamedTuple):
     counted: Tensor
 
     def right(self) -> Tensor:
-        """Return which patches are put in their place: bool (R, K)."""
+        """Return which patches are predicted correctly: bool (R, K)."""
         return self.logits.detach().argmax(-1) == self.places
 
     def accuracy(self, among: Tensor | None = None) -> Tensor:
-        """Return the share of right answers of those that count, and are ``among`` these."""
+        """Return the accuracy over the counted patches, or those that are also ``among`` these."""
         counted = self.counted if among is None else self.counted & among
         return (self.right() & counted).sum() / counted.sum().clamp_min(1)
 
     def redraw(self, number: int) -> "Answers":
-        """Return the same answers to places that are drawn anew, given all that was told.
+        """Return the same predictions with redrawn true places, given all places that were told.
 
-        The patches of a view that are not told their place exchange it. As long as nothing tells
-        them apart, every order is as likely as the true one, so that answers which find the true
-        one more often have read it somewhere.
+        Patches of a view whose places were not told exchange them. Unless something distinguishes
+        them, every order is as likely as the true one. Predictions that match the true order more
+        often must have used a leak.
 
         Args:
-            number: of the draw; another one is another order.
+            number: of the draw; each number gives another order.
         """
         rows, count = self.places.shape
         views = torch.arange(rows, device=self.places.device)
@@ -68,23 +68,23 @@ class Answers(NamedTuple):
         return self._replace(places=places)
 
     def chance(self, times: int = 32) -> Tensor:
-        """Return the mean accuracy of these answers to so many ``redraw``s."""
+        """Return the mean accuracy of these predictions over this many ``redraw``s."""
         found = [self.redraw(number).accuracy() for number in range(times)]
         return torch.stack(found).mean()
 
 
 @dataclass(kw_only=True, eq=False)
 class PositionTask(PretrainAlgorithm):
-    """A method that classifies positions, with the relaxations that DropPos has found.
+    """A method that classifies positions, with DropPos's relaxations.
 
     Args:
-        sigma_start: σ0, width of the label smoothing at the start, in patches; 0 is one-hot.
-        sigma_end: σT, its width at the end; the change is linear in steps.
-        distance: in the smoothing's exponent, ``squared`` Euclidean (DropPos's code) or ``euclid``
+        sigma_start: σ0, initial width of the label smoothing, in patches; 0 is one-hot.
+        sigma_end: σT, final width; it changes linearly in steps.
+        distance: in the smoothing's exponent: ``squared`` Euclidean (DropPos's code) or ``euclid``
             (its Eq. 5).
-        temperature: τ of the attentive weights; None weighs all patches alike. As published, the
-            weights are normalised over what one forward pass sees, so that the loss depends
-            (slightly) on the microbatch size and the number of ranks.
+        temperature: τ of the attentive weights; None: equal weights. As published, weights are
+            normalised within one forward pass, so the loss depends slightly on the microbatch
+            size and the number of ranks.
         weight: factor of this loss in the total.
     """
 
@@ -95,7 +95,7 @@ class PositionTask(PretrainAlgorithm):
     weight: NonNegativeFloat = 1.0
 
     def couples_samples(self) -> str | None:
-        """Return what looks at all samples of a forward at once."""
+        """Name the part that couples the samples of a batch."""
         return None if self.temperature is None else "the weights of patches"
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
@@ -107,11 +107,11 @@ class PositionTask(PretrainAlgorithm):
 class PositionObjective(Objective):
     """An objective over the N positions of the encoder's grid, with smoothed labels.
 
-    What ``answers`` returns is all that the evaluations of positions ask of it.
+    Position evaluations only need ``answers``.
 
     Args:
-        encoder: whose grid and class token it is about.
-        options: of the method; None: labels are one-hot, and weights alike.
+        encoder: its grid and class token are used.
+        options: of the method; None: one-hot labels and equal weights.
     """
 
     predicts: ClassVar[Predicts | None] = "places"
@@ -128,26 +128,26 @@ class PositionObjective(Objective):
         self.register_buffer("distance_NN", distance_NN, persistent=False)
 
     def targets(self, *, official: bool = False) -> Tensor:
-        """Return the soft target of every position at today's width: (N, N)."""
+        """Return the soft target of every position at the current width: (N, N)."""
         return smoothed_labels(self.distance_NN, self.sigma, official=official)
 
     @abstractmethod
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
-        """Return what ``forward``'s outputs say about which patches."""
+        """Return the predictions in ``forward``'s outputs."""
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the unweighted top-1 ``accuracy``."""
         return {"accuracy": self.answers(outputs, batch).accuracy()}
 
     def attentive_weights(self, tokens: Tensor, visible_BK: Tensor | None = None) -> Tensor:
-        """Return the share of each patch in the image's meaning (Eq. 9): (B, K), sum 1.
+        """Return each patch's share of the image's meaning (Eq. 9): (B, K), sum 1.
 
-        The published code takes the softmax over all patches and renormalises it over the visible
-        ones, which is the softmax over the visible ones.
+        The published code takes the softmax over all patches and renormalises over the visible
+        ones, which equals the softmax over the visible ones.
 
         Args:
-            tokens: (B, P+N, D) of a pass; no gradient goes there.
-            visible_BK: the patches among them that are weighed; None: all.
+            tokens: (B, P+N, D) of a pass; they get no gradient.
+            visible_BK: the patches to weight; None: all.
         """
         assert self.temperature is not None
         tokens = tokens.detach().float()

@@ -1,4 +1,4 @@
-"""What a method asks of a model: how a run's page begins."""
+"""A method's pretext task, as described at the top of a run's page."""
 
 import json
 from collections.abc import Mapping
@@ -9,18 +9,18 @@ from pydantic import TypeAdapter
 from pospre.untrusted_json import parse_object
 
 PRETEXT_TASKS = "pretext_tasks.json"
-"""Where a run folder has those of its algorithms: a page is written without importing these."""
+"""File in a run folder with the tasks of its algorithms, so that pages need not import these."""
 
 
 @dataclass(frozen=True)
 class PretextTask:
-    """What a method asks of a model, and what measures the answer.
+    """What a method asks the model to solve, and the measure of success.
 
     Attributes:
         text: the task, as a question.
-        metric: its own measure while training, without the method's name; None: its loss.
-        meaning: what the measure is.
-        evaluation: the one that answers on held-out images, if there is one.
+        metric: the measure during training, without the method's name; None: the loss.
+        meaning: description of the measure.
+        evaluation: the evaluation that measures it on held-out images, if any.
     """
 
     text: str
@@ -30,15 +30,15 @@ class PretextTask:
 
 
 def to_json(asked: Mapping[str, PretextTask | None]) -> bytes:
-    """Return the tasks, by algorithm, as ``PRETEXT_TASKS`` has them; None has no task."""
+    """Return the tasks by algorithm in the format of ``PRETEXT_TASKS``; None: no task."""
     tasks = {name: asdict(each) for name, each in asked.items() if each is not None}
     return json.dumps(tasks, indent=1).encode()
 
 
 def from_json(content: bytes) -> dict[str, PretextTask]:
-    """Return the tasks that ``to_json`` has written.
+    """Return the tasks written by ``to_json``.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the content has another format.
     """
     return TypeAdapter(dict[str, PretextTask]).validate_python(parse_object(content))

@@ -1,4 +1,4 @@
-"""How far a training is."""
+"""Progress of a training."""
 
 from typing import NamedTuple
 
@@ -8,12 +8,12 @@ from pospre.errors import UserError
 
 
 class Progress(NamedTuple):
-    """How much of the training is done, in [0, 1].
+    """The completed share of the training, in [0, 1].
 
     Attributes:
-        step: counted in optimiser steps.
-        epoch: counted in whole epochs, as per-epoch schedules of published code do.
-        num_steps: of the whole training; None where only its samples are counted.
+        step: share in optimiser steps.
+        epoch: share in whole epochs, for published per-epoch schedules.
+        num_steps: steps of the whole training; None if only samples are counted.
     """
 
     step: float
@@ -22,23 +22,23 @@ class Progress(NamedTuple):
 
 
 def as_progress(done: Progress | float) -> Progress:
-    """Return the progress of a loop without Composer, which has its share alone.
+    """Return the progress of a loop without Composer, given as one share.
 
     Raises:
-        UserError: it is no share.
+        UserError: it is out of [0, 1].
     """
     if isinstance(done, Progress):
         return done
     if not 0 <= done <= 1:
         raise UserError(
-            f"progress is {done}; give the share of the whole training that is done, from 0 to 1: "
+            f"progress is {done}; give the completed share of the training, from 0 to 1: "
             "steps done / all steps."
         )
     return Progress(done, done)
 
 
 def training_progress(state: State) -> Progress:
-    """Return the progress of a Composer state; 0 before ``max_duration`` is known."""
+    """Return the progress of a Composer state; 0 while ``max_duration`` is unknown."""
     elapsed, total, now = state.get_elapsed_duration(), state.max_duration, state.timestamp
     if elapsed is None or total is None:
         return Progress(0.0, 0.0)
@@ -46,7 +46,7 @@ def training_progress(state: State) -> Progress:
         # Composer counts a duration in epochs by whole epochs
         steps = total.value * int(state.dataloader_len or 1)
         return Progress(now.batch.value / steps, now.epoch.value / total.value, steps)
-    # what the epoch under way has added does not count as an epoch
+    # the current, unfinished epoch does not count
     within = now.batch_in_epoch.value / max(now.batch.value, 1)
     num_steps = int(total.value) if total.unit == TimeUnit.BATCH else None
     return Progress(float(elapsed), float(elapsed) * (1 - within), num_steps)

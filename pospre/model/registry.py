@@ -1,4 +1,4 @@
-"""What the algorithms of a model declare: batch keys, encoder passes, and who reads which."""
+"""Declarations of a model's algorithms: batch keys, encoder passes and their readers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -15,7 +15,7 @@ from pospre.nn.vit import Encoder
 
 @dataclass(frozen=True)
 class HiddenPatches:
-    """Which algorithm hides patches of ``view``, and how; see ``Registry.hide``."""
+    """The algorithm that hides patches of ``view``, and how; see ``Registry.hide``."""
 
     owner: str
     visible: int | None
@@ -24,21 +24,21 @@ class HiddenPatches:
 
 
 class Registry:
-    """The declarations of all attached algorithms, each checked as it is made.
+    """The declarations of all attached algorithms, each checked when it is made.
 
     Attributes:
-        passes: the encoder passes by name, in the order of their declaration.
-        writers: by batch key, the algorithm that writes it.
-        hidden: who hides patches of ``view``, and how; None: they are all visible.
-        captions: by batch key that marks patches, the colour of these in pictures of a step, grey
-            or green, and what it means.
-        mixes: by view group, what mixes its views (B, V, 3, H, W) in training.
-        twins: by pass, the one that it is like in another group.
-        readers: by pass, the algorithms that declared or joined it: their objectives get it.
-        editors: by editor of places, the algorithm that brought it.
-        encoder: whose passes these are.
+        passes: the encoder passes by name, in order of declaration.
+        writers: algorithm that writes each batch key.
+        hidden: the algorithm that hides patches of ``view``, and how; None: all are visible.
+        captions: for batch keys that mark patches: their colour in pictures of a step, grey or
+            green, and the caption.
+        mixes: functions that mix a group's views (B, V, 3, H, W) in training, by group.
+        twins: for a pass, the pass of another group that it copies.
+        readers: by pass, the algorithms that declared or joined it; their objectives get it.
+        editors: the algorithm that added each editor of places.
+        encoder: the encoder of these passes.
         views: the view groups by name.
-        place_source: the algorithm that says where views lie (``g/field_box``), if one does.
+        place_source: the algorithm that places views (``g/field_box``), if any.
     """
 
     def __init__(self, encoder: Encoder, views: Mapping[str, ViewGroup]) -> None:
@@ -57,7 +57,7 @@ class Registry:
         """Return the view group that ``owner`` needs.
 
         Raises:
-            UserError: the batches have no such group, or too few views in it.
+            UserError: the batches do not have this group, or too few views in it.
         """
         if group not in self.views:
             raise UserError(
@@ -72,8 +72,8 @@ class Registry:
             )
         if group == "view" and found.shape != size:
             raise UserError(
-                f"data.views.view.size = {list(found.shape)}, but algorithms.{owner} works on the "
-                f"whole grid of encoder.image_size = {list(size)}. Leave the size out."
+                f"data.views.view.size = {list(found.shape)}, but algorithms.{owner} needs the "
+                f"whole grid of encoder.image_size = {list(size)}. Remove the size."
             )
         return found
 
@@ -83,9 +83,9 @@ class Registry:
         Args:
             key: of the batch.
             writer: the algorithm's name.
-            grey: the words below pictures of a step in which the patches that it marks are grey.
-            green: the same of patches framed in green. It marks patches by their numbers, or by a
-                bool for each patch, or for each visible one.
+            grey: caption for pictures of a step in which the marked patches are grey.
+            green: caption for patches framed in green. The key holds patch indices, or a bool for
+                each patch or each visible patch.
 
         Raises:
             UserError: another algorithm already writes it.
@@ -102,25 +102,27 @@ class Registry:
     def hide(
         self, owner: str, visible: int | None, *, shuffled: bool, left_out: bool = True
     ) -> EncoderPass:
-        """Let ``owner`` alone hide patches of ``view`` and write which are visible.
+        """Let only ``owner`` hide patches of ``view`` and write which are visible.
 
         Args:
             owner: the algorithm's name.
-            visible: how many patches of a sample are visible; None: that varies.
-            shuffled: both lists are in random order, so that any first of them are a random choice.
-            left_out: the encoder does not get the hidden ones; if not, ``owner`` also writes
-                ``view/masked`` and puts a mask token in their place.
+            visible: number of visible patches per sample; None: varies.
+            shuffled: both lists are in random order, so any prefix is a random subset.
+            left_out: the encoder does not get hidden patches. Otherwise ``owner`` also writes
+                ``view/masked`` and replaces them by a mask token.
 
         Returns:
-            The pass over what the encoder gets, for ``add_pass``.
+            The pass over the encoder's input, for ``add_pass``.
 
         Raises:
-            UserError: another algorithm hides some already, or the encoder cannot take these.
+            UserError: another algorithm already hides patches, or the encoder does not support
+                this.
         """
         if left_out and visible is not None and not self.encoder.takes(visible):
             raise UserError(
-                f"algorithms.{owner} leaves {visible} patches visible, which fill no square for "
-                f"{self.encoder.timm_name}. Use mask_ratio: 0.75, with sampling: uniform."
+                f"algorithms.{owner} leaves {visible} patches visible, but "
+                f"{self.encoder.timm_name} needs a square of them. Use mask_ratio: 0.75 with "
+                "sampling: uniform."
             )
         self.claim(VISIBLE, owner)
         if left_out:
@@ -132,27 +134,26 @@ class Registry:
         return EncoderPass(visible=VISIBLE if left_out else None)
 
     def place_views(self, owner: str) -> None:
-        """Let ``owner`` alone say where the views of every pass lie.
+        """Let only ``owner`` place the views of every pass.
 
         Raises:
-            UserError: another algorithm does already, or the encoder knows whole cells only.
+            UserError: another algorithm already does, or the encoder supports only whole cells.
         """
         if self.place_source not in (None, owner):
             raise UserError(
-                f"algorithms: {self.place_source} and {owner} both say where views lie. Use one of "
-                "the two."
+                f"algorithms: {self.place_source} and {owner} both place views. Use one of the two."
             )
         positions = self.encoder.positions
         if not positions.takes_boxes:
-            known = "whole cells of one grid only" if positions.can_forget else "no place at all"
+            known = "only whole cells of one grid" if positions.can_forget else "no places"
             raise UserError(
                 f"algorithms.{owner} places views anywhere in the image, but encoder.positions = "
-                f"{positions.name} knows {known}. Use {schemes_that('takes_boxes')}."
+                f"{positions.name} supports {known}. Use {schemes_that('takes_boxes')}."
             )
         self.place_source = owner
 
     def add_pass(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
-        """Declare an encoder pass; one that is declared already over the same tokens is shared.
+        """Declare an encoder pass; an existing one over the same tokens is shared.
 
         Args:
             name: of the pass.
@@ -160,10 +161,10 @@ class Registry:
             encoder_pass: its tokens, editors and needs.
 
         Returns:
-            The pass as all who share it have it.
+            The pass, merged with its earlier declarations.
 
         Raises:
-            UserError: the pass is declared over other tokens.
+            UserError: the pass was declared over other tokens.
         """
         if encoder_pass.group not in self.views:
             raise UserError(
@@ -184,13 +185,13 @@ class Registry:
         return self._set(name, owner, replace(encoder_pass, count=self._count(encoder_pass)))
 
     def _check_grid(self, owner: str, group: str) -> None:
-        """Raise ``UserError`` for views of another grid than the one that the positions know."""
+        """Raise ``UserError`` if the views' grid is not supported by the positions."""
         positions, grid = self.encoder.positions, self.encoder.grid_of(*self.views[group].shape)
         if grid != self.encoder.grid and not positions.takes_any_grid:
             raise UserError(
-                f"algorithms.{owner}: encoder.positions = {positions.name} knows one grid only, "
-                f"that of encoder.image_size, but the views of data.views.{group} have another. "
-                f"Use {schemes_that('takes_any_grid')}."
+                f"algorithms.{owner}: encoder.positions = {positions.name} supports only the grid "
+                f"of encoder.image_size, but the views of data.views.{group} have another one. Use "
+                f"{schemes_that('takes_any_grid')}."
             )
 
     def join_pass(
@@ -202,18 +203,18 @@ class Registry:
         content: tuple[str, ...] = (),
         places: tuple[str, ...] = (),
     ) -> EncoderPass:
-        """Join a pass that another algorithm has declared, whatever patches it runs over.
+        """Join a pass declared by another algorithm, whichever patches it runs over.
 
         Args:
             name: of the pass.
             owner: the algorithm whose objective reads its tokens.
-            needs_patches: whether it reads patch tokens; false: only the prefix tokens.
-            content: editors of patch embeddings to add to it, see ``EncoderPass``.
-            places: editors of places to add to it; no other algorithm's beside them.
+            needs_patches: whether it reads patch tokens; False: only prefix tokens.
+            content: editors of patch embeddings to add, see ``EncoderPass``.
+            places: editors of places to add; no other algorithm may edit places too.
 
         Returns:
-            The pass: its ``visible`` names the batch key of the patches it runs over (None: all),
-            its ``count`` how many they are (None: that varies).
+            The pass. Its ``visible`` names the batch key of its patches (None: all); its ``count``
+            is their number (None: varies).
 
         Raises:
             UserError: it is not declared, or another algorithm edits its places.
@@ -222,9 +223,9 @@ class Registry:
         if before is None:
             declared = ", ".join(f"'{known}'" for known in self.passes) or "none"
             raise UserError(
-                f"algorithms.{owner} joins the encoder pass '{name}', but those declared before "
-                f"it are: {declared}. Add an algorithm that runs this pass, and list {owner} after "
-                "it."
+                f"algorithms.{owner} joins the encoder pass '{name}', but only these are declared "
+                f"before it: {declared}. Add an algorithm that runs this pass, and list {owner} "
+                "after it."
             )
         joined = replace(
             before,
@@ -235,7 +236,7 @@ class Registry:
         return self._set(name, owner, joined)
 
     def add_twin(self, name: str, owner: str, of: str, group: str, visible: str | None) -> None:
-        """Declare a pass like another one over another group: what edits that one edits it, too.
+        """Declare a copy of a pass over another group; later edits apply to both.
 
         Args:
             name: of the new pass.
@@ -252,17 +253,17 @@ class Registry:
         if encoder_pass.places and not self.encoder.positions.can_forget:
             raise UserError(
                 f"algorithms.{owner} changes the places of the encoder pass '{name}' "
-                f"({', '.join(encoder_pass.places)}), but there are none to change: "
-                f"encoder.positions is {self.encoder.positions.name}. "
+                f"({', '.join(encoder_pass.places)}), but encoder.positions = "
+                f"{self.encoder.positions.name} has none to change. "
                 f"Use {schemes_that('can_forget')}."
             )
         editors = dict.fromkeys(encoder_pass.places, owner) | self.editors
         owners = {editors[editor] for editor in encoder_pass.places}
         if len(owners) > 1:
             raise UserError(
-                f"algorithms: {' and '.join(sorted(owners))} both change the places of the "
-                f"encoder pass '{name}', and neither knows what the other hides. Use one of them, "
-                "or let each have a pass of its own."
+                f"algorithms: {' and '.join(sorted(owners))} both change the places of the encoder "
+                f"pass '{name}', without regard to each other. Use one of them, or give each its "
+                "own pass."
             )
         self.editors = editors
         self.passes[name] = encoder_pass
@@ -276,7 +277,7 @@ class Registry:
         return encoder_pass
 
     def _count(self, encoder_pass: EncoderPass) -> int | None:
-        """Return how many patches of a view the pass runs over; None if only the batch says."""
+        """Return the number of patches per view in the pass; None if it varies by batch."""
         if encoder_pass.visible is not None:
             hidden = self.hidden if encoder_pass.visible == VISIBLE else None
             return None if hidden is None else hidden.visible
@@ -285,7 +286,7 @@ class Registry:
 
 
 def _check_same_tokens(name: str, before: EncoderPass, after: EncoderPass) -> None:
-    """Raise ``UserError`` if two declarations of a pass differ in more than what can be joined."""
+    """Raise ``UserError`` if two declarations of a pass conflict."""
     different = [
         f"{field.name} = {getattr(before, field.name)} and {getattr(after, field.name)}"
         for field in fields(EncoderPass)
@@ -294,9 +295,9 @@ def _check_same_tokens(name: str, before: EncoderPass, after: EncoderPass) -> No
     ]
     if different:
         raise UserError(
-            f"algorithms: two of them need the encoder pass '{name}' over other tokens "
-            f"({', '.join(different)}). Use one of the two; a host that can hide patches or show "
-            "all of them does either by its mask_ratio."
+            f"algorithms: two of them need the encoder pass '{name}' over different tokens "
+            f"({', '.join(different)}). Use one of the two, or change the host's mask_ratio: some "
+            "hosts can either hide patches or show all."
         )
 
 

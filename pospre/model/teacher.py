@@ -1,4 +1,4 @@
-"""The momentum teacher: copies that follow the trained modules and never get a gradient."""
+"""The momentum teacher: copies that follow the trained modules, without gradients."""
 
 import copy
 import math
@@ -17,11 +17,11 @@ Shape = Literal["cosine", "linear", "constant"]
 
 @dataclass(frozen=True)
 class Momentum:
-    """How much of the teacher stays at each step.
+    """The momentum schedule of a teacher: the share kept at each step.
 
     Attributes:
         start: at the first step, in [0, 1).
-        end: approached at the last, in [start, 1].
+        end: limit at the last step, in [start, 1].
         shape: ``cosine`` (BYOL, LUT, DINOv2), ``linear`` (I-JEPA) or ``constant``.
     """
 
@@ -31,7 +31,7 @@ class Momentum:
 
     @classmethod
     def given(cls, start: float | None, end: float, shape: Shape = "cosine") -> "Momentum | None":
-        """Return these options of an algorithm; None if ``start`` is, for another's teacher."""
+        """Return an algorithm's options as a schedule; None if ``start`` is None."""
         return None if start is None else cls(start, end, shape)
 
     def at(self, progress: float) -> float:
@@ -42,23 +42,23 @@ class Momentum:
         return self.start + (self.end - self.start) * share
 
     def check(self, owner: str) -> None:
-        """Raise ``UserError`` naming the algorithm ``owner`` for momenta out of range."""
+        """Raise ``UserError`` naming the algorithm ``owner`` if momenta are out of range."""
         if not 0 <= self.start < 1 or not self.start <= self.end <= 1:
             raise UserError(
                 f"{owner}: the teacher's momentum goes from {self.start} to {self.end}, but must "
-                "hold 0 <= start < 1 and start <= end <= 1. 0.996 to 1 is the usual choice."
+                "satisfy 0 <= start < 1 and start <= end <= 1. 0.996 to 1 is usual."
             )
 
 
 class Frozen(nn.Module):
-    """A copy of a module that stays in evaluation mode and takes no gradient."""
+    """A copy of a module that stays in evaluation mode and gets no gradient."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = copy.deepcopy(module).requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> "Frozen":
-        """Stay in evaluation mode: no drop path, batch norms on their running statistics."""
+        """Stay in evaluation mode: no drop path; batch norms use running statistics."""
         return super().train(False)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
@@ -67,17 +67,17 @@ class Frozen(nn.Module):
             return self.module(*arguments, **options)
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
-        """Tell Composer's FSDP2 to shard the copy as the original is sharded."""
+        """Return whether Composer's FSDP2 shards ``module``, as in the original."""
         original = getattr(self.module, "fsdp_wrap_fn", None)
         return original is not None and original(module)
 
 
 class TeacherManager:
-    """Who follows whom by momentum, and how fast.
+    """The (student, teacher) pairs of a model and their common momentum.
 
     Attributes:
-        momentum: of all teachers of a model; None while there are none.
-        owner: the algorithm that brought it.
+        momentum: of all teachers of a model; None: no teacher yet.
+        owner: the algorithm that added it.
         pairs: (student, teacher) modules of the same structure.
     """
 
@@ -87,14 +87,14 @@ class TeacherManager:
         self.pairs: list[tuple[nn.Module, nn.Module]] = []
 
     def ask(self, owner: str, momentum: Momentum | None) -> bool:
-        """Return whether ``owner`` is the first to ask; its momentum then counts.
+        """Set the momentum; return whether this call is the first.
 
         Args:
             owner: the algorithm's name, for errors.
-            momentum: None takes that of another algorithm.
+            momentum: of the teacher; None uses another algorithm's.
 
         Raises:
-            UserError: no momentum from anyone, or one out of range.
+            UserError: no algorithm gives a momentum, or it is out of range.
         """
         if momentum is not None:
             momentum.check(owner)
@@ -103,7 +103,7 @@ class TeacherManager:
         if momentum is None:
             raise UserError(
                 f"algorithms.{owner} needs a teacher, but its momentum is null and no other "
-                f"algorithm brings one. Set {owner}.momentum_start (0.996 is usual)."
+                f"algorithm has one. Set {owner}.momentum_start (0.996 is usual)."
             )
         self.momentum, self.owner = momentum, owner
         return True
@@ -119,18 +119,18 @@ class TeacherManager:
         self.pairs.append((student, teacher))
 
     def update(self, progress: float) -> None:
-        """Move the teachers towards the trained weights, after the step begun at ``progress``."""
+        """Update the teachers from the trained weights, after the step begun at ``progress``."""
         if self.momentum is not None:
             follow(self.pairs, self.momentum.at(progress))
 
 
 @torch.no_grad()
 def follow(pairs: list[tuple[nn.Module, nn.Module]], momentum: float) -> None:
-    """Move every teacher towards its student: parameters and floating buffers; others are copied.
+    """Update every teacher: parameters and floating buffers are averaged, others copied.
 
     Args:
         pairs: (student, teacher) modules of the same structure and sharding.
-        momentum: share of the teacher that stays.
+        momentum: share of the teacher that is kept.
     """
     teachers: list[Tensor] = []
     students: list[Tensor] = []
@@ -147,9 +147,9 @@ def follow(pairs: list[tuple[nn.Module, nn.Module]], momentum: float) -> None:
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
-    """Return the tensors of ``state_dict``, whose hooks and names cost more than the average."""
+    """Return the tensors of ``state_dict``, without its hooks and names, which are slow."""
     parts = [*module.modules()]
-    if any(isinstance(part, FSDPModule) for part in parts):  # its hooks make all of them shards
+    if any(isinstance(part, FSDPModule) for part in parts):  # its hooks reshard all of them
         return [*module.state_dict(keep_vars=True).values()]
     found: list[Tensor | None] = []
     for part in parts:

@@ -20,9 +20,9 @@ class Attention(nn.Module):
         dim: width of a token.
         num_heads: divides it.
         qkv_bias: whether queries, keys and values have a bias.
-        key_bias: false: that of keys stays 0 (BEiT, DINOv3). Where keys are turned by their place,
-            it would not cancel in the softmax.
-        qk_norm: whether queries and keys are normalised, head by head, before they are turned.
+        key_bias: whether keys have a bias. BEiT and DINOv3 keep it at 0. With rotary positions it
+            would not cancel in the softmax.
+        qk_norm: whether queries and keys are normalised per head before rotation.
         eps: ε of these norms.
     """
 
@@ -50,14 +50,15 @@ class Attention(nn.Module):
         num_keys: int | None = None,
         num_queries: int | None = None,
     ) -> Tensor:
-        """Attend from all tokens, or the first, to all tokens, or to the first.
+        """Attend from all or the first tokens to all or the first tokens.
 
         Args:
             x_BTD: tokens.
-            clue: of their places.
-            num_keys: how many tokens give keys and values, the first; None is all. Only these are
-                projected, so that the cost falls with their number.
-            num_queries: how many tokens attend, the first; None is all. The others get no result.
+            clue: rotation and bias from the tokens' positions.
+            num_keys: only the first ``num_keys`` tokens give keys and values; None: all tokens.
+                Others are not projected, which saves compute.
+            num_queries: only the first ``num_queries`` tokens attend; None: all tokens. Others are
+                not returned.
         """
         query, key, value = self._heads(x_BTD, clue, num_keys, num_queries)
         mask = clue.bias
@@ -67,7 +68,7 @@ class Attention(nn.Module):
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
     def weights(self, x_BTD: Tensor, clue: Clue = NO_CLUE) -> Tensor:
-        """Return how much each token attends to each: (B, heads, T, T), rows that sum to 1."""
+        """Return the attention weights (B, heads, T, T); rows sum to 1."""
         query, key, _ = self._heads(x_BTD, clue, None, None)
         logits = query @ key.transpose(-2, -1) / self.head_dim**0.5
         return (logits if clue.bias is None else logits + clue.bias).softmax(dim=-1)
@@ -75,7 +76,7 @@ class Attention(nn.Module):
     def _heads(
         self, x_BTD: Tensor, clue: Clue, num_keys: int | None, num_queries: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, (B, heads, tokens, width) each, turned by places."""
+        """Return rotated queries, keys and values: (B, heads, tokens, width) each."""
         query, key, value = (
             part.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
             for part in self._project(x_BTD, num_keys, num_queries)
@@ -90,7 +91,7 @@ class Attention(nn.Module):
     def _project(
         self, x_BTD: Tensor, num_keys: int | None, num_queries: int | None
     ) -> tuple[Tensor, ...]:
-        """Return queries of the tokens that attend, keys and values of those attended to."""
+        """Return the queries, keys and values of the tokens that need them."""
         if num_keys is None and num_queries is None and self.key_bias:
             return self.qkv(x_BTD).chunk(3, dim=-1)
         weight, dim = self.qkv.weight, x_BTD.shape[-1]
@@ -106,9 +107,11 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two layers; ``gated``: between them SiLU(gate) · value, both of the first (SwiGLU).
+    """A two-layer MLP, or SwiGLU.
 
-    ``eps`` is that of a norm before the second layer (EVA-02's base and large); None: no norm.
+    Args:
+        gated: the first layer gives gate and value; the second gets SiLU(gate) · value.
+        eps: ε of a norm before the second layer (EVA-02's base and large); None: no norm.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(inner, dim)
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
-        """Return what goes into the second layer."""
+        """Return the input of the second layer."""
         if not self.gated:
             return self.norm(self.act(self.fc1(x_BTD)))
         gate, value = self.fc1(x_BTD).chunk(2, dim=-1)
@@ -139,7 +142,7 @@ class LayerScale(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set all factors to the first one."""
+        """Set all factors to their initial value."""
         nn.init.constant_(self.gamma, self.start)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -152,15 +155,15 @@ class Block(nn.Module):
 
     Args:
         dim: width of a token.
-        num_heads: of attention.
+        num_heads: number of attention heads.
         hidden: width of the MLP's first layer; None: four times ``dim``.
-        layer_scale: first factor of both branches, learned per channel; None: no factor.
+        layer_scale: initial factor of both branches, learned per channel; None: no factor.
         dropout: rate after projections.
-        activation: of the MLP, by timm's name.
+        activation: the MLP's activation, by timm's name.
         gated: see ``Mlp``.
         mlp_norm: whether the MLP normalises before its second layer.
         eps: ε of the norms.
-        qkv_bias: and ``key_bias``, ``qk_norm``: see ``Attention``.
+        qkv_bias: see ``Attention``, as for ``key_bias`` and ``qk_norm``.
     """
 
     def __init__(
@@ -200,15 +203,15 @@ class Block(nn.Module):
         num_queries: int | None = None,
         dropout_B: Tensor | None = None,
     ) -> Tensor:
-        """Return the tokens, or the first of them, as precise as they come.
+        """Return all tokens, or the first ``num_queries``, in the input's precision.
 
         Args:
             x_BTD: tokens; in half precision each sum is rounded to it.
-            clue: what attention is told of their places.
+            clue: rotation and bias from the tokens' positions.
             num_keys: see ``Attention``.
-            branch_B2: factors of the two residual branches (drop path); None is 1.
+            branch_B2: factors of the two residual branches (drop path); None: 1.
             num_queries: see ``Attention``.
-            dropout_B: draw keys of dropout; None drops nothing.
+            dropout_B: draw keys of dropout; None: no dropout.
         """
         drop = partial(dropout, keys_B=dropout_B, rate=self.dropout)
         mixed = self.attn(self.norm1(x_BTD), clue, num_keys, num_queries)
@@ -222,8 +225,8 @@ class Block(nn.Module):
 
 
 def first(x_BTD: Tensor, count: int | None) -> Tensor:
-    """Return the first ``count`` tokens; None: the tokens themselves.
+    """Return the first ``count`` tokens; None: all of them.
 
-    A slice of all would be copied, and added to zeros, in the backward pass.
+    Slicing all tokens would cost a copy and an addition in the backward pass.
     """
     return x_BTD if count is None else x_BTD[:, :count]

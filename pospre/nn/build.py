@@ -1,4 +1,4 @@
-"""Encoders by name, with every mistake found before one is made."""
+"""Build encoders by name; all options are checked first."""
 
 from typing import cast
 
@@ -18,8 +18,8 @@ def build_encoder(options: EncoderOptions) -> Encoder:
     """Build an encoder by name.
 
     Raises:
-        UserError: unknown name, an image size that the patch size does not divide, or a value out
-            of its range.
+        UserError: the name is unknown, the patch size does not divide the image size, or a value is
+            out of range.
     """
     name = options.name
     if name == SWIN:

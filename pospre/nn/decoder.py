@@ -25,7 +25,7 @@ class DecoderBlocks(nn.Sequential):
         super().__init__(*(Block(dim, num_heads) for _ in range(depth)))
 
     def forward(self, tokens_BTD: Tensor, clues: Iterable[Clue] | None = None) -> Tensor:
-        """Return the tokens after all blocks; ``clues`` of their places are one for each."""
+        """Return the tokens after all blocks; ``clues`` has one positional clue per block."""
         if clues is None:
             clues = [NO_CLUE] * len(self)
         for block, clue in zip(self, clues, strict=True):
@@ -34,11 +34,11 @@ class DecoderBlocks(nn.Sequential):
 
 
 def split_tokens(tokens_BTF: Tensor, per_token: int) -> Tensor:
-    """Return one token per slot where each stands for a square of slots, row-major: (B, K, dim).
+    """Split tokens that cover squares of slots into one token per slot: (B, K, dim), row-major.
 
     Args:
         tokens_BTF: (B, T, per_token·dim) of a square map.
-        per_token: slots of a token, 1 or 4.
+        per_token: slots per token, 1 or 4.
     """
     if per_token == 1:
         return tokens_BTF
@@ -48,7 +48,7 @@ def split_tokens(tokens_BTF: Tensor, per_token: int) -> Tensor:
 
 
 def patchify(images_BCHW: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """Cut images into flat patches (B, N, h·w·C): row-major patches, channel fastest within one."""
+    """Cut images into flat patches (B, N, h·w·C), row-major, with channels last."""
     high, wide = patch_size
     rows, cols = images_BCHW.shape[2] // high, images_BCHW.shape[3] // wide
     patches = images_BCHW.unflatten(3, (cols, wide)).unflatten(2, (rows, high))

@@ -1,4 +1,4 @@
-"""Stochastic depth and dropout, drawn per sample: a resumed run drops the same."""
+"""Stochastic depth and dropout, drawn per sample: a resumed run repeats the same draws."""
 
 import torch
 from torch import Tensor
@@ -13,14 +13,14 @@ _LEVELS, _DRAWS_PER_WORD = 1 << 16, 4
 def residual_factors(
     keys_B: Tensor | None, rate: float, depth: int, *, uniform: bool = False
 ) -> list[Tensor | None]:
-    """Return the factors (B, 2) of each block's two branches: 0, or 1/(1 − rate of the block).
+    """Return the factors (B, 2) of each block's two branches: 0 or 1/(1 − the block's rate).
 
     Args:
-        keys_B: int64 draw keys of the samples; None drops nothing.
-        rate: of the last block, in [0, 1).
+        keys_B: int64 draw keys of the samples; None: nothing is dropped.
+        rate: the last block's rate, in [0, 1).
         depth: number of blocks.
-        uniform: one rate for all blocks (DINOv2), instead of one that grows linearly from 0 in the
-            first (Huang et al. 2016).
+        uniform: the same rate in all blocks (DINOv2). Otherwise it grows linearly from 0 in the
+            first block (Huang et al. 2016).
     """
     if keys_B is None or not rate:
         return [None] * depth
@@ -31,7 +31,7 @@ def residual_factors(
 
 
 def dropout_keys(keys_B: Tensor | None, number: int) -> Tensor | None:
-    """Return the draw keys of dropout in block ``number`` (from 1; 0: of the positions)."""
+    """Return dropout's draw keys in block ``number`` (from 1; 0 is the position embedding)."""
     return None if keys_B is None else chain(chain(keys_B, _DROPOUT), number)
 
 
@@ -40,9 +40,9 @@ def dropout(tokens: Tensor, keys_B: Tensor | None, rate: float, place: int) -> T
 
     Args:
         tokens: (B, …).
-        keys_B: int64 draw keys of the samples; None drops nothing.
-        rate: in [0, 1), kept to 2**-16.
-        place: number of this dropout among those that share the keys.
+        keys_B: int64 draw keys of the samples; None: nothing is dropped.
+        rate: in [0, 1), rounded to 2**-16.
+        place: number of this dropout among those with the same keys.
     """
     if keys_B is None or not rate:
         return tokens

@@ -1,4 +1,4 @@
-"""Which encoder a state dict under timm's names is of."""
+"""Infer an encoder's options from a state dict with timm's names."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from pospre.nn.sizes import SIZES
 from pospre.nn.timm_models import PREFIX
 from pospre.nn.weight_layouts import is_gated
 
-# published encoders that are none of our sizes: by width, or that, the MLP's first layer and SwiGLU
+# published encoders of other sizes, by width, or by width, MLP width and SwiGLU
 _OTHERS = {1408: "vit_giant_patch14_224"}
 _DINOV3 = {
     (384, 1536, False): "vit_small_patch16_dinov3",
@@ -43,19 +43,19 @@ _USUAL_SIDE = 224
 def encoder_options(
     tensors: Mapping[str, Tensor], name: str, told: Positions | None = None
 ) -> dict[str, Any]:
-    """Return the arguments of ``build_encoder`` for the encoder that ``tensors`` are of.
+    """Infer the arguments of ``build_encoder`` from an encoder's tensors.
 
-    What tensors do not tell is taken as published: the number of heads (that of the size of this
-    width), and 224 pixels where there are no positions. Branch factors of a layer scale are
-    loaded, so their initial value is 1.
+    Published values fill in what tensors cannot show: the number of heads follows from the width,
+    and without positions the image size is 224 pixels. Layer scale's factors are loaded, so their
+    initial value is 1.
 
     Args:
         tensors: of the encoder.
-        name: of their file, for errors.
-        told: its positions, where no tensor says them.
+        name: the file's name, for errors.
+        told: the positions, if no tensor shows them.
 
     Raises:
-        UserError: no known encoder is as wide, or its positions are no square grid.
+        UserError: no known encoder has this width, or the positions are not a square grid.
     """
     kernel = tensors["patch_embed.proj.weight"]
     patch, width = (int(kernel.shape[2]), int(kernel.shape[3])), len(kernel)
@@ -93,8 +93,8 @@ def _size_name(width: int, tensors: Mapping[str, Tensor], name: str, told: Posit
         fitting.append(f"{PREFIX}{_OTHERS[width]}")
     if not fitting:
         raise UserError(
-            f"{name}: of an encoder of width {width} with an MLP of {hidden} the number of heads "
-            "is not known; say which of timm's models it is: timm:NAME,FILE"
+            f"{name}: cannot infer the number of heads of an encoder of width {width} with an MLP "
+            f"of {hidden}. Give its timm model: timm:NAME,FILE"
         )
     return fitting[0]
 
@@ -102,7 +102,7 @@ def _size_name(width: int, tensors: Mapping[str, Tensor], name: str, told: Posit
 def _rotary_sizes(
     shape: tuple[int, int, bool], tensors: Mapping[str, Tensor], told: Positions | None
 ) -> list[str]:
-    """Return the published rotary encoders of this shape, which have other ε and biases."""
+    """Return the published rotary encoders of this shape; they differ in ε and biases."""
     if told is None or not turns(told):
         return []
     if is_interleaved(told):
@@ -116,7 +116,7 @@ def _rotary_sizes(
 def _positions(
     tensors: Mapping[str, Tensor], name: str, class_token: bool, registers: int, *, bare: bool
 ) -> tuple[Positions, int | None]:
-    """Return the kind of positions, and the side of their grid."""
+    """Return the kind of positions and the side of their grid."""
     if "pos_embed" in tensors:
         table = with_prefix_rows(tensors["pos_embed"], class_token, registers, bare=bare)
         patches = table[0, class_token + registers :]
@@ -135,7 +135,7 @@ def _side(count: int, name: str, key: str) -> int:
     side = math.isqrt(max(count, 0))
     if side < 1 or side * side != count:
         raise UserError(
-            f"{name}: the {count} places of its tensor '{key}' are no square grid; say "
-            "which of timm's models it is: timm:NAME,FILE"
+            f"{name}: the {count} positions of its tensor '{key}' are not a square grid. Give its "
+            "timm model: timm:NAME,FILE"
         )
     return side

@@ -1,4 +1,4 @@
-"""Weight initialisations as published; ``build_encoder`` says which method has which."""
+"""Published weight initialisations; ``build_encoder`` lists the methods that use them."""
 
 import math
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from torch import nn
 def init_weights(module: nn.Module) -> None:
     """Initialise Linear (Xavier-uniform, zero bias) and LayerNorm (ones, zeros) below ``module``.
 
-    A convolution's bias keeps PyTorch's own default, as in the published code.
+    A convolution's bias keeps PyTorch's default, as in the published code.
     """
     for part in module.modules():
         if isinstance(part, nn.Linear):
@@ -24,19 +24,19 @@ def init_weights(module: nn.Module) -> None:
 
 
 def init_patch_embed(projection: nn.Conv2d) -> None:
-    """Initialise a patch embedding's weight as if it were Linear (Xavier-uniform)."""
+    """Initialise a patch embedding's weight like a Linear layer's (Xavier-uniform)."""
     nn.init.xavier_uniform_(projection.weight.view(len(projection.weight), -1))
 
 
 def token_parameter(dim: int, *, cut: bool = False) -> nn.Parameter:
-    """Return a learned (1, 1, dim) token, see ``init_token``."""
+    """Return a learned (1, 1, dim) token, drawn by ``init_token``."""
     token = nn.Parameter(torch.empty(1, 1, dim))
     init_token(token, cut=cut)
     return token
 
 
 def init_token(token: nn.Parameter, *, std: float = 0.02, cut: bool = False) -> None:
-    """Draw a token from N(0, std²); ``cut`` at one standard deviation as in BEiT and SimMIM."""
+    """Draw a token from N(0, std²); ``cut`` truncates at one std, as BEiT and SimMIM do."""
     if cut:
         nn.init.trunc_normal_(token, std=std, a=-std, b=std)
     else:
@@ -44,11 +44,11 @@ def init_token(token: nn.Parameter, *, std: float = 0.02, cut: bool = False) -> 
 
 
 def init_trunc_normal(module: nn.Module, *, convolutions: bool = True) -> None:
-    """Initialise Linear and Conv2d below ``module`` from N(0, 0.02²) cut at ±2, biases with 0.
+    """Initialise Linear and Conv2d below ``module`` from N(0, 0.02²) truncated at ±2; zero biases.
 
     Args:
-        module: whose parts are initialised.
-        convolutions: False leaves those as PyTorch made them, as in DeiT and DINOv2.
+        module: the module to initialise.
+        convolutions: False keeps PyTorch's initialisation of convolutions (DeiT, DINOv2).
     """
     drawn = (nn.Linear, nn.Conv2d) if convolutions else nn.Linear
     for part in module.modules():
@@ -62,14 +62,14 @@ def init_trunc_normal(module: nn.Module, *, convolutions: bool = True) -> None:
 
 
 def init_beit(blocks: Iterable[Any], module: nn.Module) -> None:
-    """Initialise as BEiT and SimMIM: N(0, 0.02²) cut at one standard deviation, then fix-init.
+    """Initialise as BEiT and SimMIM do: N(0, 0.02²) truncated at one std, then fix-init.
 
-    The projections that end the two branches of block l (counted from 1) are divided by √(2l), so
-    that the residual stream does not grow with depth.
+    The last projections of both branches of block l (counted from 1) are divided by √(2l). This
+    keeps the residual stream from growing with depth.
 
     Args:
         blocks: the transformer blocks in order.
-        module: all that holds weights, blocks included.
+        module: the module with all weights, including the blocks.
     """
     init_trunc_normal(module)
     for part in module.modules():

@@ -1,4 +1,4 @@
-"""Reading a grid between its cells, as matrices: their gradients are the same at every run."""
+"""Grid interpolation by matrices, whose gradients are reproducible."""
 
 from typing import Literal
 
@@ -12,8 +12,9 @@ _CUBIC = -0.75  # a of the kernel that torch's bicubic interpolation uses
 def interpolation_weights(centre_RN: Tensor, size: int, kind: Interpolation) -> Tensor:
     """Return the weights (R, N, size) with which points read a row of ``size`` cells.
 
-    Half-pixel centres (the row's extent is [0, 1], ``align_corners=False``) and its border repeated
-    outwards: the weights of ``F.grid_sample`` and, on a regular grid, of ``F.interpolate``.
+    Cells have half-pixel centres (``align_corners=False``; the row spans [0, 1]), and borders are
+    replicated. The weights equal those of ``F.grid_sample`` and, on a regular grid,
+    ``F.interpolate``.
     """
     place = centre_RN * size - 0.5
     first = place.floor()
@@ -36,10 +37,10 @@ def interpolation_weights(centre_RN: Tensor, size: int, kind: Interpolation) -> 
 
 
 def _inner(x: Tensor) -> Tensor:
-    """Return the cubic kernel at distances up to 1."""
+    """Return the cubic kernel for distances up to 1."""
     return ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
 
 
 def _outer(x: Tensor) -> Tensor:
-    """Return the cubic kernel at distances from 1 to 2."""
+    """Return the cubic kernel for distances from 1 to 2."""
     return ((x - 5) * x + 8) * x * _CUBIC - 4 * _CUBIC

@@ -1,4 +1,4 @@
-"""Fixed-count random masking and the gathers that go with it."""
+"""Random masking with a fixed count, and the gathers it needs."""
 
 import math
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from pospre.batch import EPOCH, HIDDEN, INDEX, VISIBLE, Batch
 from pospre.errors import UserError
 
 Sampling = Literal["random", "uniform"]
-"""Of the visible patches: any of the image's, or one of every 2×2."""
+"""How visible patches are drawn: from all patches, or one of every 2×2."""
 
 
 class Masking(NamedTuple):
-    """A split of every sample's slots into visible and hidden ones.
+    """A split of every sample's slots into visible and hidden.
 
     Attributes:
         visible: int64 (B, K) indices of the visible slots.
@@ -30,10 +30,10 @@ class Masking(NamedTuple):
 def num_visible(num_slots: int, mask_ratio: float, *, key: str = "mask_ratio") -> int:
     """Return how many of ``num_slots`` stay: ``int(num_slots·(1 − mask_ratio))`` as in MAE's code.
 
-    The floor is of a float product, so (100, 0.9) keeps 9, not 10; published runs depend on it.
+    This floors a float product, so (100, 0.9) keeps 9 rather than 10, as published runs do.
 
     Raises:
-        UserError: nothing would be left; ``key`` names the ratio.
+        UserError: nothing would be left; the message names the ratio ``key``.
     """
     visible = int(num_slots * (1 - mask_ratio))
     if visible < 1:
@@ -46,12 +46,12 @@ def num_visible(num_slots: int, mask_ratio: float, *, key: str = "mask_ratio") -
 
 
 def random_masking(keys: Tensor, num_slots: int, visible: int) -> Masking:
-    """Show ``visible`` of ``num_slots`` slots per sample, in random order and without ties.
+    """Choose ``visible`` of ``num_slots`` slots per sample, in random order and without ties.
 
     Args:
         keys: int64 (B,) draw keys, see ``pospre.draws.sample_keys``.
         num_slots: N.
-        visible: K, the same for every sample, so that shapes never depend on data.
+        visible: K, the same for every sample, so that shapes do not depend on data.
     """
     shuffled = draws.permutation(keys, num_slots)
     return Masking(visible=shuffled[:, :visible], hidden=shuffled[:, visible:])
@@ -59,9 +59,9 @@ def random_masking(keys: Tensor, num_slots: int, visible: int) -> Masking:
 
 @dataclass(frozen=True)
 class PatchMasking:
-    """Which patches of ``view`` are visible, drawn from (seed, epoch, index) alone.
+    """Random visible patches of ``view``, a function of (seed, epoch, index) alone.
 
-    All methods with random masks share this draw: it hides the same patches of a sample for all.
+    All methods with random masks share this draw, so they hide the same patches of a sample.
 
     Attributes:
         grid: (rows, columns) of patches.
@@ -90,13 +90,14 @@ class PatchMasking:
         """Return the masking that hides ``mask_ratio`` of the patches.
 
         Raises:
-            UserError: no patch stays visible, or not one of every 2×2; ``owner`` names the method.
+            UserError: no patch stays visible, or the options contradict each other; ``owner`` names
+                the method.
         """
         key = f"{owner}.mask_ratio"
         if sampling == "uniform" and (mask_ratio != 0.75 or any(side % 2 for side in grid)):
             raise UserError(
                 f"{owner}.sampling = uniform keeps one patch of every 2×2: {key} must be 0.75, not "
-                f"{mask_ratio}, and the grid of {grid[0]}×{grid[1]} patches even."
+                f"{mask_ratio}, and the grid must be even; it has {grid[0]}×{grid[1]} patches."
             )
         count = num_visible(math.prod(grid), mask_ratio, key=key)
         return cls(grid, count, sampling, in_rows=in_rows and sampling == "uniform")
@@ -117,11 +118,11 @@ class PatchMasking:
 
 
 def uniform_masking(order: Tensor | None, pick: Tensor, grid: tuple[int, int]) -> Masking:
-    """Show one patch of every square of 2×2 (Li et al. 2022, UM-MAE).
+    """Keep one patch of every 2×2 square visible (Li et al. 2022, UM-MAE).
 
     Args:
-        order: int64 (B,) draw keys of the order of squares; None: row by row.
-        pick: int64 (B,) draw keys of which patch of a square is shown.
+        order: int64 (B,) draw keys of the order of squares; None: row-major.
+        pick: int64 (B,) draw keys of the visible patch in each square.
         grid: (rows, columns), both even.
     """
     rows, cols = grid
@@ -137,7 +138,7 @@ def uniform_masking(order: Tensor | None, pick: Tensor, grid: tuple[int, int]) -
 
 
 def pooled(tokens_BTD: Tensor, num_prefix: int, class_token: bool) -> Tensor:
-    """Return the class token, or the mean of the patches behind ``num_prefix`` tokens: (B, D)."""
+    """Return the class token, or the mean of the tokens after the first ``num_prefix``: (B, D)."""
     return tokens_BTD[:, 0] if class_token else tokens_BTD[:, num_prefix:].mean(1)
 
 
@@ -166,12 +167,12 @@ def slot_mask(index_BK: Tensor, num_slots: int) -> Tensor:
 
 
 def cell_patches(cells_BC: Tensor, grid: tuple[int, int], cell: tuple[int, int]) -> Tensor:
-    """Return the patches of square or oblong cells, cell after cell: int64 (B, C·h·w).
+    """Return the patches of rectangular cells, cell by cell: int64 (B, C·h·w).
 
     Args:
-        cells_BC: int64 row-major numbers of cells.
+        cells_BC: int64 row-major cell numbers.
         grid: (rows, columns) of patches.
-        cell: (h, w) of a cell in patches, which divide rows and columns.
+        cell: (h, w) of a cell in patches; they divide rows and columns.
     """
     (_, cols), (high, wide) = grid, cell
     row, col = cells_BC // (cols // wide) * high, cells_BC % (cols // wide) * wide

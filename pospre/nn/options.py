@@ -1,4 +1,4 @@
-"""What an encoder can be like; without PyTorch, so that recipes are read at once."""
+"""Encoder options, without PyTorch, so that recipes are read quickly."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -19,36 +19,35 @@ class EncoderOptions:
 
     Args:
         name: one of ``pospre.nn.sizes``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``,
-            ``vith14``, ``vitg14`` (DINOv2's, with SwiGLU); ``speech8`` (MP3's, for clips); or
-            ``swin_tiny``, for DropPos and supervised; or ``timm:NAME``: width, depth, heads, MLP
-            and patch of timm's ViT of that name (for its weights as well, see
-            ``wrap_encoder``).
+            ``vith14``, ``vitg14`` (DINOv2's, with SwiGLU); ``speech8`` (MP3's, for audio clips); or
+            ``swin_tiny`` (DropPos and supervised only). ``timm:NAME`` takes width, depth, heads,
+            MLP and patch size from timm's ViT of that name; for its weights see ``wrap_encoder``.
         image_size: side in pixels, or (height, width).
-        patch_size: side of a patch, or (height, width); None takes the name's.
-        depth: number of blocks; None takes the name's.
-        channels: of the input, 3 for images.
-        positions: a scheme of ``pospre.nn.positions`` by name, or ``{name: its options}``:
-            ``sincos`` (fixed table, MAE's order), ``learned`` (drawn from N(0, 0.02²)),
-            ``learned_sincos`` (starts as the fixed table and learns, the class token's from 0),
-            ``none``, a zero-initialised bias of the attention by relative position, one per layer
-            (``relative``) or one for all (``shared_relative``, as in BEiT), a fixed bias by
-            distance (``alibi``), by direction and distance (``lookhere``), or queries and keys that
-            are turned (``rotary``: DINOv3, EVA-02, RoPE-ViT; ``rotary_mixed``: RoPE-ViT, learned;
-            ``learned_rotary``: with a table, too).
-        class_token: whether there is one.
-        num_registers: learned tokens without meaning or position that take part in attention.
+        patch_size: side of a patch, or (height, width); None: that of ``name``.
+        depth: number of blocks; None: that of ``name``.
+        channels: input channels, 3 for images.
+        positions: a scheme of ``pospre.nn.positions``, by name or as ``{name: its options}``. Added
+            to tokens: ``sincos`` (fixed table, MAE's order), ``learned`` (from N(0, 0.02²)) and
+            ``learned_sincos`` (starts as the fixed table; the class token's row starts at 0).
+            Added to attention: ``relative`` (learned from 0, one table per block),
+            ``shared_relative`` (one table for all blocks, as in BEiT), ``alibi`` (fixed, by
+            distance) and ``lookhere`` (fixed, by direction and distance). Rotating queries and
+            keys: ``rotary`` (DINOv3, EVA-02, RoPE-ViT), ``rotary_mixed`` (RoPE-ViT, learned) and
+            ``learned_rotary`` (with a table as well). ``none``: no positions.
+        class_token: whether there is a class token.
+        num_registers: learned tokens without position that take part in attention.
         layer_scale: initial factor of each residual branch, learned per channel; None: no factor.
-        drop_path: rate at which a sample skips the branches of the last block, in [0, 1); it grows
-            linearly from 0 in the first.
-        uniform_drop_path: every block has the rate ``drop_path`` instead (DINOv2).
-        dropout: rate after projections and positions, in [0, 1); drawn, as drop path is, from the
-            keys that the forward gets.
-        final_norm: whether tokens are normalised after the last block; without it a classifier that
-            averages them normalises the average instead (MAE's fine-tuning).
-        init: ``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA), ``deit`` (MP3 too: the
-            patch embedding as PyTorch makes it), ``dinov2`` (that, and class token and registers
-            from N(0, 1e-6²)), or ``beit`` (SimMIM).
-        window: side of Swin's attention windows in tokens, 8 without it; for ``swin_tiny`` only.
+        drop_path: rate at which a sample skips the branches of the last block, in [0, 1). It grows
+            linearly from 0 in the first block.
+        uniform_drop_path: all blocks use the rate ``drop_path`` instead (DINOv2).
+        dropout: rate after projections and positions, in [0, 1). Like drop path, it is drawn from
+            the keys passed to the forward.
+        final_norm: whether tokens are normalised after the last block. Without it, a classifier
+            that averages tokens normalises the average instead (MAE's fine-tuning).
+        init: ``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA), ``deit`` (also MP3; the
+            patch embedding keeps PyTorch's initialisation), ``dinov2`` (as ``deit``, with class
+            token and registers from N(0, 1e-6²)), or ``beit`` (SimMIM).
+        window: side of Swin's attention windows in tokens, 8 by default; ``swin_tiny`` only.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Where tokens are: what a method edits, and what a scheme of positions reads."""
+"""Token positions: methods edit them, position schemes read them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,24 +12,24 @@ from pospre.batch import Batch, field_box_key, place_keys
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where every patch token of a pass is, and whether the encoder may know it.
+    """The position of each patch token in a pass, and whether the encoder may use it.
 
-    A token stands in a cell of its view's grid, and the view lies in a box of the frame: the image,
-    or the field that a crop was placed in. A method *moves* places or *forgets* them; a scheme
-    (``pospre.nn.positions``) makes of them what a token adds or attention sees. Prefix tokens have
-    no place.
+    A token lies in a cell of its view's grid. The view is a box in a frame: the image, or the field
+    that a crop was placed in. Methods *move* or *forget* places. A scheme
+    (``pospre.nn.positions``) turns them into embeddings, rotations or attention biases. Prefix
+    tokens have no place.
 
-    R rows (views, or 1 where all are alike), K tokens.
+    Shapes: R rows (views, or 1 if all views are alike) and K tokens.
 
     Attributes:
         grid: (rows, columns) of the view's cells.
-        cells: int64 (R, K), the cell of each token, counted row by row; None: all cells in order.
-        box: float32 (R, 4), the view's x0, y0, x1, y1 with the whole frame as [0, 1]; x0 > x1 is a
-            view mirrored together with its places. None: the whole frame.
-        known: bool (R, K), whether the encoder may know the place; None: all are known.
-        keys: int64 (R,), draw keys of the views, of which a scheme may draw in training how places
-            are augmented; None: it draws nothing.
-        mark: (1, 1, D), learned, what a forgotten token adds in its place; None: nothing.
+        cells: int64 (R, K), row-major cell of each token; None: all cells in order.
+        box: float32 (R, 4), x0, y0, x1, y1 of the view in the frame [0, 1]. x0 > x1 means that the
+            view and its places are mirrored. None: the whole frame.
+        known: bool (R, K), whether the encoder may use the place; None: all.
+        keys: int64 (R,) draw keys of the views, for a scheme that augments places in training;
+            None: no augmentation.
+        mark: (1, 1, D), learned, added to forgotten tokens in place of an embedding; None: nothing.
     """
 
     grid: tuple[int, int]
@@ -40,7 +40,7 @@ class Places:
     mark: Tensor | None = None
 
     def repeat(self, count: int) -> "Places":
-        """Return the places with every row ``count`` times in a row."""
+        """Return the places with each row repeated ``count`` times."""
         parts = {
             name: part.repeat_interleave(count, dim=0)
             for name in ("cells", "box", "known", "keys")
@@ -49,20 +49,20 @@ class Places:
         return replace(self, **parts)
 
     def within(self, box_R4: Tensor) -> "Places":
-        """Return the places of the same tokens of views that lie in these boxes."""
+        """Return the places of the same tokens with views in these boxes."""
         return replace(self, box=box_R4)
 
     def forget(self, hidden_RK: Tensor, mark: Tensor | None = None) -> "Places":
-        """Return the places without those that are hidden, besides those forgotten before."""
+        """Return the places with these hidden ones forgotten as well."""
         known = ~hidden_RK if self.known is None else self.known & ~hidden_RK
         return replace(self, known=known, mark=self.mark if mark is None else mark)
 
     def move(self, cells_RK: Tensor) -> "Places":
-        """Return the places with every token in another cell of the grid."""
+        """Return the places with the tokens moved to other cells of the grid."""
         return replace(self, cells=cells_RK)
 
     def coordinates(self, device: torch.device) -> Tensor:
-        """Return float32 (row, column) of every token with the frame as [0, 1]: (R, K, 2)."""
+        """Return float32 (row, column) of every token in the frame [0, 1]: (R, K, 2)."""
         rows, cols = self.grid
         box = self.box
         if box is None:
@@ -77,11 +77,11 @@ class Places:
         return table.expand(len(self.cells), -1, -1).gather(1, index)
 
     def steps(self, frame: tuple[int, int], device: torch.device) -> Tensor:
-        """Return float32 (row, column) of every token in cells, 0 in the first: (R, K, 2).
+        """Return float32 (row, column) of every token in cells, counted from 0: (R, K, 2).
 
         Args:
-            frame: (rows, columns) of the cells that views in boxes are measured in; other views
-                are in cells of their own grid.
+            frame: (rows, columns) of the frame's cells, the unit for views with boxes. Other views
+                are measured in cells of their own grid.
             device: of the result.
         """
         if self.box is not None:
@@ -92,8 +92,8 @@ class Places:
         return torch.stack([cells // self.grid[1], cells % self.grid[1]], dim=-1).float()
 
 
-# FSDP2 awaits the gradients of tensors that it finds in a module's output, and casts to bf16 those
-# that it finds in the input: it shall find the mark, and no box
+# FSDP2 awaits gradients of tensors in a module's output and casts tensors in its input to bf16:
+# it must find the mark, and must not find boxes
 _pytree.register_pytree_node(
     Places,
     lambda places: ([places.mark], places),
@@ -104,13 +104,13 @@ _pytree.register_pytree_node(
 def view_places(
     batch: Batch, group: str, grid: tuple[int, int], cells_RK: Tensor | None = None
 ) -> Places:
-    """Return the places of patches of a group's views, which may lie in a position field.
+    """Return the places of patches of a group's views; the views may lie in a position field.
 
     Args:
         batch: see ``pospre.batch``.
-        group: of views.
-        grid: (rows, columns) of their patches.
-        cells_RK: which patches, of each of R = B·V views; None: all in order.
+        group: the view group.
+        grid: (rows, columns) of patches.
+        cells_RK: the patches of each of R = B·V views; None: all in order.
     """
     box, keys = (batch.get(key) for key in (field_box_key(group), place_keys(group)))
     return Places(
@@ -122,12 +122,12 @@ def view_places(
 
 
 def scaled(places_RK2: Tensor, by: Sequence[float]) -> Tensor:
-    """Return (row, column) times two numbers; a tensor of these would wait for the GPU."""
+    """Return (row, column) times two numbers, without a tensor of them that would sync the GPU."""
     return torch.stack([part * by[axis] for axis, part in enumerate(places_RK2.unbind(-1))], dim=-1)
 
 
 def box_centres(box_R4: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return the centres of the rows (R, rows) and columns (R, cols) of grids in boxes."""
+    """Return the row centres (R, rows) and column centres (R, cols) of grids in boxes."""
     return (
         _centres(box_R4[:, 1], box_R4[:, 3], grid[0]),
         _centres(box_R4[:, 0], box_R4[:, 2], grid[1]),

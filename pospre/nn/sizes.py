@@ -1,4 +1,4 @@
-"""The sizes of encoders, and what timm calls the same network."""
+"""Encoder sizes, and their timm models."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +16,17 @@ _DEFAULTS: dict[str, dict[str, Any]] = {  # of timm, where not the usual ones
 
 @dataclass(frozen=True)
 class EncoderSize:
-    """The shape of one Vision Transformer and the name timm knows it by.
+    """The shape of a Vision Transformer, and its timm name.
 
     Attributes:
         mlp_norm: whether the MLP normalises before its second layer (EVA-02's base and large).
-        swiglu: whether the MLP is SiLU(gate) · value, both in its first layer (DINOv2's giant).
-        pre_norm: whether tokens are normalised before the first block, too (CLIP); patches are
-            then embedded without a bias.
-        qkv_bias: of the attention; without ``key_bias`` that of keys stays 0.
+        swiglu: whether the MLP is SiLU(gate) · value, both from its first layer (DINOv2's giant).
+        pre_norm: whether tokens are also normalised before the first block (CLIP); the patch
+            embedding then has no bias.
+        qkv_bias: whether attention has biases; without ``key_bias``, that of keys stays 0.
         qk_norm: whether queries and keys are normalised.
         eps: ε of the norms.
-        activation: of the MLP, by timm's name; of the gate it is SiLU.
+        activation: the MLP's activation, by timm's name; gates use SiLU.
     """
 
     timm_name: str
@@ -65,11 +65,11 @@ SIZES = {
 def timm_model(
     size: EncoderSize, options: dict[str, Any], positions: Scheme
 ) -> tuple[str, dict[str, Any]]:
-    """Return the name and the arguments with which ``timm.create_model`` builds an encoder.
+    """Return the model name and the arguments for ``timm.create_model``.
 
     Args:
         size: of the encoder.
-        options: what its ``VisionTransformer`` was told, under timm's names.
+        options: arguments of its ``VisionTransformer``, by timm's names.
         positions: of the encoder.
     """
     if positions.timm in ("relpos", "shared_relpos"):
@@ -78,7 +78,7 @@ def timm_model(
 
 
 def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``timm.create_model(size.timm_name)`` must be told to build this encoder."""
+    """Return the arguments of ``timm.create_model(size.timm_name)`` for this encoder."""
     known = (*SIZES.values(), EncoderSize(CLIP, 16, 768, 12, 12))
     timms = next(one for one in known if one.timm_name == size.timm_name)
     usual = {
@@ -106,7 +106,7 @@ def _differences(size: EncoderSize, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _relative(size: EncoderSize, options: dict[str, Any], *, shared: bool) -> dict[str, Any]:
-    """Return what ``timm.create_model(RELATIVE_NAME)`` must be told to build this encoder."""
+    """Return the arguments of ``timm.create_model(RELATIVE_NAME)`` for this encoder."""
     return {
         "img_size": options["img_size"],
         "patch_size": options["patch_size"],
@@ -126,5 +126,5 @@ def _relative(size: EncoderSize, options: dict[str, Any], *, shared: bool) -> di
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) of a side, or of such a pair."""
+    """Return (height, width) from one side or a pair."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])

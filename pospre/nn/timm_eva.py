@@ -1,4 +1,4 @@
-"""timm's ``Eva``: EVA, EVA-02, DINOv3 and rope-vit, of whose kind an encoder of ours may be."""
+"""Conversion between our encoder and timm's ``Eva`` (EVA, EVA-02, DINOv3, RoPE-ViT)."""
 
 import math
 from typing import Any
@@ -35,19 +35,19 @@ _NAMES = {
     (1e-6, True): "vit_small_patch16_rope_224",
     (1e-6, False): "eva_giant_patch14_224",
 }
-"""By ε of the norms and whether there is a layer scale: what arguments of timm's cannot undo."""
+"""timm models by ε of the norms and layer scale, which no argument of timm can change."""
 _BASES = {"rotary": 100.0, "rotary_mixed": 10.0}
 
 
 def eva_size(vit: Eva, name: str) -> EncoderSize:
-    """Return the size of a model of timm's.
+    """Return the size of a timm model.
 
     Raises:
-        UserError: it has parts that our encoder does not have.
+        UserError: it has parts that our encoder lacks.
     """
     block: Any = vit.blocks[0]
     if type(block) is not EvaBlock or type(block.mlp) not in (Mlp, GluMlp, SwiGLU):
-        raise UserError(f"timm's {name} normalises after its branches; our encoder does before.")
+        raise UserError(f"timm's {name} is post-norm; our encoder is pre-norm.")
     attention, mlp = block.attn, block.mlp
     if not isinstance(attention.norm, nn.Identity):
         raise UserError(f"timm's {name} normalises within attention, which our encoder does not.")
@@ -70,10 +70,10 @@ def eva_size(vit: Eva, name: str) -> EncoderSize:
 
 
 def eva_positions(vit: Eva, name: str) -> Positions:
-    """Return the positions of a model of timm's.
+    """Return the positions of a timm model.
 
     Raises:
-        UserError: our encoder has none of this kind.
+        UserError: our encoder has no such scheme.
     """
     rope: Any = vit.rope
     table = vit.pos_embed is not None
@@ -95,12 +95,12 @@ def eva_positions(vit: Eva, name: str) -> Positions:
         known = isinstance(rope, RotaryEmbeddingMixed) and rope.grid_indexing == "xy"
         rotation = "rotary_mixed"
     if not known:
-        raise UserError(f"timm's {name} has rotary positions of a kind that our encoder has not.")
+        raise UserError(f"timm's {name} has rotary positions of a kind that our encoder lacks.")
     return with_table(table, rotation)
 
 
 def _rotation(positions: Positions) -> dict[str, Any]:
-    """Return the arguments of timm's that say how queries and keys are turned."""
+    """Return timm's arguments for the rotation of queries and keys."""
     found = rotation_of(positions)
     if found is None:
         return {"use_rot_pos_emb": False}
@@ -116,13 +116,13 @@ def _rotation(positions: Positions) -> dict[str, Any]:
 
 
 def turns_pairs(vit: nn.Module) -> bool:
-    """Return whether it turns channels 2i and 2i + 1 together; ours turns i and i + D/2."""
+    """Return whether it rotates channels 2i and 2i + 1 together; ours rotates i and i + D/2."""
     block: Any = vit.blocks[0] if isinstance(vit, Eva) else None
     return block is not None and vit.rope is not None and not block.attn.rotate_half
 
 
 def _has_bias(attention: Any) -> bool:
-    """Return whether queries and values have a bias; timm keeps it in three ways."""
+    """Return whether queries and values have a bias, which timm stores in one of three ways."""
     if isinstance(attention, EvaAttention) and attention.qkv is not None:
         return attention.q_bias is not None
     return (attention.q_proj if attention.qkv is None else attention.qkv).bias is not None
@@ -131,7 +131,7 @@ def _has_bias(attention: Any) -> bool:
 def eva_model(
     size: EncoderSize, options: dict[str, Any], positions: Positions
 ) -> tuple[str, dict[str, Any]]:
-    """Return the name and the arguments with which ``timm.create_model`` builds an encoder.
+    """Return the model name and the arguments for ``timm.create_model``.
 
     Args:
         size: of the encoder.
@@ -157,7 +157,7 @@ def eva_model(
         "use_post_transformer_norm": options["final_norm"],
         "use_fc_norm": False,
         "global_pool": "token" if options["class_token"] else "",
-        "use_abs_pos_emb": not turns_alone,  # where there are none: one of zeros
+        "use_abs_pos_emb": not turns_alone,  # without positions: a table of zeros
         "rope_rotate_half": False,
         "dynamic_img_size": True,
         **_rotation(positions),
@@ -165,19 +165,19 @@ def eva_model(
 
 
 def _ratio(inner: int, dim: int) -> float:
-    """Return the number whose product with ``dim`` timm rounds down to ``inner``."""
+    """Return a ratio whose product with ``dim`` timm rounds down to ``inner``."""
     ratio = inner / dim
     return ratio if int(dim * ratio) == inner else math.nextafter(ratio, math.inf)
 
 
 def is_eva(size: EncoderSize, positions: Scheme) -> bool:
-    """Return whether timm has an encoder as ``Eva`` alone: rotary, or as such are."""
+    """Return whether timm has this encoder only as ``Eva``."""
     like_eva = positions.timm in ("vit", None) and (size.mlp_norm or not size.key_bias)
     return positions.timm == "eva" or like_eva
 
 
 def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> dict[str, Tensor]:
-    """Return an encoder's tensors as timm's model takes them.
+    """Return an encoder's tensors for its timm model.
 
     Args:
         encoder: ours.
@@ -185,7 +185,7 @@ def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> 
         vit: the model; None: that of ``encoder.timm_name``.
 
     Raises:
-        UserError: timm turns queries and keys in other ways alone.
+        UserError: timm's rotation differs from ours.
     """
     if vit is None:
         _refuse_odd(encoder)
@@ -202,12 +202,12 @@ def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> 
         if theirs(name, TIMM_EVA, names) not in names and name.split(".")[-2] in ("qkv", "fc1"):
             parts = apart(name, tensor)
         found |= {theirs(each, TIMM_EVA, names): part for each, part in parts.items()}
-    # biases of keys that are 0, and periods, are no tensors there
+    # keys' zero biases and periods are not tensors there
     return {key: tensor for key, tensor in found.items() if key in names}
 
 
 def _refuse_odd(encoder: Any) -> None:
-    """Raise ``UserError`` for what no model of timm has."""
+    """Raise ``UserError`` for an encoder that no timm model matches."""
     _, turn = rotation_of(encoder.positions.as_given()) or ("", {})
     usual = {"normalize": "separate", "period_range": None, "bf16_periods": False}
     odd = [f"positions.rotary.{key}" for key, own in usual.items() if turn.get(key, own) != own]

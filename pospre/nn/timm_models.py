@@ -1,4 +1,4 @@
-"""Encoders out of timm's Vision Transformers: their size by name, or a model with its weights."""
+"""Encoders from timm's Vision Transformers: the size by name, or a model with its weights."""
 
 import math
 import warnings
@@ -29,7 +29,7 @@ def timm_size(name: str) -> EncoderSize:
     """Return the size of timm's model ``name`` (with or without ``timm:``), without its weights.
 
     Raises:
-        UserError: timm has no such model, or it is no ViT of the kind that ours is.
+        UserError: timm has no such model, or it is not a ViT like ours.
     """
     name = name.removeprefix(PREFIX)
     if timm.is_model(name):
@@ -42,19 +42,19 @@ def timm_size(name: str) -> EncoderSize:
 def wrap_encoder(
     vit: nn.Module, *, drop_path: float | None = None, dropout: float | None = None
 ) -> Encoder:
-    """Return our encoder with the weights of a ViT that timm has made; the head is left out.
+    """Return our encoder with the weights of a timm ViT, without its head.
 
-    It notes the mean and deviation that timm has for the name: ``PretrainModel`` takes them.
+    It also takes timm's pixel mean and deviation of this model, for ``PretrainModel``.
 
     Args:
-        vit: of ``timm.create_model``, with pre-trained weights or without; it stays as it is.
-        drop_path: rate at which a sample skips the branches of the last block in training; None
-            takes that of ``vit``.
-        dropout: rate after projections and positions in training; None takes that of ``vit``. Of
-            its other rates a warning says that they are left out.
+        vit: from ``timm.create_model``, pre-trained or not; it is not modified.
+        drop_path: rate at which a sample skips the branches of the last block in training;
+            None: that of ``vit``.
+        dropout: rate after projections and positions in training; None: that of ``vit``. Its
+            other dropout rates are ignored with a warning.
 
     Raises:
-        UserError: it has parts that our encoder does not have, or computes something else.
+        UserError: it has parts that our encoder lacks, or computes something else.
     """
     size = _size_of(vit, type(vit).__name__)
     assert isinstance(vit, (VisionTransformer, Eva))
@@ -99,7 +99,7 @@ def wrap_encoder(
 
 
 def _note_pixels(encoder: Encoder, vit: nn.Module) -> None:
-    """Note the normalisation of ``vit``, if it is one of as many channels."""
+    """Copy the normalisation of ``vit`` if its channels match."""
     noted = getattr(vit, "pretrained_cfg", None) or {}
     for key in ("mean", "std"):
         own = getattr(vit, f"pixel_{key}", noted.get(key))
@@ -110,7 +110,7 @@ def _note_pixels(encoder: Encoder, vit: nn.Module) -> None:
 def _rates(
     vit: VisionTransformer | Eva, drop_path: float | None, dropout: float | None
 ) -> tuple[float, float]:
-    """Return the rates of drop path and dropout; warn of those of ``vit`` that are left out."""
+    """Return the rates of drop path and dropout; warn about ignored rates of ``vit``."""
     block: Any = vit.blocks[-1]
     own = {
         "drop_path_rate": getattr(block.drop_path1, "drop_prob", 0.0),
@@ -130,7 +130,7 @@ def _rates(
 
 
 def _tensors_of(vit: VisionTransformer | Eva) -> dict[str, Tensor]:
-    """Return the tensors by our names, those of rotary positions in our layout."""
+    """Return the tensors by our names, with rotary positions in our layout."""
     named = {ours(k): tensor for k, tensor in vit.state_dict().items() if not k.startswith(_HEAD)}
     found = joined(named, "this timm model")
     if not turns_pairs(vit):
@@ -149,11 +149,11 @@ def _size_of(vit: nn.Module, name: str) -> EncoderSize:
     if isinstance(vit, Eva):
         return eva_size(vit, name)
     if isinstance(vit, Encoder):
-        raise UserError("wrap_encoder got an encoder of ours: PretrainModel takes it as it is.")
+        raise UserError("wrap_encoder got one of our encoders: pass it to PretrainModel directly.")
     if not isinstance(vit, VisionTransformer) or not _is_plain(vit):
         raise UserError(
-            f"timm's {name} is no plain Vision Transformer (VisionTransformer of timm with a "
-            "two-layer MLP or SwiGLU), which the encoder is. vit_small_patch16_224 is one."
+            f"timm's {name} is not a plain Vision Transformer (VisionTransformer of timm with a "
+            "two-layer MLP or SwiGLU), as the encoder must be. Try vit_small_patch16_224."
         )
     block = vit.blocks[0]
     kind: dict[str, Any] = {
@@ -185,7 +185,7 @@ def _is_plain(vit: VisionTransformer) -> bool:
 
 
 def _with_prefix(table: Tensor, encoder: Encoder) -> Tensor:
-    """Return a table with a row for every prefix token; some of timm's have none of them."""
+    """Return a table with a row for every prefix token; some timm tables have none of them."""
     missing = encoder.num_prefix_tokens + encoder.num_patches - table.shape[1]
     if missing != encoder.num_prefix_tokens:
         return table
@@ -193,13 +193,13 @@ def _with_prefix(table: Tensor, encoder: Encoder) -> Tensor:
 
 
 def _check_tensors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    """Raise ``UserError`` naming tensors that only one of both has, or that differ in shape."""
+    """Raise ``UserError`` naming tensors that only one side has, or whose shapes differ."""
     shared = ours.keys() & theirs.keys()
     other = [key for key in shared if ours[key].shape != theirs[key].shape]
     for what, keys in (
         ("has tensors that our encoder lacks", theirs.keys() - ours.keys()),
         ("lacks tensors that our encoder has", ours.keys() - theirs.keys()),
-        ("has tensors of another shape than our encoder", other),
+        ("has tensors of other shapes than our encoder", other),
     ):
         if keys:
             _refuse(f"it {what}: {', '.join(sorted(keys)[:3])}")
@@ -214,7 +214,7 @@ def _refuse(reason: str) -> NoReturn:
 
 @torch.no_grad()
 def _check_tokens(encoder: Encoder, vit: VisionTransformer | Eva) -> None:
-    """Raise ``UserError`` unless both make the same tokens of an image."""
+    """Raise ``UserError`` unless both give the same tokens for an image."""
     size = (1, encoder.channels, *encoder.image_size)
     weight = encoder.get_parameter("patch_embed.proj.weight")
     image = torch.linspace(-2, 2, math.prod(size)).view(size).to(weight)
@@ -224,4 +224,4 @@ def _check_tokens(encoder: Encoder, vit: VisionTransformer | Eva) -> None:
     ours = encoder.eval()(image)
     encoder.train()
     if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-3):
-        _refuse("of the same weights it makes other tokens (activation, norms or positions differ)")
+        _refuse("with the same weights its tokens differ (activation, norms or positions)")

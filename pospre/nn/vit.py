@@ -1,4 +1,4 @@
-"""The Vision Transformer: patches, prefix tokens and blocks, run over the tokens that matter."""
+"""The Vision Transformer: patches, prefix tokens and blocks, computed for kept tokens only."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ from pospre.nn.timm_eva import eva_model, eva_state, is_eva
 
 
 class PatchEmbed(nn.Module):
-    """Embeds patches of pixels: timm's convolution, applied to the kept ones alone."""
+    """Patch embedding: timm's convolution, applied only to the kept patches."""
 
     def __init__(self, channels: int, dim: int, patch_size: tuple[int, int], *, bias: bool) -> None:
         super().__init__()
@@ -38,19 +38,19 @@ class PatchEmbed(nn.Module):
     def forward(self, pixels_BKCHW: Tensor) -> Tensor:
         """Return the embeddings (B, K, D) of patches."""
         weight = self.proj.weight
-        # images are float32 where .half() has changed the weights
+        # images stay float32 after .half() on the weights
         return F.linear(pixels_BKCHW.flatten(2).to(weight.dtype), weight.flatten(1), self.proj.bias)
 
 
 class Encoder(PatchEncoder):
     """A ViT without head whose forward takes kept tokens, context tokens and places.
 
-    Its parameters carry timm's names, but for those of its scheme of positions.
+    Parameters have timm's names, except those of the position scheme.
 
     Attributes:
-        positions: how it knows where tokens are.
-        half_residual: under autocast the tokens between blocks are bf16 instead of float32: fewer
-            bytes to move, and other roundings.
+        positions: the scheme of positions.
+        half_residual: under autocast, keep tokens between blocks in bf16 instead of float32. It
+            moves fewer bytes and rounds differently.
     """
 
     half_residual: bool = False
@@ -97,7 +97,7 @@ class Encoder(PatchEncoder):
 
     @torch.no_grad()
     def init_parameters(self, init: Init) -> None:
-        """Draw all weights anew; see ``build_encoder``."""
+        """Reinitialise all weights; see ``build_encoder``."""
         if init == "xavier":
             init_weights(self)
             init_patch_embed(self.patch_embed.proj)
@@ -122,26 +122,26 @@ class Encoder(PatchEncoder):
         prefix_only: bool = False,
         layers: Sequence[int] | None = None,
     ) -> Tensor | list[Tensor]:
-        """Encode the visible patches of normalised images, of any size that the patch divides.
+        """Encode the visible patches of normalised images, whose sides the patch size divides.
 
         Args:
             images_BCHW: normalised float images.
-            visible_BK: int64 indices of the patches to encode, in output order; None takes all.
-            places: of those patches; None: where they are in their image.
+            visible_BK: int64 indices of the patches to encode, in output order; None: all.
+            places: of those patches; None: their places in the image.
             content: edits the embeddings (B, K, D) of those patches before positions are added.
             context_BM: int64 indices, among the K patches, of those that give keys and values in
                 every layer; prefix tokens always do. None: all.
-            keys_B: int64 draw keys of drop path and dropout; None drops nothing.
-            prefix_only: return the prefix tokens alone; the last block then computes no others.
+            keys_B: int64 draw keys of drop path and dropout; None: nothing is dropped.
+            prefix_only: return only the prefix tokens; the last block then skips the others.
             layers: return a list of the tokens after each of these blocks instead, before the final
-                norm: 0 is what goes into the first block, 1 what comes out of it.
+                norm; 0 is the input of the first block, 1 its output.
 
         Returns:
-            (B, P+K, D) tokens after the final norm (if there is one), the P prefix tokens first;
-            or these only.
+            (B, P+K, D) tokens after the final norm, if any; the P prefix tokens come first. With
+            ``prefix_only`` these alone.
 
         Raises:
-            UserError: the scheme of positions does not take such images, or there is no such layer.
+            UserError: the position scheme does not take such images, or a layer does not exist.
         """
         wrong = [layer for layer in layers or () if not 0 <= layer <= self.depth]
         if wrong:
@@ -151,7 +151,7 @@ class Encoder(PatchEncoder):
         self.positions.check(places)
         tokens = self.patch_embed(self.pixels(images_BCHW, visible_BK))
         tokens = self.positions.added(tokens if content is None else content(tokens), places)
-        # under autocast the sum is float32, and so is the residual stream but for ``half_residual``
+        # under autocast the sum is float32, and so is the residual stream unless ``half_residual``
         tokens = self.norm_pre(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))
         dropping_B = keys_B if self.dropout else None  # a key is 18 kernels
         tokens = dropout(tokens, dropout_keys(dropping_B, 0), self.dropout, place=0)
@@ -160,7 +160,7 @@ class Encoder(PatchEncoder):
         clues: Iterable[Clue] = self.positions.clues(places)
         order_BT, num_keys = None, None
         if context_BM is not None:
-            # keys are then a slice in every block: gathers have a costly backward pass
+            # keys are then a slice in every block: the backward pass of gathers is slow
             order_BT, num_keys = self._context_first(context_BM, tokens.shape[1])
             tokens, clues = gather_tokens(tokens, order_BT), in_order(clues, order_BT, num_keys)
         found = self._through_blocks(
@@ -207,14 +207,14 @@ class Encoder(PatchEncoder):
         return [(prefix if own is None else prefix + own).expand(num, -1, -1)]
 
     def _context_first(self, context_BM: Tensor, num_tokens: int) -> tuple[Tensor, int]:
-        """Return an order of all tokens, prefix and context first, and how many these are."""
+        """Return an order of all tokens with prefix and context first, and their number."""
         prefix = torch.arange(self.num_prefix_tokens, device=context_BM.device)
         prefix = prefix.expand(len(context_BM), -1)
         first_BM = torch.cat([prefix, context_BM + self.num_prefix_tokens], dim=1)
         return torch.cat([first_BM, others(first_BM, num_tokens)], dim=1), first_BM.shape[1]
 
     def as_timm(self) -> tuple[str, dict[str, Any]]:
-        """Return timm's architecture, and the arguments in which it differs from its defaults."""
+        """Return timm's architecture and the arguments that differ from its defaults."""
         size = self.size
         options = {
             "img_size": _side(self.image_size),
@@ -241,21 +241,21 @@ class Encoder(PatchEncoder):
     def timm_state(
         self, vit: nn.Module | None = None, grid: tuple[int, int] | None = None
     ) -> dict[str, Tensor]:
-        """Return the weights as timm's model of ``timm_name`` takes them, every one.
+        """Return the weights for timm's model ``timm_name``, complete.
 
         Args:
-            vit: the timm model, wrapped before by ``wrap_encoder``, that shall load them. Some have
-                no positions for class token and registers: these are added to the tokens.
-            grid: that a table of positions is written at; None: the images'.
+            vit: the timm model to load them, if ``wrap_encoder`` has wrapped it. Some models have
+                no positions for class token and registers; these are then added to the tokens.
+            grid: grid of the exported position table; None: the images'.
 
         Raises:
-            UserError: no model of timm knows places by this scheme.
+            UserError: timm has no model with this position scheme.
         """
         if self.positions.timm is None:
             raise UserError(
                 f"encoder.positions = {self.positions.name} cannot be exported: timm has no such "
-                f"model. {schemes_that('timm')} can be exported. Use this encoder by its run or "
-                "checkpoint."
+                f"model. {schemes_that('timm')} can be exported. Use this encoder "
+                "through its run or checkpoint."
             )
         state = {self.timm_name_of(key): v.contiguous() for key, v in self.state_dict().items()}
         for key, tensor in self.positions.exported(grid or self.grid).items():
@@ -267,7 +267,7 @@ class Encoder(PatchEncoder):
         return state
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
-        """Tell Composer's FSDP2 to shard block by block."""
+        """Return whether Composer's FSDP2 shards ``module``: yes for blocks."""
         return isinstance(module, Block)
 
 

@@ -1,8 +1,8 @@
-"""Published weights of Vision Transformers: whose file it is, and its tensors under timm's names.
+"""Published weight files of Vision Transformers: detect the layout, return timm's names.
 
-Codes differ in three things: where in the file the encoder is (MAE: ``model``; DINO, DINOv2:
-``teacher`` and ``student``; I-JEPA, StoP: ``encoder`` and ``target_encoder``), what else is there
-(decoders, heads, predictors), and the names of some tensors.
+Files differ in three ways. The encoder has a different key (MAE: ``model``; DINO, DINOv2:
+``teacher`` and ``student``; I-JEPA, StoP: ``encoder`` and ``target_encoder``). There may be other
+parts (decoders, heads, predictors). Some tensors have other names.
 """
 
 import re
@@ -25,7 +25,7 @@ KNOWN = (
     "Dinov2Model and DINOv3ViTModel of transformers"
 )
 POSITIONS = ",positions="
-"""Behind a file's name: what its encoder knows of places, where no tensor says so."""
+"""Suffix of a file's name that gives its encoder's positions, if no tensor shows them."""
 _PATCHES = (
     "patch_embed.proj.weight",
     "embeddings.patch_embeddings.projection.weight",
@@ -42,7 +42,7 @@ _POSITIONS = re.compile(r"pos_embed|rel_pos|relative_position_bias|offset_bias")
 _DERIVED = re.compile(
     r"relative_position_index$|(^|\.)rope\.freqs_(cos|sin)$|^freqs_t_[xy]$|\.bias_mask$"
 )
-"""Follows from the grid, or from the kind of network."""
+"""Tensors that follow from the grid or the kind of network."""
 
 
 class Named(NamedTuple):
@@ -50,11 +50,10 @@ class Named(NamedTuple):
 
     Attributes:
         tensors: of the encoder, or of a classifier on it, in the layout of the file.
-        left_out: the file's names of what belongs to neither.
-        origin: where in the file they were, such as ``teacher.backbone``; empty: it held them bare.
-        resampling: how the code that wrote the file reads its positions at another grid; None
-            where names do not tell.
-        positions: of a code with rotary ones; None: the tensors say it, or nothing does.
+        left_out: the file's names of all other tensors.
+        origin: their key in the file, such as ``teacher.backbone``; empty: top level.
+        resampling: how the original code resamples positions; None if names do not show it.
+        positions: of codes with rotary positions; None: tensors show them, or nothing does.
     """
 
     tensors: dict[str, Tensor]
@@ -65,17 +64,17 @@ class Named(NamedTuple):
 
 
 def timm_names(content: Any, name: str, which: Literal["student", "teacher"], key: str) -> Named:
-    """Return the encoder in what a file of weights holds.
+    """Return the encoder in a weights file.
 
     Args:
         content: of the file.
         name: of the file, for errors.
-        which: encoder, where there are a trained one and one that follows it. A file that holds
-            the teacher's alone gives that one.
-        key: what asks for ``which``, for errors.
+        which: the encoder to take if there are a trained one and its teacher. If the file has only
+            the teacher's, it is taken.
+        key: option that set ``which``, for errors.
 
     Raises:
-        UserError: there is no encoder of a known layout, or not that one.
+        UserError: no encoder of a known layout, or not the requested one.
     """
     flat = _flat(content) if isinstance(content, Mapping) else {}
     ends = [(path, end) for path in flat for end in _PATCHES if path.endswith(end)]
@@ -107,7 +106,7 @@ def _named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def _rotary(inside: Mapping[str, Tensor], named: dict[str, Tensor], name: str) -> Positions | None:
-    """Return the positions of the codes with rotary ones, by the tensors that only they have."""
+    """Return the positions of codes with rotary ones, recognised by their tensors."""
     table = "pos_embed" in named
     if "rope.freqs" in named:
         return rope_vit(mixed=True, table=table)
@@ -123,14 +122,14 @@ def _rotary(inside: Mapping[str, Tensor], named: dict[str, Tensor], name: str) -
         if found is not None:
             return found
         raise UserError(
-            f"{name} holds other rotary periods than DINOv3's, which are 100^(4i/D); save it "
-            f"without 'rope_embed.periods', and say them: FILE{POSITIONS}{{rotary: {{base: …}}}}"
+            f"{name} has rotary periods other than DINOv3's 100^(4i/D); save it without "
+            f"'rope_embed.periods' and give them: FILE{POSITIONS}{{rotary: {{base: …}}}}"
         )
     return None
 
 
 def _resampling(inside: Mapping[str, Tensor], start: str) -> Resampling | None:
-    """Return how DINO, iBOT and DINOv2 read their positions at another grid."""
+    """Return the resampling method of DINO, iBOT and DINOv2, recognised by their tensors."""
     if any(path.endswith("register_tokens") for path in inside):
         return "antialiased"
     masks = [tensor for path, tensor in inside.items() if path.endswith("mask_token")]
@@ -139,7 +138,7 @@ def _resampling(inside: Mapping[str, Tensor], start: str) -> Resampling | None:
 
 
 def _flat(content: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Return the tensors of a file, and those of the dicts in it, by dotted names."""
+    """Return all tensors of a file and its nested dicts, by dotted names."""
     found: dict[str, Tensor] = {}
     for key, value in content.items():
         inner = value.items() if isinstance(value, Mapping) else ()
@@ -150,7 +149,7 @@ def _flat(content: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def _choose(starts: list[str], name: str, which: str, key: str) -> str:
-    """Return the start of the wanted encoder's names."""
+    """Return the name prefix of the requested encoder."""
     teachers = [start for start in starts if _TEACHER.search(start)]
     others = [start for start in starts if start not in teachers]
     wanted = teachers if which == "teacher" or not others else others
@@ -162,16 +161,16 @@ def _choose(starts: list[str], name: str, which: str, key: str) -> str:
 
 
 def _without_registers(table: Tensor, registers: int) -> Tensor:
-    """Return DINOv2's table, which has a row for the class token, with one of zeros a register."""
+    """Return DINOv2's table with rows of zeros for the registers after the class token's row."""
     zeros = table.new_zeros(1, registers, table.shape[2])
     return torch.cat([table[:, :1], zeros, table[:, 1:]], dim=1)
 
 
 def split_address(uri: str) -> tuple[str, Positions | None]:
-    """Return the file of ``FILE,positions=SCHEME``, and the scheme; None where nothing is said.
+    """Split ``FILE,positions=SCHEME`` into the file and the scheme; None: no scheme is given.
 
     Raises:
-        UserError: what is said is no scheme's name, nor ``{name: its options}`` as in recipes.
+        UserError: the scheme is neither a name nor ``{name: its options}`` as in recipes.
     """
     file, said, text = uri.partition(POSITIONS)
     if not said:
@@ -182,8 +181,8 @@ def split_address(uri: str) -> tuple[str, Positions | None]:
         told = None
     if not isinstance(told, str | dict):
         raise UserError(
-            f"{uri}: behind positions= stands a scheme's name, or {{name: {{option: value}}}} as "
-            f"in recipes, not '{text}'."
+            f"{uri}: after positions= comes a scheme's name, or {{name: {{option: value}}}} as in "
+            f"recipes, not '{text}'."
         )
     return file, told
 
@@ -191,19 +190,18 @@ def split_address(uri: str) -> tuple[str, Positions | None]:
 def check_positions(
     tensors: Mapping[str, Tensor], name: str, found: Positions | None, told: Positions | None
 ) -> Positions | None:
-    """Return what an encoder knows of places, where its tensors do not say it.
+    """Return an encoder's positions when its tensors do not show them.
 
-    That none are in the file says nothing: rotary positions and distances to attention are no
-    tensors.
+    Missing tensors prove nothing: rotary positions and distance biases have none.
 
     Args:
         tensors: of the encoder, by our names.
         name: of their file, for errors.
-        found: what its names tell.
-        told: what was said of it.
+        found: positions inferred from tensor names.
+        told: positions given by the user.
 
     Raises:
-        UserError: nothing tells, or what was said is not true.
+        UserError: positions are unknown, or those given contradict the file.
     """
     key = next((key for key in tensors if _POSITIONS.search(key)), None)
     if told == "none" and (key is not None or found is not None):
@@ -212,16 +210,16 @@ def check_positions(
         raise UserError(f"{name} has positions {found}; leave '{POSITIONS}…' out.")
     if told is None and found is None and key is None:
         raise UserError(
-            f"{name} holds no positions: no table, no bias, and nothing that says how it turns "
-            "queries and keys (RoPE). Say what its encoder has: RoPE-ViT's axial ones "
-            f"'{name}{POSITIONS}{as_text(rope_vit())}' or timm:NAME,FILE; and one that was trained "
-            f"without positions {name}{POSITIONS}none"
+            f"{name} holds no positions: no table, no bias, and no sign of rotary positions. "
+            "Say which positions its encoder has: RoPE-ViT's axial ones "
+            f"'{name}{POSITIONS}{as_text(rope_vit())}' or timm:NAME,FILE; or, if it was trained "
+            f"without positions, {name}{POSITIONS}none"
         )
     return told if found is None else found
 
 
 def shortened(names: Iterable[str]) -> str:
-    """Write names as a short list: all of them, or the first, the last and their number."""
+    """Write names as a short list: all of them, or the first, the last and their count."""
     keys = [printable(name) for name in names]
     return ", ".join(keys) if len(keys) < 5 else f"{keys[0]} … {keys[-1]} ({len(keys)})"
 

@@ -1,12 +1,11 @@
-"""What each published code calls the tensors of a Vision Transformer: one table a family.
+"""Tensor names of published Vision Transformers: one table per family.
 
-A table maps their names to ours, and ``*`` stands for one part between dots. Ours are timm's of its
-plain ViT, but for what a code keeps apart: ``attn.q``, ``attn.k``, ``attn.v`` together are
-``attn.qkv``, and ``mlp.gate`` and ``mlp.value`` are ``mlp.fc1``. ``joined`` puts such parts
-together, and ``apart`` takes them to pieces. What a table does not name is called alike.
+A table maps their names to ours; ``*`` matches one part between dots. Ours are timm's names of its
+plain ViT. Tensors that a code splits have extra names: ``attn.q``, ``attn.k``, ``attn.v`` form
+``attn.qkv``, and ``mlp.gate`` and ``mlp.value`` form ``mlp.fc1``. ``joined`` joins such parts, and
+``apart`` splits them. Names that are not in a table are the same in both.
 
-MAE, DINO, iBOT, I-JEPA, StoP, DropPos, DeiT and SimMIM have timm's names, but for what stands in
-``BEIT``.
+MAE, DINO, iBOT, I-JEPA, StoP, DropPos, DeiT and SimMIM have timm's names, except those in ``BEIT``.
 """
 
 import re
@@ -41,7 +40,7 @@ TIMM_EVA: Names = {
     "blocks.*.mlp.fc1_g.*": "blocks.*.mlp.gate.*",
     "blocks.*.mlp.fc1_x.*": "blocks.*.mlp.value.*",
 }
-"""timm's EVA, EVA-02, DINOv3 and rope-vit; which of them a model has depends on it."""
+"""timm's EVA, EVA-02, DINOv3 and RoPE-ViT; each model has some of them."""
 ROPE_VIT: Names = {"freqs": "rope.freqs"} | TIMM_EVA
 EVA_02: Names = {
     "blocks.*.mlp.w12.*": "blocks.*.mlp.fc1.*",
@@ -106,32 +105,32 @@ HF_DINOV3: Names = {
     "layer.*.mlp.up_proj.*": "blocks.*.mlp.value.*",
     "layer.*.mlp.down_proj.*": "blocks.*.mlp.fc2.*",
 }
-"""transformers' DINOv3ViTModel; where nothing is gated, what it calls up_proj is the whole fc1."""
+"""transformers' DINOv3ViTModel; without a gate, up_proj is all of fc1."""
 ALL: Names = BEIT | ROPE_VIT | EVA_02 | DINOV2 | DINOV3 | HF_DINOV2 | HF_DINOV3
-"""No name means two things in two of them."""
+"""All families in one table: no name is ambiguous."""
 
-_CHUNK = re.compile(r"^blocks\.\d+\.(\d+)\.")  # of DINOv2: the second number counts on
+_CHUNK = re.compile(r"^blocks\.\d+\.(\d+)\.")  # of DINOv2: the second number is the block's
 _PARTS = {"qkv": ("q", "k", "v"), "fc1": ("gate", "value")}
 _PART = re.compile(r"(blocks\.\d+\.(?:attn|mlp)\.)(q|k|v|gate|value)(\.(?:weight|bias))")
 
 
 def ours(name: str) -> str:
-    """Return our name of a tensor of any code; some are parts, see ``joined``."""
+    """Return our name of a tensor of any code; it may be a part, see ``joined``."""
     return renamed(_CHUNK.sub(r"blocks.\1.", timm_name(name)), ALL)
 
 
 def renamed(name: str, names: Names) -> str:
-    """Return what a table makes of a name; what it does not name stays."""
+    """Translate a name with a table; unlisted names stay the same."""
     return next(_renamings(name, names.items()), name)
 
 
 def theirs(name: str, names: Names, known: Collection[str] = ()) -> str:
-    """Return what a code with such a table calls a tensor of ours.
+    """Return another code's name of one of our tensors.
 
     Args:
         name: ours.
         names: the table.
-        known: the names that there are, where the table has several for one of ours.
+        known: names that exist there, if the table has several for one of ours.
     """
     found = [*_renamings(name, ((own, its) for its, own in names.items())), name]
     return next((each for each in found if each in known), found[0])
@@ -150,7 +149,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def whole(name: str) -> str:
-    """Return the name of the tensor of ours that a tensor is a part of, or is."""
+    """Return the name of our tensor that a tensor is (a part of)."""
     match = _PART.fullmatch(name)
     if match is None:
         return name
@@ -158,11 +157,11 @@ def whole(name: str) -> str:
 
 
 def joined(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return the tensors with parts put together; a bias of keys that is missing is 0.
+    """Return the tensors with their parts joined; a missing key bias becomes 0.
 
     Args:
         tensors: by our names.
-        source: where they are from, for errors.
+        source: their origin, for errors.
 
     Raises:
         UserError: a part is missing.
@@ -180,19 +179,19 @@ def joined(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
 
 
 def _whole(name: str, parts: dict[str, Tensor], source: str) -> Tensor:
-    if [*parts] == ["value"]:  # nothing is gated
+    if [*parts] == ["value"]:  # no gate
         return parts["value"]
     wanted = _PARTS["fc1" if ".fc1." in name else "qkv"]
     if "k" in wanted and name.endswith("bias") and "q" in parts:
         parts.setdefault("k", torch.zeros_like(parts["q"]))
     missing = next((part for part in wanted if part not in parts), None)
     if missing:
-        raise UserError(f"{source} lacks the tensor '{name}': its part '{missing}' is not there")
+        raise UserError(f"{source} lacks the tensor '{name}': its part '{missing}' is missing")
     return torch.cat([parts[part] for part in wanted])
 
 
 def apart(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return the parts of queries, keys and values, or of a gated first layer, by our names."""
+    """Split queries, keys and values, or a gated first layer, into parts by our names."""
     stem, whole, kind = name.rsplit(".", 2)
     parts = tensor.chunk(len(_PARTS[whole]))
     return {
@@ -202,15 +201,15 @@ def apart(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def interleaved(tensors: Mapping[str, Tensor], heads: int, *, back: bool) -> dict[str, Tensor]:
-    """Bring queries and keys of a rotary encoder to the other layout of channels.
+    """Convert the channel layout of a rotary encoder's queries and keys.
 
-    Ours turns channel i of a head together with channel i + D/2. rope-vit and EVA-02 turn channels
-    2i and 2i + 1. Both compute the same when the rows of ``qkv`` are permuted alike.
+    Ours rotates channel i of a head together with channel i + D/2. RoPE-ViT and EVA-02 rotate
+    channels 2i and 2i + 1. Permuting the rows of ``qkv`` makes them equal.
 
     Args:
         tensors: by our names.
-        heads: number of them.
-        back: from theirs to ours; False: from ours to theirs.
+        heads: number of attention heads.
+        back: True converts to our layout, False from it.
     """
     return {
         key: _permuted(key, tensor, heads, back=back) if ".attn.qkv." in key else tensor

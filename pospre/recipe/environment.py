@@ -1,7 +1,7 @@
-"""What a recipe takes from the environment: it is written down by its name, not by its value.
+"""Values of a recipe from the environment, which are recorded by name rather than by value.
 
-Places and what is told to loggers and evaluations may hold secrets. The other keys are numbers and
-names from short lists, without which no model could be built again: these are written as they are.
+Paths, and options of loggers and evaluations, may be secret. Other keys are numbers and names from
+short lists, which are needed to rebuild the model: these are recorded as they are.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ PRIVATE = (
     "evaluation",
 )
 COMPARED = ("data.labels", "encoder.weights")
-"""Those of them in which two starts of a run may not differ."""
+"""Private keys that must not change between two starts of a run."""
 
 
 class Taken(NamedTuple):
-    """A value that the environment gave: ``written`` is its reference, ``${NAME}`` in a text."""
+    """A value from the environment; ``written`` is its reference, such as ``${NAME}`` in a text."""
 
     written: Any
     value: Any
@@ -35,7 +35,7 @@ class Taken(NamedTuple):
 def taken(
     written: Mapping[str, Any], filled: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Taken]]:
-    """Yield dotted keys whose values the environment gives, not the recipe's own defaults.
+    """Yield dotted keys whose values come from the environment, not from the recipe's defaults.
 
     Args:
         written: a recipe or a section of it.
@@ -53,17 +53,17 @@ def taken(
 
 
 def with_references(value: Any, found: Mapping[str, Taken], key: str = "") -> Any:
-    """Return a complete recipe, or its part at ``key``, with references at the private keys."""
+    """Return a complete recipe, or its part at ``key``, with references for private keys."""
     if isinstance(value, dict):
         prefix = f"{key}." if key else ""
         return {k: with_references(part, found, f"{prefix}{k}") for k, part in value.items()}
     is_private = key in found and any(within(key, place) for place in PRIVATE)
-    # what code has changed since is no longer the environment's
+    # values changed by code since no longer come from the environment
     return found[key].written if is_private and found[key].value == value else value
 
 
 def concealed(value: Any, found: Mapping[str, Taken]) -> Any:
-    """Return ``value`` with references for the private texts and paths that are in it."""
+    """Return ``value`` with references in place of private texts and paths."""
     if isinstance(value, dict):
         return {key: concealed(part, found) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -77,7 +77,7 @@ def concealed(value: Any, found: Mapping[str, Taken]) -> Any:
 
 
 def annotated(text: str, found: Mapping[str, Taken]) -> str:
-    """Return a recipe's text headed by what the environment gave, and by which variables."""
+    """Return a recipe's text after comments that list values from the environment."""
     lines = []
     for key, value in found.items():
         names = ", ".join(f"${name}" for name in set_variables(value.written))
@@ -86,6 +86,6 @@ def annotated(text: str, found: Mapping[str, Taken]) -> str:
 
 
 def fingerprint(run_name: str, key: str, value: Any) -> str:
-    """Return what tells whether a value is the same, made so that guessing it takes long."""
+    """Return a hash that shows whether a value is the same, and is slow to guess."""
     salt = f"pospre {run_name} {key}".encode()
     return hashlib.scrypt(str(value).encode(), salt=salt, n=1 << 14, r=8, p=1, dklen=16).hex()

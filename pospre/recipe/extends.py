@@ -1,4 +1,4 @@
-"""Recipes that say only what differs from another one: ``extends: other.yaml``."""
+"""Recipes that only state differences from another one: ``extends: other.yaml``."""
 
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ EXTENDS = "extends"
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Return what a recipe's file says, with what it takes over from the one that it extends.
+    """Return the content of a recipe's file, merged with the recipe that it extends.
 
-    Variables are not resolved. See ``merged`` for what counts.
+    Variables are not resolved. See ``merged`` for the rules.
     """
     base, own = read_parts(path)
     return own if base is None else merged(base[1], own)
@@ -23,7 +23,7 @@ def read_parts(path: Path) -> tuple[tuple[Path, dict[str, Any]] | None, dict[str
     """Return (path and content of the recipe that ``path`` extends, or None; its own content).
 
     Raises:
-        UserError: a file is missing or no recipe, or the other one extends a third.
+        UserError: a file is missing or invalid, or the extended recipe extends a third.
     """
     own = read_mapping(path)
     if EXTENDS not in own:
@@ -41,18 +41,18 @@ def read_parts(path: Path) -> tuple[tuple[Path, dict[str, Any]] | None, dict[str
     base = read_mapping(target)
     if EXTENDS in base:
         raise UserError(
-            f"{where}: {target} extends {base[EXTENDS]} itself, and only one level is read; extend "
-            "that one, or copy what you need of both"
+            f"{where}: {target} itself extends {base[EXTENDS]}, but only one level is allowed; "
+            "extend that one, or copy what you need from both"
         )
-    base.pop("run_name", None)  # two recipes with one name would share a run folder
+    base.pop("run_name", None)  # two recipes of the same name would share a run folder
     return (target, base), own
 
 
 def merged(base: dict[str, Any], own: dict[str, Any], *, within: str = "") -> dict[str, Any]:
-    """Return ``base`` with what ``own`` gives: sections are merged key by key.
+    """Return ``base`` updated by ``own``: sections are merged key by key.
 
-    Any other value, a list too, takes the place of the base's. Null instead of a section takes the
-    base's away: an algorithm, a view, or what is then at its defaults; it turns a callback off.
+    Other values, including lists, replace the base's. Null for a section removes it: an algorithm,
+    a view, or options that then take their defaults. It turns a callback off.
     """
     result = dict(base)
     for key, value in own.items():

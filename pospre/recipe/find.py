@@ -1,4 +1,4 @@
-"""Where a recipe lies: at a path, or under the name of one that comes with pospre."""
+"""Finding a recipe by path, or by name among those that come with pospre."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,16 +14,16 @@ def find_recipe(given: str | Path, *, beside: Path | None = None) -> Path:
     """Return the file of a recipe.
 
     Args:
-        given: a path; or, where no file is there, the name of a recipe that comes with pospre:
-            ``pretrain/mae_vitb16``, ``mae_vitb16`` (that of ``pretrain/``, else the only one), or
+        given: a path; or, if no such file exists, the name of a recipe that comes with pospre:
+            ``pretrain/mae_vitb16``, ``mae_vitb16`` (in ``pretrain/``, or else the only one), or
             ``yamls/pretrain/mae_vitb16.yaml`` as in a checkout.
-        beside: folder that a relative path starts from; by default the current one.
+        beside: base folder of relative paths; default: the current one.
 
     Raises:
-        UserError: no recipe is there, or several have this name.
+        UserError: there is no such recipe, or several have this name.
     """
     path = Path(given) if beside is None else beside / given
-    if path.exists() and not path.is_dir():  # a pipe, too
+    if path.exists() and not path.is_dir():  # may be a pipe
         return path
     shipped = sorted(SHIPPED.glob("*/*.yaml"))
     names = {file.relative_to(SHIPPED).with_suffix("").as_posix(): file for file in shipped}
@@ -39,11 +39,11 @@ def find_recipe(given: str | Path, *, beside: Path | None = None) -> Path:
             f"{len(fitting)} recipes are called {name}: {', '.join(fitting)}; give one."
         )
     if path.is_dir():
-        raise UserError(f"recipe {path} is a folder; name a file in it.")
+        raise UserError(f"recipe {path} is a folder; give a file in it.")
     known = sorted({*names, *(file.stem for file in shipped)})
     near = get_close_matches(name.removesuffix(".yaml"), known)
     meant = f" Did you mean {' or '.join(near)}?" if near else ""
     raise UserError(
-        f"recipe {path} does not exist, and no recipe that comes with pospre is called so.{meant} "
+        f"recipe {path} does not exist, and no recipe of pospre has this name.{meant} "
         f"`ls {SHIPPED}/*` lists them."
     )

@@ -1,4 +1,4 @@
-"""The complete recipe as a text that says where each of its values comes from."""
+"""The complete recipe as text, with the origin of each value."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ _COLUMN = 48  # of the comments
 
 
 def origins(path: Path, overrides: Iterable[str] = ()) -> dict[str, str]:
-    """Return where a recipe's written values come from, by dotted key; the others are defaults."""
+    """Return the origins of a recipe's written values by dotted key; others are defaults."""
     base, own = read_parts(path)
     data, found = own, {}
     if base is not None:
@@ -32,11 +32,11 @@ def origins(path: Path, overrides: Iterable[str] = ()) -> dict[str, str]:
 
 
 def annotate(recipe: Mapping[str, Any], came_from: Mapping[str, str]) -> str:
-    """Return a complete recipe as YAML with a comment behind every value.
+    """Return a complete recipe as YAML with a comment after every value.
 
     Args:
-        recipe: plain values, all of them.
-        came_from: where a value comes from, by dotted key; the others are defaults.
+        recipe: all plain values.
+        came_from: origin of each value by dotted key; others are defaults.
     """
     lines = []
     for key, value in _entries(recipe):
@@ -53,7 +53,7 @@ def annotate(recipe: Mapping[str, Any], came_from: Mapping[str, str]) -> str:
 
 
 def values(section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of all that is no section with keys of its own."""
+    """Yield the dotted key and value of everything except sections."""
     for key, value in _entries(section):
         if not (isinstance(value, Mapping) and value):
             yield key, value
@@ -68,5 +68,5 @@ def _entries(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def within(key: str, section: str) -> bool:
-    """Tell whether a dotted key is a section's own, or inside of it."""
+    """Return whether a dotted key is a section's, or within it."""
     return key == section or key.startswith(f"{section}.")

@@ -1,7 +1,7 @@
-"""The typed recipe: what a YAML file may say, with every default, and errors that name the key.
+"""The typed recipe: all keys with their defaults, and errors that name the key.
 
-Sections hold constructor arguments spelled the same. Algorithms bring their own arguments; those
-are compared with a constructor by ``pospre.arguments.check_arguments``.
+Sections hold constructor arguments under the same names. ``pospre.arguments.check_arguments``
+compares algorithms' options with their constructors.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from pospre.recipe.values import Arguments
 
 
 class Recipe(Section):
-    """Everything that makes a run; ``dump`` gives it back as plain values."""
+    """All options of a run; ``dump`` returns them as plain values."""
 
     run_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -38,7 +38,7 @@ class Recipe(Section):
 
     @property
     def environment(self) -> dict[str, Taken]:
-        """What variables of the environment gave, by dotted key."""
+        """Values from environment variables, by dotted key."""
         return self._taken
 
     def dump(self) -> dict[str, Any]:
@@ -46,12 +46,12 @@ class Recipe(Section):
         return self.model_dump(mode="json")
 
     def record(self) -> dict[str, Any]:
-        """Return what is written down: ``dump`` with references for what may hold secrets."""
+        """Return the recorded form: ``dump`` with references for possible secrets."""
         recorded: dict[str, Any] = with_references(self.dump(), self._taken)
         return recorded
 
     def with_places_of(self, other: "Recipe") -> "Recipe":
-        """Return a recorded recipe with the places of the data that ``other`` has."""
+        """Return a recorded recipe with the data paths of ``other``."""
         places = {key: getattr(other.data, key) for key in ("path", "labels", "cache_dir")}
         placed = self.model_copy(update={"data": self.data.model_copy(update=places)})
         placed._taken = other._taken
@@ -66,7 +66,7 @@ class Recipe(Section):
         return self.trainer.save_folder or str(self.run_path() / "checkpoints")
 
     def local_checkpoints(self) -> Path:
-        """Return where the last checkpoints are on this machine, also those of a bucket."""
+        """Return the folder of the latest checkpoints on this machine, even with a bucket."""
         folder = self.checkpoint_folder()
         return self.run_path() / "checkpoints" if folder.startswith("s3://") else Path(folder)
 
@@ -74,8 +74,8 @@ class Recipe(Section):
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """Return the recipe in a YAML file; ``overrides`` are ``key.sub=value`` strings.
 
-    The file may say ``extends: other.yaml`` and then only what differs from that one. Instead of a
-    path, the name of a recipe that comes with pospre will do: see ``find_recipe``.
+    The file may contain ``extends: other.yaml`` and only state the differences. Instead of a path,
+    it may be the name of a recipe that comes with pospre: see ``find_recipe``.
     """
     path = find_recipe(path)
     data = read_recipe(path)
@@ -95,12 +95,12 @@ def recipe_from_dict(data: dict[str, Any], source: str = "recipe") -> Recipe:
 
 
 def recorded_recipe(data: dict[str, Any], source: str = "recipe") -> Recipe:
-    """Return a recipe that a run recorded; as it may be anyone's, no variable is filled in."""
+    """Return a recipe recorded by a run; it may be untrusted, so no variable is filled in."""
     return validated(Recipe, data, source)
 
 
 def _refuse_new_names(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Stop ``algorithms.mae.weight=2`` from adding MAE to a recipe that has none."""
+    """Keep ``algorithms.mae.weight=2`` from adding MAE to a recipe without it."""
     given = data.get("algorithms")
     known = set(given) if isinstance(given, dict) else set()
     for item in overrides:

@@ -1,6 +1,6 @@
-"""The sections of a recipe: constructor arguments spelled the same, with their bounds.
+"""The sections of a recipe: constructor arguments under the same names, with their bounds.
 
-Those of the encoder, of the loader and of its views are declared beside the code, and taken over.
+Options of the encoder, the loader and its views are declared with their code, and inherited here.
 """
 
 from typing import Annotated, Any, Literal
@@ -23,7 +23,7 @@ from pospre.recipe.values import (
 )
 
 
-# mypy does not see that sections are frozen, as these options are
+# mypy does not see that sections are frozen, like these options
 class RandAugment(Section, options.RandAugment):  # type: ignore[misc]
     """See there."""
 
@@ -35,19 +35,19 @@ class Augment(Section, options.Augment):  # type: ignore[misc]
 
 
 class View(Section, options.ViewOptions):  # type: ignore[misc]
-    """A group of views; without a size they have that of the encoder."""
+    """A group of views; the default size is the encoder's."""
 
     augment: Augment = Augment()
 
 
 class Data(Section, Reading):
-    """Where the images are, and the groups of views that are cut out of each, by name."""
+    """The images, and the groups of views cropped from each, by name."""
 
     path: str
     batch_size: int = Field(gt=0, description="samples per step, over all ranks")
     views: dict[str, View] = Field(default={"view": View()}, min_length=1)
     mean: Numbers | None = Field(
-        default=None, description="of the normalisation; None: ImageNet's, or the data set's own"
+        default=None, description="for normalisation; None: ImageNet's, or the data set's own"
     )
     std: PositiveNumbers | None = None
 
@@ -70,14 +70,14 @@ class Encoder(Section, EncoderOptions):
 
 
 class Optimizer(Section):
-    """The optimiser; at the peak the rate is ``base_lr`` × ``data.batch_size`` / ``lr_batch``."""
+    """The optimiser; its peak rate is ``base_lr`` × ``data.batch_size`` / ``lr_batch``."""
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     base_lr: float = Field(default=1.5e-4, gt=0)
     lr_rule: Literal["linear", "sqrt", "none"] = Field(
-        default="linear", description="how the rate grows with the batch; none: base_lr as it is"
+        default="linear", description="how the rate scales with the batch; none: base_lr unchanged"
     )
-    lr_batch: int = Field(default=256, gt=0, description="the batch that base_lr is meant for")
+    lr_batch: int = Field(default=256, gt=0, description="reference batch size of base_lr")
     betas: Betas = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
@@ -86,16 +86,18 @@ class Optimizer(Section):
         default=None, ge=0, description="half a cosine from weight_decay to this; None: constant"
     )
     no_decay: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        default=(), description="parts of parameter names that are not decayed; vectors never are"
+        default=(), description="parts of parameter names without weight decay; vectors never decay"
     )
     layer_decay: float | None = Field(
-        default=None, gt=0, le=1, description="factor of the rate from each block to the one below"
+        default=None, gt=0, le=1, description="rate factor from each block to the one below"
     )
-    patch_embed_lr: float = Field(default=1.0, ge=0, description="factor of the patch embedding's")
+    patch_embed_lr: float = Field(
+        default=1.0, ge=0, description="rate factor of the patch embedding"
+    )
 
 
 class Schedule(Section):
-    """The learning rate per step: a warm-up from ``start_lr``, then what ``name`` says.
+    """The learning rate per step: a warm-up from ``start_lr``, then the schedule ``name``.
 
     ``cosine``: half a cosine down to ``min_lr``. ``multistep``: × ``gamma`` at each of
     ``milestones``. ``step``: × ``gamma`` after every ``every``, and the warm-up holds ``start_lr``.
@@ -112,56 +114,56 @@ class Schedule(Section):
     every: PositiveDuration | None = None
     gamma: float = Field(default=0.1, gt=0, le=1)
     length: PositiveDuration | None = Field(
-        default=None, description="when the cosines end; None: trainer.max_duration"
+        default=None, description="end of the cosines; None: trainer.max_duration"
     )
     fix_after: PositiveDuration | None = Field(
-        default=None, description="from then on rate and weight decay stay as they are"
+        default=None, description="rate and weight decay stay constant from here on"
     )
     unit: Literal["step", "epoch"] = Field(
-        default="step", description="epoch: what the first step of an epoch has holds for all of it"
+        default="step", description="epoch: all steps of an epoch use the values of its first step"
     )
     offset: int = Field(
         default=0,
-        description="units by which the schedule is ahead: 1 where the published scheduler is "
-        "stepped before the optimiser (I-JEPA), -1 where it is told the unit just done (timm)",
+        description="units by which the schedule is ahead: 1 if the published scheduler steps "
+        "before the optimiser (I-JEPA), -1 if it gets the unit just finished (timm)",
     )
     warmup_prefix: bool = Field(
         default=True,
-        description="the cosine starts behind the warm-up; false: at 0, under it (timm's default)",
+        description="the cosine starts after the warm-up; false: at 0 (timm's default)",
     )
     warmup_endpoint: bool = Field(
         default=False,
-        description="the last step of the warm-up has the peak, not the one behind it (DINOv2)",
+        description="the last step of the warm-up has the peak, not the one after it (DINOv2)",
     )
     scale_floors: bool = Field(
         default=True,
-        description="layer_decay and patch_embed_lr lower start_lr and min_lr, too (MAE); false: "
-        "these are the same for all (timm)",
+        description="layer_decay and patch_embed_lr also scale start_lr and min_lr (MAE); false: "
+        "these are the same for all parameters (timm)",
     )
 
 
 class Fsdp(Section):
-    """Options of FSDP2; a checkpoint has the same content, whatever the number of ranks."""
+    """Options of FSDP2; checkpoints have the same content for any number of ranks."""
 
     shard_degree: int | None = Field(
         default=None,
         gt=0,
-        description="ranks that share one copy of the model, further ranks have further copies "
-        "(hybrid sharding); None: all share one",
+        description="ranks that share one copy of the model; groups of ranks have their own copies "
+        "(hybrid sharding); None: all ranks share one",
     )
     reshard_after_forward: bool = True
     mixed_precision: Literal["FULL", "DEFAULT", "PURE"] = Field(
         default="FULL",
-        description="FULL: autocast alone casts; the others also cast every float of the batch, "
-        "crop boxes and noise included",
+        description="FULL: only autocast casts; the others also cast all floats of the batch, "
+        "including crop boxes and noise",
     )
 
 
 class ClipGrad(Section):
     """Gradient clipping by a norm.
 
-    ``norm``: over all parameters. ``per_tensor``: of every tensor alone, as DropPos's code does.
-    ``per_module``: one of the encoder and one of every head, as DINOv2's does.
+    ``norm``: over all parameters. ``per_tensor``: of each tensor separately, as in DropPos's code.
+    ``per_module``: of the encoder and of each head separately, as in DINOv2's.
     """
 
     mode: Literal["norm", "per_tensor", "per_module"] = "norm"
@@ -169,12 +171,12 @@ class ClipGrad(Section):
 
 
 class Trainer(Section):
-    """How long, on what, how fast, and where the results go."""
+    """Duration, device, speed, and output of the training."""
 
     max_duration: PositiveDuration
     precision: Literal["auto", "fp32", "amp_bf16", "amp_fp16"] = Field(
         default="auto",
-        description="auto: amp_bf16 where the device computes in bf16 (GPUs since Ampere, CPUs "
+        description="auto: amp_bf16 if the device computes in bf16 (GPUs since Ampere, CPUs "
         "with AVX-512-BF16), else fp32",
     )
     residual: Literal["auto", "fp32", "bf16"] = Field(
@@ -203,23 +205,23 @@ class Trainer(Section):
         default=-1, description="checkpoints kept in the bucket of save_folder; -1 keeps all"
     )
     keep_best: str | None = Field(
-        default=None, description="a figure measured in training: EVALUATION/FIGURE, as knn/top1"
+        default=None, description="figure measured during training: EVALUATION/FIGURE, as knn/top1"
     )
     autoresume: bool = True
     microbatch_size: Annotated[int, Field(gt=0)] | Literal["auto"] | None = Field(
         default=None,
         description="samples of a rank's batch that are on the device at once; auto: as many as "
-        "fit, found before the first step; None: all",
+        "fit, determined before the first step; None: all",
     )
     activation_checkpointing: bool | Literal["offload"] = Field(
         default=False,
-        description="true: blocks keep their inputs alone and are computed again in the backward "
-        "pass; offload: and the inputs wait in the CPU's memory",
+        description="true: recompute blocks from their inputs in the backward pass; offload: also "
+        "keep these inputs in CPU memory",
     )
     compile: bool | Literal["auto", "blocks"] = Field(
         default="auto",
-        description="true: the step with its losses as one graph; blocks: every block alone; auto: "
-        "on GPUs the step, under FSDP2 the blocks, on CPUs nothing",
+        description="true: the step with its losses as one graph; blocks: every block separately; "
+        "auto: on GPUs the step, under FSDP2 the blocks, on CPUs nothing",
     )
     fsdp: Fsdp | None = None
     clip_grad: ClipGrad | None = None
@@ -227,10 +229,10 @@ class Trainer(Section):
     progress_bar: bool = True
     dist_timeout: float = Field(default=300.0, gt=0, description="seconds for a collective call")
     rendezvous_timeout: float = Field(
-        default=60.0, gt=0, description="seconds in which all ranks must have come"
+        default=60.0, gt=0, description="seconds in which all ranks must connect"
     )
     peer_timeout: float = Field(
-        default=120.0, ge=5, description="seconds of silence after which a rank is taken for lost"
+        default=120.0, ge=5, description="seconds of silence after which a rank counts as lost"
     )
 
 
@@ -245,26 +247,26 @@ class LossSpikes(Section):
 class Collapse(Section):
     """Arguments of ``pospre.training.callbacks.collapse.Collapse``."""
 
-    every: int = Field(default=100, gt=0, description="steps between two looks")
-    share: float = Field(default=0.1, gt=0, lt=1, description="of what was there at the start")
+    every: int = Field(default=100, gt=0, description="steps between checks")
+    share: float = Field(default=0.1, gt=0, lt=1, description="minimal share of the initial value")
 
 
 class PositionShortcut(Section):
     """Arguments of ``pospre.training.callbacks.position_shortcut.PositionShortcut``."""
 
-    every: int = Field(default=200, gt=0, description="steps between two looks")
+    every: int = Field(default=200, gt=0, description="steps between checks")
 
 
 class Stalls(Section):
     """Arguments of ``pospre.training.callbacks.stalls.Stalls``."""
 
-    loader_share: float = Field(default=0.3, gt=0, lt=1, description="of the time, too much")
-    patience: float = Field(default=60.0, gt=0, description="seconds before that is said")
-    silence: float = Field(default=120.0, gt=0, description="seconds without the end of a step")
+    loader_share: float = Field(default=0.3, gt=0, lt=1, description="maximal share of the time")
+    patience: float = Field(default=60.0, gt=0, description="seconds above it before the warning")
+    silence: float = Field(default=120.0, gt=0, description="seconds without a finished step")
 
 
 class Callbacks(Section):
-    """What watches a run, besides the stop at a loss that is not finite; null: does not."""
+    """Monitoring of a run, besides the stop at a loss that is not finite; null turns one off."""
 
     loss_spikes: LossSpikes | None = LossSpikes()
     collapse: Collapse | None = Collapse()
@@ -274,7 +276,7 @@ class Callbacks(Section):
 
 
 class Loggers(Section):
-    """Where to log besides ``metrics.jsonl``: arguments of Composer's loggers, null for none."""
+    """Logging besides ``metrics.jsonl``: arguments of Composer's loggers; null: none."""
 
     tensorboard: dict[str, Any] | None = None
     wandb: dict[str, Any] | None = None

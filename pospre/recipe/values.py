@@ -1,4 +1,4 @@
-"""Kinds of values in a recipe: durations, sizes, paths, and what must hold of each."""
+"""Types of recipe values: durations, sizes and paths, and their constraints."""
 
 from typing import Annotated, Any
 
@@ -23,13 +23,13 @@ def _duration(value: Any) -> Any:
 
 Duration = Annotated[str, BeforeValidator(_duration)]
 PositiveDuration = Annotated[
-    Duration, only(lambda duration: not duration.startswith("0"), "longer than nothing")
+    Duration, only(lambda duration: not duration.startswith("0"), "longer than 0")
 ]
 Betas = Annotated[
     Pair, only(lambda pair: min(pair) >= 0 and max(pair) < 1, "two numbers from 0 to below 1")
 ]
-# Composer would fill {rank}, {epoch} and so on in, and nothing would be found there again; what a
-# run has recorded may name a variable of the environment
+# Composer would fill in {rank}, {epoch} and so on, and the path could not be found again; recorded
+# recipes may contain environment variables
 PlainPath = Annotated[
     str,
     only(lambda path: not {"{", "}"} & {*VARIABLE.sub("", path)}, "a path without '{' and '}'"),

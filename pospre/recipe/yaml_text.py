@@ -1,4 +1,4 @@
-"""Reading YAML as people mean it: ``1e-4`` is a number, a repeated key an error, ${ENV:default}."""
+"""Reading YAML as expected: ``1e-4`` is a number, repeated keys are errors, ${ENV:default}."""
 
 import os
 import re
@@ -15,15 +15,15 @@ _KEY_PART = re.compile(r"(?<=^algorithms\.)[\w.]+:[^.]+|[^.]+")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _NOT_IN_PATHS = re.compile("[\0\ud800-\udfff]")
 _LARGEST = 1 << 18  # bytes of a recipe
-_BITS = 63  # of a whole number: more overflow where they are used
+_BITS = 63  # of an integer: larger ones overflow later
 _QUOTED = 40  # characters of a value in a message
-_MOST_VALUES = 100_000  # of a text, each counted as often as its aliases repeat it
+_MOST_VALUES = 100_000  # of a text, including repetitions by aliases
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which takes ``1e-4`` for a float and refuses a key given twice.
+    """PyYAML's safe loader, but ``1e-4`` is a float and repeated keys are errors.
 
-    It also refuses what is small as a text and endless as a value: aliases of aliases of aliases.
+    It also refuses texts that are short but expand without limit by nested aliases.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -38,14 +38,14 @@ class _Loader(yaml.SafeLoader):
         except (UserError, yaml.YAMLError):
             raise
         except (ValueError, ArithmeticError, LookupError, AttributeError):
-            # of PyYAML's constructors, which take for granted what a text looks like
+            # from PyYAML's constructors, which assume valid text
             text, kind = str(node.value), node.tag.rpartition(":")[2]
             raise UserError(
-                f"line {line}: {text[:_QUOTED]}{'…' * (len(text) > _QUOTED)} is no {kind} that "
-                "can be read; put text in quotes"
+                f"line {line}: {text[:_QUOTED]}{'…' * (len(text) > _QUOTED)} is not a valid "
+                f"{kind}; put text in quotes"
             ) from None
         if isinstance(value, int) and value.bit_length() > _BITS:
-            raise UserError(f"line {line}: a whole number of more than {_BITS} bits")
+            raise UserError(f"line {line}: an integer of more than {_BITS} bits")
         if isinstance(value, str) and _NOT_IN_PATHS.search(value):
             raise UserError(f"line {line}: a text with a NUL character or half of a UTF-16 pair")
         return value
@@ -65,23 +65,23 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count_values(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
-    """Return how many values a node stands for; ``known`` are those counted before.
+    """Return the number of values in a node; ``known`` are those counted before.
 
     Raises:
-        UserError: they are too many, or it holds an alias of itself.
+        UserError: they are too many, or it contains an alias of itself.
     """
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if node not in known:
-        known[node] = _MOST_VALUES + 1  # which an alias of itself would find
+        known[node] = _MOST_VALUES + 1  # found again by an alias of itself
         parts = node.value
         if isinstance(node, yaml.MappingNode):
             parts = [part for _, part in parts]
         known[node] = 1 + sum(_count_values(part, known) for part in parts)
     if known[node] > _MOST_VALUES:
         raise UserError(
-            f"line {node.start_mark.line + 1}: more than {_MOST_VALUES} values (what an alias "
-            "*name stands for counts each time), or an alias of itself; a recipe has some dozens"
+            f"line {node.start_mark.line + 1}: more than {_MOST_VALUES} values (each use of an "
+            "alias *name counts), or an alias of itself; a recipe has a few dozen"
         )
     return known[node]
 
@@ -95,7 +95,7 @@ def parse(text: str, source: str) -> Any:
         return yaml.load(text, Loader=_Loader)  # a subclass of the safe loader
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the scanner has the latter two
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the scanner raises the last two
         raise UserError(f"{source} is not valid YAML: {error}") from None
     except RecursionError:
         raise UserError(f"{source} is nested too deeply for a recipe") from None
@@ -111,7 +111,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"recipe {path} cannot be read: {error}") from None
     if len(text) > _LARGEST:
-        raise UserError(f"{path} is no recipe: it has more than {_LARGEST >> 10} KiB of text")
+        raise UserError(f"{path} is not a recipe: it has more than {_LARGEST >> 10} KiB of text")
     data = parse(text, f"recipe {path}")
     if not isinstance(data, dict):
         raise UserError(f"recipe {path} must hold sections such as 'data:' and 'encoder:'")
@@ -119,14 +119,16 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Write ``key.sub=value`` items into ``data``; values are read as YAML.
+    """Write ``key.sub=value`` items into ``data``; values are parsed as YAML.
 
-    ``algorithms.mae=null`` takes MAE away, as in a recipe that extends another one.
+    ``algorithms.mae=null`` removes MAE, as in a recipe that extends another one.
     """
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals or not key or "" in key.split("."):
-            raise UserError(f"'{item}' is no override; write for instance trainer.max_duration=2ep")
+            raise UserError(
+                f"'{item}' is not an override; write for instance trainer.max_duration=2ep"
+            )
         *parents, last = key_parts(key)
         section = data
         for parent in parents:
@@ -134,7 +136,7 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
                 section[parent] = {}
             section = section[parent]
             if not isinstance(section, dict):
-                raise UserError(f"override {item}: '{parent}' is a value, it has no keys inside")
+                raise UserError(f"override {item}: '{parent}' is a value and has no keys")
         value = parse(text, f"override {item}")
         if parents:
             write(section, last, value, within=parents[-1])
@@ -148,9 +150,9 @@ def key_parts(key: str) -> list[str]:
 
 
 def write(section: dict[str, Any], key: str, value: Any, *, within: str) -> None:
-    """Write a value into the section ``within``; null takes a section away.
+    """Write a value into the section ``within``; null removes a section.
 
-    Under ``callbacks`` null is kept and turns the callback off, as it is on by default.
+    Under ``callbacks`` null is kept, because it turns off a callback that is on by default.
     """
     if value is None and isinstance(section.get(key), dict) and within != "callbacks":
         del section[key]
@@ -159,21 +161,21 @@ def write(section: dict[str, Any], key: str, value: Any, *, within: str) -> None
 
 
 def variables(value: Any) -> list[str]:
-    """Say of each variable in a value whether the environment or its own default fills it in."""
+    """Describe for each variable in a value whether the environment or its default sets it."""
     names = [match[1] for match in VARIABLE.finditer(str(value))]
     return [f"{'environment' if name in os.environ else 'default of'} ${name}" for name in names]
 
 
 def set_variables(value: Any) -> list[str]:
-    """Return the names of the variables in a value that the environment fills in."""
+    """Return the names of the variables in a value that the environment sets."""
     names = (match[1] for match in VARIABLE.finditer(str(value)))
     return [name for name in dict.fromkeys(names) if name in os.environ]
 
 
 def resolve_variables(value: Any, key: str = "") -> Any:
-    """Return ``value`` with every ``${NAME}`` or ``${NAME:default}`` inside its strings filled in.
+    """Return ``value`` with every ``${NAME}`` or ``${NAME:default}`` in its strings filled in.
 
-    A string that is nothing but one variable takes the type YAML gives to its content.
+    A string that is a single variable gets the YAML type of its content.
     """
     if isinstance(value, dict):
         return {k: resolve_variables(v, f"{key}.{k}" if key else str(k)) for k, v in value.items()}

@@ -8,14 +8,14 @@ from pospre.errors import run_command
 EXAMPLES = """examples:
   python -m pospre.report runs/droppos_vits16
 
-The page RUN_FOLDER/report.html needs no network and no other file: mail it, or open it from disk.
-It may be written while the run goes on, and again after every evaluation:
+The page RUN_FOLDER/report.html is one file and needs no network: mail it, or open it from disk. It
+can be written during training, and again after every evaluation:
   python -m pospre.evaluate position_grid --model runs/droppos_vits16 --data DATA
 """
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the command line, write the page and say where it is."""
+    """Parse the command line, write the page and print its path."""
     description = (
         "Write one self-contained HTML page about a pre-training run: headline figures, curves, "
         "position accuracy, pictures, recipe and how to repeat it."
@@ -24,10 +24,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "run_folder",
         metavar="RUN_FOLDER",
-        help="folder that python -m pospre.train made: recipe.yaml, metrics.jsonl, evaluation/",
+        help="folder made by python -m pospre.train: recipe.yaml, metrics.jsonl, evaluation/",
     )
     folder = parser.parse_args(argv).run_folder
-    # Late, so that --help answers at once.
+    # late imports, so that --help is fast
     from pospre.report.page import write_report
 
     print(write_report(folder))

@@ -1,4 +1,4 @@
-"""Several runs side by side: where their curves stand, what they measured, how recipes differ."""
+"""Comparison of several runs: their curves, evaluations and recipes."""
 
 import json
 import math
@@ -19,13 +19,13 @@ from pospre.text_table import format_table
 from pospre.untrusted_json import is_number
 
 _ABSENT = "–"
-_SHARE = 10  # a curve stands where the mean of its last tenth is
+_SHARE = 10  # curves are compared by the mean of their last tenth
 BEYOND = "* beyond two standard errors of the difference (independent samples)"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: what it is about, and one cell for each column."""
+    """A line of a table: its title, and one cell for each column."""
 
     label: str
     cells: list[str]
@@ -33,17 +33,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What several runs have in common, and where they differ.
+    """Common figures of several runs, and the differences between their recipes.
 
     Attributes:
         runs: in the order given.
-        names: of the runs, each once.
-        step: the last one that all have logged.
+        names: unique names of the runs.
+        step: the last step that all have logged.
         curves: mean of the last tenth of the steps up to it.
-        figures: of evaluations that any of the runs has, with standard errors; of two runs with
-            their difference.
+        figures: of all evaluations of any run, with standard errors; for two runs with their
+            difference.
         recipe: dotted keys whose values differ.
-        notes: which figures were not measured alike.
+        notes: figures that were measured differently.
     """
 
     runs: list[Run]
@@ -56,21 +56,21 @@ class Comparison:
 
     @property
     def figure_header(self) -> list[str]:
-        """What the columns of ``figures`` are called."""
+        """Column titles of ``figures``."""
         return [*self.names, "difference"] if len(self.names) == 2 else self.names
 
 
 def read_runs(folders: Sequence[str]) -> list[Run]:
-    """Read run folders of this machine.
+    """Read run folders on this machine.
 
     Raises:
-        UserError: one is no run folder, is in a bucket, or is given twice.
+        UserError: one is not a run folder, is in a bucket, or is given twice.
     """
     seen: dict[Path, str] = {}
     for folder in folders:
         place = Path(folder).resolve()
         if place in seen:
-            raise UserError(f"{folder} and {seen[place]} are the same run; name another one.")
+            raise UserError(f"{folder} and {seen[place]} are the same run; give another one.")
         seen[place] = folder
     return [read_run(folder) for folder in folders]
 
@@ -104,7 +104,7 @@ def compare_runs(runs: Sequence[Run]) -> Comparison:
 
 
 def recipe_rows(runs: Sequence[Run]) -> list[Row]:
-    """Return the dotted keys whose values are not the same in all recipes, but for names."""
+    """Return the dotted keys whose values differ between recipes, except for names."""
     plain = [dict(values(_complete(run))) for run in runs]
     keys = dict.fromkeys(key for each in plain for key in each)
     rows = [Row(key, [_spelled(each, key) for each in plain]) for key in keys]
@@ -114,7 +114,7 @@ def recipe_rows(runs: Sequence[Run]) -> list[Row]:
 def mean_between(records: Sequence[Record], key: str, first: float, last: float) -> float | None:
     """Return the mean of a curve over the steps after ``first`` up to ``last``.
 
-    None where nothing was logged there; NaN where a value was not finite.
+    None: nothing was logged there; NaN: a value was not finite.
     """
     found = [r[key] for r in records if key in r and first < r["step"] <= last]
     if not found:
@@ -123,7 +123,7 @@ def mean_between(records: Sequence[Record], key: str, first: float, last: float)
 
 
 def curve_keys(records: Sequence[Record]) -> list[str]:
-    """Return the losses and metrics that records have."""
+    """Return the logged losses and metrics."""
     keys = dict.fromkeys(key for record in records for key in record)
     return [key for key in keys if key.startswith(("loss/", "metric/"))]
 
@@ -183,9 +183,9 @@ def _number(figure: Figure) -> str:
 
 
 def _difference(figures: Sequence[Figure | None]) -> list[str]:
-    """Return the second figure minus the first with its standard error, where there are two runs.
+    """Return the second figure minus the first with its standard error, for two runs.
 
-    The runs are measured independently: their variances add up.
+    The runs are measured independently, so their variances add up.
     """
     if len(figures) != 2:
         return []
@@ -201,7 +201,7 @@ def _difference(figures: Sequence[Figure | None]) -> list[str]:
 
 
 def _unlike(name: str, documents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say where an evaluation was not made alike in all runs."""
+    """Describe how an evaluation differs between runs in data or settings."""
     notes = []
     for key in ("data", "weights", "step", "settings"):
         kinds = {str(document.get(key)) for document in documents}
@@ -211,7 +211,7 @@ def _unlike(name: str, documents: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the runs; runs of one name are called by their folders."""
+    """Return unique names of the runs; runs with the same name get their folders' names."""
     names = [run.name for run in runs]
     return [
         name if names.count(name) == 1 else str(run.folder)

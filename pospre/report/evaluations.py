@@ -1,4 +1,4 @@
-"""The evaluations' results as the page shows them: heat map, bars and pictures."""
+"""Evaluation results for the page: heat map, bars and pictures."""
 
 import base64
 import io
@@ -17,8 +17,8 @@ from pospre.report.run import Run
 from pospre.untrusted_json import is_number
 
 MAX_PICTURES = 24
-PICTURE_BUDGET = 1_500_000  # bytes of base64 for these, and half as many for the evaluations'
-# others: with the views of a step the page stays under 3 MB
+PICTURE_BUDGET = 1_500_000  # bytes of base64 for these; half as many for other evaluations'
+# pictures. With the views of a step the page stays under 3 MB
 PICTURE_SIZES = ((320, 90), (256, 85), (192, 80), (128, 70))  # longest side, JPEG quality
 
 Results = TypeVar("Results", bound=BaseModel)
@@ -55,18 +55,18 @@ class PositionGrid(BaseModel):
 
     @property
     def guess_mean(self) -> float:
-        """Mean of the cells' chance levels, among the positions that no shown patch has taken."""
+        """Mean of the cells' chance levels, among positions that are not shown."""
         return sum(cell.chance_excluding for cell in self.cells) / len(self.cells)
 
     def cell(self, mask_ratio: float, position_mask_ratio: float) -> GridCell | None:
-        """Return the cell at that pair of ratios, None where nothing was measured."""
+        """Return the cell at this pair of ratios; None if it was not measured."""
         wanted = (mask_ratio, position_mask_ratio)
         found = (c for c in self.cells if (c.mask_ratio, c.position_mask_ratio) == wanted)
         return next(found, None)
 
 
 class PatchRatio(BaseModel):
-    """Position accuracy of MP3 at one mask ratio; None where no patch was asked."""
+    """Position accuracy of MP3 at one mask ratio; None if no patch was predicted."""
 
     mask_ratio: float
     top1: float | None
@@ -82,12 +82,12 @@ class PatchPosition(BaseModel):
 
     @property
     def mean(self) -> float | None:
-        """Of the ratios at which patches were asked."""
+        """Mean over the ratios at which patches were predicted."""
         return _mean(ratio.top1 for ratio in self.ratios)
 
     @property
     def initial_mean(self) -> float | None:
-        """The same of the untrained model."""
+        """The mean for the untrained model."""
         return _mean(ratio.initial_top1 for ratio in self.ratios)
 
 
@@ -109,19 +109,19 @@ class Knn(BaseModel):
 
     @property
     def conditions(self) -> list[str]:
-        """What the figure was measured with, in words."""
+        """The conditions of the measurement, in words."""
         words = [
             f"k = {self.k}",
             f"temperature {self.temperature:g}",
             f"{self.bank_samples} pictures in the bank",
-            f"{self.query_samples} pictures asked",
+            f"{self.query_samples} pictures classified",
             f"{self.classes} classes",
             f"{self.features} features",
         ]
         if self.leave_one_out:
-            words.append("each picture left out of its own bank")
+            words.append("each picture excluded from its own bank")
         if self.left_out:
-            words.append(f"{self.left_out} pictures of classes with no other left out")
+            words.append(f"{self.left_out} pictures left out: the only ones of their class")
         return words
 
 
@@ -144,7 +144,7 @@ class PositionPictures(BaseModel):
 
 
 class ViewGroup(BaseModel):
-    """Strips of a group's views, and what grey and green mean in them."""
+    """Strips of a group's views, and the meaning of grey and green in them."""
 
     name: str
     legend: str
@@ -152,7 +152,7 @@ class ViewGroup(BaseModel):
 
 
 class Views(BaseModel):
-    """What ``views.py`` drew."""
+    """The views drawn by ``live.py``."""
 
     step: int
     groups: list[ViewGroup]
@@ -160,11 +160,11 @@ class Views(BaseModel):
 
 @dataclass(frozen=True)
 class Other:
-    """An evaluation that has no section of its own.
+    """An evaluation without its own section.
 
     Attributes:
-        figures: its single numbers, with their standard errors where it gives them, and its words.
-        pictures: those that it drew, as data URIs by name.
+        figures: its single numbers, with standard errors if it gives them, and its texts.
+        pictures: its pictures, as data URIs by name.
     """
 
     figures: dict[str, str]
@@ -173,7 +173,7 @@ class Other:
 
 @dataclass(frozen=True)
 class Triple:
-    """One picture ready for the page: three data URIs and the share of patches put right."""
+    """A picture for the page: three data URIs and the share of correctly placed patches."""
 
     index: int
     accuracy: float
@@ -186,7 +186,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def parse_results(run: Run, name: str, kind: type[Results]) -> Results | None:
-    """Check ``evaluation/<name>.json``; None when the run has no such evaluation."""
+    """Check and return ``evaluation/<name>.json``; None if the run lacks this evaluation."""
     if name not in run.evaluations:
         return None
     try:
@@ -201,7 +201,7 @@ def parse_results(run: Run, name: str, kind: type[Results]) -> Results | None:
 
 
 def load_triples(folder: Path, pictures: Sequence[PictureFiles]) -> list[Triple]:
-    """Embed the pictures in ``folder`` as JPEG, at the best size that keeps the page light."""
+    """Embed the pictures in ``folder`` as JPEG, in the best quality that fits the budget."""
     chosen = pictures[:MAX_PICTURES]
     views = ("original", "shuffled", "reconstructed")
     remedy = "run python -m pospre.evaluate position_pictures again"
@@ -217,7 +217,7 @@ def load_triples(folder: Path, pictures: Sequence[PictureFiles]) -> list[Triple]
 
 
 def load_views(folder: Path) -> list[tuple[str, str, list[str]]]:
-    """Return name, legend and pictures, as data URIs, of the groups of views; none of old runs."""
+    """Return name, legend and pictures (data URIs) of the view groups; empty for old runs."""
     if not (folder / "views.json").is_file():
         return []
     try:
@@ -239,9 +239,9 @@ def read_other(results: dict[str, Any], folder: Path, budget: int) -> Other:
     """Return the figures and pictures of an evaluation.
 
     Args:
-        results: numbers, words and errors (see ``error_of``); ``pictures`` may name files.
-        folder: with its pictures.
-        budget: bytes of base64 for them all; they are made smaller, and the last left out.
+        results: numbers, texts and errors (see ``error_of``); ``pictures`` may name files.
+        folder: of its pictures.
+        budget: bytes of base64 for all pictures; they are shrunk, and the last ones left out.
     """
     figures = {}
     for key, value in results.items():
@@ -280,6 +280,6 @@ def _data_uri(image: Image.Image, side: int, quality: int) -> str:
     small = image.copy()
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    # Full-resolution colour: the edges of black, empty patches would bleed otherwise.
+    # 4:4:4 chroma: otherwise the edges of black, empty patches would bleed
     small.save(buffer, "JPEG", quality=quality, subsampling=0)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,4 +1,4 @@
-"""The report page of a run that goes on: written every minute, with the views of the first step."""
+"""The report page of a running training: updated every minute, with views of the first step."""
 
 import json
 import sys
@@ -22,23 +22,23 @@ from pospre.model.model import PretrainModel
 from pospre.nn.masking import slot_mask
 from pospre.report.page import write_report
 
-EVERY = 60.0  # seconds between two pages
-SHARE = 0.01  # of the time that they may take
+EVERY = 60.0  # seconds between updates
+SHARE = 0.01  # maximal share of training time for updates
 FOLDER, INDEX = "views", "views.json"
 NUM_SAMPLES = 3
-SIDES = 96, 192  # least pixels of a drawn view, one of many or one of two; in whole steps
+SIDES = 96, 192  # minimal pixels of a drawn view, one of many or one of two; integer factors
 GAP = 6
 GREY = 128
 
 
 class LivePage(Callback):
-    """Draws what the first step saw, and writes the page again while training.
+    """Draws the views of the first step, and updates the page during training.
 
-    Only rank 0 does. What fails is said once, and training goes on.
+    Only rank 0 does this. Errors are printed once, and training continues.
 
     Args:
         folder: the run's.
-        every: seconds between two pages; more of a long run, whose page takes long.
+        every: minimal seconds between updates; longer if the page takes long.
     """
 
     def __init__(self, folder: Path, every: float = EVERY) -> None:
@@ -48,7 +48,7 @@ class LivePage(Callback):
         self._drawn = (folder / FOLDER / INDEX).exists()
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Draw and write what is due."""
+        """Draw and write if due."""
         if dist.get_global_rank() != 0 or self._failed:
             return
         try:
@@ -61,7 +61,7 @@ class LivePage(Callback):
                 self._next = start + max(self.every, spent / SHARE)
         except (UserError, OSError) as error:
             self._failed = True
-            print(f"the report is not written while training: {error}", file=sys.stderr)
+            print(f"the report is not updated during training: {error}", file=sys.stderr)
 
     def _draw(self, state: State) -> None:
         model = pretrain_model(state)
@@ -84,15 +84,15 @@ def draw_views(
     *,
     step: int,
 ) -> None:
-    """Write a strip of the views of each of a few samples, and ``views.json``, which names them.
+    """Write a strip of views for each of a few samples, and ``views.json`` with their names.
 
-    Of the model nothing changes: views and masks are functions of seed, epoch and index.
+    The model is not changed: views and masks are functions of seed, epoch and index.
 
     Args:
         model: in training mode, so that views are augmented.
-        algorithms: of the training; they hide what they hide.
-        batch: the first samples of a step, numbered.
-        folder: is made.
+        algorithms: of the training; their masks are shown.
+        batch: the first samples of a step, with indices.
+        folder: created if needed.
         step: the step's number, for the record.
     """
     few = {key: value[:NUM_SAMPLES] for key, value in batch.items()}
@@ -111,13 +111,13 @@ def draw_views(
 
 
 def can_draw(model: PretrainModel) -> bool:
-    """Tell whether the model's views are pictures: of three channels, in square patches."""
+    """Return whether the model's views can be drawn: three channels and square patches."""
     encoder = model.encoder
     return encoder.channels == 3 and encoder.patch_size[0] == encoder.patch_size[1]
 
 
 def _draw_group(model: PretrainModel, batch: Batch, group: str) -> tuple[list[np.ndarray], str]:
-    """Return a strip of views for each sample, and what grey and green mean in them."""
+    """Return a strip of views for each sample, and the meaning of grey and green in them."""
     pixels = model.images(batch, group) * model.augment.std + model.augment.mean
     levels = (255 * pixels).round().clamp(0, 255).to(torch.uint8).permute(0, 1, 3, 4, 2)
     grid, patch = model.grid(group), model.encoder.patch_size[0]
@@ -142,7 +142,7 @@ def _draw_group(model: PretrainModel, batch: Batch, group: str) -> tuple[list[np
 def _marks(
     model: PretrainModel, batch: Batch, group: str, patches: int
 ) -> tuple[Tensor, Tensor, list[str]]:
-    """Return bool (B, V, N) of hidden and of framed patches, and what both mean."""
+    """Return bool (B, V, N) of hidden and of framed patches, and the meaning of both."""
     views = model.views[group].count
     rows = len(batch["index"]) * views
     hidden, framed = (torch.zeros(rows, patches, dtype=torch.bool) for _ in range(2))

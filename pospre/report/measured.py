@@ -1,6 +1,6 @@
-"""What the page says beside an evaluation: its command, its data, and what papers report.
+"""Context of an evaluation on the page: its command, its data, and published figures.
 
-The figures of the papers are a part of those in yamls/PAPERS.md.
+The published figures are some of those in yamls/PAPERS.md.
 """
 
 import json
@@ -19,7 +19,7 @@ from pospre.report.run import Run, column
 from pospre.untrusted_json import is_number
 
 PACKAGES = ("torch", "torchvision", "timm", "mosaicml", "mosaicml-streaming", "ffcv", "numpy")
-_IMAGENET = 1_281_167  # images to train on
+_IMAGENET = 1_281_167  # training images
 _LINEAR = {"classes": 1000, "query_samples": 50_000, "label_fraction": 1.0, "augment": True}
 _MAE_LINEAR = {**_LINEAR, "protocol": "mae"}
 _VISSL_LINEAR = {**_LINEAR, "protocol": "vissl", "weights": "teacher"}
@@ -33,15 +33,15 @@ _TABLES = (None, "sincos", "learned")  # the encoder's positions of all these pa
 
 
 class Published(NamedTuple):
-    """A figure of a paper, of a ViT-B/16 that was trained on ImageNet-1k.
+    """A published figure of a ViT-B/16 trained on ImageNet-1k.
 
     Attributes:
-        methods: the algorithms of the recipe; the last is whose paper it is.
-        epochs: that it was trained.
-        evaluation: what measured it.
+        methods: the algorithms of the recipe; the last one is the paper's.
+        epochs: training epochs.
+        evaluation: the evaluation that gives it.
         percent: its value.
-        words: what it is of.
-        protocol: what the results or settings of the evaluation say where it was the paper's.
+        words: its description.
+        protocol: results or settings of the evaluation that must match the paper's protocol.
     """
 
     methods: tuple[str, ...]
@@ -74,10 +74,10 @@ PUBLISHED = (
 
 
 def published_beside(run: Run, name: str) -> list[str]:
-    """Return what the papers report for what evaluation ``name`` has measured, in words.
+    """Return published values of evaluation ``name``, in words.
 
-    Only figures that compare: of the same model, trained by the same methods on as many images of
-    ImageNet, and measured by the same protocol.
+    Only comparable values are returned: the same model, trained by the same methods on as many
+    images of ImageNet, and measured with the same protocol.
     """
     document = run.evaluations.get(name, {})
     measured = {**document, **document.get("settings", {}), **document.get("results", {})}
@@ -108,13 +108,13 @@ def _is_trained_as(run: Run, found: Published) -> bool:
 
 
 def evaluate_command(run: Run, name: str) -> str:
-    """Return the command that makes ``evaluation/<name>.json``, as it was or as it could be."""
+    """Return the command that makes ``evaluation/<name>.json``, as recorded or with defaults."""
     made = run.evaluations.get(name, {})
     model = str(made.get("model") or "")
-    if not model or VARIABLE.search(model):  # which the environment has named
+    if not model or VARIABLE.search(model):  # named by the environment
         model = short_path(run.folder)
     planned = run.setting("evaluation", name) or {}
-    trained_on = None if name == "knn" else run.setting("data", "path")  # which may have no labels
+    trained_on = None if name == "knn" else run.setting("data", "path")  # may have no labels
     found = made.get("data") or planned.get("data") or trained_on
     data = str(found or ("LABELLED" if name == "knn" else "DATA"))
     elsewhere = ("data", "weights", "every")
@@ -135,9 +135,9 @@ def evaluate_command(run: Run, name: str) -> str:
 
 
 def reproduce_commands(run: Run) -> list[str]:
-    """Return the commands that train the run again, measure it again, and write the page again."""
+    """Return the commands that train and evaluate the run again, and write the page."""
     folder = short_path(run.folder)
-    # a run of its own: it must not meet, or overwrite, the checkpoints of this one
+    # with another run name: it must not use or overwrite this run's checkpoints
     apart = ("trainer.save_folder=null", "trainer.overwrite=false")
     train = _command("pospre.train", f"{folder}/recipe.yaml", f"run_name={run.name}_again", *apart)
     measure = [evaluate_command(run, name) for name in run.evaluations]
@@ -145,7 +145,7 @@ def reproduce_commands(run: Run) -> list[str]:
 
 
 def measured_on(run: Run, name: str) -> str:
-    """Say on which data and weights evaluation ``name`` was made, where they may mislead."""
+    """Describe the data and weights of evaluation ``name`` if they may mislead."""
     data = run.evaluations.get(name, {}).get("data")
     if not data:
         return ""
@@ -156,20 +156,20 @@ def measured_on(run: Run, name: str) -> str:
 
 
 def trained_on_these(run: Run, name: str) -> bool:
-    """Tell whether evaluation ``name`` was made on the images of the training."""
+    """Return whether evaluation ``name`` used the training images."""
     data = run.evaluations.get(name, {}).get("data")
     return bool(data) and data == run.setting("data", "path")
 
 
 def earlier_step(run: Run, name: str) -> str:
-    """Say of which step the weights of evaluation ``name`` are, if the run has gone on since."""
+    """Describe the step of evaluation ``name`` if the run has trained further since."""
     step = run.evaluations.get(name, {}).get("step")
     last = column(run.records, "step")[-1:]
     return f"of step {format_value(step)}" if is_number(step) and last > [step] else ""
 
 
 def environment(run: Run) -> list[tuple[str, str]]:
-    """Return what the recipe says about the machine, and the versions here and now."""
+    """Return the recipe's settings of the machine, and the current versions."""
     wanted = {
         "Device": run.setting("trainer", "device"),
         "Precision": run.setting("trainer", "precision"),
@@ -188,14 +188,14 @@ def environment(run: Run) -> list[tuple[str, str]]:
 
 
 def short_path(path: Path) -> str:
-    """Return ``path`` as one types it here: relative where it lies under the current folder."""
+    """Return ``path`` relative to the current folder if it lies within it."""
     here = Path.cwd()
     full = path.absolute()
     return str(full.relative_to(here)) if full.is_relative_to(here) else str(path)
 
 
 def _plain(value: object) -> str:
-    """Write a setting's value as the command line takes it."""
+    """Write a setting's value for the command line."""
     if isinstance(value, list | tuple):
         return ",".join(map(_plain, value))
     return value if isinstance(value, str) else json.dumps(value, default=str)

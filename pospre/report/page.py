@@ -1,7 +1,7 @@
-"""Writes ``report.html``: one self-contained page that tells what a run did and what came of it.
+"""Writes ``report.html``, a self-contained page about a run and its results.
 
-The page loads nothing: style, curves and pictures are inside it, and its own content policy
-forbids everything else. Text that a user chose (names, paths, recipe) is escaped everywhere.
+The page loads nothing: style, curves and pictures are inline, and its content security policy
+forbids everything else. All text from users (names, paths, recipe) is escaped.
 """
 
 from functools import cache
@@ -33,26 +33,26 @@ from pospre.report.run import Record, Run, read_run
 from pospre.untrusted_json import is_number
 
 HERE = Path(__file__).parent
-# evaluations that the page knows how to show
+# evaluations with their own section
 SHOWN = ("position_grid", "position_pictures", "patch_position", "knn")
-POSITIONS = {"position_grid", "patch_position"}  # they have a section together
+POSITIONS = {"position_grid", "patch_position"}  # they share a section
 BLANK = (
-    "On pictures of one colour each, in which nothing shows where a patch is. It should stay near "
-    "guessing: if it is well above, something else tells the model the positions."
+    "For pictures of a single colour, which contain no information about places. It should stay "
+    "near guessing; if it is well above, the model gets the positions from somewhere else."
 )
-VIEWS = "views"  # as live.py calls it; importing that takes seconds
+VIEWS = "views"  # as in live.py, which takes seconds to import
 
 
 def write_report(run_folder: str | Path, *, refresh: int | None = None) -> Path:
-    """Write ``report.html`` into ``run_folder`` (whole or not at all) and return its path.
+    """Write ``report.html`` into ``run_folder`` (atomically) and return its path.
 
     Args:
         run_folder: a folder made by ``python -m pospre.train``.
-        refresh: seconds after which a browser loads the page again, while the run goes on.
+        refresh: seconds after which a browser reloads the page during training.
 
     Raises:
-        UserError: the folder or its metrics are missing, a file in it is broken, or the page
-            cannot be written there.
+        UserError: the folder or its metrics are missing, a file in it is invalid, or the page
+            cannot be written.
     """
     context = {"refresh": refresh, **page_context(read_run(run_folder))}
     target = Path(run_folder) / "report.html"
@@ -61,7 +61,7 @@ def write_report(run_folder: str | Path, *, refresh: int | None = None) -> Path:
 
 
 def render_template(name: str, context: dict[str, Any]) -> str:
-    """Return a template of this folder with what fills it, in the style of the page."""
+    """Return a template of this folder rendered with ``context``, in the page's style."""
     own = HERE / name.replace(".html.jinja", ".css")
     sheets = dict.fromkeys((HERE / "page.css", own))
     text = "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
@@ -71,7 +71,7 @@ def render_template(name: str, context: dict[str, Any]) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    """Return what keeps the compiled templates: a running training writes its page again."""
+    """Return the template environment, cached because training updates its page often."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -124,9 +124,9 @@ def page_context(run: Run) -> dict[str, Any]:
 
 
 def curve_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
-    """Return which keys are drawn, with the title and options of each chart.
+    """Return the keys to draw, with the title and options of each chart.
 
-    They are losses, metrics, what was evaluated while training, learning rate and throughput.
+    These are losses, metrics, evaluations during training, learning rate and throughput.
     """
     keys = _keys(records)
     terms = [key for key in keys if key.startswith("loss/") and key != "loss/total"]
@@ -135,7 +135,7 @@ def curve_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
         found[key] = {"title": f"Loss · {key.removeprefix('loss/')}"}
     for key in (key for key in keys if key.startswith("metric/")):
         rate = "accuracy" in key
-        title = f"While training · {key.removeprefix('metric/').replace('_', ' ')}"
+        title = f"During training · {key.removeprefix('metric/').replace('_', ' ')}"
         words = BLANK if key.endswith("_blank_accuracy") else ""
         found[key] = {"title": title, "percent": rate, "from_zero": rate, "words": words}
     for key in (key for key in keys if key.startswith("evaluation/")):
@@ -152,7 +152,7 @@ def _are_shares(records: list[Record], key: str) -> bool:
 
 
 def watch_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
-    """Return the same of what watches a run: gradients, features, where time went, and memory."""
+    """Return the same for monitoring: gradients, features, step times, and memory."""
     titles = {"gradient/": "Gradient norm", "features/": "Features", "time/": "Share of time"}
     charts: dict[str, dict[str, Any]] = {}
     for kind, title in titles.items():
@@ -168,13 +168,13 @@ def _keys(records: list[Record]) -> list[str]:
 
 
 def _all_names(run: Run) -> list[str]:
-    """Return the evaluations that the page shows, or says how to do."""
+    """Return the evaluations that the page shows, or gives commands for."""
     asked = (each.pretext_task.evaluation for each in summary.pretext_tasks_of(run))
     return list(dict.fromkeys([*SHOWN, *filter(None, asked), *run.evaluations]))
 
 
 def _other_evaluations(run: Run) -> dict[str, Other]:
-    """Return what evaluations found that have no section of their own."""
+    """Return the results of evaluations without their own section."""
     names = [name for name in run.evaluations if name not in SHOWN]
     budget = PICTURE_BUDGET // (2 * max(1, len(names)))
     folder = run.folder / "evaluation"
@@ -184,5 +184,5 @@ def _other_evaluations(run: Run) -> dict[str, Other]:
 
 
 def _colour_yaml(text: str) -> Markup:
-    # Pygments escapes the text and only adds <span class>, so its output is safe as it is.
+    # safe: Pygments escapes the text and only adds <span class>
     return Markup(highlight(text, YamlLexer(), HtmlFormatter(nowrap=True)))

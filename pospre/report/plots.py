@@ -1,7 +1,7 @@
-"""Line charts as data for the page: SVG paths and ticks, thinned so that long runs stay light.
+"""Line charts for the page: SVG paths and ticks, thinned so that long runs stay small.
 
-A chart is drawn in a 1000 x 300 box that the browser stretches to the width it has, while its
-labels are HTML at a fixed size; so one chart is legible on a phone and on a wide screen.
+A chart is drawn in a 1000 x 300 box that the browser stretches to its width. Labels are HTML of
+fixed size, so charts are legible on phones and wide screens.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from pospre.report.run import Record
 
 WIDTH, HEIGHT = 1000, 300
 MAX_POINTS = 2000
-SMOOTH_FROM = 100  # fewer points than this are drawn as they are
+SMOOTH_FROM = 100  # curves with fewer points are not smoothed
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Tick:
-    """A label and its place along the axis, in percent from the left or from the top."""
+    """A label and its position on the axis, in percent from the left or the top."""
 
     place: float
     label: str
@@ -33,7 +33,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: ``raw_path`` as logged, ``line_path`` smoothed (empty when there is no need)."""
+    """A curve: ``raw_path`` as logged, ``line_path`` smoothed (empty if not needed)."""
 
     run: int
     last: str
@@ -44,9 +44,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """The curves of one or several runs on the same axes; ``Line.run`` says whose each is.
+    """Curves of one or several runs on the same axes; ``Line.run`` names the run.
 
-    ``words`` say what the figure is, where its name does not.
+    ``words`` describe the figure if its name is not clear.
     """
 
     title: str
@@ -59,7 +59,7 @@ class Chart:
 def draw_charts(
     runs: Sequence[Sequence[Record]], titles: Mapping[str, Mapping[str, Any]]
 ) -> list[Chart]:
-    """Return the charts of the keys of ``titles``, which has the options of ``draw_chart`` too."""
+    """Return the charts of the keys of ``titles``, which also has the options of ``draw_chart``."""
     charts = [draw_chart(runs, key, **options) for key, options in titles.items()]
     return [chart for chart in charts if chart is not None]
 
@@ -74,7 +74,7 @@ def draw_chart(
     smooth: bool = True,
     words: str = "",
 ) -> Chart | None:
-    """Draw ``record[key]`` of every run over ``step``; None when no run has a number there."""
+    """Draw ``record[key]`` of every run over ``step``; None if no run has a number there."""
     read = {number: _read_curve(records, key) for number, records in enumerate(runs)}
     curves = {number: curve for number, curve in read.items() if curve is not None}
     if not curves:
@@ -102,7 +102,7 @@ def draw_chart(
 
 
 class _Curve(NamedTuple):
-    """The finite values of a curve; ``gaps`` counts the others before each."""
+    """The finite values of a curve; ``gaps`` counts the dropped ones before each."""
 
     steps: Floats
     values: Floats
@@ -136,17 +136,17 @@ def thin(values: Floats, limit: int = MAX_POINTS) -> Ints:
 
 
 def smooth_curve(values: Floats) -> Floats:
-    """Mean over a centred window of about 1/40 of the curve, narrower towards its ends."""
+    """Return the mean over a centred window of about 1/40 of the curve, narrower at its ends."""
     size = len(values)
     half = max(1, size // 80)
     index = np.arange(size)
-    reach = np.minimum(half, np.minimum(index, size - 1 - index))  # symmetric, so it never lags
+    reach = np.minimum(half, np.minimum(index, size - 1 - index))  # symmetric, so without lag
     sums = np.concatenate(([0.0], np.cumsum(values)))
     return (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)
 
 
 def format_value(value: float, *, percent: bool = False) -> str:
-    """Write a number for people: four digits, ``1.5e-4`` when tiny, ``12 300`` when big."""
+    """Format a number: four digits, ``1.5e-4`` if tiny, ``12 300`` if large."""
     if percent:
         return f"{100 * value:.1f} %"
     if value == 0:
@@ -161,7 +161,7 @@ def format_value(value: float, *, percent: bool = False) -> str:
 
 @dataclass(frozen=True)
 class _Frame:
-    """The data range that a chart shows."""
+    """The data range of a chart."""
 
     left: float
     right: float
@@ -169,7 +169,7 @@ class _Frame:
     high: float
 
     def path(self, steps: Floats, values: Floats, gaps: Ints) -> str:
-        """Return the SVG path; the pen lifts where values that are not finite were left out."""
+        """Return the SVG path; the pen lifts at values that are not finite."""
         keep = thin(values)
         x = (steps[keep] - self.left) / max(self.right - self.left, 1e-12) * WIDTH
         y = (self.high - values[keep]) / (self.high - self.low) * HEIGHT
@@ -206,7 +206,7 @@ def _nice_step(rough: float) -> float:
 
 
 def _nice_range(values: Floats, *, from_zero: bool) -> tuple[float, float, float]:
-    """Return the tick step and a range of whole steps that holds every value."""
+    """Return the tick step, and a range of whole steps that contains every value."""
     low, high = float(values.min()), float(values.max())
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)

@@ -1,11 +1,11 @@
-"""Reference curves: where seeded short runs of a recipe go, and whether another run stays there.
+"""Reference curves from short seeded runs of a recipe, and a check of another run against them.
 
-The steps are cut into equal windows; a curve's value in a window is the mean of what was logged
-there. Its deviation is that between the reference's seeds (n − 1 in the denominator), the larger of
-the window's own and of the root mean square over the curve's windows: a few seeds can agree by
+Steps are divided into equal windows; a curve's value in a window is the mean of its logged values.
+The deviation is between the reference's seeds (n − 1 in the denominator): the larger of the
+window's own and the root mean square over the curve's windows, because a few seeds can agree by
 chance in one. A run with a seed of the reference must stay within half a deviation of that seed's
-own values: its data, masks and initial weights are the same, so that only how sums are rounded may
-tell it apart. A run with another seed must stay within five deviations of the seeds' mean.
+values: its data, masks and initial weights are the same, so only rounding may differ. A run with
+another seed must stay within five deviations of the seeds' mean.
 """
 
 import json
@@ -28,16 +28,16 @@ WINDOWS = 5
 SAME_SEED, OTHER_SEED = 0.5, 5.0  # half the width of the bands, in deviations
 LEAST_RUNS = 3
 _DIGITS = 5
-_OWN = ("run_name", "seed", "trainer.run_folder", "trainer.save_folder")  # what each run has
+_OWN = ("run_name", "seed", "trainer.run_folder", "trainer.save_folder")  # differ between runs
 
 
 class Reference(BaseModel):
-    """Where the runs of one recipe with several seeds went.
+    """Curves of one recipe's runs with several seeds.
 
     Attributes:
         seeds: of the runs.
-        edges: steps between which the windows lie: after the first of two, up to the second.
-        curves: of each loss and metric the values in every window, for each seed.
+        edges: limits of the windows in steps: each includes its last step, not its first.
+        curves: for each loss and metric its values in every window, for each seed.
     """
 
     seeds: list[int] = Field(min_length=LEAST_RUNS)
@@ -52,7 +52,7 @@ class Reference(BaseModel):
         return self
 
     def bands(self, key: str, seed: int) -> list[tuple[float, float]]:
-        """Return the lowest and the highest value of a curve in every window."""
+        """Return the lowest and highest allowed value of a curve in every window."""
         windows = list(zip(*self.curves[key], strict=True))
         deviations = [stdev(values) for values in windows]
         spread = math.sqrt(fmean(deviation**2 for deviation in deviations))
@@ -65,7 +65,7 @@ class Reference(BaseModel):
 
 @dataclass(frozen=True)
 class Check:
-    """A window of a curve beside its band; ``value`` is None where nothing was logged."""
+    """A window of a curve and its band; ``value`` is None if nothing was logged."""
 
     curve: str
     first: int
@@ -76,29 +76,30 @@ class Check:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the value is a number in the band."""
+        """Whether the value is within the band."""
         return self.value is not None and self.low <= self.value <= self.high
 
 
 def make_reference(runs: Sequence[Run]) -> Reference:
-    """Return the reference of runs that differ in nothing but the seed.
+    """Return the reference of runs that differ only in the seed.
 
     Raises:
         UserError: too few runs, other differences, unequal lengths, or a value that is not finite.
     """
     if len(runs) < LEAST_RUNS:
         raise UserError(
-            f"a reference needs at least {LEAST_RUNS} runs of other seeds; there are {len(runs)}."
+            f"a reference needs at least {LEAST_RUNS} runs with different seeds; there are "
+            f"{len(runs)}."
         )
     foreign = [row for row in recipe_rows(runs) if row.label not in _OWN]
     if foreign:
         values = ", ".join(dict.fromkeys(foreign[0].cells))
         raise UserError(
-            f"a reference is of runs that differ in their seed; {foreign[0].label} is {values}."
+            f"runs of a reference may differ only in their seed; {foreign[0].label} is {values}."
         )
     seeds = [int(run.setting("seed") or 0) for run in runs]
     if len({*seeds}) < len(seeds):
-        raise UserError(f"a reference needs runs of other seeds; these have {seeds}.")
+        raise UserError(f"a reference needs runs with different seeds; these have {seeds}.")
     lasts = {_last_step(run) for run in runs}
     if len(lasts) > 1 or min(lasts) < WINDOWS:
         raise UserError(
@@ -115,7 +116,7 @@ def make_reference(runs: Sequence[Run]) -> Reference:
 
 
 def check_run(run: Run, reference: Reference) -> list[Check]:
-    """Return every window of the reference's curves with what the run has there.
+    """Return every window of the reference's curves with the run's value.
 
     Raises:
         UserError: the run is shorter than the reference, or has none of its curves.
@@ -145,7 +146,7 @@ def read_reference(path: Path) -> Reference:
     """Read a reference.
 
     Raises:
-        UserError: there is no such file, or it is no reference.
+        UserError: the file does not exist, or is not a reference.
     """
     try:
         return Reference.model_validate_json(path.read_bytes())
@@ -155,12 +156,13 @@ def read_reference(path: Path) -> Reference:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the file"
         raise UserError(
-            f"--reference {path} is none: {key}: {first['msg']}; --write-reference makes one."
+            f"--reference {path} is not one: {key}: {first['msg']}; make one with "
+            "--write-reference."
         ) from error
 
 
 def to_text(reference: Reference) -> str:
-    """Return a reference as JSON, a line for each seed."""
+    """Return the reference as JSON, with a line for each seed."""
     curves = ",\n".join(
         f'  "{key}": [\n' + ",\n".join(f"   {json.dumps(values)}" for values in rows) + "]"
         for key, rows in reference.curves.items()
@@ -170,7 +172,7 @@ def to_text(reference: Reference) -> str:
 
 
 def reference_text(checks: Sequence[Check], name: str) -> str:
-    """Return a table of a run beside the band of a reference, and what it says."""
+    """Return a table of a run and the reference's bands, and the verdict."""
     rows = [
         [
             check.curve,
@@ -191,11 +193,11 @@ def reference_text(checks: Sequence[Check], name: str) -> str:
             f"{name} leaves the band in {len(outside)} of {len(checks)} windows, first "
             f"{first.curve} at steps {first.first + 1}–{first.last}"
         )
-    return format_table("Beside the reference", header, rows, [verdict])
+    return format_table("Compared with the reference", header, rows, [verdict])
 
 
 def _values(run: Run, key: str, edges: Sequence[int]) -> list[float]:
-    """Return a curve's values in the windows, all of them finite."""
+    """Return a curve's values in the windows; all must be finite."""
     values = []
     for first, last in pairwise(edges):
         value = mean_between(run.records, key, first, last)

@@ -1,4 +1,4 @@
-"""Reads a run folder: recipe, logged metrics and evaluation files, as plain Python values."""
+"""Reads a run folder: recipe, logged metrics and evaluations, as plain Python values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder; what the folder lacks is empty.
+    """One run folder; missing parts are empty.
 
-    ``records`` are the lines of ``metrics.jsonl``, ``warnings`` those of ``watch.jsonl``,
-    ``pretext_tasks`` what its algorithms ask, by their names.
+    ``records`` are the lines of ``metrics.jsonl``, ``warnings`` those of ``watch.jsonl``, and
+    ``pretext_tasks`` the tasks of its algorithms by name.
     """
 
     folder: Path
@@ -33,7 +33,7 @@ class Run:
     warnings: list[Record]
 
     def setting(self, *keys: str) -> Any:
-        """Return the recipe's value under ``keys``, None when any of them is missing."""
+        """Return the recipe's value under ``keys``; None if any of them is missing."""
         value: Any = self.recipe
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
@@ -46,14 +46,14 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run folder of this machine.
+    """Read a run folder on this machine.
 
     Raises:
-        UserError: it is missing, in a bucket, logs nothing, or holds a broken file.
+        UserError: it is missing or in a bucket, has no logs, or has an invalid file.
     """
     if is_remote(str(folder)):
         raise UserError(
-            f"{folder} is in a bucket, and curves are read from folders on this machine; copy it "
+            f"{folder} is in a bucket, but curves are read from folders on this machine; copy it "
             f"first, such as: aws s3 sync {folder} runs/…"
         )
     folder = Path(folder)
@@ -66,8 +66,8 @@ def read_run(folder: str | Path) -> Run:
     metrics = folder / "metrics.jsonl"
     if not metrics.is_file():
         raise UserError(
-            f"{folder} has no metrics.jsonl, so it is no run folder; give the folder that "
-            "python -m pospre.train made"
+            f"{folder} has no metrics.jsonl, so it is not a run folder; give a folder made by "
+            "python -m pospre.train"
         )
     made_of = folder / "recipe.yaml"
     recipe = read_mapping(made_of) if made_of.is_file() else {}
@@ -84,11 +84,11 @@ def _read_pretext_tasks(path: Path) -> dict[str, PretextTask]:
     try:
         return from_json(path.read_bytes())
     except ValueError as error:
-        raise UserError(f"{path} is broken ({error}); delete it to go on without it") from error
+        raise UserError(f"{path} is invalid ({error}); delete it to continue without it") from error
 
 
 def _read_lines(path: Path) -> list[Record]:
-    """Parse one object per line; the last line may be half-written by a run that goes on."""
+    """Parse one object per line; a running training may have written half of the last line."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     records = []
     for number, line in enumerate(lines, start=1):
@@ -97,17 +97,17 @@ def _read_lines(path: Path) -> list[Record]:
         try:
             record = parse_json(line)
             if not isinstance(record, dict) or not is_number(record.get("step")):
-                raise ValueError("no object with a numeric 'step'")
+                raise ValueError("not an object with a numeric 'step'")
         except ValueError as error:
             if number == len(lines):
                 break
             raise UserError(
-                f"{path}, line {number} is broken ({error}); delete that line to go on without it"
+                f"{path}, line {number} is invalid ({error}); delete this line to continue"
             ) from error
         records.append(record)
     return records
 
 
 def column(records: Sequence[Record], key: str) -> list[float]:
-    """Return the numbers that were logged under a key."""
+    """Return the numbers logged under a key."""
     return [record[key] for record in records if is_number(record.get(key))]

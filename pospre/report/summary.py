@@ -1,4 +1,4 @@
-"""The page's words about a run: what it was asked, headline figures, and what came of it."""
+"""The page's text about a run: its task, headline figures, and results."""
 
 import math
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from pospre.report.run import Record, Run, column
 from pospre.schedules import DURATION
 from pospre.untrusted_json import is_number
 
-_ALIKE = 1.05  # times as often: below it, and above its inverse, two shares are called the same
+_ALIKE = 1.05  # shares within this factor are called equal
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A pretext task that a run was trained on.
+    """A pretext task of a run.
 
     Attributes:
         method: the algorithm's name.
-        pretext_task: what it asks.
-        answer: the last value of its own measure, with what that is; empty where none is logged.
+        pretext_task: its description.
+        answer: the last value of its measure, with a description; empty if none was logged.
     """
 
     method: str
@@ -32,7 +32,7 @@ class Asked:
 
 
 def pretext_tasks_of(run: Run) -> list[Asked]:
-    """Return what the run's algorithms ask, in the order of their attachment."""
+    """Return the tasks of the run's algorithms, in order of attachment."""
     return [Asked(name, each, _answer(run, name, each)) for name, each in run.pretext_tasks.items()]
 
 
@@ -51,7 +51,7 @@ def _answer(run: Run, name: str, task: PretextTask) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One headline figure: what it is, its value, and a word that puts it in relation."""
+    """One headline figure: its name, its value, and a comparison."""
 
     label: str
     value: str
@@ -59,14 +59,14 @@ class Figure:
 
 
 def headline(run: Run, grid: PositionGrid | None, knn: Knn | None) -> list[Figure]:
-    """Return the headline figures that the run has."""
+    """Return the available headline figures of the run."""
     return [*_loss_figures(run), *_measured_figures(run, grid, knn), *_effort_figures(run)]
 
 
 def start_of(run: Run) -> str:
-    """Return the name of the weights that training started from; empty where these were random."""
+    """Return the name of the initial weights; empty if they were random."""
     address = str(run.setting("encoder", "weights") or "")
-    inside = address.rstrip("/").partition("/checkpoints")[0]  # a run is called by its folder
+    inside = address.rstrip("/").partition("/checkpoints")[0]  # runs are named by their folder
     return inside.rpartition("/")[2]
 
 
@@ -105,7 +105,7 @@ def _measured_figures(run: Run, grid: PositionGrid | None, knn: Knn | None) -> l
 
 
 def accuracy_of(run: Run) -> float | None:
-    """Return the accuracy of a class head, as evaluation ``accuracy`` has measured it."""
+    """Return the class head's accuracy from evaluation ``accuracy``."""
     top1 = run.evaluations.get("accuracy", {}).get("results", {}).get("top1")
     return top1 if is_number(top1) else None
 
@@ -116,7 +116,7 @@ def _effort_figures(run: Run) -> list[Figure]:
     if throughput:
         rate = float(f"{median(throughput):.3g}")
         figures.append(Figure("Images/s", format_value(rate), "median"))
-    planned = {"ep": "", "ba": "", "sp": ""}  # the end of training, in its own unit
+    planned = {"ep": "", "ba": "", "sp": ""}  # planned duration, in its own unit
     duration = DURATION.fullmatch(str(run.setting("trainer", "max_duration")))
     if duration:
         planned[duration[2]] = f"of {format_value(int(duration[1]))}"
@@ -137,7 +137,7 @@ def _effort_figures(run: Run) -> list[Figure]:
 
 
 def _training_seconds(records: list[Record]) -> float:
-    """Add up the lines' samples over their throughput: a run may have been stopped for days."""
+    """Sum samples over throughput for all lines: the run may have been interrupted for days."""
     seconds = 0.0
     before = 0.0
     for record in records:
@@ -149,7 +149,7 @@ def _training_seconds(records: list[Record]) -> float:
 
 
 def subtitle(run: Run) -> str:
-    """Say in one line what was trained on what, and when."""
+    """Describe in one line the method, the data and the date."""
     wanted = {"on": run.setting("encoder", "name"), "with": run.setting("data", "path")}
     words = [f"{word} {value}" for word, value in wanted.items() if value]
     start = start_of(run)
@@ -160,7 +160,7 @@ def subtitle(run: Run) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration for people: ``42 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    """Format a duration: ``42 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -178,7 +178,7 @@ def _date(seconds: float) -> str:
 def verdict(
     run: Run, grid: PositionGrid | None, patches: PatchPosition | None, knn: Knn | None
 ) -> str:
-    """Return a sentence about what was measured; empty where nothing was that it knows."""
+    """Return a sentence about the measured results; empty if there are none."""
     parts = {}
     if grid is not None:
         parts["position_grid"] = _places(grid.mean, grid.initial_mean, grid.guess_mean)
@@ -194,7 +194,7 @@ def verdict(
     if not parts:
         return ""
     limits = {name: _limits(run, name) for name in parts}
-    if len({*limits.values()}) == 1:  # said once
+    if len({*limits.values()}) == 1:  # mention it once
         sentence = "; ".join(parts.values()) + limits.popitem()[1]
     else:
         sentence = "; ".join(words + limits[name] for name, words in parts.items())
@@ -202,21 +202,21 @@ def verdict(
 
 
 def _places(share: float, untrained: float | None, guessing: float) -> str:
-    """Say how much more often patches are put in their place."""
+    """Describe how much more often patches are placed correctly."""
     other, whose = (guessing, "guessing") if untrained is None else (untrained, "untrained")
     if other <= 0:
-        return f"it puts {_percent(share)} of the patches in place, {whose} none"
+        return f"it places {_percent(share)} of the patches correctly, {whose} none"
     ratio = share / other
     if 1 / _ALIKE < ratio < _ALIKE:
-        return f"it puts patches in place no more often than {whose}"
+        return f"it places patches correctly no more often than {whose}"
     times = f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
-    return f"it puts patches in place {times} times as often as {whose}"
+    return f"it places patches correctly {times} times as often as {whose}"
 
 
 def _neighbours(knn: Knn) -> str:
-    """Say whether nearest neighbours name the class better than before training.
+    """Describe whether nearest neighbours predict the class better than before training.
 
-    Both are measured on the same pictures; the errors are added as if these were others.
+    Both use the same pictures; errors are added as if they were independent.
     """
     if knn.initial_top1 is None:
         return f"its kNN top-1 is {_percent(knn.top1)}, guessing {_percent(knn.chance)}"
@@ -230,7 +230,7 @@ def _neighbours(knn: Knn) -> str:
 
 
 def _limits(run: Run, name: str) -> str:
-    """Say what may mislead: pictures that it was trained on, weights of an earlier step."""
+    """Describe what may mislead: evaluation on training images, or weights of an earlier step."""
     words = ["on pictures it was trained on"] if trained_on_these(run, name) else []
     step = earlier_step(run, name)
     words += [f"weights {step}"] if step else []

@@ -13,7 +13,7 @@ from pospre.arguments import section_of
 from pospre.command_line import argument_texts, spelled
 from pospre.errors import UserError, suggestion
 from pospre.model.algorithm import algorithm_class, algorithm_names
-from pospre.model.outside import is_outside
+from pospre.model.external_class import is_outside
 from pospre.recipe.recipe import Recipe
 
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

@@ -81,7 +81,7 @@ def test_a_view_that_the_loader_left_out_is_said(name: str) -> None:
     model, algorithms = case.build()
     for key in case.batch().keys() - {"index", "epoch", "label"}:
         if not key.endswith("/box"):
-            with pytest.raises(UserError, match=f"lacks '{key}', of the views of .*from_images"):
+            with pytest.raises(UserError, match=f"lacks '{key}', for views of .*from_images"):
                 model(written(model, algorithms, without(case.batch(), key)))
 
 

@@ -516,7 +516,7 @@ def test_a_field_of_positions_is_hidden_but_for_what_is_told() -> None:
     model = make_model()
     attach(model, "mp3")
     with pytest.raises(
-        UserError, match=r"crop_field places .* encoder.positions = none knows .* Use sincos"
+        UserError, match=r"crop_field places .* encoder.positions = none supports .* Use sincos"
     ):
         attach(model, "crop_field")
 
@@ -526,7 +526,7 @@ def test_droppos_is_refused_in_either_order() -> None:
     attach(model, "mp3")
     with pytest.raises(
         UserError,
-        match=r"need the encoder pass 'student' over other tokens .*context = mp3/context",
+        match=r"need the encoder pass 'student' over different tokens .*context = mp3/context",
     ):
         attach(model, "droppos")
     model = make_model(positions="sincos")

@@ -59,12 +59,12 @@ COVERING: list[tuple[str, Any]] = [
 ]
 REFUSED = [
     ("stop", "rotary", "tells it exactly"),
-    ("crop_field", "relative", "knows one grid"),
-    ("crop_field", "none", "knows no place at all"),
+    ("crop_field", "relative", "supports only the grid"),
+    ("crop_field", "none", "supports no places"),
     ("crop_field", ROTARY, "Leave it out"),
-    ("masked_position", "shared_relative", "knows"),
-    ("droppos", "none", "there are none to change"),
-    ("dinov2", "relative", "knows one grid"),
+    ("masked_position", "shared_relative", "supports only the grid"),
+    ("droppos", "none", "has none to change"),
+    ("dinov2", "relative", "supports only the grid"),
 ]
 
 

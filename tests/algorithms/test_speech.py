@@ -151,7 +151,7 @@ def test_dropout_is_resumed_in_mid_epoch(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("encoder.image_size=[98,40]", r"holds features of 100 x 40, but .* are 98 x 40"),
+        ("encoder.image_size=[98,40]", r"has features of 100 x 40, but .* are 98 x 40"),
         ("encoder.channels=3", r"encoder\.channels = 3, but .* holds features, which have 1"),
         ("data.mean=[1.0,2.0]", r"data\.mean has 2 numbers; give one, or 40"),
         ("data.std=[0.0]", r"data\.std.* above 0"),

@@ -227,7 +227,7 @@ def test_wrong_settings_are_refused(wrong, said):
 def test_rates_and_kernels_that_do_not_suit_the_views_are_refused():
     with pytest.raises(UserError, match=r"'view': augment\.blur_rate is \[0\.0, 0\.9\]; .* or 3"):
         ViewGroup(count=3, augment=EVERYTHING)
-    with pytest.raises(UserError, match=r"augment\.blur_kernel is 9; views have 4 pixels only"):
+    with pytest.raises(UserError, match=r"augment\.blur_kernel is 9; views have only 4 pixels"):
         ViewGroup(size=4, augment=Augment(blur_rate=0.1))
 
 

@@ -68,7 +68,7 @@ def batches(path: Path, epoch: int = 0, **options):
 
 def test_a_damaged_sample_is_named(damaged):
     place = r"(shard\.00000\.mds, sample \d \(\w+/\d+\.jpg\)|photos\.beton, sample \d)"
-    said = rf"{place} cannot be decoded: .* not those that were written.*: skip"
+    said = rf"{place} cannot be decoded: .* differ from those written.*: skip"
     with pytest.raises(UserError, match=said):
         batches(damaged)
 
@@ -195,7 +195,7 @@ def test_the_probe_follows_the_policy(damaged, monkeypatch, policy):
     """Also a flipped bit, which gives an image all the same, is found by it."""
     loader = build_loader(damaged, bad_samples=policy, **SETTINGS)
     if policy == "fail":
-        with pytest.raises(UserError, match=r"sample \d.*not those that were written.*: skip"):
+        with pytest.raises(UserError, match=r"sample \d.*differ from those written.*: skip"):
             loader.probe(22)
         return
     with pytest.warns(UserWarning, match="takes its place"):

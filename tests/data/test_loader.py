@@ -212,7 +212,7 @@ def test_a_folder_of_odd_files_gives_views(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"batch_size": 23}, "holds 22 samples, fewer than one batch of 23"),
+        ({"batch_size": 23}, "has 22 samples, fewer than one batch of 23"),
         ({"batch_size": 12, "world_size": 2}, "one batch of 24"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"num_workers": -1}, "num_workers is -1"),
@@ -231,7 +231,7 @@ def test_features_are_not_coloured(photos):
     reader = open_reader(photos)
     reader.features = Features((32, 32), (), ())
     views = [ViewGroup(size=32, augment=Augment(grayscale_rate=0.5))]
-    with pytest.raises(UserError, match=r"holds features, but data\.views\.view\.augment"):
+    with pytest.raises(UserError, match=r"has features, but data\.views\.view\.augment"):
         ViewLoader(reader, views=views, batch_size=4, seed=0)
 
 

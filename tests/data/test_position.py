@@ -106,5 +106,5 @@ def test_an_iterator_left_behind_does_not_end_the_next_ones_reading(photos, monk
 
 @pytest.mark.parametrize("state", [{}, {"epoch": 0, "samples": 23}])
 def test_a_state_that_cannot_be_of_these_data_is_refused(photos, state):
-    with pytest.raises(UserError, match=r"holds 22 samples, but the loader's state is"):
+    with pytest.raises(UserError, match=r"has 22 samples, but the loader's state is"):
         loader(photos).load_state_dict(state)

@@ -56,7 +56,7 @@ def test_the_deal_is_even_and_cuts_few_parts(
     shard_groups=GROUPS,
     order=ORDERS,
 )
-def test_an_epoch_visits_every_sample_once_and_the_lanes_in_turn(
+def test_an_epoch_visits_every_sample_once_and_the_groups_in_turn(
     seed: int, epoch: int, sizes: list[int], window: int, shard_groups: int, order: str
 ) -> None:
     assume(window >= shard_groups)
@@ -71,7 +71,7 @@ def test_an_epoch_visits_every_sample_once_and_the_lanes_in_turn(
 
 
 @given(seed=SEEDS, sizes=SIZES, window=st.integers(1, 90), shard_groups=GROUPS)
-def test_a_lane_is_shuffled_in_windows_of_its_parts(
+def test_a_group_is_shuffled_in_windows_of_its_parts(
     seed: int, sizes: list[int], window: int, shard_groups: int
 ) -> None:
     assume(window >= shard_groups)
@@ -124,7 +124,7 @@ def test_ranks_share_the_same_batches_however_many_they_are(
     nodes=st.integers(1, 6),
     ranks_per_node=st.integers(1, 3),
 )
-def test_a_node_visits_the_parts_of_its_lanes_only(
+def test_a_node_visits_the_parts_of_its_groups_only(
     seed: int, sizes: list[int], shard_groups: int, nodes: int, ranks_per_node: int
 ) -> None:
     ends, world = ends_of(sizes), nodes * ranks_per_node
@@ -154,7 +154,7 @@ def test_the_deal_differs_between_seeds_and_stays_over_epochs() -> None:
     assert set(orders[0][0::4]) == set(orders[1][0::4])
 
 
-def test_golden_lanes_never_change() -> None:
+def test_golden_groups_never_change() -> None:
     visits = epoch_order(0, 2, ends_of([3, 3, 3]), "windows", 4, 2)
     assert visits.tolist() == GOLDEN
 
@@ -225,11 +225,11 @@ def test_an_epoch_goes_on_from_another_storage(many: Path, order: str, shard_gro
 
 def test_a_state_of_other_data_is_refused(many: Path) -> None:
     ours = loader(many, **options())
-    with pytest.raises(UserError, match=r"holds 60 samples, but the loader's state is of 61"):
+    with pytest.raises(UserError, match=r"has 60 samples, but the loader's state is for 61"):
         ours.load_state_dict({"epoch": 0, "samples": 0, "parts": [30, 61]})
 
 
-def test_repeats_come_in_a_row_within_their_lane(many: Path) -> None:
+def test_repeats_come_in_a_row_within_their_group(many: Path) -> None:
     ours = loader(many, **options(repeats=2, shard_groups=2))
     whole = joined(list(ours))
     rows = whole["index"].reshape(-1, 2, 6).transpose(0, 1).reshape(2, -1, 2)  # group, pair, repeat
@@ -285,12 +285,12 @@ def test_the_samples_looked_at_first_are_the_machine_s_own(many: Path) -> None:
         ({"window": 5}, r"window is 5; .* at least .* each of 6 shard groups"),
     ],
 )
-def test_impossible_lanes_are_refused(many: Path, wrong: dict[str, Any], said: str) -> None:
+def test_impossible_groups_are_refused(many: Path, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         loader(many, **options(**wrong))
 
 
 @pytest.mark.parametrize("wrong", [{"shuffle": False}, {"nodes": 2}, {"nodes": 0}])
-def test_lanes_without_sense_in_code_are_refused(many: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"shard groups need shuffle|1 ranks cannot be shared"):
+def test_groups_without_sense_in_code_are_refused(many: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"shard groups need shuffle|1 ranks cannot be divided"):
         loader(many, **options(**wrong))

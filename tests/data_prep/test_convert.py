@@ -123,7 +123,7 @@ def test_only_corrupt_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("missing", "does not exist"), ("empty", "holds no image"), ("file", "is a file")],
+    [("missing", "does not exist"), ("empty", "has no image"), ("file", "is a file")],
 )
 def test_no_source(
     tmp_path: Path, source: str, message: str, capsys: pytest.CaptureFixture[str]

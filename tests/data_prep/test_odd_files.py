@@ -38,10 +38,10 @@ def test_they_are_listed_and_left_out(root: Path, capsys: pytest.CaptureFixture[
     assert len(read_samples(target)) == 2
     reasons = {item["path"]: item["reason"] for item in description(target)["skipped"]}
     for name in ("fifo.jpg", "socket.png", "device.jpg"):
-        assert reasons[f"a/{name}"].startswith("no regular file, but a ")
+        assert reasons[f"a/{name}"].startswith("not a regular file, but a ")
     assert reasons.keys() >= {"a/astray.jpg", "a/loop.jpg"}
     printed = capsys.readouterr().out
-    assert "unreadable: a/fifo.jpg: no regular file, but a FIFO" in printed
+    assert "unreadable: a/fifo.jpg: not a regular file, but a FIFO" in printed
     assert description(target)["ignored_examples"] == ["a/pipe: a FIFO"]
     assert "ignored, for instance: a/pipe: a FIFO" in printed
 
@@ -74,7 +74,7 @@ def test_archives_that_are_none_are_refused(tmp_path: Path, suffix: str) -> None
     for path in (tmp_path / f"odd{suffix}", tmp_path):
         with pytest.raises(UserError, match=f"odd{suffix} is a FIFO"):
             open_source(path, kind=kind)
-    with pytest.raises(UserError, match="holds no images"):
+    with pytest.raises(UserError, match="has no images"):
         open_source(tmp_path)
 
 

@@ -148,7 +148,7 @@ def test_existing_destination(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     options = ["--num-images", 6, "--workers", 1]
     assert run(target, *options) == 0
     assert run(target, *options) == 0
-    assert "already holds these scenes" in capsys.readouterr().out
+    assert "already contains these scenes" in capsys.readouterr().out
     assert run(target, *options, "--seed", 1) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert run(target, *options, "--seed", 1, "--overwrite") == 0

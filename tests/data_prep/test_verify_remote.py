@@ -72,7 +72,7 @@ def test_checksums_of_samples(stored: Any, capsys: pytest.CaptureFixture[str]) -
     assert "1 of 12 samples cannot be used" in message and "(crc32c)" in message
     put(stored, "pospre.json", {**content, "crc32c": pack_sums(sums[:5].tolist())})
     assert verified() == 2
-    assert "crc32c holds no checksum for each sample" in capsys.readouterr().err
+    assert "crc32c does not have a checksum for each sample" in capsys.readouterr().err
 
 
 def test_damaged_descriptions(stored: Any, capsys: pytest.CaptureFixture[str]) -> None:

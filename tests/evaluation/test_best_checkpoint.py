@@ -130,7 +130,11 @@ def test_which_figure_decides_is_said_as_metrics_call_it() -> None:
         ("knn/top1", {}, "evaluation.knn.every: 10ep"),
         ("knn/top1", {"knn": {}}, "evaluation.knn.every: 10ep"),
         ("knn/top2", {"knn": {"every": "1ep"}}, "Did you mean 'knn/top1'"),
-        ("logistic/top1", {"knn": {"every": "1ep"}, "logistic": {}}, "not measured while training"),
+        (
+            "logistic/top1",
+            {"knn": {"every": "1ep"}, "logistic": {}},
+            "not measured during training",
+        ),
         ("loss/total", {"knn": {"every": "1ep"}}, "Known: knn/top1"),
     ],
 )

@@ -70,7 +70,7 @@ def test_settings_are_typed_and_completed():
         (
             "logistic",
             {},
-            "logistic needs the setting bank=…: data set that the classifier is",
+            "logistic needs the setting bank=…: data set to fit the classifier",
         ),
         ("knn", {"kk": "3"}, "no setting 'kk'. Did you mean 'k'"),
         ("knn", {"context": "3"}, "no setting 'context'"),
@@ -224,9 +224,9 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
         ("logistic", {}, {"bank": "OTHER"}, "first difference: 'cow'"),
         ("logistic", {}, {"bank": "BANK", "num_bank": 9}, "9 images of 2 classes"),
         ("logistic", {"classes": ("a",)}, {"bank": "SAME"}, "12 images of 1 classes"),
-        ("position_grid", {}, {}, "algorithms.mp3 trains, and this recipe has mae"),
-        ("accuracy", {}, {}, "algorithms.supervised trains, and this recipe has mae"),
-        ("patch_position", {}, {}, "algorithms.mp3 trains, and this recipe has mae"),
+        ("position_grid", {}, {}, "algorithms.mp3 trains, but this recipe has mae"),
+        ("accuracy", {}, {}, "algorithms.supervised trains, but this recipe has mae"),
+        ("patch_position", {}, {}, "algorithms.mp3 trains, but this recipe has mae"),
     ],
 )
 def test_what_would_fail_is_said_before_the_first_forward_pass(
@@ -328,7 +328,7 @@ def test_json_that_is_no_result_of_this_evaluation_stays(
     output = tmp_path / "package.json"
     output.write_text(text)
     arguments = ["--model", droppos_checkpoint, "--data", image_folder(), "--output", output]
-    assert "exists and is no result of knn" in fails("knn", *arguments, "k=2")
+    assert "exists, but is not a result of knn" in fails("knn", *arguments, "k=2")
     assert output.read_text() == text
 
 

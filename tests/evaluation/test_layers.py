@@ -83,5 +83,5 @@ def test_layers_that_are_not_there(tmp_path: Path) -> None:
     assert planned_encoder(recipe, [0, 3]).depth == 3
     with pytest.raises(UserError, match="layer 4, but the encoder has 3 blocks"):
         planned_encoder(recipe, [1, 4])
-    with pytest.raises(UserError, match="looks into the blocks of a ViT"):
+    with pytest.raises(UserError, match="reads the blocks of a ViT"):
         planned_encoder(small_swin(tmp_path, "simmim", {}), [1])

@@ -146,10 +146,10 @@ def test_a_name_of_timm_takes_the_weights_of_a_file(tiny_timm: str, weights: Pat
     for shown in ("patch_embed.proj.weight 192×3×8×8 → 192×3×16×16", "mean 0.5, 0.5, 0.5"):
         assert shown in subject.origin
     for address, message in (
-        (f"timm:{tiny_timm},weights.txt", "a file behind the comma that ends in .safetensors"),
+        (f"timm:{tiny_timm},weights.txt", "after the comma, give a file that ends in .safetensors"),
         (f"timm:{tiny_timm},{weights.parent}/none.pth", "--model .*none.pth does not exist"),
         ("timm:vit_tinny_patch16_224,x.pth", "no model 'vit_tinny_patch16_224'. Did you mean"),
-        ("timm:resnet18", "no plain Vision Transformer"),
+        ("timm:resnet18", "not a plain Vision Transformer"),
     ):
         with pytest.raises(UserError, match=message):
             open_model(address)
@@ -169,9 +169,14 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
         code, _, complained = run("knn", "--model", weights, "--data", where, "k=2")
         assert code == 2 and message in complained
     refused = {
-        "weights without heads": ["--model", weights],
+        "weights without a run's heads": ["--model", weights],
         "give a side in pixels, or HxW": ["--model", weights, "--image-size", "big"],
-        "is measured as its recipe says": ["--model", mae_checkpoint, "--image-size", "64"],
+        "is measured with the values of its recipe": [
+            "--model",
+            mae_checkpoint,
+            "--image-size",
+            "64",
+        ],
         "--std is '0'; give numbers in [0, 1]": ["--model", weights, "--std", "0"],
         "--mean is 'grey'": ["--model", weights, "--mean", "grey"],
         "--mean has 2 numbers; give one, or 3": ["--model", weights, "--mean", "0.5,0.4"],
@@ -211,9 +216,9 @@ def test_models_made_in_code(image_folder: Callable[..., Path]) -> None:
     assert pospre.measure("knn", model, data, {"k": 2}) == found and model.training
     pospre.attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
     assert pospre.measure("knn", model, data, {"k": 2}) == found
-    with pytest.raises(UserError, match="these are weights without heads"):
+    with pytest.raises(UserError, match="these are weights without a run's heads"):
         pospre.measure("position_grid", model, data)
-    with pytest.raises(UserError, match="no plain Vision Transformer"):
+    with pytest.raises(UserError, match="not a plain Vision Transformer"):
         pospre.measure("knn", torch.nn.Linear(2, 2), data)
 
 

@@ -58,7 +58,7 @@ def test_what_timm_does_not_have_is_refused_in_every_format(
     code = run_command(lambda: main([str(path), str(tmp_path / name), "--format", format]))
     said = capsys.readouterr().err
     assert code == 2 and said.startswith("error: encoder.positions = alibi cannot be exported")
-    assert "none, sincos, learned" in said and "by its run or checkpoint" in said
+    assert "none, sincos, learned" in said and "through its run or checkpoint" in said
     assert [each.name for each in tmp_path.iterdir()] == ["runs"]
 
 

@@ -67,7 +67,9 @@ def test_an_index_that_starts_anew_in_every_batch_is_an_error(microbatches: int)
 
     for number in range(2):
         step(number)
-    with pytest.raises(UserError, match=r"the same 'index' and 'epoch', .* place in the data set"):
+    with pytest.raises(
+        UserError, match=r"the same 'index' and 'epoch', .* position in the data set"
+    ):
         step(2)
 
 
@@ -76,7 +78,9 @@ def test_an_epoch_of_two_such_batches_is_found_in_the_next() -> None:
     model.prepare({k: v[:2] for k, v in noise(9, epoch=7).items()}, 0.0)  # tried on two images
     for step in range(3):
         model.prepare(noise(step, epoch=step // 2), 0.0)
-    with pytest.raises(UserError, match=r"the same 'index' and 'epoch', .* place in the data set"):
+    with pytest.raises(
+        UserError, match=r"the same 'index' and 'epoch', .* position in the data set"
+    ):
         model.prepare(noise(3, epoch=1), 0.0)
 
 

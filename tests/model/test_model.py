@@ -179,7 +179,7 @@ def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
     more = EncoderPass(visible="view/visible", content=("mask",))
     assert model.registry.add_pass("student", "else", more).content == ("mask",)
     with pytest.raises(
-        UserError, match=r"pass 'student' over other tokens \(visible = view/visible and None\)"
+        UserError, match=r"pass 'student' over different tokens \(visible = view/visible and None\)"
     ):
         model.registry.add_pass("student", "test", EncoderPass())
 
@@ -204,7 +204,7 @@ def test_views_that_no_pass_reads_are_refused():
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
     model = PretrainModel(encoder, seed=7, views=views)
     attach(model, "mae", **SMALL)
-    with pytest.raises(UserError, match=r"data\.views\.extra would be decoded for nothing"):
+    with pytest.raises(UserError, match=r"data\.views\.extra is not read by any algorithm"):
         model.check_complete()
 
 

@@ -83,7 +83,7 @@ def test_joining_a_pass_that_nobody_runs_is_refused() -> None:
 def test_a_pass_over_all_patches_is_not_that_of_a_host_that_hides_some() -> None:
     model, _ = beside("mae")
     with pytest.raises(
-        UserError, match=r"'student' over other tokens \(visible = view/visible and None"
+        UserError, match=r"'student' over different tokens \(visible = view/visible and None"
     ):
         model.registry.add_pass("student", "last_patch", EncoderPass())
 
@@ -155,7 +155,7 @@ def test_a_file_without_an_algorithm_says_what_it_lacks(
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
     for name, text in (("sketch_1", code), ("sketch_2", unfinished)):
         (tmp_path / f"{name}.py").write_text(text)
-        with pytest.raises(UserError, match=rf"{name}\.py defines no PretrainAlgorithm that has"):
+        with pytest.raises(UserError, match=rf"{name}\.py defines no PretrainAlgorithm with"):
             algorithm_class(name)
     (tmp_path / "sketch_3.py").write_text(unfinished + whole)
     assert algorithm_class("sketch_3").__name__ == "Whole"  # not the base before it

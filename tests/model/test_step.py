@@ -146,7 +146,7 @@ def test_a_compiled_step_is_compiled_once() -> None:
 def test_what_comes_late_in_the_list_is_checked_when_the_model_is_made() -> None:
     encoder = pospre.build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
     late = [MAE(**SMALL), DropPos(affinity="teacher", **SMALL)]
-    with pytest.raises(UserError, match=r"droppos.affinity = teacher takes another"):
+    with pytest.raises(UserError, match=r"droppos.affinity = teacher uses another"):
         PretrainModel(encoder, late, seed=0)
     with pytest.raises(UserError, match=r"stop.variant = both puts noise"):
         PretrainModel(encoder, [IJEPA(), StoP(variant="both"), DropPos(**SMALL)], seed=0)

@@ -251,7 +251,7 @@ def without(key: str) -> Callable[[State], State]:
         ),
         (
             lambda state: state | {"rope_embed.periods": torch.ones(16)},
-            r"other rotary periods .*positions=\{rotary: \{base",
+            r"rotary periods other than .*positions=\{rotary: \{base",
         ),
         (
             lambda state: state | {"patch_embed.proj.weight": torch.ones(96, 3, 16, 16)},
@@ -297,7 +297,7 @@ def test_what_no_tensor_says_must_be_told(tmp_path: Path) -> None:
     torch.save(vit_of(AXIAL).state_dict(), path)
     with pytest.raises(UserError, match=r"holds no positions.*RoPE-ViT.*coordinates: cells"):
         open_model(str(path))
-    with pytest.raises(UserError, match=r"behind positions= stands a scheme's name"):
+    with pytest.raises(UserError, match=r"after positions= comes a scheme's name"):
         open_model(f"{path},positions=[1]")
     with pytest.raises(UserError, match=r"'rotray'.*rotary"):
         open_model(f"{path},positions=rotray")

@@ -170,7 +170,7 @@ def test_every_tensor_of_dinov3s_larger_sizes_goes_to_us_and_back(
     [
         (
             "vit_pe_core_tiny_patch16_384",
-            r"has rotary positions of a kind that our encoder has not",
+            r"has rotary positions of a kind that our encoder lacks",
         ),
         ("eva02_base_patch16_clip_224", r"normalises within attention"),
     ],

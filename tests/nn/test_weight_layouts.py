@@ -317,7 +317,7 @@ def test_a_table_is_read_with_the_rows_that_it_has() -> None:
         ),
         (
             lambda state: state | {"pos_embed": torch.ones(1, 19, 192)},
-            r"18 places of its tensor 'pos_embed' are no square grid",
+            r"18 positions of its tensor 'pos_embed' are not a square grid",
         ),
         (
             lambda state: {"a": under("v.", state), "b": under("v.", state)},

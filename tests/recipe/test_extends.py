@@ -63,9 +63,9 @@ def test_null_turns_a_callback_of_the_base_off(tmp_path: Path) -> None:
         ({"own": OWN}, ["own.yaml: extends: base.yaml: recipe ", "base.yaml does not exist"]),
         (
             {"base": BASE | {"extends": "x.yaml"}, "own": OWN},
-            ["extends x.yaml itself", "one"],
+            ["itself extends x.yaml", "one"],
         ),
-        ({"own": OWN | {"extends": "own.yaml"}}, ["own.yaml extends own.yaml itself"]),
+        ({"own": OWN | {"extends": "own.yaml"}}, ["own.yaml itself extends own.yaml"]),
         ({"own": OWN | {"extends": ["base.yaml"]}}, ["extends: ['base.yaml'] must be", "path"]),
         ({"base": {"data": 3}, "own": {**OWN, "data": {"x": 1}}}, ["'data.x'"]),
     ],

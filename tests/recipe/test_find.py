@@ -54,7 +54,7 @@ def test_a_file_comes_first(elsewhere: Path) -> None:
         ("mae_vitb16.yaml", ["mae_vitb16.yaml does not exist", "mean mae_vitb16"]),  # a file's name
         ("droppos", ["3 recipes", "demo/droppos, first_light/droppos, learn/droppos"]),
         ("..", ["is a folder"]),
-        ("zzz", ["zzz does not exist", "is called so. `ls"]),
+        ("zzz", ["zzz does not exist", "has this name. `ls"]),
     ],
 )
 def test_what_has_no_name_or_several_is_said(given: str, parts: list[str]) -> None:
@@ -77,5 +77,5 @@ def test_commands_take_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{SHIPPED}/demo/droppos.yaml, complete" in capsys.readouterr().out
     assert plan.main(["mae_vits16", "--gpus", "8", "--gpu", "h100"]) == 0
     assert capsys.readouterr().out.startswith("mae_vits16: vits16 with mae")
-    with pytest.raises(UserError, match="the recipe's evaluations, and it has none"):
+    with pytest.raises(UserError, match="the recipe's evaluations, but it has none"):
         sweep.main(["demo/droppos", "seed=1,2"])

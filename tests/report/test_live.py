@@ -40,7 +40,7 @@ def test_the_page_follows_the_run_and_changes_nothing_of_it(tmp_path: Path) -> N
     live = LivePage(folder, every=0)
     live.batch_end(state, None)  # type: ignore[arg-type]
     page = (folder / "report.html").read_text("utf-8")
-    assert "this page follows it" in page and page.count("data:image/jpeg") == 3
+    assert "this page is updated" in page and page.count("data:image/jpeg") == 3
     assert torch.equal(torch.get_rng_state(), drawn)
     assert set(state.batch) == set(batch) and state.model.training
     for key, value in state.model.state_dict().items():
@@ -54,7 +54,7 @@ def test_what_fails_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for number in (1, 2):
         live.batch_end(at_step(number), None)  # type: ignore[arg-type]
     said = capsys.readouterr().err
-    assert said.count("the report is not written while training") == 1 and "recipe.yaml" in said
+    assert said.count("the report is not updated during training") == 1 and "recipe.yaml" in said
 
 
 def drawn(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], list[np.ndarray]]:

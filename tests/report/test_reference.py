@@ -94,7 +94,9 @@ def test_mistakes(reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     broken, short = tmp_path / "broken.json", made(tmp_path, 20, steps=12)
     broken.write_text('{"seeds": [1]}')
     run = made(tmp_path, 11)
-    assert "none: seeds: List should have at least 3" in fails(capsys, run, "--reference", broken)
+    assert "not one: seeds: List should have at least 3" in fails(
+        capsys, run, "--reference", broken
+    )
     broken.write_text('{"seeds": [1, 2, 3], "edges": [0, 5], "curves": {"loss/mae": [[1.0]]}}')
     assert "loss/mae has not one value for each" in fails(capsys, run, "--reference", broken)
     assert "cannot be read" in fails(capsys, run, "--reference", tmp_path / "no.json")
@@ -110,6 +112,8 @@ def test_mistakes(reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     wrong = made(tmp_path, 8, mask=0.5)
     assert "algorithms.mae.mask_ratio is 0.75, 0.5" in fails(capsys, *runs, wrong, *write)
     again = made(tmp_path, 5, shift=0.1)
-    assert "runs of other seeds; these have [5, 6, 7, 5]" in fails(capsys, *runs, again, *write)
+    assert "runs with different seeds; these have [5, 6, 7, 5]" in fails(
+        capsys, *runs, again, *write
+    )
     assert "--output is a page" in fails(capsys, *runs, *write, "--output", tmp_path / "a.html")
     assert not out.exists()

@@ -94,8 +94,16 @@ def test_published_figures_stand_only_beside_what_compares(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("mean", "top1", "words"),
     [
-        (0.326, 0.713, "puts patches in place 53 times as often as untrained; its kNN is 31.1 ± "),
-        (0.0062, 0.36, "in place no more often than untrained; its kNN is within two errors of un"),
+        (
+            0.326,
+            0.713,
+            "places patches correctly 53 times as often as untrained; its kNN is 31.1 ± ",
+        ),
+        (
+            0.0062,
+            0.36,
+            "correctly no more often than untrained; its kNN is within two errors of un",
+        ),
         (0.0155, 0.2, "2.5 times as often as untrained; its kNN is 20.2 ± 3.3 points below untra"),
     ],
 )
@@ -131,9 +139,9 @@ def test_a_fine_tuned_run_begins_with_its_accuracy_and_where_it_started(tmp_path
 
 def test_blank_accuracy_is_explained(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
-    assert "pictures of one colour" not in written(folder)
+    assert "pictures of a single colour" not in written(folder)
     log(folder, json.dumps({"step": 1, "metric/droppos_blank_accuracy": 0.02}))
-    assert "On pictures of one colour each" in written(folder)
+    assert "For pictures of a single colour" in written(folder)
 
 
 def test_figures_of_an_earlier_step_are_called_so(tmp_path: Path) -> None:
@@ -158,8 +166,8 @@ def test_every_method_opens_with_its_own_pretext_task(tmp_path: Path, method: st
     if task.metric is not None:
         log(folder, json.dumps({"step": 1, f"metric/{method}_{task.metric}": 0.25}))
     html = written(folder)
-    assert html.index(task.text) < html.index("What its features are good for")
-    assert task.metric is None or f"While training, {task.meaning}: " in html
+    assert html.index(task.text) < html.index("<h2>Features</h2>")
+    assert task.metric is None or f"During training, {task.meaning}: " in html
     if task.evaluation is not None:
         assert task.evaluation in evaluation_names()
         assert f"<span>{task.evaluation}</span>" in html
@@ -182,7 +190,7 @@ def test_published_figures_are_those_of_the_papers_table() -> None:
 def test_the_page_of_a_run_that_goes_on_follows_it(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, num_steps=5)
     page = write_report(folder, refresh=60).read_text("utf-8")
-    assert '<meta http-equiv="refresh" content="60">' in page and "this page follows it" in page
+    assert '<meta http-equiv="refresh" content="60">' in page and "this page is updated" in page
     assert "refresh" not in written(folder).split("</style>")[0]
 
 
@@ -221,9 +229,9 @@ def test_a_run_that_nobody_watched_says_nothing_of_it(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path)
     (folder / "watch.jsonl").unlink()
     html = written(folder)
-    assert "No warning was written" in html
+    assert "No warnings" in html
     log(folder, '{"step": 1, "loss/total": 1.0}')
-    assert "What watched it" not in written(folder)
+    assert "<h2>Monitoring</h2>" not in written(folder)
 
 
 def test_writing_leaves_nothing_but_the_page(tmp_path: Path) -> None:
@@ -265,7 +273,7 @@ def test_run_without_position_algorithm(tmp_path: Path) -> None:
     write_pretext_tasks(folder, "mae")
     html = written(folder)
     assert "about positions" not in html and "position algorithm" not in html
-    assert "<h2>What its features are good for</h2>" in html
+    assert "<h2>Features</h2>" in html
     text = re.sub("<[^>]*>", "", html)
     assert "pospre.evaluate knn --model" in text
     assert "--data LABELLED\n" in text  # whether its own data have labels is not known

@@ -163,7 +163,7 @@ def test_an_evaluation_that_fails_does_not_end_the_training(
     short = ("trainer.max_duration=1ep", "evaluation={knn: {every: 2ba, k: 3}}")
     code, said = run(tiny, *short)
     assert code == 0, said
-    assert "evaluation.knn after step 2 failed, and training goes on: the data are gone" in said
+    assert "evaluation.knn after step 2 failed; training continues: the data are gone" in said
     assert measured(tmp_path / "runs" / "tiny", "knn") == {2: {}, 3: {}}
     assert (tmp_path / "runs" / "tiny" / "evaluation" / "knn.json").exists()  # measured in the end
 

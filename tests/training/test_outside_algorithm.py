@@ -169,7 +169,7 @@ def test_a_class_derived_from_ours_has_its_evaluations(
     data["algorithms"] = {"mylab.better:Better": data["algorithms"]["droppos"]}
     data["trainer"]["run_folder"] = str(tmp_path / "runs")
     recipe = recipe_from_dict({**data, "run_name": "better"})
-    with pytest.raises(UserError, match=r"mylab\.better:Better; name a run"):
+    with pytest.raises(UserError, match=r"mylab\.better:Better; give a run"):
         check_evaluation("reconstructions", recipe, data["data"]["path"], {}, None)
     found = measured("position_grid", save_checkpoint(recipe), data["data"]["path"])
     assert 0 <= found["mean"] <= 1
@@ -182,10 +182,13 @@ def test_a_class_derived_from_ours_has_its_evaluations(
         ("yourlab.loca:LOCA", r"no module 'yourlab' in"),
         ("mylab.loca:Loca", r"has none of that name\. Did you mean 'LOCA'\?"),
         ("mylab.loca:helper", r"names the class 'helper', and mylab\.loca has a builtin"),
-        ("mylab.loca:Places", r"'mylab\.loca:Places' is no algorithm; derive it from pospre"),
-        ("mylab.loca:Sketch", r"'mylab\.loca:Sketch' lacks write; write every"),
-        ("mylab.loca.LOCA", r"'mylab\.loca\.LOCA' is not known\. A class of yours is package\.mod"),
-        ("mylab/loca.py:LOCA", r"names no module; write package\.module:Class"),
+        ("mylab.loca:Places", r"'mylab\.loca:Places' is not an algorithm; derive it from pospre"),
+        ("mylab.loca:Sketch", r"'mylab\.loca:Sketch' lacks write; implement all"),
+        (
+            "mylab.loca.LOCA",
+            r"'mylab\.loca\.LOCA' is not known\. Write your own class as package\.mod",
+        ),
+        ("mylab/loca.py:LOCA", r"has no module name; write package\.module:Class"),
     ],
 )
 def test_what_names_no_algorithm_outside_is_said(mylab: Path, name: str, said: str) -> None:
@@ -197,9 +200,9 @@ def test_what_names_no_algorithm_outside_is_said(mylab: Path, name: str, said: s
     ("code", "said"),
     [
         ("import nothing_of_it", r"ModuleNotFoundError: No module named .nothing.* line 1\)"),
-        ("\n1 / 0", r"does not import: ZeroDivisionError: .*broken\.py, line 2\)\. `python -c"),
-        ("\n\ndef (", r"does not import: SyntaxError: .*broken\.py, line 3\)"),
-        ("exit(3)", r"does not import: SystemExit: 3"),
+        ("\n1 / 0", r"cannot be imported: ZeroDivisionError: .*broken\.py, line 2\)\. `python -c"),
+        ("\n\ndef (", r"cannot be imported: SyntaxError: .*broken\.py, line 3\)"),
+        ("exit(3)", r"cannot be imported: SystemExit: 3"),
     ],
 )
 def test_a_module_that_does_not_import_says_why(mylab: Path, code: str, said: str) -> None:

@@ -1,9 +1,10 @@
 """Crop field: positions that belong to places of the original image (Intertwined, Sec. 3.2).
 
 The encoder's positions become a field over the original image. Every view's box is cut out of the
-field as out of the image, and read at the patch centres. A crop then knows where and how large it
-was, and one place has one vector in all crops. Against learning absolute places and ImageNet's
-object sizes, the boxes of an image are shrunk and moved together inside the field at every step.
+The encoder's positions become a field over the original image. Every view's box is cropped from the
+field as from the image, and read at the patch centres. A crop thus gets its position and size, and
+a place has the same vector in all crops. To keep the encoder from learning absolute places and
+ImageNet's object sizes, an image's boxes are scaled and moved together in the field at every step.
 """
 
 from copy import deepcopy
@@ -46,26 +47,25 @@ class CropField(PretrainAlgorithm):
     Writes ``g/field_box`` for every view group g: the boxes in the field, one draw for all views of
     an image. With ``mirror_shared`` it also writes ``g/flip``, instead of the loader's flips.
 
-    ``encoder.positions`` decides what the field is. ``learned``: a table with a size of its own,
-    drawn from N(0, 0.02²), or read once from a table that was loaded before. ``sincos``: smooth,
-    fixed waves. ``rotary``: queries and keys are rotated by the place in the field. Whole images
-    get the whole field.
+    ``encoder.positions`` determines the field. ``learned``: a table with its own size, drawn from
+    N(0, 0.02²), or resampled once from a loaded table. ``sincos``: smooth, fixed waves. ``rotary``:
+    queries and keys are rotated by the place in the field. Whole images get the whole field.
 
     Args:
-        field_size: side of the learned field in vectors; None: 50 there.
+        field_size: side of the learned field in vectors; default: 50.
         interpolation: of the learned field, ``bicubic`` or ``bilinear``.
-        box_scale: law of the area s of the rectangle around an image's views, in shares of the
-            field: ``beta`` (2, 5) or ``uniform``, both stretched to ``scale_range``; ``fill`` is
-            s = 1, as large as fits; ``const`` leaves the boxes where they are. s gives way where
-            the rectangle would not fit.
-        scale_range: least and largest s of ``beta`` and ``uniform``; None: [0.2, 1] there.
-        enclose: the views in that rectangle: ``all``, or ``globals`` (then some local views leave
-            the field, whose border goes on outside).
-        flip_field: what becomes of the positions of a mirrored view. ``with_view`` mirrors them
-            too, the literal reading: one place, one vector, but to a ViT that is the view with each
-            patch mirrored in place. ``box_only`` leaves them, so that a mirrored object looks
-            mirrored, at the price of vectors that belong to two places. ``mirror_shared`` keeps
-            both: views and boxes of an image are mirrored together, as its first view is drawn.
+        box_scale: distribution of the area s of the rectangle around an image's views, as a share
+            of the field: ``beta`` (2, 5) or ``uniform``, both stretched to ``scale_range``;
+            ``fill``: s = 1, as large as fits; ``const``: boxes are not moved. s is reduced if the
+            rectangle would not fit.
+        scale_range: minimal and maximal s of ``beta`` and ``uniform``; default: [0.2, 1].
+        enclose: the views in this rectangle: ``all``, or ``globals`` (some local views then leave
+            the field, whose border is extended).
+        flip_field: positions of a mirrored view. ``with_view`` mirrors them too, which is the
+            literal reading: one place, one vector. To a ViT this is the view with each patch
+            mirrored in place. ``box_only`` does not mirror them: a mirrored object looks mirrored,
+            but vectors belong to two places. ``mirror_shared`` has both: all views and boxes of an
+            image are mirrored like its first view.
     """
 
     pretext_task: ClassVar[PretextTask | None] = PretextTask(
@@ -81,7 +81,7 @@ class CropField(PretrainAlgorithm):
     flip_field: FlipField = "with_view"
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what it needs: nothing but another algorithm's passes."""
+        """Return its requirements: only another algorithm's passes."""
         return Needs(views={})
 
     def attach(self, model: PretrainModel) -> None:
@@ -137,7 +137,7 @@ class CropField(PretrainAlgorithm):
         batch.update({field_box_key(name): part for name, part in zip(groups, parts, strict=True)})
 
     def _place(self, box_BV4: Tensor, enclosed: slice, batch: Batch, seed: int) -> Tensor:
-        """Return the boxes after the position-and-scale augmentation (Sec. 3.2.2)."""
+        """Return the boxes after random scaling and shifting (Sec. 3.2.2)."""
         keys = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "crop_field/place")
         draw = draws.uniform(keys, 8).double()
         low, high = self._scales

@@ -26,8 +26,8 @@ def place_boxes(box_BV4: Tensor, around_B4: Tensor, area_B: Tensor, shift_B2: Te
     Args:
         box_BV4: the views' boxes in the original image.
         around_B4: A, the box to place.
-        area_B: s, the area of A; it is reduced if A would not fit.
-        shift_B2: where A goes in the room that is left, each in [0, 1].
+        area_B: s, the area of A; reduced if A would not fit.
+        shift_B2: position of A in the remaining room, each in [0, 1].
     """
     size_B2 = around_B4[:, 2:] - around_B4[:, :2]
     factor = torch.minimum((area_B / size_B2.prod(-1)).sqrt(), 1 / size_B2.amax(-1)).unsqueeze(-1)

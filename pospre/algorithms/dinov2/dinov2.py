@@ -51,7 +51,7 @@ class PrototypeMatching(TwoPrototypeTasks):
         """
         masked = batch[MASK_KEY]
         bounds = self.options.masking.bounds(len(masked), masked.shape[-1])
-        slots = masked_slots(masked, max(sum(bounds), 1))  # padding alone where nothing is masked
+        slots = masked_slots(masked, max(sum(bounds), 1))  # only padding if nothing is masked
         student, teacher = passes["global"], passes["teacher"]
         classes = student[:, 0].unflatten(0, (-1, NUM_CROPS))
         crops = classes
@@ -106,9 +106,9 @@ class DINOv2(PretrainAlgorithm):
     """The host that matches a student's crops and masked patches with a momentum teacher's.
 
     Needs the view group ``global`` with two views; ``local`` may have any number or be missing.
-    Writes ``global/masked``, bool (B, 2, N). The targets and KoLeo look at all samples of a forward
-    pass; Sinkhorn and centering look at those of all ranks. Unlike MAE's, the loss therefore
-    depends on the microbatch.
+    Writes ``global/masked``, bool (B, 2, N). The targets and KoLeo couple all samples of a forward
+    pass, Sinkhorn and centering those of all ranks. Unlike MAE's, the loss therefore depends on the
+    microbatch.
 
     Args:
         num_prototypes: K.
@@ -175,7 +175,7 @@ class DINOv2(PretrainAlgorithm):
     is_host: ClassVar[bool] = True
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what it needs: two global crops and a class token."""
+        """Return its requirements: two global crops and a class token."""
         return Needs(views={"global": NUM_CROPS}, class_token="algorithms.dinov2")
 
     def attach(self, model: PretrainModel) -> None:
@@ -201,7 +201,7 @@ class DINOv2(PretrainAlgorithm):
         return CropMasking(self.mask_crop_rate, self.mask_ratio, stratified=self.official)
 
     def couples_samples(self) -> str | None:
-        """Return the part that looks at all samples of a forward at once."""
+        """Name the part that couples the samples of a batch."""
         return "the targets and KoLeo" if self.koleo_weight else "the targets"
 
     def write(self, batch: Batch, model: PretrainModel) -> None:

@@ -20,7 +20,7 @@ def cross_view_entropy(student_BSK: Tensor, targets_B2K: Tensor, temperature: fl
         temperature: the student's.
     """
     num_local = student_BSK.shape[1] - 2
-    # cross-entropy is linear in the target: a local crop meets the sum of both targets once
+    # cross-entropy is linear in the target: a local crop uses the sum of both targets once
     local = targets_B2K.sum(1, keepdim=True).expand(-1, num_local, -1)
     targets = torch.cat([targets_B2K.flip(1), local], dim=1)
     return soft_cross_entropy(student_BSK, targets, temperature)

@@ -13,19 +13,19 @@ from torch import Tensor
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch, view_keys
 from pospre.errors import UserError
-from pospre.nn.replay import replayed
+from pospre.nn.cuda_graph import replayed
 
 NUM_CROPS = 2
 """Global crops of an image."""
 
-_TRIES = 40  # the published loop, which has no bound, took 27 at most in 20000 draws
-_GIVE_UP = 10  # tries without success after which it stops short of its count
+_TRIES = 40  # the published loop has no limit; it took at most 27 in 20000 draws
+_GIVE_UP = 10  # consecutive failures after which a mask stays smaller than requested
 _MIN_AREA = 4
 _ASPECTS = (0.3, 1 / 0.3)
 
 
 class Slots(NamedTuple):
-    """A fixed number of patches in which all masked ones fit; the rest is padding.
+    """A fixed number of patches that fits all masked ones; the rest is padding.
 
     Attributes:
         patch: int64 (S,), which of all patches of all crops.
@@ -43,8 +43,8 @@ class CropMasking:
     Every sample masks ``crop_rate`` of its crops, and a masked crop draws its share from ``ratio``.
     The published way (``stratified``) has the same marginals. It masks ``crop_rate`` of all crops
     of the batch, so a sample may have none or two. Each masked crop takes its share from its own
-    interval of ``ratio``. That needs fewer padding slots, but a sample's masks then depend on which
-    others it is seen with.
+    interval of ``ratio``. That needs fewer padding slots, but a sample's masks then depend on the
+    other samples of the batch.
     """
 
     crop_rate: float
@@ -111,9 +111,9 @@ def draw_counts(keys: Tensor, ratio: tuple[float, float], grid: tuple[int, int])
 def block_masks(keys_R: Tensor, counts_R: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return masks of ``counts_R`` patches, in rare cases fewer: bool (R, N).
 
-    Rectangles are added one after the other and may overlap (BEiT; iBOT). A block is taken if it is
+    Rectangles are added one after the other and may overlap (BEiT; iBOT). A block is used if it is
     smaller than the grid on both sides, adds at least one patch and does not add too many. After
-    ten refusals in a row the mask stays as it is.
+    ten failures in a row the mask stays as it is.
 
     Args:
         keys_R: draw keys.

@@ -20,11 +20,11 @@ def sinkhorn(
     weights_M: Tensor | None = None,
     iterations: int = 3,
 ) -> Tensor:
-    """Return soft assignments (M, K) that use all prototypes alike (Caron et al. 2020, SwAV).
+    """Return soft assignments (M, K) that use all prototypes equally (Caron et al. 2020, SwAV).
 
     The two steps alternate: every prototype gets the same share of all samples, then every sample
     sums to 1. The samples come last, so each row is a distribution. All ranks solve one problem
-    together and each gets its rows; a rank whose rows are all padding takes part too.
+    together, and each gets its rows; ranks with only padding take part too.
 
     The matrix is never rewritten: only its factors per prototype and per sample are. Logits are
     shifted by the largest of each prototype and then of each sample, so nothing overflows or

@@ -160,7 +160,7 @@ class IJEPA(PretrainAlgorithm):
     is_host: ClassVar[bool] = True
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what it needs: one view."""
+        """Return its requirements: one view."""
         return Needs(heads={"predictor": (self.predictor_dim, self.heads(encoder))})
 
     def attach(self, model: PretrainModel) -> None:
@@ -200,7 +200,7 @@ class IJEPA(PretrainAlgorithm):
         )
 
     def couples_samples(self) -> str | None:
-        """Return the part that looks at all samples of a forward at once."""
+        """Name the part that couples the samples of a batch."""
         return "the sizes of masks" if self.official else None
 
     def write(self, batch: Batch, model: PretrainModel) -> None:

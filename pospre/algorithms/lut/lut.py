@@ -127,22 +127,21 @@ class LUT(PretrainAlgorithm):
 
     Args:
         symmetric: false, the paper: the masked view is encoded once and learns from the second
-            one. True, the published code: the second view is masked too and learns from the first.
-        supervision: the mean over patches (``context``), every patch's own target (``tokens``), or
-            ``both``, with one head. For single patches the second view is cut where the first one
-            is, with its flip, and only its colours differ.
-        pool: the mean of the ``patches``, or the ``class_token``.
-        steer: the ``unmasked`` patches, or ``both``: masked ones too. A host that drops patches has
-            no tokens for them; the view is then encoded a second time, complete (the paper does not
-            say how it did this).
-        distance: ``cosine``, ``infonce`` (the other samples of this pass, or the image's other
-            patches, are the negatives) or ``smooth_l1`` of the embeddings as they are.
-        temperature: of ``infonce``; the paper does not say its own.
+            symmetric: False (the paper): the masked view is encoded once and learns from the second
+                one. True (the published code): the second view is masked too and learns from the
+                first.
+            supervision: the mean over patches (``context``), every patch's own target (``tokens``),
+                or ``both``, with one head. For single patches the second view has the first one's
+                crop and flip, and differs only in colours.
+            pool: the mean of the ``patches``, or the ``class_token``.
+            steer: the ``unmasked`` patches, or ``both``, including masked ones. A host that drops
+                patches has no tokens for them; the complete view is then encoded a second time (the
+                paper does not say how it did this).
+        temperature: of ``infonce``; the paper does not give it.
         target_mask_ratio: share of patches hidden from the teacher, in [0, 1).
         hidden_dim: width inside the heads.
-        momentum_start: of the teacher at the beginning; None takes the teacher that another
-            algorithm has brought.
-        momentum_end: approached at the end, along a cosine.
+        momentum_start: of the teacher at the beginning; None uses another algorithm's teacher.
+        momentum_end: limit at the end, along a cosine.
         weight: α, factor of this loss in the total (published: 1 for S, 0.25 for B).
     """
 
@@ -165,13 +164,13 @@ class LUT(PretrainAlgorithm):
     weight: NonNegativeFloat = 0.25
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what it needs: two views, some patches of the first hidden by a host."""
+        """Return its requirements: two views, with some patches of the first hidden by a host."""
         return Needs(
             views={"view": 1, "second": 1},
             patches="part",
             class_token="lut.pool = class_token" if self.pool == "class_token" else None,
             hint="Put it beside mae or another host that hides some by its mask_ratio, and list it "
-            "after whatever chooses them.",
+            "after the algorithm that chooses them.",
         )
 
     def attach(self, model: PretrainModel) -> None:
@@ -204,7 +203,7 @@ class LUT(PretrainAlgorithm):
             second_view.add_masked_twin(model.registry, left_out)
 
     def couples_samples(self) -> str | None:
-        """Return the part that looks at all samples of a forward at once."""
+        """Name the part that couples the samples of a batch."""
         return "the batch norms"
 
     def write(self, batch: Batch, model: PretrainModel) -> None:

@@ -87,11 +87,11 @@ class PositionMatching(PrototypeTask):
 class MaskedPosition(PretrainAlgorithm):
     """Masks positions on those global crops of DINOv2 whose content is not masked.
 
-    Writes ``global/known``, bool (B, 2, N). Prototypes, temperatures, centering and the
-    freeze at the beginning are those of ``dinov2``; the head is one more of the same size. The host
-    decides what is left to mask. With ``dinov2.mask_crop_rate`` 0.5, one global crop of each image
-    has masked content and the other masked positions. With 0, both have masked positions. Works
-    with all positions, in the image or in the field of ``crop_field``.
+    Writes ``global/known``, bool (B, 2, N). Prototypes, temperatures, centering and the initial
+    freeze are those of ``dinov2``; the head is another one of the same size. The host determines
+    which crops can be masked. With ``dinov2.mask_crop_rate`` 0.5, one global crop of each image has
+    masked content and the other masked positions. With 0, both have masked positions. It works with
+    all positions, in the image or in the field of ``crop_field``.
 
     Args:
         shape: ``cross`` (a row and a column of patches, around drawn centres; always of the drawn
@@ -111,7 +111,7 @@ class MaskedPosition(PretrainAlgorithm):
     weight: NonNegativeFloat = 1.0
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what it needs: DINOv2, its teacher and its global crops."""
+        """Return its requirements: DINOv2, its teacher and its global crops."""
         return Needs(
             views={},
             objective=(PrototypeMatching, "dinov2"),
@@ -130,7 +130,7 @@ class MaskedPosition(PretrainAlgorithm):
         model.add_objective("masked_position", PositionMatching(model, self))
 
     def couples_samples(self) -> str | None:
-        """Return the part that looks at all samples of a forward at once."""
+        """Name the part that couples the samples of a batch."""
         return "the targets"
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
@@ -149,7 +149,7 @@ class MaskedPosition(PretrainAlgorithm):
         batch[KNOWN] = ~mask
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
-        """Take over the host's temperature of the teacher."""
+        """Use the host's temperature of the teacher."""
         host = model.objectives.of(PrototypeMatching)
         model.objectives.of(PositionMatching).temperature.copy_(host.temperature)
 

@@ -54,7 +54,7 @@ def free_crops(content_mask_B2N: Tensor, masking: CropMasking) -> Tensor:
     (A mask of DINOv2 may come out empty: its crop then still counts as masked.)
     """
     amount = content_mask_B2N.sum(-1)
-    # the published masks are dealt out over the batch, ours within each sample
+    # the published masks are distributed over the batch, ours within each sample
     pools = amount.flatten() if masking.stratified else amount
     free = num_free_crops(len(amount) if masking.stratified else 1, masking)
     rank = pools.argsort(dim=-1, stable=True).argsort(dim=-1)

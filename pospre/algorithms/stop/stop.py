@@ -1,12 +1,12 @@
 """StoP: stochastic positional embeddings (Bar et al. 2024, arXiv 2308.00566), on I-JEPA.
 
-Where a target lies is uncertain, so each mask token gets a Gaussian position: its mean is the
-sin-cos position ψ, its covariance σ·A·Aᵀ is learned (Eq. 1 and 2). With A the matrix that projects
-the context into the predictor, the token at position j is ψ_j + A·n_j + m̃, n_j ~ N(0, s²·I) (Eq. 3
-and Algorithm 1), so that to shrink the noise would be to erase the context. Nothing else changes,
-the loss neither, and what is exported never sees noise.
+A target's place is uncertain, so each mask token gets a Gaussian position: its mean is the sin-cos
+position ψ, its covariance σ·A·Aᵀ is learned (Eq. 1 and 2). With A the matrix that projects the
+context into the predictor, the token at position j is ψ_j + A·n_j + m̃, n_j ~ N(0, s²·I) (Eq. 3 and
+Algorithm 1). Shrinking the noise would thus erase the context. Nothing else changes, including the
+loss, and the exported encoder never sees noise.
 
-``noise.py`` has these tokens, ``variants.py`` what the paper compares them with.
+``noise.py`` has these tokens, ``variants.py`` the paper's alternatives.
 """
 
 from dataclasses import dataclass
@@ -42,10 +42,10 @@ class StoP(PretrainAlgorithm):
             ``lowres_bilinear`` and ``lowres_maxpool`` (a second head predicts targets at half the
             resolution, and the losses are averaged), ``learned_pos`` (the predictor's positions are
             learned), and ``sincos``, which is I-JEPA.
-        noise_std: s, the standard deviation of n; None: 0.25. Variants without noise leave it
-            unused, so that ``variant`` alone makes an ablation of a recipe. The paper's σ is a
-            variance, s = √σ; its code and published weights take the same 0.25 (0.2 for ViT-H) as
-            the standard deviation.
+        noise_std: s, the standard deviation of n; None: 0.25. Variants without noise ignore it, so
+            that ``variant`` alone makes an ablation of a recipe. The paper's σ is a variance, s =
+            √σ; its code and published weights use the same 0.25 (0.2 for ViT-H) as the standard
+            deviation.
         l1_weight: λ of ``l1``; None: 1e-5 there.
         official: the published code where it differs: the mask token is never added, and the
             projection's bias is, with the noise.
@@ -62,7 +62,7 @@ class StoP(PretrainAlgorithm):
     official: bool = False
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what it needs: I-JEPA's predictor, without which the noise would shrink."""
+        """Return its requirements: I-JEPA's predictor, without which the noise would shrink."""
         return Needs(
             views={},
             objective=(FeaturePrediction, "ijepa"),

@@ -1,7 +1,7 @@
 """Mixup and CutMix with separate draws per sample, at fixed shapes.
 
-Sample i of a batch of B is mixed with sample B−1−i, as in timm. The key of sample i decides how
-much and where. Only the partner depends on what else is in the (micro)batch.
+Sample i of a batch of B is mixed with sample B−1−i, as in timm. The key of sample i determines the
+amount and the position. Only the partner depends on the rest of the (micro)batch.
 """
 
 from functools import cache

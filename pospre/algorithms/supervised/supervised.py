@@ -90,7 +90,7 @@ class Supervised(PretrainAlgorithm):
     sample. With a ``mask_ratio``, writes ``view/visible`` and ``view/hidden``.
 
     Args:
-        num_classes: None takes those of the training data.
+        num_classes: None: those of the training data.
         pooling: what is classified: the class token (``cls``), or the ``mean`` of the patch tokens
             (of Swin: the merged ones). MAE's fine-tuning is ``mean`` with ``encoder.final_norm:
             false``: then the head normalises the mean.
@@ -142,7 +142,7 @@ class Supervised(PretrainAlgorithm):
         return {**arguments, "num_classes": num_classes(arguments["num_classes"], classes, path)}
 
     def needs(self, encoder: Encoder) -> Needs:
-        """Return what it needs: one view, perhaps a class token."""
+        """Return its requirements: one view, and possibly a class token."""
         return Needs(class_token="supervised.pooling = cls" if self.pooling == "cls" else None)
 
     def attach(self, model: PretrainModel) -> None:
@@ -171,7 +171,7 @@ class Supervised(PretrainAlgorithm):
         return bool(self.mix_rate and (self.mixup or self.cutmix))
 
     def couples_samples(self) -> str | None:
-        """Return the part that looks at all samples of a forward at once."""
+        """Name the part that couples the samples of a batch."""
         return "the pairs that are mixed" if self._mixes else None
 
     def write(self, batch: Batch, model: PretrainModel) -> None:

@@ -1,7 +1,7 @@
-"""The local folder of downloaded shards: shared by threads, ranks and runs of one machine.
+"""The local folder of downloaded shards, shared by threads, ranks and runs of one machine.
 
-A shard appears by renaming, whole and verified. All locks are the kernel's, which lets them go when
-their process dies, however it dies. A data set has the folder
+A shard appears by renaming, complete and verified. All locks are the kernel's, which releases them
+when their process dies in any way. A data set has the folder
 
     <cache_dir>/<name>-<hash of the address>/
         lock                 held briefly: to make room, to rename a shard, to start a run
@@ -9,7 +9,7 @@ their process dies, however it dies. A data set has the folder
         v-<hash …>/          index.json, pospre.json, the shards, *.part, locks/
 
 A process that downloads a shard holds its lock in ``locks/``. A process that reads shards that may
-be evicted holds the shards themselves, shared.
+be evicted holds shared locks on these shards.
 """
 
 import errno
@@ -36,12 +36,12 @@ from pospre.errors import UserError
 
 _PART = ".part"
 _LOCKS = "locks"
-_STUCK = 60.0  # seconds after which a lock for milliseconds is held by a process that hangs
+_STUCK = 60.0  # seconds after which the holder of a short lock must be hanging
 _MANY_FILES = 1 << 16
 
 
 def cache_root(cache_dir: str | Path | None) -> Path:
-    """Return the folder under which data sets are kept."""
+    """Return the folder for the caches of all data sets."""
     default = os.environ.get("POSPRE_CACHE") or "~/.cache/pospre"
     return Path(cache_dir or default).expanduser().absolute()
 
@@ -50,10 +50,10 @@ class ShardCache:
     """The folder of one version of a remote data set.
 
     Args:
-        root: folder under which data sets are kept.
+        root: folder for the caches of all data sets.
         address: of the data set.
-        contents: its small files, by name; they tell versions apart.
-        limit: bytes that the shards may take; None for no limit.
+        contents: its small files, by name, which identify the version.
+        limit: maximal bytes of its shards; None: no limit.
 
     Raises:
         UserError: the folder cannot be written.
@@ -71,7 +71,7 @@ class ShardCache:
         self.limit = limit
         with _writing(self.path, sum(map(len, contents.values()))), self._alone():
             (self.path / _LOCKS).mkdir(parents=True, exist_ok=True)
-            # held as long as this object lives: another run must not take the folder for old
+            # held during this object's lifetime: another run must not consider the folder old
             held = _lock_of(self.path)
             weakref.finalize(self, held.close)
             fcntl.flock(held, fcntl.LOCK_SH)
@@ -84,18 +84,18 @@ class ShardCache:
         self._remove_leftovers()
 
     def file(self, name: str) -> Path:
-        """Return where a shard lies, or will lie."""
+        """Return the path of a shard, which may not exist yet."""
         return self.path / name
 
     def holds(self, entry: FileEntry) -> bool:
-        """Tell whether a shard lies here with its full size."""
+        """Return whether a shard is here with its full size."""
         try:
             return self.file(entry.name).stat().st_size == entry.size
         except OSError:
             return False
 
     def open(self, name: str) -> FileIO | None:
-        """Return a shard that no process evicts as long as the file is open; None: it is gone.
+        """Return a shard that is not evicted while the file is open; None: it was evicted.
 
         Raises:
             UserError: it cannot be opened.
@@ -107,9 +107,9 @@ class ShardCache:
             return None
         except OSError as error:
             raise UserError(
-                f"{path} cannot be opened ({error.strerror or error}). Each shard in use takes an "
-                "open file where data.cache_limit is set: raise ulimit -n, set a smaller "
-                "data.window, or a limit that the whole data set fits into."
+                f"{path} cannot be opened ({error.strerror or error}). With data.cache_limit, each "
+                "shard in use takes an open file: raise ulimit -n, set a smaller data.window, or a "
+                "limit that fits the whole data set."
             ) from error
         if _try_lock(file, fcntl.LOCK_SH) and os.fstat(file.fileno()).st_nlink:
             return file
@@ -118,9 +118,9 @@ class ShardCache:
 
     @contextmanager
     def downloading(self, name: str, patience: float, stop: threading.Event) -> Iterator[bool]:
-        """Be the only one on this machine that downloads, or removes, a shard.
+        """Lock a shard against downloads and removals by other processes of this machine.
 
-        Gives False where another is at it for ``patience`` seconds, or ``stop`` was set.
+        Yields False if another process holds it for ``patience`` seconds, or ``stop`` was set.
         """
         lock = FileLock(self.path / _LOCKS / name)
         with suppress(Timeout):
@@ -134,15 +134,15 @@ class ShardCache:
     def incoming(
         self, name: str, size: int, needs: Callable[[], dict[str, float]], *, urgent: bool
     ) -> Iterator[Path | None]:
-        """Give the file to download a shard into; it is removed in the end unless it was published.
+        """Yield the file to download a shard into; it is removed at the end unless published.
 
         Args:
             name: the shard, which no other process is downloading.
-            size: bytes to set aside: a full disk shows before the download, not in its midst.
-            needs: returns when each shard will be needed; one that it does not list may never be.
-                Those needed last are evicted first, among equals the least recently used.
-            urgent: evict even what is needed sooner, but nothing that a process has open, and
-                rather exceed the limit than wait. Otherwise None is given where there is no room.
+            size: bytes to reserve, so that a full disk is noticed before the download.
+            needs: returns when each shard is needed; shards not listed may never be. Those needed
+                last are evicted first, among equals the least recently used.
+            urgent: evict even shards that are needed sooner, but none that a process has open, and
+                exceed the limit rather than wait. Otherwise None is yielded if there is no room.
 
         Raises:
             UserError: the disk is full or cannot be written.
@@ -154,16 +154,16 @@ class ShardCache:
                     has_room = self._make_room(name, size, needs(), urgent)
                     if has_room:
                         with path.open("wb") as file:
-                            if hasattr(os, "posix_fallocate"):  # not on macOS
+                            if hasattr(os, "posix_fallocate"):  # missing on macOS
                                 os.posix_fallocate(file.fileno(), 0, size)
                 yield path if has_room else None
             finally:
                 path.unlink(missing_ok=True)
 
     def publish(self, name: str) -> None:
-        """Let a complete file appear under its name.
+        """Rename a complete file to its final name.
 
-        It waits while room is made: the count would miss a file that is renamed meanwhile.
+        It waits while another process makes room: the count would miss a file renamed meanwhile.
         """
         part = self.file(name + _PART)
         _sync(part)
@@ -171,25 +171,25 @@ class ShardCache:
             part.replace(self.file(name))
 
     def remove_damaged(self, entry: FileEntry, patience: float, stop: threading.Event) -> str:
-        """Compare a shard with its hashes; if they differ, remove it and return what is wrong."""
+        """Verify a shard's hashes; if they differ, remove it and return what is wrong."""
         path = self.file(entry.name)
         with self.downloading(entry.name, patience, stop):
             try:
                 problem = difference(path, entry)
-            except FileNotFoundError:  # evicted, or found by another rank before
+            except FileNotFoundError:  # evicted, or already removed by another rank
                 return ""
             if problem:
                 path.unlink(missing_ok=True)
             return problem
 
     def touch(self, name: str) -> None:
-        """Note that a shard was used just now."""
+        """Mark a shard as just used."""
         with suppress(OSError):  # evicted by another process, or not ours
             os.utime(self.file(name))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Be the only one who evicts shards or sets old versions aside."""
+        """Lock eviction and the removal of old versions against other processes."""
         path = self._home / "lock"
         try:
             with FileLock(path, timeout=_STUCK):
@@ -197,8 +197,7 @@ class ShardCache:
         except Timeout as error:  # Ctrl-Z, or a network disk that hangs
             raise UserError(
                 f"another process has held {path} for {_STUCK:.0f} s, so it is stopped or hangs; "
-                f"end it (`fuser {path}` tells its number), or set data.cache_dir to another "
-                "folder."
+                f"end it (`fuser {path}` shows its id), or set data.cache_dir to another folder."
             ) from error
 
     def _make_room(self, name: str, size: int, needs: dict[str, float], urgent: bool) -> bool:
@@ -224,7 +223,7 @@ class ShardCache:
         return urgent or used <= self.limit
 
     def _set_old_aside(self) -> None:
-        """Rename versions that were replaced and that no process reads any more."""
+        """Rename old versions that no process reads any more."""
         for version in self._home.glob("v-*"):
             if version != self.path and version.is_dir():
                 with _lock_of(version) as file:
@@ -232,7 +231,7 @@ class ShardCache:
                         version.rename(version.with_name(f"old-{os.urandom(8).hex()}"))
 
     def _remove_leftovers(self) -> None:
-        """Remove old versions, and what killed processes left of their downloads."""
+        """Remove old versions, and partial downloads of killed processes."""
         for version in self._home.glob("old-*"):
             shutil.rmtree(version, ignore_errors=True)
         for part in self.path.glob(f"*{_PART}"):
@@ -242,7 +241,7 @@ class ShardCache:
 
 
 def allow_many_files() -> None:
-    """Raise the soft limit of open files as far as the system lets us."""
+    """Raise the soft limit of open files to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
     if 0 <= soft < wanted:
@@ -255,7 +254,7 @@ def _lock_of(version: Path) -> FileIO:
 
 
 def _sync(path: Path) -> None:
-    """Have a file on the disk: after a power cut it should not be full of zeros."""
+    """Flush a file to disk: after a power cut it could otherwise be full of zeros."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -270,18 +269,18 @@ def _try_lock(file: FileIO, kind: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def _writing(path: Path, size: int) -> Iterator[None]:
-    """Turn what goes wrong on the local disk into a message."""
+    """Turn errors of the local disk into ``UserError``."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
                 f"{path} cannot be written ({error.strerror or error}); set data.cache_dir or "
-                "POSPRE_CACHE to a folder that can."
+                "POSPRE_CACHE to a writable folder."
             ) from error
         folder = nearest_existing(path.parent)
         raise UserError(
-            f"the disk of {folder} is full: {path.name} needs {size} bytes, and "
+            f"the disk of {folder} is full: {path.name} needs {size} bytes, but only "
             f"{shutil.disk_usage(folder).free} are free. Make room, or set data.cache_limit, or "
             "data.cache_dir on another disk."
         ) from error

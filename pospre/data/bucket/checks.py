@@ -1,7 +1,7 @@
-"""Whether a shard is what the data set's description says of it.
+"""Verification of a shard against the data set's description.
 
-Compressed shards are decompressed when they have come. That, and the hashes that Python lacks
-(xxhash), is done by Streaming, which is imported only then: it takes seconds.
+Compressed shards are decompressed after the download. Streaming does this, and computes hashes that
+Python lacks (xxhash); it is only imported if needed, because that takes seconds.
 """
 
 import hashlib
@@ -13,14 +13,14 @@ from pospre.errors import UserError
 
 
 def unpack(path: Path, entry: ShardEntry) -> str:
-    """Turn what was downloaded into the shard as it is read; return what is wrong with it."""
+    """Decompress a download into the shard; return what is wrong with it."""
     problem = difference(path, entry.stored)
     if not problem and entry.packed:
         from streaming.base.compression import decompress
 
         try:
             path.write_bytes(decompress(entry.compression, path.read_bytes()))
-        except Exception as error:  # of a kind of the library's own, for each of five libraries
+        except Exception as error:  # each of the five libraries has its own kind
             return f"it cannot be decompressed ({error})"
         problem = difference(path, entry.raw)
     if problem:
@@ -28,22 +28,22 @@ def unpack(path: Path, entry: ShardEntry) -> str:
     try:
         load_shard(path, entry, "")
     except UserError:
-        return "it does not start as index.json says"
+        return "its start does not match index.json"
     return ""
 
 
 def difference(path: Path, entry: FileEntry) -> str:
-    """Return in what a file differs from its description."""
+    """Return how a file differs from its description."""
     size = path.stat().st_size
     if size != entry.size:
         return f"it has {size} bytes instead of {entry.size}"
     for algorithm, expected in entry.hashes.items():
         try:
             found = _digest(path, algorithm)
-        except (OSError, ValueError) as error:  # a bad disk, a hash that Streaming does not know
+        except (OSError, ValueError) as error:  # a bad disk, or a hash unknown to Streaming
             return f"its {algorithm} cannot be computed ({error})"
         if found != expected:
-            return f"its {algorithm} is another"
+            return f"its {algorithm} differs"
     return ""
 
 

@@ -1,9 +1,9 @@
-"""One object of a bucket, downloaded with patience: retried, taken up where it was cut, bounded.
+"""Download of one object from a bucket, with retries, resumption and a time limit.
 
-boto3's transfer manager, which fetches checkpoints, is not used for shards: beside a silent server
-a process ended 98 s after Ctrl-C with its threads and after 1 s with these, it begins a cut piece
-anew (25 MB for an object of 20 that was cut at 5), and it gives up after five tries, however short
-an outage is.
+boto3's transfer manager, which fetches checkpoints, is not used for shards. With a silent server
+its threads ended a process 98 s after Ctrl-C; these end it after 1 s. It restarts interrupted parts
+(25 MB for an object of 20 MB cut at 5 MB), and fails after five attempts even if an outage is
+short.
 """
 
 import itertools
@@ -27,20 +27,20 @@ from urllib3.exceptions import HTTPError
 from pospre.errors import Unreachable, UserError
 from pospre.object_store import CREDENTIAL_FAULTS, Bucket, may_pass
 
-PATIENCE_HINT = "POSPRE_S3_PATIENCE sets how many seconds a shard may take"
+PATIENCE_HINT = "POSPRE_S3_PATIENCE sets the maximal seconds for a shard"
 
-_BLOCK = 32 << 10  # small: between two blocks a download sees that it should stop
+_BLOCK = 32 << 10  # small: a download checks between blocks whether it should stop
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
 _REPLACED = ("PreconditionFailed", "412", "InvalidRange", "416")
 
 
 class Stopped(Exception):
-    """The download was no longer wanted."""
+    """The download is no longer needed."""
 
 
 class Refused(UserError):
-    """The bucket does not hold the object (``status`` 404), or does not give it (403)."""
+    """The bucket does not have the object (``status`` 404), or denies access (403)."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -52,10 +52,10 @@ class Download:
 
     Attributes:
         address: of the object, for messages.
-        done: bytes that lie in the target.
-        received: bytes that came over the network, those of cut tries included.
-        attempts: how often it was tried.
-        cause: why the last try failed, or nothing.
+        done: bytes written to the target.
+        received: bytes received over the network, including interrupted attempts.
+        attempts: number of attempts.
+        cause: why the last attempt failed; empty if it did not.
     """
 
     def __init__(self, bucket: Bucket, name: str) -> None:
@@ -70,11 +70,11 @@ class Download:
         self._heard = 0.0
 
     def state(self, size: int) -> str:
-        """Return how far it is."""
+        """Return its progress in words."""
         if not self.attempts:
             return "another process downloads it, or keeps the shards that it should replace"
         last = f"; the last failure: {self.cause}" if self.cause else ""
-        return f"{self.done} of {size} bytes came in {self.attempts} attempts{last}"
+        return f"{self.done} of {size} bytes received in {self.attempts} attempts{last}"
 
     def run(
         self,
@@ -88,16 +88,16 @@ class Download:
 
         Args:
             target: the file.
-            patience: seconds that it may take.
-            stop: ends it.
-            silence: seconds without a byte after which it is given up, too.
+            patience: maximal duration in seconds.
+            stop: event that cancels it.
+            silence: seconds without a byte after which an attempt fails.
 
         Returns:
-            what is wrong with the bytes that came, as far as the bucket knows, or nothing.
+            What is wrong with the content, as far as the bucket has a checksum; empty if nothing.
 
         Raises:
             Unreachable: it took too long.
-            UserError: as soon as trying again cannot help.
+            UserError: an error that retrying cannot fix.
             Stopped: ``stop`` was set.
             OSError: the file cannot be written.
         """
@@ -107,11 +107,11 @@ class Download:
                 self._attempt(target, start + patience, stop)
                 return ""
             except FlexibleChecksumError:
-                return "it does not have the checksum that the bucket noted"
+                return "it does not have the checksum stored in the bucket"
             except (BotoCoreError, ClientError, HTTPError) as error:
                 self.cause = self._passing_cause(error)
             pause = min(_FIRST_PAUSE * 2.0 ** min(self.attempts - 1, 10), _LONGEST_PAUSE)
-            pause *= random.uniform(0.5, 1)  # ranks that failed together should not come together
+            pause *= random.uniform(0.5, 1)  # ranks that failed together should not retry together
             if time.monotonic() + pause > min(start + patience, self._heard + silence):
                 break
             if stop.wait(pause):
@@ -122,7 +122,7 @@ class Download:
         )
 
     def _attempt(self, target: BinaryIO, deadline: float, stop: threading.Event) -> None:
-        """Ask for the rest of the object and write it."""
+        """Request the rest of the object and write it."""
         rest = {}
         if self.done and self._version:
             rest = {"Range": f"bytes={self.done}-", "IfMatch": self._version}
@@ -146,11 +146,11 @@ class Download:
             body.close()
 
     def _passing_cause(self, error: Exception) -> str:
-        """Return what went wrong; raise where another try would end alike."""
+        """Return what went wrong; raise if another attempt would fail too."""
         if isinstance(error, ConnectTimeoutError | EndpointConnectionError):
             return self.bucket.explain(error)
         if isinstance(error, ReadTimeoutError):
-            return f"the server went silent, or was too slow, after {self.done} bytes"
+            return f"the server was silent, or too slow, after {self.done} bytes"
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
             raise UserError(self.bucket.explain(error)) from error
         if not isinstance(error, ClientError):
@@ -163,7 +163,7 @@ class Download:
             self.done = 0
             return "it was replaced while it was being downloaded"
         message = self.bucket.explain(error, self.address)
-        if code in CREDENTIAL_FAULTS:  # good ones have read the index: those in a file are replaced
+        if code in CREDENTIAL_FAULTS:  # they worked for the index; credentials in files get renewed
             self.bucket.connect()
             return message
         if status not in (403, 404) or code == "NoSuchBucket":

@@ -1,8 +1,7 @@
-"""The shards of a bucket, brought into the local cache: what is waited for at once, others ahead.
+"""Fetches shards of a bucket into the local cache: requested ones at once, later ones in advance.
 
-Every shard comes by a daemon thread of its own, which holds nothing but locks of the kernel's and a
-``.part`` file: whatever happens to it, the process can end, and the next one finds the cache in
-order.
+Every shard is downloaded by its own daemon thread, which holds only kernel locks and a ``.part``
+file. The process can therefore end at any time, and the next one finds a consistent cache.
 """
 
 import os
@@ -19,10 +18,10 @@ from typing import TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from pospre.data.bucket.arrival import Arrival, NotNow
 from pospre.data.bucket.cache import ShardCache, allow_many_files
 from pospre.data.bucket.download import PATIENCE_HINT, Stopped
-from pospre.data.bucket.plan import ReadingPlan
+from pospre.data.bucket.reading_plan import ReadingPlan
+from pospre.data.bucket.shard_download import NotNow, ShardDownload
 from pospre.data.stores.mds import Shard, load_shard
 from pospre.data.stores.mds_index import ShardEntry
 from pospre.errors import Unreachable, UserError
@@ -31,25 +30,25 @@ from pospre.object_store import Bucket
 T = TypeVar("T")
 
 _AHEAD = 32  # shards
-_AT_ONCE = 4  # shards that come ahead
-_READS = 2  # after which an error is not taken for an evicted shard
-_LOOKS = 3  # at a shard for damage in the cache; they take as long as a hash of all of it
-_TICK = 0.1  # seconds: how soon a lock or room that other processes hold is looked at again
-_GOODBYE = 1.0  # seconds that ``close`` gives the threads; a silent server may hold them longer
+_AT_ONCE = 4  # concurrent downloads in advance
+_READS = 2  # attempts after which an error is not explained by an evicted shard
+_LOOKS = 3  # checks of a shard for damage in the cache; each hashes all of it
+_TICK = 0.1  # seconds between checks for locks or room that other processes hold
+_GOODBYE = 1.0  # seconds that ``close`` waits for the threads; a silent server may block longer
 
 
 class Fetcher:
-    """The shards of a remote data set, brought to this machine when they are needed.
+    """Fetches the shards of a remote data set to this machine when they are needed.
 
     Args:
         bucket: the data set.
         entries: its shards.
-        cache: where they go.
-        patience: seconds that one may take.
+        cache: their local folder.
+        patience: maximal seconds for one shard.
 
     Attributes:
-        downloaded: bytes that came over the network for this object.
-        share: the part of the cache's limit that this plan may fill; other ranks fetch, too.
+        downloaded: bytes downloaded by this object.
+        share: part of the cache's limit that this plan may use; other ranks fetch, too.
     """
 
     def __init__(
@@ -62,8 +61,8 @@ class Fetcher:
         self._cache = cache
         self._patience = patience
         self._changed = threading.Condition()
-        self._here: dict[int, Shard] = {}  # with a limit: open, so that they are not evicted
-        self._looks: Counter[int] = Counter()  # for damage in the cache
+        self._here: dict[int, Shard] = {}  # with a limit: kept open, so that they are not evicted
+        self._looks: Counter[int] = Counter()  # checks for damage in the cache
         self._is_line_due = sys.stderr.isatty() and _rank() == 0
         self._is_open = True
         self._follow(np.empty(0, np.int64))
@@ -71,16 +70,16 @@ class Fetcher:
             allow_many_files()
 
     def _follow(self, places: np.ndarray) -> None:
-        """Forget the old plan and what was coming for it."""
+        """Replace the old plan and drop its pending downloads."""
         self._plan = ReadingPlan(places)
         self._stop = threading.Event()
-        self._coming: dict[int, Arrival] = {}
-        self._failed: set[int] = set()  # until a reader waits for them
-        self._later: set[int] = set()  # there was no room, or another process is at it
-        self._retry = np.inf  # when to look at these again
+        self._coming: dict[int, ShardDownload] = {}
+        self._failed: set[int] = set()  # until a reader requests them
+        self._later: set[int] = set()  # postponed: no room, or another process has them
+        self._retry = np.inf  # when to retry these
 
     def expect(self, places: np.ndarray) -> None:
-        """Bring ahead the shards of the samples that will be read, int64 (n,), in this order."""
+        """Fetch in advance the shards of these samples, int64 (n,), in this order."""
         self.close()
         with self._changed:
             self._follow(places)
@@ -88,7 +87,7 @@ class Fetcher:
             self._fetch_ahead()
 
     def close(self) -> None:
-        """End the threads and the waiting of readers; nothing is fetched any more."""
+        """Stop the threads and waiting readers; nothing is fetched any more."""
         with self._changed:
             self._is_open = False
             self._stop.set()
@@ -101,19 +100,19 @@ class Fetcher:
             thread.join(max(0.0, end - time.monotonic()))
 
     def read(self, place: int, action: Callable[[Shard], T]) -> T:
-        """Return what ``action`` makes of a shard; no process evicts it meanwhile.
+        """Return the result of ``action`` for a shard, which is not evicted meanwhile.
 
-        Where ``action`` fails with a UserError, the shard is looked at anew, and fetched anew if
-        another process has evicted it or cut it off.
+        If ``action`` fails with a UserError, the shard is checked again, and fetched again if
+        another process has evicted or truncated it.
 
         Raises:
-            UserError: the shard cannot be had, or not in time, or ``action`` fails all the same.
+            UserError: the shard cannot be fetched, or not in time, or ``action`` keeps failing.
         """
         self._advance(place)
         try:
             return self._try(place, action)
         finally:
-            self._release(place)  # nothing above holds the shard open any more
+            self._release(place)  # no caller holds the shard open any more
 
     def _try(self, place: int, action: Callable[[Shard], T]) -> T:
         for _ in range(_READS):
@@ -125,10 +124,10 @@ class Fetcher:
         return action(self._wait(place))
 
     def heal(self, place: int) -> bool:
-        """Compare a shard in the cache with its hashes, and remove it if it is another by now.
+        """Verify a shard in the cache, and remove it if it has changed; reading fetches it again.
 
-        It is fetched again when it is read. Return whether reading again may help: a shard that is
-        damaged again and again is left as it is, as is one that is damaged in the bucket.
+        Return whether reading again may help. A shard that is damaged repeatedly is kept, and so is
+        one that is damaged in the bucket.
         """
         with self._changed:
             self._looks[place] += 1
@@ -139,23 +138,23 @@ class Fetcher:
         if problem:
             self._here.pop(place, None)
             warnings.warn(
-                f"{self._cache.file(entry.name)} was damaged in the cache ({problem}): it is "
+                f"{self._cache.file(entry.name)} was damaged in the cache ({problem}); it is "
                 f"fetched again from {self._address(place)}",
                 stacklevel=2,
             )
         return True
 
-    # the plan, and what comes ahead
+    # the plan, and downloads in advance
 
     def _advance(self, place: int) -> None:
-        """Note how far in the plan the reading has come."""
+        """Record the reading's progress in the plan."""
         with self._changed:
             if self._plan.ask(place) or time.monotonic() > self._retry:
                 self._later.clear()
                 self._fetch_ahead()
 
     def _release(self, place: int) -> None:
-        """Let others evict a shard that has been read for the last time."""
+        """Allow eviction of a shard after its last read."""
         with self._changed:
             left = self._plan.count_read(place)
             if left > 0:
@@ -168,31 +167,31 @@ class Fetcher:
                 self._fetch_ahead()
 
     def _fetch_ahead(self) -> None:
-        """Have the next shards of the plan come; the lock is held."""
+        """Start downloads of the next shards of the plan; the lock is held."""
         self._retry = np.inf
         room = self.share * (self._cache.limit or np.inf)
         room -= sum(self._entries[place].raw.size for place in self._plan.begun)
         for place in self._plan.ahead(_AHEAD):
             room -= self._entries[place].raw.size
             if room < 0 or len(self._coming) >= _AT_ONCE or not self._is_open:
-                return  # what comes without room takes it from what is needed before it
+                return  # it would take room from shards that are needed earlier
             books = (self._here, self._coming, self._failed, self._later)
             if any(place in book for book in books):
                 continue
             if not self._cache.holds(self._entries[place].raw):
                 self._fetch(place, urgent=False)
 
-    def _fetch(self, place: int, *, urgent: bool) -> Arrival:
-        """Have a shard come; the lock is held."""
+    def _fetch(self, place: int, *, urgent: bool) -> ShardDownload:
+        """Start the download of a shard; the lock is held."""
         entry = self._entries[place]
-        self._coming[place] = coming = Arrival(
+        self._coming[place] = coming = ShardDownload(
             place, entry, self._bucket, self._patience, urgent=urgent, stop=self._stop
         )
         coming.start(self._work)
         return coming
 
-    def _work(self, coming: Arrival) -> None:
-        """Bring a shard, in a thread."""
+    def _work(self, coming: ShardDownload) -> None:
+        """Download a shard, in a thread."""
         place = coming.place
         later: Sequence[int] = ()
         try:
@@ -203,11 +202,11 @@ class Fetcher:
             pass
         except NotNow as error:
             later = self._plan.shards if error.no_room else [place]
-        except Exception as error:  # raised where a reader waits for this shard
+        except Exception as error:  # raised in the reader that waits for this shard
             coming.error = error
         with self._changed:
             coming.is_over = True
-            if self._coming.get(place) is coming:  # the plan is still the same
+            if self._coming.get(place) is coming:  # the plan has not changed
                 del self._coming[place]
                 if coming.error is not None:
                     self._failed.add(place)
@@ -217,7 +216,7 @@ class Fetcher:
                     self._retry = time.monotonic() + _TICK
             self._changed.notify_all()
 
-    def _bring(self, coming: Arrival) -> None:
+    def _bring(self, coming: ShardDownload) -> None:
         try:
             coming.bring(self._cache, self._needs)
         finally:
@@ -225,12 +224,12 @@ class Fetcher:
                 self.downloaded += coming.received
 
     def _needs(self) -> dict[str, float]:
-        """Tell when shards will be needed, by their names."""
+        """Return when shards are needed, by name."""
         with self._changed:
             needs = self._plan.needs()
         return {self._entries[place].raw.name: need for place, need in needs.items()}
 
-    # those who read
+    # readers
 
     def _wait(self, place: int) -> Shard:
         """Return a shard as soon as it is in the cache."""
@@ -238,7 +237,7 @@ class Fetcher:
         if shard is not None:
             return shard
         start = time.monotonic()
-        coming: Arrival | None = None
+        coming: ShardDownload | None = None
         with self._changed, self._line(place) as line:
             while (shard := self._here.get(place)) is None:
                 self._check(place, coming, time.monotonic() - start)
@@ -251,8 +250,8 @@ class Fetcher:
                 line.update(coming.download.done - line.n)
             return shard
 
-    def _check(self, place: int, coming: Arrival | None, seconds: float) -> None:
-        """Raise an error if there is nothing more to wait for."""
+    def _check(self, place: int, coming: ShardDownload | None, seconds: float) -> None:
+        """Raise an error if waiting is useless."""
         error = None if coming is None else coming.error
         if error is not None and not isinstance(error, UserError):
             raise error
@@ -269,7 +268,7 @@ class Fetcher:
 
     @contextmanager
     def _line(self, place: int) -> "Iterator[tqdm[None]]":
-        """Give a progress line: on a terminal, for the first shard that anybody waits for."""
+        """Show a progress line: on a terminal, for the first shard that a reader waits for."""
         is_due, self._is_line_due = self._is_line_due, False
         name, size = self._address(place), self._entries[place].stored.size
         with tqdm(
@@ -281,7 +280,7 @@ class Fetcher:
         return f"{self._bucket.uri}/{self._entries[place].stored.name}"
 
     def _load(self, place: int) -> Shard | None:
-        """Return a shard that lies in the cache, and take note of it."""
+        """Return a shard in the cache, and record it."""
         entry = self._entries[place]
         if not self._cache.holds(entry.raw):
             return None
@@ -292,7 +291,7 @@ class Fetcher:
                 return None
         try:
             shard = load_shard(self._cache.file(entry.raw.name), entry, "")
-        except UserError:  # evicted just now, or damaged behind our back: fetch it again
+        except UserError:  # just evicted, or damaged by another program: fetch it again
             self._cache.file(entry.raw.name).unlink(missing_ok=True)
             return None
         with self._changed:

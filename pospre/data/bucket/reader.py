@@ -1,9 +1,9 @@
-"""MDS shards in a bucket (``s3://bucket/folder``), fetched into a local cache while they are read.
+"""MDS shards in a bucket (``s3://bucket/folder``), fetched into a local cache while reading.
 
-A shard is downloaded once per machine, whole, and compared with what the data set's description
-says of it; from then on its samples are read as from a local data set. Streaming's own
-``StreamingDataset`` is not used: it keeps its state in shared memory, which outlives killed runs
-and stops the next, and its workers wait for each other without bound.
+A shard is downloaded completely, once per machine, and verified against the data set's description.
+Its samples are then read like those of a local data set. Streaming's own ``StreamingDataset`` is
+not used: it keeps its state in shared memory, which survives killed runs and stops the next, and
+its workers wait for each other without a time limit.
 """
 
 import io
@@ -25,8 +25,8 @@ from pospre.data.stores.reader import Visits
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
 
-_OPENING_SILENCE = 20.0  # seconds without a byte of the small files: the server does not answer
-_LONGEST_SILENCE = 20.0  # seconds without a byte after which a try has failed
+_OPENING_SILENCE = 20.0  # seconds without a byte of the small files until an error
+_LONGEST_SILENCE = 20.0  # seconds without a byte after which an attempt has failed
 
 
 class RemoteMdsReader(MdsReader):
@@ -34,16 +34,16 @@ class RemoteMdsReader(MdsReader):
 
     Args:
         address: ``s3://bucket/folder``.
-        cache_dir: folder for downloaded shards, which data sets share; by default ``$POSPRE_CACHE``
-            or ``~/.cache/pospre``.
-        cache_limit: bytes that the shards of this data set may take there; None: no limit.
+        cache_dir: folder for downloaded shards of all data sets; default: ``$POSPRE_CACHE`` or
+            ``~/.cache/pospre``.
+        cache_limit: maximal bytes of this data set's shards there; None: no limit.
 
     Attributes:
         path: the local folder of the shards.
         address: the data set.
         visits: what this machine's ranks read in every epoch.
-        visited: the shards that these are in.
-        stays: whether all of them may stay in the cache.
+        visited: the shards of these samples.
+        stays: whether all of them fit into the cache.
     """
 
     visits: Visits
@@ -72,7 +72,7 @@ class RemoteMdsReader(MdsReader):
         self._cache_limit = cache_limit
         self._check_limit()
         if cache_limit is not None and cache_limit >= sum(self._sizes):
-            cache.limit = None  # it is never reached: nothing must be kept from eviction
+            cache.limit = None  # never reached, so shards need no protection from eviction
         self._check_bucket(bucket)
         self._fetcher = Fetcher(bucket, self._entries, cache, patience)
 
@@ -83,36 +83,36 @@ class RemoteMdsReader(MdsReader):
 
     @property
     def downloaded(self) -> int:
-        """Bytes of shards that this reader has downloaded."""
+        """Bytes downloaded by this reader."""
         return self._fetcher.downloaded
 
     @property
     def remote_bytes(self) -> int:
-        """Bytes of all shards as they lie in the bucket."""
+        """Bytes of all shards in the bucket."""
         return sum(entry.stored.size for entry in self._entries)
 
     @property
     def unpacked_bytes(self) -> int:
-        """Bytes of all shards as they lie in the cache."""
+        """Bytes of all shards in the cache."""
         return sum(entry.raw.size for entry in self._entries)
 
     def expect(self, indices: np.ndarray) -> None:
-        """Fetch ahead the shards of these samples, int64 (n,), in their order."""
+        """Fetch in advance the shards of these samples, int64 (n,), in order."""
         self._fetcher.expect(np.searchsorted(self._ends, indices, side="right"))
 
     def close(self) -> None:
-        """End all downloads; readers that wait for one get an error. ``expect`` begins anew."""
+        """Stop all downloads; waiting readers get an error. ``expect`` starts again."""
         self._fetcher.close()
 
     def heal(self, index: int) -> bool:
-        """Have a shard fetched anew if it changed in the cache since it came."""
+        """Fetch a shard again if it has changed in the cache."""
         return self._fetcher.heal(self._locate(index)[0])
 
     def prepare(self, visits: Visits) -> None:
         """Refuse an order that would download most shards many times in an epoch.
 
         Raises:
-            UserError: the shards that such an order needs at once do not fit into the cache.
+            UserError: the shards that this order needs at once do not fit into the cache.
         """
         self.visits = visits
         self.visited = [self._entries[place] for place in visits.parts]
@@ -125,8 +125,8 @@ class RemoteMdsReader(MdsReader):
         if visits.order == "random":
             raise UserError(
                 f"data.cache_limit = {self._cache_limit} is less than the {all_bytes} bytes of "
-                f"{self.address} that are visited here, and data.order = random needs all of them "
-                "all the time. Set data.order: windows, or a higher limit."
+                f"{self.address} that this machine reads, but data.order = random needs all of "
+                "them at all times. Set data.order: windows, or a higher limit."
             )
         # two windows, as the next one is fetched while one is read; see pospre.data.order
         mean_samples = len(self) / len(self._entries)
@@ -140,12 +140,12 @@ class RemoteMdsReader(MdsReader):
             )
 
     def cached_bytes(self) -> int:
-        """Return the bytes, as they lie in the bucket, of the visited shards in the cache."""
+        """Return the bytes, as stored in the bucket, of the visited shards in the cache."""
         return sum(entry.stored.size for entry in self.visited if self._cache.holds(entry.raw))
 
     @property
     def _sizes(self) -> list[int]:
-        """Bytes of every shard as it arrives, or as it stays if that is more."""
+        """Bytes of every shard as downloaded, or as stored if that is more."""
         return [max(entry.raw.size, entry.stored.size) for entry in self._entries]
 
     @property
@@ -160,7 +160,7 @@ class RemoteMdsReader(MdsReader):
         return self._fetcher.read(place, lambda shard: shard.read(number))
 
     def _with_manifest(self, entry: ShardEntry) -> ShardEntry:
-        """Add the SHA-256 that our converter noted to what the index says."""
+        """Add the SHA-256 recorded by our converter to the index entry."""
         noted = self._manifest.get(entry.raw.name)
         if noted is None:
             return entry
@@ -176,7 +176,7 @@ class RemoteMdsReader(MdsReader):
             )
 
     def _check_bucket(self, bucket: Bucket) -> None:
-        """Find out at the start that a shard is missing, where the bucket may be listed."""
+        """Detect missing shards at the start, if the bucket may be listed."""
         try:
             found = bucket.list()
         except (BotoCoreError, ClientError):
@@ -189,9 +189,9 @@ class RemoteMdsReader(MdsReader):
 
 
 def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:
-    """Download the descriptions of a data set, of which ours may be missing.
+    """Download the descriptions of a data set; ours may be missing.
 
-    That of 14 million images has 75 MB, and all ranks read it at the same time.
+    For 14 million images it has 75 MB, and all ranks read it at the same time.
     """
     contents = {}
     for name in (INDEX_NAME, SIDECAR_NAME):
@@ -203,13 +203,13 @@ def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:
         except Refused as error:
             if name == INDEX_NAME and error.status == 404:
                 raise UserError(
-                    f"{error}: {bucket.uri} is no folder of MDS shards, or its conversion was "
-                    "never finished."
+                    f"{error}: {bucket.uri} is not a folder of MDS shards, or its conversion was "
+                    "not finished."
                 ) from error
             if name == INDEX_NAME:
                 raise
-            continue  # a bucket that may not be listed answers 403 for what is not there
+            continue  # without permission to list, a bucket answers 403 for missing objects
         if problem:
             raise UserError(f"{download.address} is damaged: {problem}.")
-        contents[name] = content.getvalue()[: download.done]  # an earlier try may have been longer
+        contents[name] = content.getvalue()[: download.done]  # an earlier attempt may be longer
     return contents

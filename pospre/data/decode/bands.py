@@ -1,4 +1,4 @@
-"""Images as arrays: ``.npy`` files of any number of channels, and TIFFs of several bands."""
+"""Images as arrays: ``.npy`` files with any number of channels, and TIFFs with several bands."""
 
 import io
 from typing import Any
@@ -15,7 +15,7 @@ def read_npy(data: np.ndarray) -> np.ndarray:
     """Return the array of a ``.npy`` file's bytes, uint8 (N,).
 
     Raises:
-        ValueError: it is damaged, cut off or not numeric. Nothing is unpickled.
+        ValueError: it is damaged, truncated or not numeric. Nothing is unpickled.
     """
     values = np.lib.format.read_array(io.BytesIO(data.data), allow_pickle=False)
     if values.dtype.kind not in "biuf":
@@ -38,14 +38,14 @@ def read_tiff(data: bytes) -> tuple[np.ndarray, int]:
         Exception: of almost any kind, for damaged bytes.
     """
     try:
-        import tifffile  # here, as nothing else needs it
+        import tifffile  # late: only needed here
     except ImportError as error:
         raise ValueError(
-            "TIFFs of several bands need tifffile, which is not there: pip install tifffile"
+            "TIFFs of several bands need tifffile, which is missing: pip install tifffile"
         ) from error
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         series: Any = file.series[0]
-        limit = 2 * (Image.MAX_IMAGE_PIXELS or series.size)  # where Pillow sees a bomb
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or series.size)  # Pillow's limit for bombs
         if series.size > limit * 4:
             raise ValueError(f"{series.size} values are more than an image may have")
         tag = file.pages.first.tags.get(_ORIENTATION)
@@ -53,7 +53,7 @@ def read_tiff(data: bytes) -> tuple[np.ndarray, int]:
 
 
 def arrange(values: np.ndarray, counts: tuple[int, ...]) -> np.ndarray:
-    """Return values (H, W), (H, W, C) or (C, H, W) as (H, W, C), C being one of ``counts``.
+    """Return values (H, W), (H, W, C) or (C, H, W) as (H, W, C), where C is one of ``counts``.
 
     Raises:
         ValueError: they have another shape.
@@ -67,6 +67,6 @@ def arrange(values: np.ndarray, counts: tuple[int, ...]) -> np.ndarray:
             return np.moveaxis(values, 0, 2)
     shape, wanted = " x ".join(map(str, values.shape)), " or ".join(map(str, counts))
     raise ValueError(
-        f"it has the shape {shape}, but {wanted} channels are wanted (--channels of "
-        "data_prep, encoder.channels of a recipe)"
+        f"it has the shape {shape}, but {wanted} channels are needed (--channels of data_prep, "
+        "encoder.channels of a recipe)"
     )

@@ -36,11 +36,11 @@ _MIRRORS = {
 }
 
 
-_PICTURES = {1, 3}  # numbers of channels that are made of any picture
+_PICTURES = {1, 3}  # numbers of channels that any picture can be converted to
 
 
 class DecodeError(Exception):
-    """The bytes cannot be read as an image; the message says why."""
+    """The bytes cannot be read as an image; the message gives the reason."""
 
 
 class OpenedImage:
@@ -59,7 +59,7 @@ class OpenedImage:
         Args:
             encoded: bytes of an image file, uint8 (N,); pixels, uint8 (H, W, 3); or features,
                 float32 (H, W, 1).
-            decoding: what to make of it; features stay as they are.
+            decoding: how to decode it; features are not changed.
 
         Raises:
             DecodeError: the bytes are no image, or one of other channels.
@@ -142,7 +142,7 @@ def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, 
 
     Args:
         data: the file's bytes, uint8 (N,).
-        decoding: what to make of it.
+        decoding: how to decode it.
 
     Returns:
         the pixels, and for more than 8 bits the values that became 0 to 255.
@@ -203,4 +203,4 @@ def _fit(pixels: np.ndarray, channels: int) -> np.ndarray:
         return grey(pixels)
     if (found, channels) == (1, 3):
         return np.repeat(pixels, 3, axis=2)
-    raise DecodeError(f"it has {found} channels, but {channels} are wanted")
+    raise DecodeError(f"it has {found} channels, but {channels} are needed")

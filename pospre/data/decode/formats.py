@@ -37,7 +37,7 @@ _OWN = (
     (4, b"ftypavif", "AVIF"),
     (4, b"ftypavis", "AVIF"),
 )
-_START = 1024  # bytes in which a text says what it is
+_START = 1024  # bytes that identify a text format
 
 
 def own_format(data: bytes) -> str | None:

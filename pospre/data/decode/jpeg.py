@@ -23,7 +23,7 @@ _BASELINE = 0xC0
 _APP1, _SCAN, _END, _INTERVAL = 0xE1, 0xDA, 0xD9, 0xDD
 _MARGIN = 2  # pixels of the result on all sides of those wanted: colour is interpolated between
 _FEWER = 0.95  # of the pixels: only then leaving some out is worth a copy of the bytes
-# libjpeg says this of rows that it was not asked for, of padding, and where it has lost its way.
+# libjpeg reports this for rows that were not requested, for padding, and after errors
 _LEFT_OVER = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0x(\w\w)")
 _XMP = re.compile(rb"tiff:Orientation(?:=[\"']|>)([1-8])")
 _DAMAGE = ("Corrupt JPEG data", "Premature end")
@@ -152,7 +152,7 @@ def decode(
 
 
 def _is_padding(data: np.ndarray, count: str, marker: str) -> bool:
-    """Tell whether libjpeg stumbled over zeros before the end, as some cameras leave them."""
+    """Return whether libjpeg only reported zeros before the end, which some cameras write."""
     end = data.tobytes().rfind(b"\xff\xd9")
     return marker == "d9" and end > 0 and not data[max(0, end - int(count)) : end].any()
 

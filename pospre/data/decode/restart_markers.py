@@ -1,7 +1,7 @@
-"""A JPEG with restart markers → a smaller one, of some of its rows and columns.
+"""Cropping a JPEG with restart markers to some of its rows and columns.
 
-The markers are looked for in every image, so that is compiled: a few microseconds. Numba keeps the
-compiled code until this file changes.
+Every image is searched for markers, so this is compiled and takes a few microseconds. Numba caches
+the compiled code until this file changes.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ _STRIDE = 64  # bytes looked at together
 
 @compiled
 def _find_markers(scan: np.ndarray, count: int) -> Any:
-    """Return the places of the first restart markers; fewer where there are not so many."""
+    """Return the positions of the first ``count`` restart markers, or all if there are fewer."""
     places, found = np.empty(count, np.int64), 0
     at, one = np.uint64(0), np.uint64(1)
     last = np.uint64(max(len(scan) - 1, 0))
@@ -46,7 +46,7 @@ def _copy_intervals(
     grid: tuple[int, int],
     cut: np.ndarray,
 ) -> Any:
-    """Write the smaller JPEG; return how long it is, 0 where a marker is not what it must be."""
+    """Write the smaller JPEG; return its length, or 0 if a marker is wrong."""
     left, top, right, bottom = window
     across, down = grid
     count = min((bottom - 1) * across + right, across * down - 1)
@@ -75,16 +75,17 @@ def _copy_intervals(
 def crop_intervals(
     data: np.ndarray, scan: int, window: tuple[int, int, int, int], grid: tuple[int, int]
 ) -> np.ndarray | None:
-    """Return a JPEG of some restart intervals, uint8 (N,); its header still says the old size.
+    """Return a JPEG with only some restart intervals, uint8 (N,); its header has the old size.
 
     Args:
         data: a JPEG's bytes, uint8.
-        scan: where the entropy-coded data begin.
-        window: left, top, right and bottom of the intervals that stay; the last two do not.
-        grid: how many intervals there are, across and down.
+        scan: offset of the entropy-coded data.
+        window: left, top, right and bottom of the intervals to keep; right and bottom are
+            exclusive.
+        grid: number of intervals, across and down.
 
     Returns:
-        None where a marker is missing or has another number.
+        None if a marker is missing or has another number.
     """
     cut = np.empty_like(data)
     length = _copy_intervals(data, scan, window, grid, cut)

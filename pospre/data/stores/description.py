@@ -1,4 +1,4 @@
-"""The description (JSON) that our converter leaves beside a data set: what it holds, checksums."""
+"""The description (JSON) that our converter writes for a data set: its content and checksums."""
 
 import base64
 from pathlib import Path
@@ -22,38 +22,38 @@ def _text(value: object) -> object:
     return value
 
 
-# Names of files may be no Unicode, and such texts are none to pydantic.
+# file names may not be valid Unicode, which pydantic does not accept as text
 _Text = Annotated[Any, AfterValidator(_text)]
 _Numbers = Annotated[tuple[float, ...], Strict(False)]  # JSON has lists
 _SizeAndSum = Annotated[tuple[Annotated[int, Strict()], Annotated[str, Strict()]], Strict(False)]
 
 
 class Moments(BaseModel, strict=True, frozen=True):
-    """Mean and standard deviation of each number or channel over the data set; empty: not noted."""
+    """Mean and standard deviation per number or channel of the data set; empty: not recorded."""
 
     mean: _Numbers = ()
     std: _Numbers = ()
 
     def fits(self, count: int) -> bool:
-        """Tell whether these are of so many numbers, or not noted."""
+        """Return whether these have this length, or are not recorded."""
         return {len(self.mean), len(self.std)} <= {0, count}
 
 
 class Origin(BaseModel, strict=True, frozen=True):
-    """What a data set was made from: the settings, and the source's fingerprint."""
+    """Origin of a data set: the conversion's settings, and the source's fingerprint."""
 
     settings: dict[str, Any] = {}
     source: Any = None
 
 
 class Noted(NamedTuple):
-    """What a data set of images notes about its pixels.
+    """Recorded facts about a data set's pixels.
 
     Attributes:
-        channels: of the images stored; 3 unless noted.
-        mean: of each channel over the data set, in [0, 1]; empty where it is not noted.
+        channels: of the stored images; 3 unless recorded.
+        mean: of each channel over the data set, in [0, 1]; empty if not recorded.
         std: likewise.
-        deep_range: how ``--deep-range`` was set; None where nothing was converted.
+        deep_range: setting of ``--deep-range``; None if nothing was converted.
     """
 
     channels: int = 3
@@ -63,15 +63,15 @@ class Noted(NamedTuple):
 
 
 class Description(BaseModel, strict=True, frozen=True):
-    """What readers use of a description.
+    """The parts of a description that readers use.
 
     Attributes:
-        samples: how many there are.
+        samples: number of samples.
         classes: names by label, or None.
         made_from: settings and source of the conversion.
-        channels: of the images stored.
-        pixels: moments of the images, where they have other than three channels.
-        features: moments of the features, where the samples are no images.
+        channels: of the stored images.
+        pixels: moments of images with other than three channels.
+        features: moments of features, if the samples are not images.
         max_pixels: of the largest image.
         crc32c: checksums of the samples, packed by ``pack_sums``.
         labels_sha256: hash of all labels.
@@ -97,21 +97,22 @@ class Description(BaseModel, strict=True, frozen=True):
 
     @property
     def noted(self) -> Noted:
-        """What it says about pixels."""
+        """Recorded facts about pixels."""
         deep_range = str(self.made_from.settings.get("deep_range", "auto"))
         return Noted(self.channels, self.pixels.mean, self.pixels.std, deep_range)
 
     @property
     def identity(self) -> Identity:
-        """The hashes that it notes."""
+        """The recorded hashes."""
         return {} if self.labels_sha256 is None else {LABELS: self.labels_sha256}
 
 
 def parse_description(text: bytes, where: object, data_format: str, remedy: str) -> Description:
-    """Read the text of a description that lies at ``where``.
+    """Parse the text of a description.
 
     Raises:
-        UserError: it is damaged, or of another format or version; ``remedy`` is its last sentence.
+        UserError: it is damaged, or of another format or version; the message ends with
+            ``remedy``.
     """
     try:
         content = parse_object(text)
@@ -120,7 +121,7 @@ def parse_description(text: bytes, where: object, data_format: str, remedy: str)
     found = (content.get("format"), content.get("version"))
     if found != (f"pospre-{data_format}", VERSION):
         raise UserError(
-            f"{where} says format {found[0]!r}, version {found[1]!r}; expected "
+            f"{where} has format {found[0]!r}, version {found[1]!r}; expected "
             f"'pospre-{data_format}', version {VERSION}. {remedy}"
         )
     try:
@@ -131,7 +132,7 @@ def parse_description(text: bytes, where: object, data_format: str, remedy: str)
         if description.pixels.fits(description.channels):
             return description
         key = "pixels"
-    raise UserError(f"{where}: '{key}' is not as the converter writes it. {remedy}")
+    raise UserError(f"{where}: '{key}' is not in the converter's format. {remedy}")
 
 
 def read_file(path: Path, remedy: str) -> bytes:
@@ -140,8 +141,8 @@ def read_file(path: Path, remedy: str) -> bytes:
     Raises:
         UserError: it cannot be read.
     """
-    if path.exists() and not path.is_file():  # to open a FIFO would take for ever
-        raise UserError(f"{path} is no regular file. {remedy}")
+    if path.exists() and not path.is_file():  # opening a FIFO would block
+        raise UserError(f"{path} is not a regular file. {remedy}")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -149,43 +150,42 @@ def read_file(path: Path, remedy: str) -> bytes:
 
 
 def read_sidecar(path: Path, data_format: str, num_samples: int, remedy: str) -> Description | None:
-    """Read the description of a data set and compare it with what the data themselves say.
+    """Read the description of a data set and compare it with the data.
 
     Returns:
-        the description, None when there is none (data written by other programs).
+        The description; None if there is none (data written by other programs).
 
     Raises:
-        UserError: unreadable, of another format or version, or it counts other samples.
+        UserError: it is unreadable, of another format or version, or has another number of samples.
     """
     if not path.exists():
         return None
     description = parse_description(read_file(path, remedy), path, data_format, remedy)
     if description.samples != num_samples:
         raise UserError(
-            f"{path} counts {description.samples} samples, but the data hold {num_samples}. "
-            f"{remedy}"
+            f"{path} has {description.samples} samples, but the data have {num_samples}. {remedy}"
         )
     return description
 
 
 def checksum(data: Any, label: int) -> int:
-    """Return the CRC-32C of a sample: its bytes (as stored), then its label as an int64.
+    """Return the CRC-32C of a sample: its stored bytes, then its label as an int64.
 
-    A flipped bit mostly gives an image all the same, and a label always.
+    A flipped bit usually still gives a valid image, and always a valid label.
     """
     return crc32c(label.to_bytes(8, "little", signed=True), crc32c(data))
 
 
 def pack_sums(sums: list[int]) -> str:
-    """Return the samples' checksums as the description holds them."""
+    """Return the samples' checksums in the description's format."""
     return base64.b64encode(np.array(sums, "<u4").tobytes()).decode()
 
 
 def unpack_sums(description: Description, name: str, remedy: str) -> np.ndarray | None:
-    """Return the samples' checksums, uint32 (N,), or None where the description has none.
+    """Return the samples' checksums, uint32 (N,); None if the description has none.
 
     Raises:
-        UserError: they are not those of as many samples.
+        UserError: there are not as many as samples.
     """
     if description.crc32c is None:
         return None
@@ -194,5 +194,5 @@ def unpack_sums(description: Description, name: str, remedy: str) -> np.ndarray 
     except ValueError:
         sums = np.empty(0, "<u4")
     if len(sums) != description.samples:
-        raise UserError(f"{name}: crc32c holds no checksum for each sample. {remedy}")
+        raise UserError(f"{name}: crc32c does not have a checksum for each sample. {remedy}")
     return sums

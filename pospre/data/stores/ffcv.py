@@ -1,7 +1,7 @@
-"""One .beton file (the format of FFCV), read through FFCV's own types and Reader.
+"""One .beton file (FFCV's format), read with FFCV's own types and Reader.
 
-FFCV trusts the file: of one whose writer died it makes samples out of whatever memory holds. So the
-whole structure is checked when the file is opened; this takes milliseconds per 100,000 samples.
+FFCV trusts the file: if its writer was killed, it returns samples of arbitrary memory. So the whole
+structure is checked when the file is opened, which takes milliseconds per 100,000 samples.
 """
 
 import importlib
@@ -46,7 +46,7 @@ class FfcvReader(Reader):
             self.classes, self.noted = description.classes, description.noted
             self.checksums = unpack_sums(description, f"{sidecar_path}", self.remedy)
             if description.labels_sha256 not in (None, hash_of_labels(self._labels)):
-                self._refuse(f"is damaged: its labels are not those that {sidecar_path.name} notes")
+                self._refuse(f"is damaged: its labels differ from those in {sidecar_path.name}")
         self._bytes = SampleBytes(self._place)
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class FfcvReader(Reader):
         return Sample(data, int(self._labels[index]))
 
     def about(self, index: int) -> tuple[int, str]:
-        """Return a sample's label; the file keeps no names."""
+        """Return a sample's label; the file has no names."""
         return int(self._labels[index]), ""
 
     def _own_identity(self) -> Identity:
@@ -70,7 +70,7 @@ class FfcvReader(Reader):
         return {LABELS: hash_of_labels(self._labels), "sizes of the stored images": images}
 
     def name(self, index: int) -> str:
-        """Return file and place."""
+        """Return the file and the sample's index."""
         return f"{self.path}, sample {index}"
 
     def _place(self, index: int) -> Place:
@@ -80,33 +80,33 @@ class FfcvReader(Reader):
         raise UserError(f"{self.path} {why}. {self.remedy}")
 
     def _check_header(self) -> None:
-        """Compare the header with the file's size before FFCV follows its pointers."""
+        """Check the header against the file's size before FFCV follows its pointers."""
         types = self._ffcv.types
         header_type = types.HeaderType
         if self.num_bytes < header_type.itemsize:
-            self._refuse("is no .beton file: it is shorter than a header")
+            self._refuse("is not a .beton file: it is shorter than a header")
         header = read_bytes(self.path, 0, header_type.itemsize).numpy().view(header_type)[0]
         if header["version"] != types.CURRENT_VERSION:
             self._refuse(
-                f"is no .beton file of version {types.CURRENT_VERSION} (it starts with "
-                f"version {header['version']})"
+                f"is not a .beton file of version {types.CURRENT_VERSION} (it starts with version "
+                f"{header['version']})"
             )
         if not 0 < header["num_fields"] <= _MAX_FIELDS:
             self._refuse(f"is damaged: its header counts {header['num_fields']} fields")
         if header["num_samples"] == 0:
-            self._refuse("holds no samples")
+            self._refuse("has no samples")
         table = int(header["alloc_table_ptr"])
         if table == 0:
-            self._refuse("was never finished: its writer stopped before the metadata")
+            self._refuse("was not finished: its writer stopped before the metadata")
         least = self._ffcv.fields.RGBImageField().metadata_type.itemsize
         if int(header["num_samples"]) * least > min(table, self.num_bytes):
             self._refuse(f"is damaged: it counts {header['num_samples']} samples, too many to fit")
         table_bytes = self.num_bytes - table
         if table_bytes <= 0 or table_bytes % types.ALLOC_TABLE_TYPE.itemsize:
-            self._refuse("is cut off: its allocation table is not where the header says")
+            self._refuse("is truncated: its allocation table is not where the header says")
 
     def _open(self) -> None:
-        """Let FFCV read the metadata, and keep image places, sizes and labels."""
+        """Read the metadata with FFCV, and keep image offsets, sizes and labels."""
         try:
             stock = self._ffcv.reader.Reader(str(self.path))
         except (AssertionError, KeyError, ValueError, TypeError) as error:
@@ -118,7 +118,7 @@ class FfcvReader(Reader):
             found = {name: type(field).__name__ for name, field in stock.handlers.items()}
             self._refuse(f"has the fields {found}; needed: image RGBImageField, label IntField")
         if len(stock.metadata) != stock.num_samples:
-            self._refuse("is cut off within its metadata")
+            self._refuse("is truncated within its metadata")
         columns = dict(zip(stock.field_names, stock.metadata.dtype.names, strict=True))
         self._images = stock.metadata[columns["image"]]
         self._labels = (
@@ -129,7 +129,7 @@ class FfcvReader(Reader):
         self._sizes = self._allocated_sizes(stock)
 
     def _allocated_sizes(self, stock: Any) -> np.ndarray:
-        """Look every image up in the allocation table; return sizes in bytes, int64 (N,)."""
+        """Find every image in the allocation table; return sizes in bytes, int64 (N,)."""
         data_start = self._ffcv.types.HeaderType.itemsize + stock.field_descriptors.nbytes
         data_start += stock.metadata.nbytes
         data_end = int(stock.header["alloc_table_ptr"])
@@ -151,16 +151,18 @@ class FfcvReader(Reader):
         if bad.any():
             self._refuse(
                 f"has empty or inconsistent metadata: {int(bad.sum())} of {len(bad)} samples, "
-                f"first sample {int(bad.argmax())}, point at no image"
+                f"first sample {int(bad.argmax())}, point to no image"
             )
         return sizes
 
 
 def _import_ffcv(path: Path) -> Any:
-    """Return FFCV, with the parts that are used."""
-    # Here, not at the top: it needs system libraries that MDS does not need. Importing FFCV sets
-    # torch to a single thread, for the whole program, and fills a dict of numba's with two names,
-    # which is compiled for 2 s at every start; a plain one does, as FFCV reads it in plain Python.
+    """Return FFCV with the parts used here."""
+    # late, because it needs system libraries that MDS does not need. Importing FFCV sets torch to
+    # one
+    # thread for the whole program, and fills a numba dict with two names, which is compiled for 2 s
+    # at
+    # every start. A plain dict suffices, because FFCV reads it in Python
     num_threads = torch.get_num_threads()
     typed: Any = importlib.import_module("numba.typed")
     compiled_dict = typed.Dict

@@ -1,4 +1,4 @@
-"""Reading parts of files: plain reads, so that a file cut short is an error and not a crash."""
+"""Reading parts of files with plain reads, so that truncated files are errors and not crashes."""
 
 import itertools
 import os
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pospre.errors import UserError
 
-_MOST_OPEN = 64  # of the thousand that a process may usually have
-_HINTED_SAMPLES = 256  # threads read that far apart from each other
+_MOST_OPEN = 64  # of the thousand that a process may usually open
+_HINTED_SAMPLES = 256  # maximal distance between threads
 _ODD_KINDS = (
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISSOCK, "a socket"),
@@ -27,9 +27,9 @@ _ODD_KINDS = (
 
 
 def odd_file(path: str | Path) -> str | None:
-    """Say what a path leads to that must not be opened, as that may take for ever; None: nothing.
+    """Describe a path that must not be opened because that may block; None: it can be opened.
 
-    A path that cannot be looked at is no odd file: to open it is an error.
+    A path that cannot be accessed is not special: opening it raises an error.
     """
     try:
         mode = os.stat(path).st_mode
@@ -39,7 +39,7 @@ def odd_file(path: str | Path) -> str | None:
 
 
 def names_in(folder: str | Path) -> list[str]:
-    """Return the names of what lies in a folder, sorted.
+    """Return the names in a folder, sorted.
 
     Raises:
         UserError: it cannot be read.
@@ -51,27 +51,26 @@ def names_in(folder: str | Path) -> list[str]:
 
 
 def refuse_unlisted(error: OSError) -> NoReturn:
-    """Raise a ``UserError`` for a folder (or what may be one) that cannot be read.
+    """Raise a ``UserError`` for a folder (or possible folder) that cannot be read.
 
-    As ``onerror`` of ``os.walk``, which leaves such a folder out without a word otherwise.
+    For use as ``onerror`` of ``os.walk``, which otherwise skips such a folder silently.
     """
     raise UserError(
-        f"{error.filename} cannot be read ({error.strerror}), and what it holds would be missing "
-        "without a word. Make it readable (permissions, mount, a path below 4096 bytes), or move "
-        "it away."
+        f"{error.filename} cannot be read ({error.strerror}), so its content would be missing. "
+        "Make it readable (permissions, mount, a path below 4096 bytes), or move it away."
     ) from error
 
 
 def read_bytes(file: Path | FileIO, offset: int = 0, size: int | None = None) -> Tensor:
-    """Read a part of a file (the whole by default) as uint8 (size,).
+    """Read a part of a file (default: all) as uint8 (size,).
 
     Args:
-        file: its path, or the file, open.
+        file: its path, or an open file.
         offset: of the first byte.
-        size: of the part; by default all that follows.
+        size: of the part; default: to the end.
 
     Raises:
-        UserError: the file cannot be read or is shorter than it was.
+        UserError: the file cannot be read or has become shorter.
     """
     try:
         if not isinstance(file, Path):
@@ -93,7 +92,7 @@ def _read_part(file: FileIO, offset: int, size: int | None) -> Tensor:
         count = os.preadv(descriptor, [view[done:]], offset + done)
         if count == 0:
             raise UserError(
-                f"{file.name!s} is cut off: it ends at byte {os.fstat(descriptor).st_size}, but "
+                f"{file.name!s} is truncated: it ends at byte {os.fstat(descriptor).st_size}, but "
                 f"bytes up to {offset + size} are needed. Copy or convert it again."
             )
         done += count
@@ -101,7 +100,7 @@ def _read_part(file: FileIO, offset: int, size: int | None) -> Tensor:
 
 
 class Place(NamedTuple):
-    """Where a sample's bytes lie."""
+    """The location of a sample's bytes."""
 
     path: Path
     offset: int
@@ -109,22 +108,22 @@ class Place(NamedTuple):
 
 
 class SampleBytes:
-    """Reads samples of local files, and tells the operating system a little ahead which come next.
+    """Reads samples of local files, and tells the operating system which come next.
 
-    The files that were read last stay open: to open one costs a network disk a round trip. None is
-    closed by hand: one that is forgotten here closes when its last reader is done, so a number that
-    another file got meanwhile is never read by mistake.
+    The most recent files stay open: opening one costs a network disk a round trip. None is closed
+    explicitly: a dropped file closes when its last reader is done, so a descriptor that another
+    file reuses meanwhile is never read by mistake.
     """
 
     def __init__(self, place: Callable[[int], Place]) -> None:
-        """Keep ``place``, which finds a sample; it must be quick and good for several threads."""
+        """Store ``place``, which locates a sample; it must be fast and thread-safe."""
         self._place = place
         self._coming: Iterator[int] = iter(())
         self._files: dict[Path, FileIO] = {}
         self._lock = threading.Lock()
 
     def read(self, index: int) -> Tensor:
-        """Return a sample's bytes, uint8 (N,); raises UserError when they cannot be read."""
+        """Return a sample's bytes, uint8 (N,); raise UserError if they cannot be read."""
         self._hint(1)
         path, offset, size = self._place(index)
         try:
@@ -134,12 +133,12 @@ class SampleBytes:
         return read_bytes(file, offset, size)
 
     def expect(self, indices: np.ndarray) -> None:
-        """Hear which samples will be read from now on, in order; replaces what was expected."""
+        """Set the samples that will be read from now on, in order; replaces earlier ones."""
         self._coming = map(int, indices) if hasattr(os, "posix_fadvise") else iter(())  # macOS
         self._hint(_HINTED_SAMPLES)
 
     def close(self) -> None:
-        """Stop hinting, and let the files go."""
+        """Stop hinting, and drop the files."""
         self._coming = iter(())
         with self._lock:
             self._files.clear()
@@ -147,7 +146,7 @@ class SampleBytes:
     def _hint(self, count: int) -> None:
         for coming in itertools.islice(self._coming, count):
             path, offset, size = self._place(coming)
-            with suppress(OSError):  # the read itself will say so
+            with suppress(OSError):  # reading will raise the error
                 os.posix_fadvise(self._open(path).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 
     def _open(self, path: Path) -> FileIO:

@@ -1,4 +1,4 @@
-"""A folder of image files: which files are images, in which order, of which class."""
+"""A folder of image files: its images, their order and their classes."""
 
 import errno
 import os
@@ -16,16 +16,16 @@ from pospre.data.stores.identity import LABELS, Identity, hash_of, hash_of_label
 from pospre.data.stores.reader import DamagedSample, Reader, Sample
 from pospre.errors import UserError
 
-# Formats that Pillow names but cannot read by itself (stubs, or a foreign program is needed).
+# formats that Pillow lists but cannot read by itself (stubs, or a foreign program is needed)
 _UNREADABLE_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
 
-# What keeps one file from being read, not its neighbours: forbidden, links in a ring, a long path.
+# errors of one file, not of its neighbours: forbidden, circular links, a long path
 _ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 
 ARRAYS = ".npy"
 
 _NUM_START = 1024
-_MOST_SIZES = 1024  # of files, evenly spread
+_MOST_SIZES = 1024  # number of files, evenly spaced
 
 
 class FolderReader(Reader):
@@ -43,8 +43,8 @@ class FolderReader(Reader):
         if self.classes is None and any("/" in name for name in self._names):
             stray = next(name for name in self._names if "/" not in name)
             warnings.warn(
-                f"{path} has images in sub-folders, but also {stray} beside these: so they are no "
-                "classes, and every label is -1 (unknown).",
+                f"{path} has images in sub-folders, but also {stray} beside them: the folders are "
+                "not classes, and every label is -1 (unknown).",
                 stacklevel=2,
             )
 
@@ -55,13 +55,13 @@ class FolderReader(Reader):
         """Return a file's bytes and its label.
 
         Raises:
-            DamagedSample: it is no regular file, a link that leads nowhere, or forbidden.
-            UserError: the disk fails, or the file is gone.
+            DamagedSample: it is not a regular file, a broken link, or forbidden.
+            UserError: the disk fails, or the file is missing.
         """
         path = self.path / self._names[index]
         odd = odd_file(path)
         if odd is not None:
-            raise DamagedSample(f"{path} is no regular file, but {odd}. {self.remedy}")
+            raise DamagedSample(f"{path} is not a regular file, but {odd}. {self.remedy}")
         try:
             return Sample(read_bytes(path), self._labels[index])
         except UserError as error:
@@ -70,11 +70,11 @@ class FolderReader(Reader):
             raise DamagedSample(f"{error} {self.remedy}") from error
 
     def about(self, index: int) -> tuple[int, str]:
-        """Return a file's label and its path below the folder; nothing is read."""
+        """Return a file's label and its path below the folder, without reading it."""
         return self._labels[index], self._names[index]
 
     def _own_identity(self) -> Identity:
-        """Take all paths, and the sizes of some files: on a network each costs a round trip."""
+        """Hash all paths and the sizes of some files: on a network each costs a round trip."""
         some = np.linspace(0, len(self) - 1, min(len(self), _MOST_SIZES)).astype(int)
         sizes = [_size(self.path / self._names[index]) for index in some]
         files = hash_of([*map(os.fsencode, self._names), repr(sizes).encode()])
@@ -88,9 +88,9 @@ class FolderReader(Reader):
 def list_images(root: Path) -> list[str]:
     """Return the images below a folder: relative paths with forward slashes, sorted.
 
-    A file counts when its extension belongs to a format that Pillow reads, or its first bytes are
-    those of a common image format; where there is none of these, ``.npy`` files count, arrays (H,
-    W), (H, W, C) or (C, H, W). Hidden files and folders do not; links are followed.
+    A file counts if its extension belongs to a format that Pillow reads, or its first bytes are
+    those of a common image format. If there are none, ``.npy`` files count: arrays (H, W), (H, W,
+    C) or (C, H, W). Hidden files and folders are ignored; links are followed.
 
     Raises:
         UserError: there is no image, or a folder cannot be read.
@@ -108,7 +108,7 @@ def list_images(root: Path) -> list[str]:
             named = first if what is None else f"{first}: {what}"
             seen = f" ({len(others)} other files, for instance {named})"
         raise UserError(
-            f"{root} holds no images{seen}; give a folder of JPEG, PNG … files (in class "
+            f"{root} has no images{seen}; give a folder of JPEG, PNG … files (in class "
             "sub-folders or flat), a .beton file or an MDS directory."
         )
     return sorted(images)
@@ -117,8 +117,8 @@ def list_images(root: Path) -> list[str]:
 def class_labels(names: list[str]) -> tuple[list[str] | None, list[int]]:
     """Return the class names and the label of every image.
 
-    The classes are the sorted top-level sub-folders, and a label is a place among them. When an
-    image lies outside of the sub-folders, there are no classes (None) and all labels are −1.
+    The classes are the sorted top-level sub-folders, and a label is an index among them. If an
+    image is outside the sub-folders, there are no classes (None) and all labels are −1.
     """
     if any("/" not in name for name in names):
         return None, [-1] * len(names)
@@ -137,7 +137,7 @@ def visible_files(root: Path) -> Iterator[str]:
     visited = set()
     for folder, subfolders, names in os.walk(root, onerror=refuse_unlisted, followlinks=True):
         real = os.path.realpath(folder)
-        if real in visited:  # a link that leads back up
+        if real in visited:  # a circular link
             subfolders.clear()
             continue
         visited.add(real)
@@ -148,7 +148,7 @@ def visible_files(root: Path) -> Iterator[str]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a file or folder is not data: hidden, or what ext4 keeps at a disk's root."""
+    """Return whether a file or folder is not data: hidden, or ext4's lost+found."""
     return name.startswith(".") or name == "lost+found"
 
 
@@ -163,10 +163,10 @@ def _image_extensions() -> frozenset[str]:
 
 
 def looks_like_image(root: Path, name: str) -> bool:
-    """Tell by its extension, else by its first bytes, whether a file is an image.
+    """Return whether a file is an image, by its extension or else by its first bytes.
 
     Raises:
-        UserError: these cannot be read; a link that leads nowhere may stand for a folder of images.
+        UserError: these cannot be read; a broken link may stand for a folder of images.
     """
     if os.path.splitext(name)[1].lower() in _image_extensions():  # fast: there may be millions
         return True
@@ -177,7 +177,7 @@ def looks_like_image(root: Path, name: str) -> bool:
 
 
 def file_start(path: Path) -> bytes:
-    """Return a file's first kilobyte; nothing where it cannot be read, or is no regular file."""
+    """Return a file's first kilobyte; empty if it cannot be read or is not a regular file."""
     try:
         return _start(path)
     except OSError:
@@ -194,12 +194,12 @@ def _start(path: Path) -> bytes:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # a damaged sample when its turn comes
+    except OSError:  # reading it will report a damaged sample
         return -1
 
 
 def _is_one_files(error: BaseException | None, path: Path) -> bool:
-    """Tell whether what went wrong concerns one file, not the disk: its neighbours may be good."""
+    """Return whether an error concerns one file, not the disk: its neighbours may be good."""
     if not isinstance(error, OSError):
         return False
     leads_nowhere = error.errno == errno.ENOENT and path.is_symlink()

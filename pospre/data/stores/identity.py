@@ -1,8 +1,8 @@
-"""What tells a data set from another of as many samples: hashes, by what they are of.
+"""Hashes that distinguish data sets of the same size, by what they are of.
 
-No format can give every hash without reading all images. So two data sets differ where a hash that
-both have does: a folder and shards of it are compared by their classes and labels, shards and a
-``.beton`` by the checksums of their images as well.
+No format can give every hash without reading all images. Two data sets are considered different if
+a hash that both have differs. A folder and its shards are compared by classes and labels, shards
+and a ``.beton`` also by the checksums of their images.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ LABELS = "labels"
 
 
 def hash_of(parts: Iterable[bytes]) -> str:
-    """Return the SHA-256 of texts, one after the other, as hexadecimal digits."""
+    """Return the SHA-256 of concatenated bytes, as hexadecimal digits."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(b"%d:" % len(part) + part)
@@ -23,14 +23,14 @@ def hash_of(parts: Iterable[bytes]) -> str:
 
 
 def hash_of_labels(labels: Sequence[int] | np.ndarray) -> str:
-    """Return the hash of all labels in their order; it is noted when a data set is converted."""
+    """Return the hash of all labels in order; it is recorded when a data set is converted."""
     return hash_of([np.asarray(labels, "<i8").tobytes()])
 
 
 def difference(
     one: Mapping[str, str], other: Mapping[str, str], first: str = "before", second: str = "now"
 ) -> str:
-    """Say in what two data sets differ, with both hashes; an empty text: in nothing known.
+    """Describe how two data sets differ, with both hashes; empty: no known difference.
 
     Args:
         one: hashes of a data set.
@@ -40,7 +40,5 @@ def difference(
     """
     for what, found in other.items():
         if one.get(what, found) != found:
-            return (
-                f"the {what} are others (SHA-256 {one[what][:12]} {first}, {found[:12]} {second})"
-            )
+            return f"the {what} differ (SHA-256 {one[what][:12]} {first}, {found[:12]} {second})"
     return ""

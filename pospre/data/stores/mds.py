@@ -1,8 +1,8 @@
-"""MDS shards (the format of MosaicML Streaming) in a local directory.
+"""MDS shards (MosaicML Streaming's format) in a local directory.
 
-The shards are read as they lie on disk: uint32 N, N + 1 uint32 offsets, a header, then N samples,
-each with the uint32 sizes of its variable columns followed by the columns. Streaming itself is not
-imported, which would cost seconds and shared memory that nothing here needs.
+Shards are read directly: uint32 N, N + 1 uint32 offsets, a header, then N samples, each with the
+uint32 sizes of its variable columns followed by the columns. Streaming is not imported: it would
+cost seconds, and shared memory that is not needed here.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class Shard:
     Attributes:
         path: the file.
         offsets: of the samples, int64 (samples + 1,).
-        file: the file, where it stays open.
+        file: the file, if it stays open.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class Shard:
     file: FileIO | None = None
 
     def place(self, number: int) -> Place:
-        """Return where a sample lies."""
+        """Return the location of a sample."""
         begin, end = self.offsets[number : number + 2].tolist()
         return Place(self.path, begin, end - begin)
 
@@ -58,9 +58,9 @@ class Shard:
 
 
 def is_mds(path: Path) -> bool:
-    """Tell whether a directory holds MDS shards, finished or not.
+    """Return whether a directory has MDS shards, complete or not.
 
-    An ``index.json`` that lists no shards may lie in a folder of images and means nothing.
+    An ``index.json`` without shards may be in a folder of images, and is ignored.
     """
     if (path / SIDECAR_NAME).exists() or next(path.glob(f"*{_SHARD_SUFFIX}"), None) is not None:
         return True
@@ -77,7 +77,7 @@ def load_shard(path: Path, entry: ShardEntry, remedy: str) -> Shard:
     """Check a shard's size and read its offsets.
 
     Raises:
-        UserError: it is missing or is not what the index says.
+        UserError: it is missing or does not match the index.
     """
     found = path.stat().st_size if path.is_file() else None
     if found != entry.raw.size:
@@ -86,7 +86,7 @@ def load_shard(path: Path, entry: ShardEntry, remedy: str) -> Shard:
     start = read_bytes(path, 0, min(found, 4 * (entry.num_samples + 2)))
     offsets = entry.offsets(start.numpy())
     if offsets is None:
-        raise UserError(f"shard {path} does not start as index.json says. {remedy}")
+        raise UserError(f"shard {path} does not match index.json at its start. {remedy}")
     return Shard(path, offsets)
 
 
@@ -94,7 +94,7 @@ class MdsReader(Reader):
     """Reads the columns ``image`` (encoded bytes), ``label`` (int) and ``path`` (str).
 
     Data sets of features have ``features`` (float32 of one shape) instead of ``image``.
-    ``label`` and ``path`` may be missing in shards of other origin; further columns are ignored.
+    ``label`` and ``path`` may be missing in shards from elsewhere; further columns are ignored.
     """
 
     _bytes: SampleBytes
@@ -109,7 +109,7 @@ class MdsReader(Reader):
         packed = [entry for entry in self._entries if entry.packed]
         if packed:
             raise UserError(
-                f"{path} holds shards compressed with {packed[0].compression}, which are not read "
+                f"{path} has shards compressed with {packed[0].compression}, which are not read "
                 "from disk; write them without compression (JPEGs hardly shrink)."
             )
         self._shards = [load_shard(path / e.raw.name, e, self.remedy) for e in self._entries]
@@ -117,12 +117,12 @@ class MdsReader(Reader):
         self.num_bytes = sum(entry.raw.size for entry in self._entries)
 
     def _describe(self, folder: Path) -> None:
-        """Read and compare what ``index.json`` and ``pospre.json`` in a folder say."""
+        """Read and compare ``index.json`` and ``pospre.json`` in a folder."""
         self.format = "mds"
         self._entries = read_index(folder, self.remedy)
         self._ends = np.cumsum([entry.num_samples for entry in self._entries], dtype=np.int64)
         if not len(self._ends) or self._ends[-1] == 0:
-            raise UserError(f"{self.path} holds no samples. {self.remedy}")
+            raise UserError(f"{self.path} has no samples. {self.remedy}")
         path = folder / SIDECAR_NAME
         description = read_sidecar(path, "mds", len(self), self.remedy)
         self.classes, moments, known = None, Moments(), {}
@@ -136,7 +136,7 @@ class MdsReader(Reader):
         (shape, *others) = {entry.shape for entry in self._entries}
         if others:
             raise UserError(
-                f"{self.path} holds features of several shapes, or images too. {self.remedy}"
+                f"{self.path} has features of several shapes, or also images. {self.remedy}"
             )
         if shape is not None:
             if not moments.fits(shape[1]):
@@ -166,16 +166,16 @@ class MdsReader(Reader):
         return Sample(numbers.view(*self.features.shape, 1), value)
 
     def about(self, index: int) -> tuple[int, str]:
-        """Return a sample's label and, where known, the path that it was converted from."""
+        """Return a sample's label and its source's path, if known."""
         columns = self._columns(index)
         return _label(columns), _source(columns)
 
     def name(self, index: int) -> str:
-        """Return shard, place in the shard and, where known, the file it was converted from."""
+        """Return a sample's shard, its number in there, and its source file, if known."""
         place, number = self._locate(index)
         try:
             source = _source(self._columns(index))
-        except UserError:  # what is named is often what cannot be read
+        except UserError:  # samples named in errors often cannot be read
             source = ""
         return f"{self._shard_name(place)}, sample {number}" + (f" ({source})" if source else "")
 
@@ -183,7 +183,7 @@ class MdsReader(Reader):
         return self._known
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """Return the place of a sample's shard among the shards, and its number in there."""
+        """Return the index of a sample's shard, and the sample's number in it."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         place = int(np.searchsorted(self._ends, index, side="right"))
@@ -194,14 +194,14 @@ class MdsReader(Reader):
         return self._shards[place].place(number)
 
     def _shard_name(self, place: int) -> str:
-        """Return what to call a shard in messages."""
+        """Return a shard's name for messages."""
         return str(self.path / self._entries[place].raw.name)
 
     def _data(self, index: int) -> Tensor:
         return self._bytes.read(index)
 
     def _columns(self, index: int) -> dict[str, np.ndarray]:
-        """Read a sample and cut it into its columns."""
+        """Read a sample and split it into its columns."""
         place, number = self._locate(index)
         columns = self._entries[place].cut(self._data(index).numpy())
         if columns is None:
@@ -211,7 +211,7 @@ class MdsReader(Reader):
         return columns
 
     def _check_manifest(self, description: Description) -> None:
-        """Refuse a description that counts other bytes than the index."""
+        """Refuse a description whose sizes differ from the index."""
         listed = {name: size for name, (size, _) in self._manifest.items()}
         found = {entry.raw.name: entry.raw.size for entry in self._entries}
         if description.manifest is not None and listed != found:

@@ -1,4 +1,4 @@
-"""The list of shards (``index.json``) of an MDS data set: read and checked once, at the start.
+"""The list of shards (``index.json``) of an MDS data set, read and checked once at the start.
 
 Streaming's own classes check nothing, and take three seconds and 180 MB to import.
 """
@@ -27,7 +27,7 @@ _FEATURE_ENCODING = re.compile(r"ndarray:float32:(\d+),(\d+)")
 def _beside_the_index(name: str) -> str:
     """Refuse names that lead to another folder."""
     if name in ("", "..") or "\0" in name or name != Path(name).name:
-        raise ValueError("no name of a file")
+        raise ValueError("not a file name")
     return name
 
 
@@ -35,9 +35,9 @@ class FileEntry(BaseModel, frozen=True):
     """A file that belongs to a shard, as the index describes it.
 
     Attributes:
-        name: of the file, beside ``index.json``.
+        name: of the file, in the folder of ``index.json``.
         size: in bytes.
-        hashes: hexadecimal digests by algorithm, as far as the writer noted them.
+        hashes: hexadecimal digests by algorithm, as recorded by the writer.
     """
 
     name: Annotated[StrictStr, AfterValidator(_beside_the_index)] = Field(alias="basename")
@@ -46,13 +46,13 @@ class FileEntry(BaseModel, frozen=True):
 
 
 class ShardEntry(BaseModel, frozen=True):
-    """What the index says about a shard.
+    """A shard's entry in the index.
 
     Attributes:
-        raw: the shard as it is read.
-        num_samples: how many samples it holds.
+        raw: the shard as read.
+        num_samples: number of samples.
         compression: name of the algorithm, or None.
-        packed: the shard as it is stored, when compressed.
+        packed: the shard as stored, if compressed.
     """
 
     raw: FileEntry = Field(alias="raw_data")
@@ -65,29 +65,29 @@ class ShardEntry(BaseModel, frozen=True):
 
     @cached_property
     def columns(self) -> dict[str, int | None]:
-        """Size in bytes of each column, where it is fixed."""
+        """Size in bytes of each column with a fixed size."""
         return dict(zip(self.column_names, self.column_sizes, strict=True))
 
     @cached_property
     def encodings(self) -> dict[str, str]:
-        """How each column is encoded."""
+        """Encoding of each column."""
         return dict(zip(self.column_names, self.column_encodings, strict=True))
 
     @property
     def shape(self) -> tuple[int, int] | None:
-        """Shape of the features that it holds; None for images."""
+        """Shape of its features; None for images."""
         match = _FEATURE_ENCODING.fullmatch(self.encodings.get("features", ""))
         return None if match is None else (int(match[1]), int(match[2]))
 
     @property
     def stored(self) -> FileEntry:
-        """The file that lies in the data set."""
+        """The file as stored in the data set."""
         return self.packed or self.raw
 
     def offsets(self, start: np.ndarray) -> np.ndarray | None:
         """Return the samples' offsets, int64 (samples + 1,), from a shard's first bytes.
 
-        None where these uint8 (4 · (samples + 2),) are not those of this shard.
+        None if these uint8 (4 · (samples + 2),) do not belong to this shard.
         """
         words = start[: len(start) // 4 * 4].view("<u4").astype(np.int64)
         offsets = words[1:]
@@ -101,7 +101,7 @@ class ShardEntry(BaseModel, frozen=True):
         return offsets
 
     def cut(self, sample: np.ndarray) -> dict[str, np.ndarray] | None:
-        """Return the columns of a sample's bytes, uint8 (n,); None where these are damaged."""
+        """Split a sample's bytes, uint8 (n,), into columns; None if they are damaged."""
         num_variable = sum(size is None for size in self.columns.values())
         head = sample[: 4 * num_variable]
         sizes = head[: len(head) // 4 * 4].view("<u4").tolist()
@@ -117,7 +117,7 @@ def read_index(path: Path, remedy: str) -> list[ShardEntry]:
     """Read ``index.json`` in a directory.
 
     Raises:
-        UserError: it is missing, damaged, or lists shards that this package does not read.
+        UserError: it is missing, damaged, or lists unsupported shards.
     """
     try:
         index = parse_object(read_file(path / INDEX_NAME, remedy))
@@ -125,8 +125,8 @@ def read_index(path: Path, remedy: str) -> list[ShardEntry]:
         raise UserError(f"{path / INDEX_NAME} cannot be read ({error}). {remedy}") from error
     if index.get("version") != _VERSION:
         raise UserError(
-            f"{path / INDEX_NAME} is of MDS version {index.get('version')!r}; version "
-            f"{_VERSION} is read. {remedy}"
+            f"{path / INDEX_NAME} has MDS version {index.get('version')!r}; version {_VERSION} is "
+            f"supported. {remedy}"
         )
     entries = index.get("shards")
     if not isinstance(entries, list):
@@ -139,8 +139,8 @@ def _shard_entry(path: Path, entry: Any, remedy: str) -> ShardEntry:
         raise UserError(f"{path / INDEX_NAME} lists {entry!r} as a shard. {remedy}")
     if (entry.get("format"), entry.get("version")) != ("mds", _VERSION):
         raise UserError(
-            f"{path} holds shards of format {entry.get('format')!r}, version "
-            f"{entry.get('version')!r}; MDS version {_VERSION} is read. {remedy}"
+            f"{path} has shards of format {entry.get('format')!r}, version "
+            f"{entry.get('version')!r}; MDS version {_VERSION} is supported. {remedy}"
         )
     shard = _checked(path, entry, remedy)
     _check_columns(path, shard, remedy)
@@ -148,7 +148,7 @@ def _shard_entry(path: Path, entry: Any, remedy: str) -> ShardEntry:
 
 
 def _checked(path: Path, entry: dict[str, Any], remedy: str) -> ShardEntry:
-    """Refuse a description that lacks something."""
+    """Refuse an incomplete entry."""
     is_packed = bool(entry.get("compression"))
     try:
         shard = ShardEntry.model_validate(entry if is_packed else {**entry, "zip_data": None})
@@ -163,7 +163,7 @@ def _checked(path: Path, entry: dict[str, Any], remedy: str) -> ShardEntry:
 
 
 def _check_columns(path: Path, shard: ShardEntry, remedy: str) -> None:
-    """Refuse columns that are not read."""
+    """Refuse unsupported columns."""
     found, shape = shard.encodings, shard.shape
     wrong = [name for name, kinds in _ENCODINGS.items() if found.get(name, kinds[0]) not in kinds]
     if wrong or ("image" in found) == (shape is not None):

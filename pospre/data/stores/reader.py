@@ -1,4 +1,4 @@
-"""What a reader of any storage format gives: encoded bytes or features, and a label, per sample."""
+"""The interface of readers: encoded bytes or features, and a label, per sample."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -15,7 +15,7 @@ from pospre.errors import UserError
 
 
 class DamagedSample(UserError):
-    """One sample is damaged in itself; its neighbours may be good."""
+    """One sample is damaged; its neighbours may be good."""
 
 
 class Sample(NamedTuple):
@@ -32,11 +32,11 @@ class Sample(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What a data set of features holds instead of images: H steps of W numbers.
+    """Features instead of images: H steps of W numbers.
 
     Attributes:
         shape: (H, W).
-        mean: of each of the W numbers over the data set; empty where it is not noted.
+        mean: of each of the W numbers over the data set; empty if not recorded.
         std: likewise.
     """
 
@@ -50,10 +50,10 @@ class Visits(NamedTuple):
 
     Attributes:
         order: ``"random"`` or ``"windows"``.
-        window: samples of a shard group that are shuffled together in windows.
-        shard_groups: that they visit.
-        share: of these shard groups, which one rank visits.
-        parts: numbers of the parts that lie in these shard groups, int64.
+        window: samples of a shard group shuffled together in windows.
+        shard_groups: number of groups that they visit.
+        share: number of these groups that one rank visits.
+        parts: indices of the parts in these groups, int64.
     """
 
     order: str
@@ -64,21 +64,20 @@ class Visits(NamedTuple):
 
 
 class Reader(ABC):
-    """Random access to the samples of a data set; safe to use from several threads.
+    """Thread-safe random access to the samples of a data set.
 
     Attributes:
         path: the data set on this machine.
-        address: what to call it in messages.
+        address: its name in messages.
         format: ``"folder"``, ``"ffcv"`` or ``"mds"``.
         classes: class names in order of their label, or None.
-        remedy: what to do when a sample cannot be read, for messages.
-        features: what the samples hold if they are no images.
-        noted: what is known of their pixels if they are.
-        decoding: what is made of these.
-        checksums: ``description.checksum`` of every sample, uint32 (N,), where the converter noted
-            them.
-        max_pixels: of the largest image, where it is known without reading them.
-        num_bytes: of a data set on this machine's disks, where it is known at once.
+        remedy: what to do if a sample cannot be read, for messages.
+        features: description of the samples if they are features.
+        noted: recorded facts about their pixels if they are images.
+        decoding: how images are decoded.
+        checksums: ``description.checksum`` of every sample, uint32 (N,), if recorded.
+        max_pixels: of the largest image, if known without reading.
+        num_bytes: of a local data set, if known without reading.
     """
 
     path: Path
@@ -107,14 +106,14 @@ class Reader(ABC):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Return what to call a sample in messages: its file, or its file and place."""
+        """Return a sample's name for messages: its file, or its file and index."""
 
     def about(self, index: int) -> tuple[int, str]:
-        """Return a sample's label, and its file's path in the data set ("" if not known)."""
+        """Return a sample's label, and its file's path in the data set ("" if unknown)."""
         return self.read(index).label, ""
 
     def identity(self) -> Identity:
-        """Return what tells this data set from others; no images are read."""
+        """Return hashes that distinguish this data set, without reading images."""
         known = {**self._own_identity()}
         if self.classes is not None:
             known["names of the classes"] = hash_of(
@@ -125,32 +124,32 @@ class Reader(ABC):
         return known
 
     def _own_identity(self) -> Identity:
-        """Return the hashes that this format has at hand."""
+        """Return the hashes available in this format."""
         return {}
 
     @property
     def address(self) -> str:
-        """What to call the data set in messages."""
+        """The data set's name in messages."""
         return str(self.path)
 
     @property
     def parts(self) -> np.ndarray:
-        """Ends of the parts that are fetched whole, int64 (P,): here one, the data set."""
+        """Ends of the parts that are fetched whole, int64 (P,); here one, the data set."""
         return np.array([len(self)])
 
     def prepare(self, visits: Visits) -> None:  # noqa: B027 (most can read in any order)
-        """Hear what is read in every epoch; raise a UserError where that cannot go well."""
+        """Check that what is read in every epoch can be read; raise a UserError if not."""
 
     def expect(self, indices: np.ndarray) -> None:
-        """Hear which samples will be read from now on, in order: int64 (n,); replaces the last."""
+        """Set the samples that will be read from now on, in order: int64 (n,)."""
         if self._bytes is not None:
             self._bytes.expect(indices)
 
     def heal(self, index: int) -> bool:
-        """Look for the cause of a damaged sample; tell whether it is worth reading again."""
+        """Repair the cause of a damaged sample if possible; return whether to read it again."""
         return False
 
     def close(self) -> None:
-        """End what ``expect`` started; it may be called again."""
+        """Stop what ``expect`` started; it may be called again."""
         if self._bytes is not None:
             self._bytes.close()

@@ -1,7 +1,7 @@
-"""Some images of a data set: so many of every class, or those that a list names.
+"""A subset of a data set: a number of images per class, or the images of a list.
 
-Experiments with few labels take 1 % or 10 % of ImageNet's. The published lists are files with one
-name in a line; without one as many images are drawn of each class, by a seed.
+Experiments with few labels use 1 % or 10 % of ImageNet's. Published lists are files with one name
+per line. Without a list, the same number of images is drawn from each class, by a seed.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ class SubsetReader(Reader):
         return self._whole.about(int(self.indices[index]))
 
     def name(self, index: int) -> str:
-        """Return what to call a sample in messages."""
+        """Return a sample's name for messages."""
         return self._whole.name(int(self.indices[index]))
 
     def _own_identity(self) -> Identity:
@@ -44,26 +44,26 @@ class SubsetReader(Reader):
         return {**self._whole.identity(), "chosen samples": chosen}
 
     def expect(self, indices: np.ndarray) -> None:
-        """Hear which samples will be read."""
+        """Set the samples that will be read."""
         self._whole.expect(self.indices[indices])
 
     def close(self) -> None:
-        """End what ``expect`` started."""
+        """Stop what ``expect`` started."""
         self._whole.close()
 
 
 def subset(reader: Reader, fraction: float, labels: str | None, seed: int) -> Reader:
-    """Return a reader of some samples, in their order; all with 1 and None.
+    """Return a reader of some samples, in order; with 1 and None of all.
 
     Args:
-        reader: of all.
-        fraction: n = max(1, round(fraction · samples / classes)) of each class, or all that a class
-            has; a function of the seed and the places of the samples in their data set.
-        labels: text file with a file in each line: its path below the data set, or its bare name.
+        reader: of all samples.
+        fraction: n = max(1, round(fraction · samples / classes)) per class, or all of a smaller
+            class; a function of the seed and the samples' indices.
+        labels: text file with one file per line: its path in the data set, or its bare name.
         seed: of the draw.
 
     Raises:
-        UserError: both are given, the images have no labels, or the list names what is not there.
+        UserError: both are given, the images have no labels, or a listed file is missing.
     """
     if labels is None and fraction == 1:
         return reader
@@ -73,8 +73,8 @@ def subset(reader: Reader, fraction: float, labels: str | None, seed: int) -> Re
         )
     if "://" in reader.address:
         raise UserError(
-            f"{reader.address}: a part of the labels is chosen on local data sets; to see all "
-            "labels every shard would have to be fetched. Copy it first."
+            f"{reader.address}: subsets of labels need a local data set, because all shards would "
+            "be fetched to see all labels. Copy it first."
         )
     about = [reader.about(index) for index in range(len(reader))]
     if labels is None:
@@ -86,7 +86,7 @@ def _of_each_class(reader: Reader, labels: list[int], fraction: float, seed: int
     label_N = np.array(labels, np.int64)
     if (label_N < 0).any():
         raise UserError(
-            f"label_fraction={fraction:g} needs labels, and {reader.address} has none: put the "
+            f"label_fraction={fraction:g} needs labels, but {reader.address} has none: put the "
             "images into one folder per class."
         )
     count = max(1, round(fraction * len(label_N) / len(np.unique(label_N))))
@@ -104,10 +104,10 @@ def _listed(reader: Reader, names: list[str], path: Path) -> np.ndarray:
         raise UserError(f"labels={path} cannot be read ({error}).") from error
     wanted = [line.strip() for line in lines if line.strip()]
     if not wanted:
-        raise UserError(f"labels={path} is empty; it takes a file name in each line.")
+        raise UserError(f"labels={path} is empty; write one file name per line.")
     if not any(names):
         raise UserError(
-            f"labels={path} names files, and {reader.address} keeps no names; give the folder of "
+            f"labels={path} lists files, but {reader.address} has no names; give the folder of "
             "images, or MDS shards of it."
         )
     bare = [name.rpartition("/")[2] for name in names]

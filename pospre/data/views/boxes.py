@@ -1,11 +1,11 @@
-"""Where views lie in an image: pure functions of draws and the image's size.
+"""Positions of views in an image: pure functions of draws and the image's size.
 
-A view is a window of a resized part of the image. For most crops that part is a box and the window
+A view is a window of a resized part of the image. For most crops this part is a box, and the window
 is all of it. *Simple resized crop* and *padded crop* resize the whole image instead, and the window
-may reach a few pixels over its edge. The *centre* view of evaluations is a window in its middle.
+may reach a few pixels over its edge. The *centre* view of evaluations is a window in the middle.
 
-Nothing but + − × ÷ and √ on float64 decides, whose results IEEE 754 fixes: so a box is the same
-everywhere. Compiled, the views of an image take a few microseconds.
+Only + − × ÷ and √ on float64 are used, whose results IEEE 754 defines exactly: a box is the same on
+every machine. Compiled, the views of an image take a few microseconds.
 """
 
 import functools
@@ -42,14 +42,13 @@ class PixelBox(NamedTuple):
 class Crops(NamedTuple):
     """All views of a group in one image: windows of boxes of the image that are resized first.
 
-    Attributes:
-        boxes: left, top, width, height of the parts of the image that are resized, int64 (V, 4).
-        scaled: (width, height) that each is resized to.
-        windows: left, top, width, height of the views in pixels of the resized boxes, int64 (V, 4);
-            they may reach over the edge. None: the views are the resized boxes.
-        image: width and height of the upright image.
-        edge: what lies beyond a resized box: ``"reflect"`` mirrors the pixels, ``"black"`` is 0.
-        within: the boxes (V, 4) of other views that these must not leave; None: the image.
+    boxes: left, top, width, height of the parts of the image to resize, int64 (V, 4).
+    scaled: (width, height) after resizing.
+    windows: left, top, width, height of the views in pixels of the resized boxes, int64 (V, 4);
+        they may reach over the edge. None: the views are the resized boxes.
+    image: width and height of the upright image.
+    edge: content beyond a resized box: ``"reflect"`` mirrors the pixels, ``"black"`` is 0.
+    within: boxes (V, 4) of other views that these must stay inside; None: the image.
     """
 
     boxes: np.ndarray
@@ -63,20 +62,20 @@ class Crops(NamedTuple):
     def relative(self) -> np.ndarray:
         """Return x0, y0, x1, y1 of the views as parts of the image, float32 (V, 4).
 
-        A window that reaches over the edge gives values a little below 0 or above 1, so that the
-        place of every pixel of the image stays right.
+        A window that reaches over the edge gives values slightly below 0 or above 1, so that the
+        positions of the image's pixels stay correct.
         """
         return _relative_boxes(self.boxes, self.windows, self.scaled, self.image)
 
 
 class Frame(NamedTuple):
-    """A whole image resized, out of which windows of one size are taken at random.
+    """A whole resized image, from which windows of one size are taken at random.
 
     Attributes:
-        scaled: (width, height) that the image is resized to.
+        scaled: (width, height) of the resized image.
         size: (width, height) of a window.
-        padding: how many pixels a window may reach over each edge.
-        edge: what lies beyond the edge.
+        padding: number of pixels that a window may reach over each edge.
+        edge: content beyond the edge.
     """
 
     scaled: tuple[int, int]
@@ -98,9 +97,9 @@ def random_boxes(
 ) -> np.ndarray:
     """Return boxes with the distribution of torchvision's ``RandomResizedCrop.get_params``.
 
-    Ten tries: the area is uniform in ``scale``, the logarithm of width / height in that of
-    ``ratio``; both sides are rounded. The first that fits into the image gets a random place in it.
-    Where none fits, it is the largest central box whose width / height lies in the range.
+    Up to ten tries: the area is uniform in ``scale``, the logarithm of width / height in that of
+    ``ratio``; both sides are rounded. The first box that fits into the image gets a random
+    position. If none fits, it is the largest central box whose width / height is in the range.
 
     Args:
         draws: float64 (V, 40) in [0, 1): area, log ratio, left and top for each try.
@@ -111,7 +110,7 @@ def random_boxes(
     Returns:
         left, top, width, height, int64 (V, 4).
     """
-    # whole numbers would be compiled for once more
+    # integers would cause a second compilation
     low, high = float(scale[0]), float(scale[1])
     narrow, wide = float(ratio[0]), float(ratio[1])
     boxes: np.ndarray = _random_boxes(draws, image, (low, high), (narrow, wide), log_range(ratio))
@@ -121,7 +120,7 @@ def random_boxes(
 def boxes_within(
     draws: np.ndarray, outer: np.ndarray, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> np.ndarray:
-    """Return boxes of ``random_boxes``, but each in a box of ``outer`` (V, 4) for an image."""
+    """Return ``random_boxes`` of an image, each inside a box of ``outer`` (V, 4)."""
     boxes = [
         random_boxes(draw[None], (int(width), int(height)), scale, ratio)
         for draw, (_, _, width, height) in zip(draws, outer, strict=True)
@@ -139,11 +138,11 @@ def log_range(ratio: tuple[float, float]) -> tuple[float, float]:
 
 
 def random_windows(draws: np.ndarray, frame: Frame) -> np.ndarray:
-    """Return windows at random places in a frame: left, top, width, height, int64 (V, 4).
+    """Return windows at random positions in a frame: left, top, width, height, int64 (V, 4).
 
     Args:
         draws: float64 (V, 2) in [0, 1): left and top.
-        frame: what they are taken out of.
+        frame: the frame.
     """
     windows: np.ndarray = _random_windows(draws, frame.scaled, frame.size, frame.padding)
     return windows
@@ -152,7 +151,7 @@ def random_windows(draws: np.ndarray, frame: Frame) -> np.ndarray:
 def center_window(
     width: int, height: int, size: tuple[int, int]
 ) -> tuple[tuple[int, int], PixelBox]:
-    """Return what an image is resized to for evaluation, and the central window of that.
+    """Return the size of the resized image for evaluation, and its central window.
 
     Like torchvision's ``Resize(256)`` and ``CenterCrop(224)`` for a view of 224. The short side
     becomes 256/224 of the view's. The long side keeps the shape (cut to a whole number).
@@ -160,8 +159,8 @@ def center_window(
     Args:
         width: of the image (see ``simple_box``), in pixels.
         height: likewise.
-        size: (height, width) of the view. Where it is no square, the resized image is the smallest
-            that has 256/224 of both sides.
+        size: (height, width) of the view. If it is not square, the resized image is the smallest
+            with 256/224 of both sides.
     """
     down, across = (int(side * _CENTER_MARGIN) for side in size)
     if across * height >= down * width:
@@ -173,9 +172,9 @@ def center_window(
 
 
 def simple_box(width: int, height: int) -> PixelBox:
-    """Return the part of an image that is resized before windows are taken: all of it, as a rule.
+    """Return the part of an image that is resized before windows are taken, usually all of it.
 
-    Of very thin images it is the centre: to bring one of 4000 x 1 pixels up to 224 rows would take
+    For very thin images it is the centre: resizing one of 4000 x 1 pixels to 224 rows would take
     gigabytes.
     """
     across, down = min(width, _THINNEST * height), min(height, _THINNEST * width)
@@ -209,13 +208,13 @@ def padded_frame(size: tuple[int, int]) -> Frame:
 
 @register_jitable
 def round_half_even(value: float) -> float:
-    """Round a number from 0 to 2**51 to a whole one, halves to the even one, as ``round`` does."""
+    """Round a number from 0 to 2**51 to an integer, ties to even, as ``round`` does."""
     return (value + _TO_WHOLE) - _TO_WHOLE
 
 
 @register_jitable
 def exp(value: float) -> float:
-    """Return e to the power of a number; for |x| ≤ 8 within 2**-46 of it, relatively.
+    """Return e to the power of a number; for |x| ≤ 8 with relative error below 2**-46.
 
     The Taylor series of degree 12 at x/32, squared five times.
     """

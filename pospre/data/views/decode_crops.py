@@ -1,9 +1,9 @@
-"""Decode once, cut many: from one opened image to all views of a sample.
+"""Decode once, crop many: from one opened image to all views of a sample.
 
-A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size where no view can tell by more than the
-tolerance, on average over photographs. Only the places of the views and the image's size decide
-this. The boxes are then moved to whole pixels of the smaller image, even if the file cannot be
-decoded smaller. So the same sample has the same boxes in every storage format.
+A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if no view differs by more than the tolerance,
+on average over photographs. This depends only on the positions of the views and the image's size.
+Boxes are then moved to whole pixels of the smaller image, even if the file cannot be decoded at
+that size. So a sample has the same boxes in every storage format.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,20 @@ _OVERSAMPLING = ((3.6, 1.25), (2.6, 1.5), (2.0, 2.0), (1.1, 2.5), (0.9, 3.0), (0
 
 
 def least_oversampling(tolerance: float) -> float:
-    """Return how many decoded pixels per view pixel the tolerance asks for; infinity for never."""
+    """Return the decoded pixels per view pixel that the tolerance requires, or infinity."""
     return next((pixels for error, pixels in _OVERSAMPLING if error <= tolerance), float("inf"))
 
 
 def choose_shrink(groups: Sequence[Crops], oversampling: float) -> int:
-    """Return by how much an image may be decoded smaller: 8, 4, 2 or 1."""
+    """Return the factor by which an image may be shrunk in decoding: 8, 4, 2 or 1."""
     least = min(float((crops.boxes[:, 2:] / crops.scaled).min()) for crops in groups)
     return next((shrink for shrink in SHRINKS if least >= shrink * oversampling), 1)
 
 
 def snap(boxes: np.ndarray, shrink: int, width: int, height: int) -> np.ndarray:
-    """Move boxes (V, 4) to whole pixels of an image ``shrink`` times smaller, in those pixels.
+    """Move boxes (V, 4) to whole pixels of an image ``shrink`` times smaller, in these pixels.
 
-    Of a box that is the whole image up to ``shrink`` − 1 lines are left out at the far sides.
+    If a box is the whole image, up to ``shrink`` − 1 lines are dropped at the far sides.
     """
     sides = np.array([width // shrink, height // shrink])
     wanted = np.rint(boxes / shrink).astype(np.int64)
@@ -45,14 +45,14 @@ def snap(boxes: np.ndarray, shrink: int, width: int, height: int) -> np.ndarray:
 
 
 def pushed_into(boxes: np.ndarray, outer: np.ndarray) -> np.ndarray:
-    """Return boxes (V, 4) that lie inside of others, moved and cut as little as it takes."""
+    """Return boxes (V, 4) moved and cut as little as possible to lie inside others."""
     lengths = np.minimum(boxes[:, 2:], outer[:, 2:])
     last = outer[:, :2] + outer[:, 2:] - lengths
     return np.hstack([np.clip(boxes[:, :2], outer[:, :2], last), lengths])
 
 
 def _snapped(crops: Crops, shrink: int) -> np.ndarray:
-    """Return the boxes of views in the smaller image; what lay in another view still does."""
+    """Return the boxes of views in the smaller image; views inside others stay inside."""
     boxes = snap(crops.boxes, shrink, *crops.image)
     if crops.within is None:
         return boxes
@@ -64,10 +64,10 @@ class DecodePlan(NamedTuple):
 
     Attributes:
         image: the image.
-        shrink: by how much it may be decoded smaller.
+        shrink: factor by which it may be shrunk in decoding.
         groups: its views, in the full-size image.
-        small: in the smaller one.
-        needed: the part of the full-size image that holds all of them.
+        small: its views, in the smaller image.
+        needed: the part of the full-size image that contains all of them.
     """
 
     image: OpenedImage
@@ -83,17 +83,17 @@ def plan_decoding(
     places: Sequence[np.ndarray],
     oversampling: float,
 ) -> DecodePlan:
-    """Choose how an image is decoded, and say where its views will lie.
+    """Choose how an image is decoded, and write the positions of its views.
 
     Args:
         image: the image.
         groups: its views, in the full-size image.
-        places: of each group's views as parts of the image, float32 (V, 4), to be written.
-        oversampling: decoded ones that a view's must have at least: see ``least_oversampling``.
+        places: output: each group's views as fractions of the image, float32 (V, 4).
+        oversampling: required decoded pixels per view pixel: see ``least_oversampling``.
     """
     shrink = choose_shrink([group.crops for group in groups], oversampling)
     if any(group.interpolation == "area" for group in groups):
-        shrink = 1  # its steps fall elsewhere in a smaller image, which shows
+        shrink = 1  # its steps are at other places in a smaller image, which is visible
     small = groups
     if shrink > 1:
         boxes = [_snapped(group.crops, shrink) for group in groups]

@@ -1,8 +1,8 @@
-"""Options of views: how they are cut from each image, and how training changes their pixels.
+"""Options of views: how they are cropped from each image, and how training changes their pixels.
 
-Recipes and Python have the same options, declared here. This module needs neither numpy nor
-PyTorch, so that recipes are read at once. ``pospre.data.views.plan`` draws the crops, and the
-device step in ``pospre.augment.device`` changes the pixels; by default nothing does.
+Recipes and Python share these options. This module imports neither numpy nor PyTorch, so that
+recipes are read quickly. ``pospre.data.views.plan`` draws the crops, and ``pospre.augment.device``
+changes the pixels; by default it changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,26 +60,27 @@ class RandAugment:
 
 @dataclass(frozen=True)
 class Augment:
-    """What changes a view group's pixels, in the order of the attributes.
+    """Changes of a view group's pixels, in the order of the attributes.
 
-    A rate is a probability for every view of the group, or a list with one per view (DINOv2 blurs
-    its second global view only).
+    A rate is a probability for every view of the group, or a list with one per view (DINOv2 only
+    blurs its second global view).
 
     Attributes:
-        rand_augment: RandAugment's options; None for none.
+        rand_augment: RandAugment's options; None: none.
         jitter: strengths of brightness, contrast, saturation (factors from 1 − s to 1 + s) and hue
-            (shifts from −s to s turns). They are applied in a random order. None: no jitter.
-        jitter_rate: how often a view is jittered.
-        grayscale_rate: how often it becomes grey.
-        blur_rate: how often it is blurred by a Gaussian.
+            (shifts from −s to s turns), applied in random order. None: no jitter.
+        jitter_rate: probability of jitter.
+        grayscale_rate: probability of grey.
+        blur_rate: probability of Gaussian blur.
         blur_sigma: range of the Gaussian's standard deviation in pixels.
-        blur_kernel: width of the Gaussian's window in pixels, odd. 9 is DINOv2's and makes of 2
-            pixels' deviation 1.85; 17 cuts nothing off (LUT's code has no window).
-        solarize_rate: how often values from the threshold on are inverted.
-        solarize_threshold: that threshold, of 255.
-        three_augment: exactly one of grey, solarised and blurred, each as often, instead of the
-            three rates.
-        erase_rate: how often a rectangle of 2 to 33 % becomes noise (random erasing, ``pixel``).
+        blur_kernel: width of the Gaussian's window in pixels, odd. DINOv2 has 9, which turns a
+            deviation of 2 pixels into 1.85; 17 truncates nothing (LUT's code has no window).
+        solarize_rate: probability of inverting values from the threshold on.
+        solarize_threshold: this threshold, of 255.
+        three_augment: exactly one of grey, solarised and blurred, with equal probability, instead
+            of the three rates.
+        erase_rate: probability that a rectangle of 2 to 33 % becomes noise (random erasing,
+            ``pixel``).
     """
 
     rand_augment: RandAugment | None = None
@@ -136,16 +137,16 @@ class Augment:
         return self.three_augment or any(_each(self.blur_rate))
 
     def check_views(self, count: int, size: tuple[int, int]) -> None:
-        """Raise ``UserError`` unless this suits ``count`` views of ``size`` (height, width)."""
+        """Raise ``UserError`` unless this fits ``count`` views of ``size`` (height, width)."""
         for key in _RATES:
             value = getattr(self, key)
             if isinstance(value, tuple) and len(value) != count:
                 raise _refusal(key, value, f"give one number, or {count}: one for each view.")
         if self.blurs and self.blur_kernel // 2 >= min(size):
-            raise _refusal("blur_kernel", self.blur_kernel, f"views have {min(size)} pixels only.")
+            raise _refusal("blur_kernel", self.blur_kernel, f"views have only {min(size)} pixels.")
 
     def check_channels(self, group: str, channels: int) -> None:
-        """Raise ``UserError`` if views of a group have other than three channels and need three."""
+        """Raise ``UserError`` if views have other than three channels but an option needs three."""
         if channels == 3:
             return
         for key, is_on in (
@@ -190,22 +191,22 @@ class ViewOptions:
 
     Attributes:
         count: views per image.
-        size: of the view in pixels: the side of a square, or (height, width); None: 224, and in
-            recipes that of the encoder.
+        size: of the view in pixels: the side of a square, or (height, width); None: 224, in recipes
+            the encoder's.
         scale: range of the box area as a fraction of the image area.
         ratio: range of the box's width / height.
         flip_rate: probability that a view is mirrored.
-        interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking.
+        interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking;
             ``"area"``: the mean of the pixels under each new one.
-        crop: ``"random"``. ``"center"``, for evaluation: the short side resized to 256/224 of the
-            view's, then the middle of that (256 and 224 as published), never flipped. ``"full"``:
-            the whole image, of any shape. ``"simple"``: DeiT III's simple resized crop. ``"pad"``:
-            a random window of the whole image in a black frame of size/8, as usual for CIFAR.
-            ``scale`` and ``ratio`` are for ``"random"`` only.
-        augment: what may change the views' pixels in training, on the device.
-        inside: another group; these views are cut from its view. ``scale`` and ``ratio`` then refer
-            to its box and not to the image. Its views are random crops or whole images, and one for
-            all of these, or one for each in turn.
+        crop: ``"random"``; ``"center"``, for evaluation: the short side resized to 256/224 of the
+            view's, then its middle (256 and 224 as published), never flipped; ``"full"``: the whole
+            image, of any shape; ``"simple"``: DeiT III's simple resized crop; ``"pad"``: a random
+            window of the whole image in a black frame of size/8, as usual for CIFAR. ``scale`` and
+            ``ratio`` are for ``"random"`` only.
+        augment: changes of the views' pixels in training, on the device.
+        inside: another group, whose view these are cropped from. ``scale`` and ``ratio`` then refer
+            to its box rather than the image. It must have random crops or whole images, and one
+            view, or as many as this group.
     """
 
     count: PositiveInt = 1
@@ -221,10 +222,10 @@ class ViewOptions:
 
 @dataclass(frozen=True)
 class ViewGroup(ViewOptions, _Named):
-    """A group of views that a loader cuts from every image: ``ViewOptions`` with a name.
+    """A group of views that a loader crops from every image: ``ViewOptions`` with a name.
 
     Attributes:
-        name: first of the arguments: prefix of the batch keys.
+        name: the first argument; the prefix of the batch keys.
     """
 
     def __post_init__(self) -> None:
@@ -234,8 +235,8 @@ class ViewGroup(ViewOptions, _Named):
             raise UserError(f"{where}: crop 'simple' cuts squares, but size is {self.size}.")
         if self.inside is not None and self.crop != "random":
             raise UserError(
-                f"{where}: inside = {self.inside} is for crop = random, not {self.crop}. Leave one "
-                "of the two out."
+                f"{where}: inside = {self.inside} needs crop = random, not {self.crop}. Remove one "
+                "of the two."
             )
         try:
             self.augment.check_views(self.count, self.shape)
@@ -250,7 +251,7 @@ class ViewGroup(ViewOptions, _Named):
 
 
 Views = ViewGroup | Mapping[str, ViewGroup] | Sequence[ViewGroup]
-"""One view group, or several in a row or by name."""
+"""One view group, or several as a sequence or by name."""
 
 
 def named_groups(views: Views) -> dict[str, ViewGroup]:
@@ -266,7 +267,7 @@ def named_groups(views: Views) -> dict[str, ViewGroup]:
         named = {group.name: group for group in views}
     if len(named) != len(views) or not named:
         raise UserError(
-            "give one or more view groups, each with its own name, ViewGroup(name=…), and got "
+            "give one or more view groups, each with its own name, ViewGroup(name=…), not "
             f"{', '.join(named) or 'none'} ({len(views)} in all)."
         )
     for group in named.values():
@@ -275,18 +276,18 @@ def named_groups(views: Views) -> dict[str, ViewGroup]:
 
 
 def _check_inside(group: ViewGroup, named: Mapping[str, ViewGroup]) -> None:
-    """Raise ``UserError`` unless the group whose views these are cut in, if any, has such views."""
+    """Raise ``UserError`` unless the group's outer views, if any, are suitable."""
     if group.inside is None:
         return
     where = f"data.views.{group.name}.inside = {group.inside}"
     outer = named.get(group.inside)
     if outer is None:
         others = ", ".join(name for name in named if name != group.name) or "no other"
-        raise UserError(f"{where}, but the other groups of views are: {others}.")
+        raise UserError(f"{where}, but the other view groups are: {others}.")
     if outer.inside is not None:
         raise UserError(
-            f"{where}, which lies inside of {outer.inside}. Name a group that is cut out of the "
-            "whole image."
+            f"{where}, which is itself inside {outer.inside}. Give a group that is cropped from "
+            "the whole image."
         )
     if outer.crop not in ("random", "full"):
         raise UserError(
@@ -295,6 +296,7 @@ def _check_inside(group: ViewGroup, named: Mapping[str, ViewGroup]) -> None:
         )
     if outer.count not in (1, group.count):
         raise UserError(
-            f"{where}, but data.views.{outer.name}.count = {outer.count} and data.views."
-            f"{group.name}.count = {group.count}. Use as many, so that each view has its own, or 1."
+            f"{where}, but data.views.{outer.name}.count = {outer.count} and "
+            f"data.views.{group.name}.count = {group.count}. Use equal counts, so that each view "
+            "has its own, or 1."
         )

@@ -1,4 +1,4 @@
-"""Where to cut an image: places and flips as pure functions of the sample and its size.
+"""Plans of views: boxes and flips as pure functions of the sample and its size.
 
 The plan of a view depends only on the run's seed, the epoch, the sample's index in the data set and
 the view's number. The number counts through all groups of a loader in their order. With the draws
@@ -55,7 +55,7 @@ class GroupPlan:
         index: int64 (B,).
         first_view: number of the group's first view.
         flips: bool (B, V).
-        outer: the group in whose views these are cut; None: in the image.
+        outer: the group whose views these are cropped from; None: the image.
     """
 
     group: ViewGroup
@@ -67,7 +67,7 @@ class GroupPlan:
     outer: "GroupPlan | None" = None
 
     def crops(self, sample: int, width: int, height: int) -> Crops:
-        """Return the places of all views of the group in an upright image of this size."""
+        """Return the positions of all views of the group in an upright image of this size."""
         group, image = self.group, (width, height)
         if group.crop == "random":
             draw = self._draws(sample, NUM_BOX_DRAWS)
@@ -118,12 +118,12 @@ def first_view(views: Iterable[ViewGroup], name: str) -> int:
 def plan_views(
     views: Sequence[ViewGroup], *, seed: int, epoch: int | np.ndarray, index: np.ndarray
 ) -> list[GroupPlan]:
-    """Draw places and flips for samples ``index`` (int64, (B,)), one plan per view group.
+    """Draw boxes and flips for samples ``index`` (int64, (B,)), one plan per view group.
 
     Args:
         views: all groups of the loader.
         seed: the run's seed.
-        epoch: that the draws belong to: one for all samples, or int64 (B,).
+        epoch: of the draws: one for all samples, or int64 (B,).
         index: positions of the samples in the data set.
     """
     index = np.asarray(index, np.int64)
@@ -147,7 +147,7 @@ def plan_flips(
 
     Args:
         seed: the run's seed.
-        epoch: that the draws belong to, (B,).
+        epoch: of the draws, (B,).
         index: positions of the samples in the data set, (B,).
         views: numbers of the group's views, (V,).
         group: the view group.

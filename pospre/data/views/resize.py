@@ -1,7 +1,7 @@
-"""From a decoded image to views: cut out and resize boxes, for every storage format.
+"""From a decoded image to views: crop and resize boxes, for every storage format.
 
-The loop over the views is TorchScript. It runs without Python's lock from the first view to the
-last, so threads work in parallel for any number of views.
+The loop over the views is TorchScript. It does not hold Python's lock, so threads work in parallel
+for any number of views.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ _OPENCV_CHANNELS = 4  # that it resizes at once
 
 
 class Views(NamedTuple):
-    """The views of one group of a sample: their places, and the memory for their pixels.
+    """The views of one group of a sample: their positions, and memory for their pixels.
 
     Attributes:
-        crops: their places in the image.
-        pixels: of the views, uint8 (V, h, w, channels), to be written.
+        crops: their positions in the image.
+        pixels: output: uint8 (V, h, w, channels).
         interpolation: ``"bicubic"`` or ``"bilinear"``, antialiased like Pillow's and torchvision's:
             pixels differ by at most 1 from Pillow's ``crop(box).resize(…)``; or ``"area"``:
             OpenCV's, which FFCV uses. A box with the size of the view is copied.

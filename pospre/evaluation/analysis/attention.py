@@ -1,18 +1,18 @@
-"""How far and how variously attention looks: distance, entropy, mutual information, query maps.
+"""Attention statistics: distance, entropy, mutual information and maps of single queries.
 
-Per layer and head, averaged over queries and images, among patches alone (prefix tokens are left
-out and rows add to 1 again):
+All are per layer and head, averaged over queries and images, among patches only (prefix tokens are
+removed, and rows renormalised):
 
 - mean attention distance in pixels, Σ_k π(k|q)·‖p_q − p_k‖ (Dosovitskiy et al. 2021; LUT's AAD,
-  eq. 4, is this over the image's side);
+  eq. 4, divides it by the image's side);
 - entropy of π(·|q) in nats;
 - normalised mutual information of query and key, I(q, k) / √(H(q)·H(k)) with p(q) = 1/N (Park et
-  al. 2023; Intertwined, Fig. 5): 0 if all queries look alike, 1 if each has its own;
-- lines: the share of a map's variance that lies between its columns, and between its rows, heads
-  averaged: more of the first than of the second are vertical lines (Intertwined, Fig. 7).
+  al. 2023; Intertwined, Fig. 5): 0 if all queries attend alike, 1 if each attends to its own keys;
+- lines: the share of a map's variance between its columns, and between its rows, averaged over
+  heads. A larger share between columns means vertical lines (Intertwined, Fig. 7).
 
-Pictures: these over the layers, and the last layer's maps of chosen queries (LUT, Fig. 1;
-Intertwined, Fig. 6).
+Pictures: these statistics over the layers, and the last layer's maps of chosen queries (LUT, Fig.
+1; Intertwined, Fig. 6).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,8 +58,8 @@ def evaluate(context: Context, settings: Attention) -> dict[str, Any]:
 
     Returns:
         ``layers``: per layer the means over heads and images with standard errors (``…_se``), and
-        ``heads`` with those of each head; ``distance``, ``nmi`` and ``entropy``: the means of the
-        layers; ``uniform``: what attention to all patches alike has.
+        ``heads`` with the values of each head; ``distance``, ``nmi`` and ``entropy``: the means
+        over layers; ``uniform``: the values of uniform attention.
     """
     chosen = chosen_layers(context.model, settings.layers)
     batches = centre_batches(
@@ -86,7 +86,7 @@ def evaluate(context: Context, settings: Attention) -> dict[str, Any]:
 
 
 def check(plan: Plan[Attention]) -> None:
-    """Raise a ``UserError`` for layers, queries or a size that are not there."""
+    """Raise a ``UserError`` for invalid layers, queries or sizes."""
     grid = check_attention(plan)
     check_queries(plan.settings.queries or (), grid)
     check_pictures(plan)
@@ -99,7 +99,7 @@ def _measure(
     queries: Sequence[int],
     num_pictures: int,
 ) -> tuple[dict[str, list[Tensor]], list[list[Cell]]]:
-    """Return the figures of every image, (M, layers, heads) or (M, layers), and the query maps."""
+    """Return the statistics of every image, (M, layers, heads) or (M, layers), and query maps."""
     encoder = context.model.encoder
     parts: dict[str, dict[int, list[Tensor]]] = {}
     drawn: list[list[Cell]] = []
@@ -135,13 +135,13 @@ def head_figures(maps_BHNN: Tensor, distance_NN: Tensor) -> dict[str, Tensor]:
     """Return ``distance``, ``nmi`` and ``entropy``, (B, heads) each.
 
     Args:
-        maps_BHNN: attention; rows are queries and add to 1.
+        maps_BHNN: attention; rows are queries and sum to 1.
         distance_NN: between patches.
     """
     num_patches = maps_BHNN.shape[-1]
     entropy_BH = attention_entropy(maps_BHNN)
     of_keys_BH = torch.special.entr(maps_BHNN.mean(-2)).sum(-1)
-    # I = H(k) − H(k|q); where every query looks at one and the same patch it is 0, as H(k) is
+    # I = H(k) − H(k|q); if all queries attend to the same single patch it is 0, like H(k)
     information_BH = (of_keys_BH - entropy_BH).clamp_min(0)
     both = (torch.tensor(num_patches).log() * of_keys_BH).sqrt().clamp_min(1e-6)
     return {
@@ -156,7 +156,7 @@ def line_shares(maps_BNN: Tensor, grid: tuple[int, int]) -> dict[str, Tensor]:
 
     Args:
         maps_BNN: attention; each query's row is a map over the grid. The shares are averaged over
-            queries; a map without variance has none.
+            queries; maps without variance are skipped.
         grid: (rows, columns) of patches.
     """
     picture = maps_BNN.double().unflatten(-1, grid)
@@ -187,7 +187,7 @@ def _summarise(found: Mapping[str, list[Tensor]], chosen: Sequence[int]) -> dict
 
 
 def _cells(view: Any, map_NN: Tensor, queries: Sequence[int], grid: tuple[int, int]) -> list[Cell]:
-    """Return the image with its queries, and over it the map of each of them."""
+    """Return the image with its queries marked, and each query's map over it."""
     points = [f"C{number}" for number in range(len(queries))]
     maps = [
         Cell(
@@ -205,7 +205,7 @@ def _cells(view: Any, map_NN: Tensor, queries: Sequence[int], grid: tuple[int, i
 
 
 def _draw(results: Mapping[str, Any], cells: list[list[Cell]], folder: Path | None) -> list[str]:
-    """Write the pictures, if there is a folder; return their names."""
+    """Write the pictures if there is a folder; return their names."""
     if folder is None:
         return []
     rows = results["layers"]

@@ -1,8 +1,8 @@
-"""The table of positions as a picture: the crop field's, or any ViT's (Intertwined, Sec. 3.2).
+"""Pictures of the position table: the crop field's, or any ViT's (Intertwined, Sec. 3.2).
 
-Norms of the vectors, their similarity to those of chosen places, and their first three principal
-components as colours. With ``crop_field`` the learned field itself, at its own resolution; else the
-encoder's table (learned or sin-cos). No image is looked at.
+They show the norms of the vectors, their similarity to those of chosen places, and their first
+three principal components as colours. With ``crop_field`` the table is the learned field at its own
+resolution; otherwise the encoder's (learned or sin-cos). No images are used.
 """
 
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ def evaluate(context: Context, settings: Field) -> dict[str, Any]:
     """Measure and draw the table.
 
     Returns:
-        ``norm`` (mean, least and greatest length of a vector), ``neighbours`` (mean cosine of
-        vectors side by side, or one above the other), ``all`` (of all pairs), ``explained`` (shares
-        of the variance of the first principal components) and ``grid``.
+        ``norm`` (mean, smallest and largest norm of a vector), ``neighbours`` (mean cosine of
+        horizontally or vertically adjacent vectors), ``all`` (of all pairs), ``explained``
+        (variance shares of the first principal components) and ``grid``.
     """
     table_RCD = position_vectors(context.model).double()
     rows, columns = table_RCD.shape[:2]
@@ -57,21 +57,21 @@ def check(plan: Plan[Field]) -> None:
     positions = planned_encoder(plan.recipe).positions
     if positions.vectors() is None:
         raise UserError(
-            f"it draws a table of positions, and encoder.positions is {positions.name}; it is for "
-            f"{schemes_that('inputs')}."
+            f"it draws a table of positions, but encoder.positions is {positions.name}; it "
+            f"supports {schemes_that('inputs')}."
         )
     check_pictures(plan)
 
 
 def position_vectors(model: PretrainModel) -> Tensor:
-    """Return the vectors (rows, columns, D) of the learned field, or of the encoder's patches."""
+    """Return the vectors (rows, columns, D) of the learned field, or of the encoder's table."""
     table = model.encoder.positions.vectors()
     assert table is not None
     return table.detach()
 
 
 def neighbour_cosine(table_RCD: Tensor) -> float | None:
-    """Return the mean cosine of vectors next to one another in a row or in a column."""
+    """Return the mean cosine of horizontally or vertically adjacent vectors."""
     below = F.cosine_similarity(table_RCD[1:], table_RCD[:-1], dim=-1)
     beside = F.cosine_similarity(table_RCD[:, 1:], table_RCD[:, :-1], dim=-1)
     pairs = torch.cat([below.flatten(), beside.flatten()])
@@ -87,9 +87,9 @@ def all_pairs_cosine(vectors_ND: Tensor) -> float | None:
 
 
 def principal_colours(vectors_ND: Tensor) -> tuple[list[float], Tensor]:
-    """Return the shares of variance of the first three components, and these in [0, 1]: (N, 3).
+    """Return the variance shares of the first three components, and these in [0, 1]: (N, 3).
 
-    A component's sign is arbitrary: its largest entry is made positive.
+    A component's sign is arbitrary; its largest entry is made positive.
     """
     centred_ND = vectors_ND - vectors_ND.mean(0)
     left_NK, values_K, _ = torch.linalg.svd(centred_ND, full_matrices=False)
@@ -104,7 +104,7 @@ def principal_colours(vectors_ND: Tensor) -> tuple[list[float], Tensor]:
 def _draw(
     vectors_ND: Tensor, colours_N3: Tensor, grid: tuple[int, int], folder: Path | None
 ) -> list[str]:
-    """Write the picture, if there is a folder; return its name."""
+    """Write the picture if there is a folder; return its name."""
     if folder is None:
         return []
     unit_ND = F.normalize(vectors_ND, dim=-1)

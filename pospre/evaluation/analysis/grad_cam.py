@@ -1,8 +1,8 @@
-"""Which patches a class head looks at: Grad-CAM (Selvaraju et al. 2017; LUT, Fig. 3).
+"""Grad-CAM: the patches that a class head relies on (Selvaraju et al. 2017; LUT, Fig. 3).
 
-A are the tokens after the first norm of a block, the last one's unless told otherwise. The gradient
-of a class's logit, averaged over the patches, weighs A's channels; the map is the positive part of
-the weighted sum. Pictures: the maps over their images.
+A are the tokens after the first norm of a block, by default the last. The gradient of a class's
+logit, averaged over patches, weights A's channels. The map is the positive part of the weighted
+sum. Pictures: the maps over their images.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,15 +37,15 @@ IN_A_ROW = 4  # pictures
 
 
 def evaluate(context: Context, settings: GradCam) -> dict[str, Any]:
-    """Draw the maps, and measure how much of an image they cover.
+    """Draw the maps, and measure the area they cover.
 
     Returns:
-        ``area``: share of an image's patches with at least half its greatest value, mean over
-        images with standard error ``area_se``; ``empty``: share of images without a positive value,
-        which are left out of it.
+        ``area``: share of an image's patches with at least half its maximum, mean over images with
+        standard error ``area_se``; ``empty``: share of images without a positive value, which
+        ``area`` leaves out.
 
     Raises:
-        UserError: an image has no label, or one that the head does not know.
+        UserError: an image has no label, or one that the head does not have.
     """
     layer = settings.layer or context.model.encoder.depth
     num_classes = class_head(context.model).num_classes
@@ -82,7 +82,7 @@ def evaluate(context: Context, settings: GradCam) -> dict[str, Any]:
 
 
 def check(plan: Plan[GradCam]) -> None:
-    """Raise a ``UserError`` for a layer or labels that are not there, or nowhere to draw."""
+    """Raise a ``UserError`` for invalid layers, missing labels, or a missing output folder."""
     layer = plan.settings.layer
     planned_encoder(plan.recipe, None if layer is None else [layer])
     if plan.settings.target == "label":
@@ -93,13 +93,13 @@ def check(plan: Plan[GradCam]) -> None:
 def class_maps(
     model: PretrainModel, images_BCHW: Tensor, layer: int, class_B: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the maps (B, N), not negative, and the classes (B,) they are of.
+    """Return the maps (B, N), not negative, and their classes (B,).
 
     Args:
         model: with a class head, in eval mode.
         images_BCHW: normalised images.
-        layer: the block, the first is 1.
-        class_B: int64 classes; None takes the predicted ones.
+        layer: the block, counted from 1.
+        class_B: int64 classes; None: the predicted ones.
     """
     head = class_head(model)
     found: dict[str, Tensor] = {}
@@ -123,7 +123,7 @@ def class_maps(
 
 @contextmanager
 def _frozen(model: PretrainModel) -> Iterator[None]:
-    """Let no parameter ask for a gradient, so that nothing is kept of the blocks before."""
+    """Disable gradients of parameters, so that earlier blocks store nothing."""
     learning = [each for each in model.parameters() if each.requires_grad]
     try:
         for parameter in learning:
@@ -135,7 +135,7 @@ def _frozen(model: PretrainModel) -> Iterator[None]:
 
 
 def covered(maps_BN: Tensor) -> Tensor:
-    """Return the share (B,) of patches with at least half the greatest value; 0 of empty maps."""
+    """Return the share (B,) of patches with at least half the maximum; 0 for empty maps."""
     top_B1 = maps_BN.amax(1, keepdim=True)
     return ((maps_BN >= top_B1 / 2) & (top_B1 > 0)).double().mean(1)
 
@@ -151,7 +151,7 @@ def _cells(context: Context, batch: Batch, row: int, map_N: Tensor, name: str) -
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return what the maps cover as text, in percent."""
+    """Return the areas as text, in percent."""
     area, error = results["area"], results["area_se"]
     rows = [
         [

@@ -1,4 +1,4 @@
-"""What analyses share: attention among the patches of images, and chosen layers and patches."""
+"""Common code of analyses: attention among patches, and the choice of layers and patches."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,14 +21,13 @@ def patch_attention(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (layer, attention among patches (b, heads, N, N)) for parts of a batch, in its order.
 
-    Prefix tokens (class token, registers) are left out as queries and as keys, and what is left of
-    each row is divided by its sum. However large the batch, about a quarter of a GB of maps exists
-    at a time.
+    Prefix tokens (class token, registers) are removed as queries and as keys, and rows are
+    renormalised. Maps take about 0.25 GB at a time for any batch size.
 
     Args:
-        model: of a ViT, in eval mode.
+        model: with a ViT, in eval mode.
         images_BCHW: normalised images.
-        layers: blocks, the first is 1.
+        layers: blocks, counted from 1.
     """
     rows, columns = model.encoder.grid_of(*images_BCHW.shape[-2:])
     prefix = model.encoder.num_prefix_tokens
@@ -69,7 +68,7 @@ def check_attention(plan: Plan[Any]) -> tuple[int, int]:
 
 
 def check_queries(queries: Sequence[int], grid: tuple[int, int]) -> None:
-    """Raise a ``UserError`` for patches that a grid does not have."""
+    """Raise a ``UserError`` for patches outside the grid."""
     patches = grid[0] * grid[1]
     wrong = [query for query in queries if query >= patches]
     if wrong:
@@ -80,22 +79,22 @@ def check_queries(queries: Sequence[int], grid: tuple[int, int]) -> None:
 
 
 def three_patches(grid: tuple[int, int]) -> list[int]:
-    """Return patches in the middle, in the upper left and in the lower right quarter."""
+    """Return patches in the middle, the upper left and the lower right quarter."""
     rows, columns = grid
     shares = [(1, 2), (1, 4), (3, 4)]
     return [rows * part // whole * columns + columns * part // whole for part, whole in shares]
 
 
 def chosen_layers(model: PretrainModel, layers: Sequence[int] | None) -> list[int]:
-    """Return the blocks to look at in their order, all without ``layers``; the first is 1."""
+    """Return the chosen blocks in order, counted from 1; all if ``layers`` is None."""
     return sorted(set(layers or range(1, model.encoder.depth + 1)))
 
 
 def require_two_images(plan: Plan[Any]) -> None:
-    """Raise a ``UserError`` if a single image is to be measured."""
+    """Raise a ``UserError`` if only one image would be measured."""
     found = min(len(open_reader(plan.data)), plan.settings.num_samples or 2)
     if found < 2:
         raise UserError(
-            f"it compares images with one another, and of {plan.data} one is measured; give "
+            f"it compares images with one another, but only one of {plan.data} is measured; give "
             "two or more."
         )

@@ -1,10 +1,10 @@
-"""Correlation of the features of two positions, in one image and across images (MP3, Fig. 10).
+"""Correlation of features at two positions, within and across images (MP3, Fig. 10).
 
-The Pearson correlation, over the features' channels, of every pair of positions: within an image,
-averaged over images, and between one image and another. The second is averaged over all pairs of
-different images, which is what random pairs estimate: z being the standardised features, it is
-(Σz·Σz' − Σ z·z') / (M² − M). Features that tell positions correlate at the same position of
-different images, and less elsewhere.
+This is the Pearson correlation, over the features' channels, of every pair of positions: within an
+image, averaged over images, and between two images. The latter is averaged over all pairs of
+different images, which random pairs estimate: (Σz·Σz' − Σ z·z') / (M² − M) with standardised
+features z. If features encode positions, they correlate more at the same position of different
+images than elsewhere.
 """
 
 from collections.abc import Iterable, Mapping
@@ -102,7 +102,7 @@ class Sums:
 
 
 def sum_features(batches: Iterable[Tensor]) -> Sums:
-    """Sum standardised features (B, N, D) up; an image's group is its number modulo ``GROUPS``."""
+    """Sum standardised features (B, N, D); an image's group is its index modulo ``GROUPS``."""
     count, seen = [0] * GROUPS, 0
     features: list[Tensor | float] = [0.0] * GROUPS
     pairs: list[Tensor | float] = [0.0] * GROUPS
@@ -157,7 +157,7 @@ def _means(sums: Sums) -> dict[str, float]:
 
 
 def _draw(maps: Mapping[str, Tensor], grid: tuple[int, int], folder: Path | None) -> dict[str, Any]:
-    """Write the picture and the maps, if there is a folder; return their names."""
+    """Write the picture and the maps if there is a folder; return their names."""
     if folder is None:
         return {"pictures": [], "maps": None}
     figure = new_figure(13, 6.2)
@@ -176,7 +176,7 @@ def _draw(maps: Mapping[str, Tensor], grid: tuple[int, int], folder: Path | None
 
 
 def mosaic(map_NN: Tensor, grid: tuple[int, int]) -> np.ndarray:
-    """Return a picture with, at every position, its row of a matrix as a map; NaN between them."""
+    """Return a picture that shows each position's matrix row as a map; NaN in between."""
     rows, columns = grid
     picture = F.pad(map_NN.double().view(rows, columns, rows, columns), (0, 1, 0, 1), value=np.nan)
     return picture.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)[:-1, :-1].cpu().numpy()
@@ -188,7 +188,7 @@ def table(results: Mapping[str, Any]) -> str:
         "within": "within an image, two positions",
         "same": "across images, the same position",
         "other": "across images, two positions",
-        "position": "what the same position brings",
+        "position": "effect of the same position",
     }
     rows = estimate_rows(results, titles)
     rows_columns = " × ".join(map(str, results["grid"]))

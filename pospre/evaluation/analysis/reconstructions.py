@@ -1,9 +1,9 @@
-"""What is painted in the place of hidden patches, by a model that predicts pixels, such as MAE.
+"""Reconstructions of hidden patches by a model that predicts pixels, such as MAE.
 
-Some patches of each image are hidden, any of them (of SimMIM, too, not cells); centre view, no
-flip. The error is the mean square over their pixels in the units that are learned: of MAE with
-``norm_pix`` those of the patch, in which its flat mean is off by 1. In the picture a patch that was
-predicted so gets its own mean and spread back, as in the published ones (He et al. 2022, Fig. 2).
+Random patches of each image are hidden (for SimMIM too, not cells); centre view, no flip. The error
+is the mean square over their pixels in the units of the loss. With MAE's ``norm_pix`` these are
+normalised per patch, so predicting the patch's mean gives an error of 1. Pictures restore the
+patch's own mean and deviation, as published ones do (He et al. 2022, Fig. 2).
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pospre.batch import HIDDEN, MASKED, Batch
 from pospre.errors import UserError
-from pospre.evaluation.alone import Alone
 from pospre.evaluation.analysis.settings import Reconstructions
 from pospre.evaluation.drawing import (
     Cell,
@@ -24,6 +23,7 @@ from pospre.evaluation.drawing import (
 )
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
+from pospre.evaluation.isolated_method import IsolatedMethod
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
@@ -41,9 +41,10 @@ def evaluate(context: Context, settings: Reconstructions) -> dict[str, Any]:
     """Measure the error, and draw original, visible patches and reconstruction.
 
     Returns:
-        Means over images with standard errors (``…_se``): ``error``; ``flat_error``, that of 0: the
-        patch's own mean, or the mean colour of the data; and ``initial_error``, the untrained
-        model's, without an error of its own. Also ``mask_ratio``, ``samples`` and ``pictures``.
+        Means over images with standard errors (``…_se``): ``error``; ``flat_error``, the error of
+        predicting 0 (the patch's own mean, or the mean colour of the data); and ``initial_error``
+        of the untrained model, without standard error. Also ``mask_ratio``, ``samples`` and
+        ``pictures``.
     """
     host, initial = alone(context.model), alone(context.initial()) if settings.baseline else None
     batches = centre_batches(context, context.data, title="reconstructions", sampling=settings)
@@ -68,7 +69,7 @@ def evaluate(context: Context, settings: Reconstructions) -> dict[str, Any]:
 
 
 def check(plan: Plan[Reconstructions]) -> None:
-    """Raise a ``UserError`` where nothing is painted, hidden or to be seen, or nowhere to draw."""
+    """Raise a ``UserError`` if nothing is predicted, hidden or visible, or no folder is given."""
     encoder, ratio = plan.recipe.encoder, plan.settings.mask_ratio
     if encoder.channels != 3:
         raise UserError(
@@ -79,13 +80,13 @@ def check(plan: Plan[Reconstructions]) -> None:
     check_pictures(plan, required=True)
 
 
-def alone(model: PretrainModel) -> Alone:
-    """Return the method that predicts pixels by itself: others may edit its pass."""
-    return Alone(model, PixelObjective, seed=0, second_mask_ratio=0.0)
+def alone(model: PretrainModel) -> IsolatedMethod:
+    """Return the method that predicts pixels, in isolation: others may edit its pass."""
+    return IsolatedMethod(model, PixelObjective, seed=0, second_mask_ratio=0.0)
 
 
-def hide(host: Alone, batch: Batch, mask_ratio: float, seed: int) -> Batch:
-    """Return a batch in which so many patches are hidden from the method, any of them."""
+def hide(host: IsolatedMethod, batch: Batch, mask_ratio: float, seed: int) -> Batch:
+    """Return a batch in which random patches are hidden from the method."""
     encoder = host.model.encoder
     masks = PatchMasking.by_ratio("reconstructions", encoder.grid, mask_ratio).draw(batch, seed)
     masked = slot_mask(masks[HIDDEN], encoder.num_patches)
@@ -93,14 +94,14 @@ def hide(host: Alone, batch: Batch, mask_ratio: float, seed: int) -> Batch:
 
 
 def _errors(outputs: Outputs) -> tuple[Tensor, Tensor]:
-    """Return the squared error of each image (B,), and that of predicting 0."""
+    """Return the squared error of each image (B,), and the error of predicting 0."""
     target = outputs["target"].double()
     wrong = outputs["predicted"].double() - target
     return wrong.square().mean((1, 2)), target.square().mean((1, 2))
 
 
 def painted(model: PretrainModel, batch: Batch, outputs: Outputs) -> tuple[Tensor, Tensor]:
-    """Return uint8 (B, 3, H, W): the images without, and with predictions for, hidden patches."""
+    """Return uint8 (B, 3, H, W): the images with hidden patches blank, and with predictions."""
     encoder, removed = model.encoder, batch["view/hidden"]
     patches = patchify(model.images(batch)[:, 0], encoder.patch_size)
     _, objective = model.objectives.find(NEEDS)

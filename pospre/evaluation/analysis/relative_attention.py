@@ -1,9 +1,9 @@
 """Attention as a function of the offset from query to key (MP3, Zhai et al. 2022, Fig. 8 and 11).
 
-For every head, the mean attention over all pairs of patches with one offset (Δrow, Δcolumn) and
-over images; among patches alone (prefix tokens are left out and rows add to 1 again). Heads are
-sorted by the entropy of their attention, averaged over queries, the lowest first. All tokens give
-keys, also of a model that has trained with a context.
+For every head, this is the mean attention over images and all pairs of patches with one offset
+(Δrow, Δcolumn). Prefix tokens are removed, and rows renormalised. Heads are sorted by the entropy
+of their attention, averaged over queries, lowest first. All tokens give keys, even if the model was
+trained with a context.
 """
 
 from collections.abc import Mapping
@@ -41,9 +41,9 @@ def evaluate(context: Context, settings: RelativeAttention) -> dict[str, Any]:
 
     Returns:
         ``layers``: per layer ``heads``, sorted: ``head`` (from 0), ``entropy`` in nats, ``own``
-        (attention of a patch to itself) and ``near`` (to the 3 × 3 around it), and ``peak``, the
-        offset of the greatest mean attention; ``near``: the mean of all heads; with standard
-        errors over images (``…_se``). The maps are in ``maps``, an archive beside the picture.
+        (attention of a patch to itself), ``near`` (to the 3 × 3 around it) and ``peak``, the offset
+        with the largest mean attention; ``near``: the mean over heads; with standard errors over
+        images (``…_se``). The maps are in ``maps``, an archive beside the picture.
     """
     model = context.model
     chosen = chosen_layers(model, settings.layers)
@@ -83,7 +83,7 @@ def evaluate(context: Context, settings: RelativeAttention) -> dict[str, Any]:
 
 
 def check(plan: Plan[RelativeAttention]) -> None:
-    """Raise a ``UserError`` for layers or a size that are not there."""
+    """Raise a ``UserError`` for invalid layers or sizes."""
     check_attention(plan)
     check_pictures(plan)
 
@@ -107,21 +107,21 @@ def by_offset(maps_HNN: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def near_attention(maps_BHNN: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return attention to oneself and to the 3 × 3 around oneself, mean of queries: (B, heads)."""
+    """Return attention to the patch itself and its 3 × 3 area, mean over queries: (B, heads)."""
     reach_NN = grid_offsets(*grid).to(maps_BHNN.device).abs().amax(-1)
     own, near = ((maps_BHNN * (reach_NN <= reach)).sum(-1).mean(-1) for reach in (0, 1))
     return own, near
 
 
 def _uniform(grid: tuple[int, int]) -> dict[str, float]:
-    """Return what attention to all patches alike has."""
+    """Return the values of uniform attention."""
     patches = grid[0] * grid[1]
     own, near = near_attention(torch.full((1, 1, patches, patches), 1 / patches), grid)
     return {"own": float(own), "near": float(near)}
 
 
 def _heads(figures_M3H: Tensor, map_HRC: Tensor, grid: tuple[int, int]) -> list[dict[str, Any]]:
-    """Return what the results say of the heads of a layer, lowest entropy first."""
+    """Return the results for the heads of a layer, lowest entropy first."""
     heads = []
     for head in figures_M3H[:, 0].mean(0).argsort().tolist():
         row, column = divmod(int(map_HRC[head].argmax()), map_HRC.shape[2])
@@ -138,7 +138,7 @@ def _draw(
     num_heads: int | None,
     folder: Path | None,
 ) -> dict[str, Any]:
-    """Write the picture and the maps, if there is a folder; return their names."""
+    """Write the picture and the maps if there is a folder; return their names."""
     if folder is None:
         return {"pictures": [], "maps": None}
     shape = tuple(maps[results["layers"][0]["layer"]].shape[1:])

@@ -1,4 +1,4 @@
-"""Settings of the evaluations that look into an encoder."""
+"""Settings of the evaluations that analyse an encoder."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,10 +16,10 @@ class Attention(Sampling):
     """Settings of ``attention``.
 
     Attributes:
-        layers: blocks to measure, such as 1,6,12; all without it.
-        queries: patches whose maps are drawn, row by row from 0; without it three of them.
-        num_pictures: draw the maps of so many images.
-        image_size: side of the views in pixels; the encoder's own without it.
+        layers: blocks to measure, such as 1,6,12; default: all.
+        queries: patches whose maps are drawn, row-major from 0; default: three of them.
+        num_pictures: number of images to draw maps of.
+        image_size: side of the views in pixels; default: the encoder's.
     """
 
     layers: Numbers | None = None
@@ -39,9 +39,9 @@ class GradCam(Sampling):
     """Settings of ``grad_cam``.
 
     Attributes:
-        target: the class asked for: the predicted one, or the image's label.
-        layer: the block; the last without it.
-        num_pictures: draw so many images.
+        target: the class to explain: the predicted one, or the image's label.
+        layer: the block; default: the last.
+        num_pictures: number of images to draw.
     """
 
     target: Literal["predicted", "label"] = "predicted"
@@ -55,7 +55,7 @@ class PositionCorrelation(Sampling):
     """Settings of ``position_correlation``.
 
     Attributes:
-        layer: whose features, after the final norm; 0 is the embedding, without it the last.
+        layer: its features after the final norm; 0 is the embedding; default: the last.
     """
 
     layer: NonNegativeInt | None = None
@@ -66,8 +66,8 @@ class Reconstructions(Sampling, Compared):
     """Settings of ``reconstructions``.
 
     Attributes:
-        mask_ratio: share of patches hidden, in (0, 1).
-        num_pictures: draw so many images.
+        mask_ratio: share of hidden patches, in (0, 1).
+        num_pictures: number of images to draw.
     """
 
     mask_ratio: Ratio = 0.75
@@ -80,9 +80,9 @@ class RelativeAttention(Sampling):
     """Settings of ``relative_attention``.
 
     Attributes:
-        layers: blocks to measure, such as 2,6,10; all without it.
-        num_heads: draw so many heads of each layer, those of the lowest entropy; all without it.
-        image_size: side of the views in pixels; the encoder's own without it.
+        layers: blocks to measure, such as 2,6,10; default: all.
+        num_heads: number of heads to draw per layer, lowest entropy first; default: all.
+        image_size: side of the views in pixels; default: the encoder's.
     """
 
     layers: Numbers | None = None
@@ -96,12 +96,13 @@ class Spectrum(Sampling):
     """Settings of ``spectrum``.
 
     Attributes:
-        layers: whose features, such as 0,6,12 (0 is the embedding); all without it.
-        features: per image the mean of its patch tokens or its cls token; or patches, all of them.
-        norm: features after the encoder's final norm, which every layer then gets. Lengths are
+        layers: layers to measure, such as 0,6,12 (0 is the embedding); default: all.
+        features: one vector per image, the mean of its patch tokens or its cls token; or all
+            patches.
+        norm: apply the encoder's final norm to the features of every layer. Lengths are always
             those before it.
-        artefact: tokens this many times longer than the median of their image are artefacts.
-        num_pictures: draw the last layer's lengths of so many images.
+        artefact: tokens this many times longer than their image's median are artefacts.
+        num_pictures: number of images whose last-layer lengths are drawn.
     """
 
     layers: Numbers | None = None
@@ -117,8 +118,8 @@ class StopHeatmaps(Sampling):
     """Settings of ``stop_heatmaps``.
 
     Attributes:
-        temperature: of the softmax; the paper states none.
-        num_pictures: draw the maps of so many images, of one hidden patch each.
+        temperature: of the softmax; the paper does not give it.
+        num_pictures: number of images to draw, each with the map of one hidden patch.
     """
 
     temperature: PositiveFloat = 0.1
@@ -131,8 +132,8 @@ class StopSimilarity(Settings):
     """Settings of ``stop_similarity``.
 
     Attributes:
-        queries: positions whose maps are drawn, row by row from 0; without it three of them.
-        num_draws: draws of the noise at every position.
+        queries: positions whose maps are drawn, row-major from 0; default: three of them.
+        num_draws: noise draws per position.
         seed: of the noise.
     """
 

@@ -1,10 +1,10 @@
-"""How many directions features use, layer by layer, and how long they are.
+"""Effective rank and length of features, layer by layer.
 
-Of one feature vector per image (or of all patches): the singular values of the covariance (LUT,
-Fig. 4b); RankMe, exp of the entropy of the normalised singular values of the features as they are
-(Garrido et al. 2023); and the effective rank, the same of the centred features (Roy and Vetterli
-2007). Of the patch tokens before the final norm: their length, and artefacts, tokens several times
-longer than the median of their image (Darcet et al. 2024), with maps.
+From one feature vector per image (or from all patches) it computes the singular values of the
+covariance (LUT, Fig. 4b); RankMe, exp of the entropy of the normalised singular values of the
+uncentred features (Garrido et al. 2023); and the effective rank, the same for centred features (Roy
+and Vetterli 2007). From the patch tokens before the final norm it computes their length, and
+artefacts: tokens several times longer than their image's median (Darcet et al. 2024), with maps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,13 +42,13 @@ LENGTHS = ("length", "longest", "artefacts")
 
 @dataclass
 class Gathered:
-    """What is summed up of a layer.
+    """Sums over the features of a layer.
 
     Attributes:
-        count: feature vectors.
+        count: number of feature vectors.
         total_D: their sum.
         products_DD: the sum of their outer products.
-        lengths: per batch (B, 3): see ``token_lengths``.
+        lengths: per batch (B, 3), see ``token_lengths``.
     """
 
     count: int = 0
@@ -107,7 +107,7 @@ def evaluate(context: Context, settings: Spectrum) -> dict[str, Any]:
 
 
 def check(plan: Plan[Spectrum]) -> None:
-    """Raise a ``UserError`` for layers or a class token that are not there, or a single image."""
+    """Raise a ``UserError`` for invalid layers, a missing class token, or a single image."""
     planned_encoder(plan.recipe, plan.settings.layers)
     check_pooling(plan)
     require_two_images(plan)
@@ -122,14 +122,14 @@ def _vectors(tokens_BTD: Tensor, num_prefix: int, features: Source) -> Tensor:
 
 
 def token_lengths(lengths_BN: Tensor, artefact: float) -> Tensor:
-    """Return (B, 3): mean and greatest length of an image's tokens, and the share of artefacts."""
+    """Return (B, 3): mean and maximal length of an image's tokens, and the share of artefacts."""
     median_B1 = lengths_BN.quantile(0.5, dim=1, keepdim=True)
     share_B = (lengths_BN > artefact * median_B1).double().mean(1)
     return torch.stack([lengths_BN.mean(1), lengths_BN.amax(1), share_B], dim=1)
 
 
 def summarise(layer: Gathered) -> dict[str, Any]:
-    """Return what ``evaluate`` says of a layer."""
+    """Return the results of a layer, as in ``evaluate``."""
     mean_D = torch.as_tensor(layer.total_D) / layer.count
     square_DD = torch.as_tensor(layer.products_DD) / layer.count
     covariance_DD = (square_DD - torch.outer(mean_D, mean_D)) * layer.count / (layer.count - 1)
@@ -147,13 +147,13 @@ def summarise(layer: Gathered) -> dict[str, Any]:
 
 
 def eigenvalues(products_DD: Tensor, rounding: float) -> Tensor:
-    """Return a symmetric matrix's eigenvalues, the largest first; 0 where below ``rounding``."""
+    """Return a symmetric matrix's eigenvalues, descending; values below ``rounding`` become 0."""
     values_D = torch.linalg.eigvalsh(products_DD).flip(0)
     return values_D.masked_fill(values_D < rounding, 0.0)
 
 
 def rank_of(singular_values: Tensor) -> float:
-    """Return exp of the entropy of singular values in shares of their sum; 0 of zeros."""
+    """Return exp of the entropy of the normalised singular values; 0 if all are 0."""
     total = singular_values.sum()
     if not total:
         return 0.0
@@ -163,7 +163,7 @@ def rank_of(singular_values: Tensor) -> float:
 def _cells(
     view: np.ndarray, lengths_N: Tensor, grid: tuple[int, int], artefact: float
 ) -> list[Cell]:
-    """Return an image, and the lengths of its tokens with a point on every artefact."""
+    """Return an image, and its token lengths with artefacts marked."""
     median = float(lengths_N.quantile(0.5))
     found = (lengths_N > artefact * median).nonzero().flatten().tolist()
     title = f"median {median:.3g}, longest {lengths_N.max():.3g}"
@@ -176,7 +176,7 @@ def _cells(
 def _draw(
     rows: Sequence[Mapping[str, Any]], cells: list[list[Cell]], folder: Path | None
 ) -> list[str]:
-    """Write the pictures, if there is a folder; return their names."""
+    """Write the pictures if there is a folder; return their names."""
     if folder is None:
         return []
     from matplotlib import colormaps

@@ -1,9 +1,9 @@
-"""What the predictor of I-JEPA, or of StoP, takes a hidden patch for (Bar et al. 2024, Fig. 6).
+"""Similarity of predicted features to all patches, for I-JEPA or StoP (Bar et al. 2024, Fig. 6).
 
-The encoder sees a context, and the predictor the hidden patches' positions without noise. The
-cosine similarity of a predicted feature to the teacher's features of all patches of the image (the
-layer-normalised ones that are learned from), and its softmax at a temperature, is a map over the
-image: does the prediction look like its place, or like what is of its kind?
+The encoder sees a context, and the predictor gets the hidden patches' positions without noise. The
+map over the image is the cosine similarity of a predicted feature to the teacher's features of all
+patches (layer-normalised, as in training), with a softmax at a temperature. It shows whether the
+prediction resembles its own place, or similar content elsewhere.
 """
 
 from collections.abc import Mapping
@@ -44,8 +44,8 @@ def evaluate(context: Context, settings: StopHeatmaps) -> dict[str, Any]:
     Returns:
         Means over hidden patches and images, with standard errors over images (``…_se``):
         ``nearest``, the share of predictions most similar to the feature of their own place;
-        ``distance``, in patches, from that place to where the softmax points, and
-        ``uniform_distance``, the same where all patches are alike.
+        ``distance``, in patches, from this place to the mean of the softmax; and
+        ``uniform_distance``, the distance if all patches were alike.
     """
     model = context.model
     batches = centre_batches(context, context.data, title="stop_heatmaps", sampling=settings)
@@ -87,12 +87,12 @@ def evaluate(context: Context, settings: StopHeatmaps) -> dict[str, Any]:
 
 
 def check(plan: Plan[StopHeatmaps]) -> None:
-    """Raise a ``UserError`` where there is nowhere to draw."""
+    """Raise a ``UserError`` if no folder for pictures is given."""
     check_pictures(plan, required=True)
 
 
 def hide(model: PretrainModel, batch: Batch, seed: int) -> Batch:
-    """Return a batch with the context and the hidden blocks, as I-JEPA's defaults are."""
+    """Return a batch with a context and hidden blocks, with I-JEPA's default options."""
     keys_B = draws.sample_keys(seed, 0, batch[INDEX], 0, "stop_heatmaps")
     masks = draw_blocks(keys_B, IJEPA().blocks(model.encoder))
     return {**batch, "view/visible": masks.context, "ijepa/targets": masks.targets}
@@ -100,7 +100,7 @@ def hide(model: PretrainModel, batch: Batch, seed: int) -> Batch:
 
 @torch.no_grad()
 def predicted_similarity(model: PretrainModel, batch: Batch) -> Tensor:
-    """Return the cosine (B, Q, N) of Q predicted features and the features of all patches.
+    """Return the cosine (B, Q, N) of Q predicted features and all patches' features.
 
     Args:
         model: with I-JEPA, in eval mode.
@@ -121,7 +121,7 @@ def predicted_similarity(model: PretrainModel, batch: Batch) -> Tensor:
 
 
 def _cells(batch: Batch, row: int, weight_QN: Tensor, grid: tuple[int, int]) -> list[Cell]:
-    """Return the image without its first hidden block, and the map of one patch of that."""
+    """Return the image without its first hidden block, and the map of one patch of this block."""
     block = batch["ijepa/targets"][row, 0].tolist()
     chosen = len(block) // 2
     view = as_picture(batch["view/image"][row, 0])

@@ -1,9 +1,9 @@
-"""How alike StoP's stochastic positions are to the fixed ones (Bar et al. 2024, Fig. 5).
+"""Similarity of StoP's stochastic positions to the fixed ones (Bar et al. 2024, Fig. 5).
 
-The query at position i is ψ_i + A·n, n ~ N(0, s²·I), as the predictor's mask tokens get it in
+The query at position i is ψ_i + A·n, n ~ N(0, s²·I), as in the predictor's mask tokens during
 training (the context's tokens with ``variant: context``; s·ε with ``fixed_cov``). Its cosine
-similarity to every ψ_k is a map over the grid: without noise, of one draw, and averaged over draws.
-No image is looked at.
+similarity to every ψ_k is a map over the grid: without noise, for one draw, and averaged over
+draws. No images are used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def evaluate(context: Context, settings: StopSimilarity) -> dict[str, Any]:
     Returns:
         Means over positions and draws, with standard errors over draws (``…_se``): ``own``, the
         similarity of a query to its own position; ``nearest``, the share of queries most similar to
-        it; ``distance``, in patches, from it to the position that they are most similar to.
+        it; ``distance``, in patches, from it to the most similar position.
     """
     _, objective = context.model.objectives.find(FeaturePrediction)
     predictor, tokens = objective.predictor, objective.predictor.tokens
@@ -80,7 +80,7 @@ def evaluate(context: Context, settings: StopSimilarity) -> dict[str, Any]:
 
 
 def check(plan: Plan[StopSimilarity]) -> None:
-    """Raise a ``UserError`` for a variant without noise, or positions that are not there."""
+    """Raise a ``UserError`` for a variant without noise, or invalid positions."""
     _, options = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
     variant = options.get("variant", StoP.variant)
     if variant not in NOISY:
@@ -93,7 +93,7 @@ def check(plan: Plan[StopSimilarity]) -> None:
 
 
 def noise(predictor: Predictor, num_positions: int, seed: int, draw: int) -> Tensor:
-    """Return what a draw adds to each position in training: (N, d)."""
+    """Return the noise added to each position in training: (N, d)."""
     tokens, embed = predictor.tokens, predictor.embed
     assert isinstance(tokens, StochasticTokens)
     place_N = torch.arange(num_positions, device=embed.weight.device)
@@ -102,7 +102,7 @@ def noise(predictor: Predictor, num_positions: int, seed: int, draw: int) -> Ten
 
 
 def similarity(queries_ND: Tensor, position_ND: Tensor) -> Tensor:
-    """Return the cosine of each query (row) and each position."""
+    """Return the cosine of each query (row) and position (column)."""
     return F.normalize(queries_ND, dim=-1) @ F.normalize(position_ND, dim=-1).T
 
 
@@ -113,7 +113,7 @@ def _draw(
     grid: tuple[int, int],
     folder: Path | None,
 ) -> list[str]:
-    """Write the picture, if there is a folder; return its name."""
+    """Write the picture if there is a folder; return its name."""
     if folder is None:
         return []
     kinds = {

@@ -1,8 +1,8 @@
-"""Accuracy of the class head that a supervised run has trained.
+"""Accuracy of the class head of a supervised run.
 
-Top-1 and top-5 on held-out images, centre views. What an untrained head knows is chance.
+Top-1 and top-5 on held-out images, centre views. An untrained head would be at chance.
 ``ensemble=RUN`` averages the class probabilities with those of other fine-tuned models (Zhai et al.
-2022 of MP3 and MAE).
+2022, for MP3 and MAE).
 """
 
 import sys
@@ -46,10 +46,10 @@ def evaluate(context: Context, settings: Accuracy) -> dict[str, Any]:
     Returns:
         ``top1`` and ``top5`` in [0, 1] (``top5`` is None with five classes or fewer), the
         ``standard_error`` of ``top1``, ``members`` (``top1`` of each model of an ensemble alone,
-        the measured one first), and what they were measured with.
+        the measured one first), and the settings used.
 
     Raises:
-        UserError: an image has no label, or a run of the ensemble is not of these classes.
+        UserError: an image has no label, or a run of the ensemble has other classes.
     """
     num_classes = class_head(context.model).num_classes
     members = [context.model, *(member.to(context.device) for member in context.opened)]
@@ -80,7 +80,7 @@ def _share(right_M: Tensor) -> float:
 
 
 def check(plan: Plan[Accuracy]) -> list[PretrainModel]:
-    """Return the ensemble; raise a ``UserError`` for data without labels, or of other classes."""
+    """Return the ensemble; raise a ``UserError`` for data without labels or with other classes."""
     return load_classifiers(
         plan.settings.ensemble,
         num_classes=check_classes(plan),
@@ -89,20 +89,20 @@ def check(plan: Plan[Accuracy]) -> list[PretrainModel]:
 
 
 def check_classes(plan: Plan) -> int:
-    """Return the number of the head's classes, where the data has labels of them.
+    """Return the number of the head's classes, which the data must match.
 
     Raises:
-        UserError: the data have no classes, or others.
+        UserError: the data have no classes, or other ones.
     """
     data = open_labelled(plan.data)
     _, options = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
     expected: int | None = options.get("num_classes")
-    if expected is None:  # before training: those of its data
+    if expected is None:  # before training: those of the training data
         compare_classes(data, open_reader(plan.recipe.data.path))
     elif data.classes is not None and len(data.classes) != expected:
         raise UserError(
-            f"{plan.data} has {len(data.classes)} classes and the head {expected}; "
-            "labels are numbers, so the data needs one folder for each class of the training data."
+            f"{plan.data} has {len(data.classes)} classes, but the head has {expected}; labels are "
+            "numbers, so the data needs one folder for each class of the training data."
         )
     else:
         _compare_names(plan.name, data, plan.recipe.data.path)
@@ -110,7 +110,7 @@ def check_classes(plan: Plan) -> int:
 
 
 def _compare_names(evaluation: str, data: Reader, trained_on: str) -> None:
-    """Warn if the classes have other names than in the training data, where that still exists."""
+    """Warn if the classes have other names than the training data, if that still exists."""
     if data.classes is None or is_remote(trained_on) or not Path(trained_on).exists():
         return
     try:
@@ -120,24 +120,24 @@ def _compare_names(evaluation: str, data: Reader, trained_on: str) -> None:
     for own, other in zip(data.classes, names or (), strict=False):
         if own != other:
             print(
-                f"warning: {evaluation}: {data.address} calls a class '{own}' that is '{other}' in "
-                f"the training data {trained_on}; labels are numbers, so both need the same order",
+                f"warning: {evaluation}: class '{own}' of {data.address} is '{other}' in the "
+                f"training data {trained_on}; labels are numbers, so both need the same order",
                 file=sys.stderr,
             )
             return
 
 
 def require_known(labels: Tensor, num_classes: int, data: str) -> None:
-    """Raise a ``UserError`` if the head knows no such class."""
+    """Raise a ``UserError`` if a label is not one of the head's classes."""
     if int(labels.max()) >= num_classes:
         raise UserError(
-            f"{data} has a label {int(labels.max())}, and the head knows {num_classes} "
-            "classes, from 0; give data with the classes of the training data."
+            f"{data} has a label {int(labels.max())}, but the head has {num_classes} classes, "
+            "numbered from 0; give data with the classes of the training data."
         )
 
 
 def rank_of(logits_BC: Tensor, label_B: Tensor) -> Tensor:
-    """Return how many classes come before the true one, (B,); equal logits count as before."""
+    """Return the number of classes ranked before the true one, (B,); ties count as before."""
     own = logits_BC.gather(1, label_B[:, None])
     others = torch.ones_like(logits_BC, dtype=torch.bool).scatter_(1, label_B[:, None], False)
     return ((logits_BC >= own) & others).sum(1)
@@ -168,7 +168,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def class_head(model: PretrainModel) -> Classification:
-    """Return the head of classes that is trained."""
+    """Return the class head of a model."""
     return model.objectives.find(Classification)[1]
 
 
@@ -181,7 +181,7 @@ def log_probabilities(
     Args:
         model: in eval mode.
         images_BCHW: normalised images.
-        batch: that they are of.
+        batch: the batch of these images.
         places: see ``PretrainModel.tokens``.
     """
     tokens = model.tokens(images_BCHW, places)
@@ -195,8 +195,8 @@ def check_distinct(names: Sequence[str], models: Sequence[PretrainModel]) -> Non
     for (name, one), (other, two) in combinations(pairs, 2):
         if one.keys() == two.keys() and all(torch.equal(one[each], two[each]) for each in one):
             raise UserError(
-                f"ensemble={other} has the very weights of {name}; give runs that were "
-                "trained apart, such as with other seeds."
+                f"ensemble={other} has the same weights as {name}; give separately trained runs, "
+                "such as with other seeds."
             )
 
 
@@ -207,11 +207,11 @@ def load_classifiers(
 
     Args:
         uris: run folders or checkpoints.
-        num_classes: that each must know.
-        size: height and width of the images that each must take.
+        num_classes: number of classes that each must have.
+        size: height and width of the images.
 
     Raises:
-        UserError: one cannot be read, has no class head, or another number of classes or size.
+        UserError: one cannot be read, or has no class head, another number of classes or size.
     """
     models = []
     for uri in uris:
@@ -224,8 +224,8 @@ def load_classifiers(
         found = class_head(model).num_classes, model.encoder.image_size
         if found != (num_classes, size):
             raise UserError(
-                f"ensemble={uri} knows {found[0]} classes of images of {list(found[1])} "
-                f"pixels, the measured model {num_classes} of {list(size)}; they must agree."
+                f"ensemble={uri} has {found[0]} classes and images of {list(found[1])} pixels, the "
+                f"measured model {num_classes} and {list(size)}; they must agree."
             )
         models.append(model)
     return models

@@ -1,4 +1,4 @@
-"""Which of a model's classes the folders of another data set stand for."""
+"""Mapping of another data set's folders to a model's classes."""
 
 import re
 from pathlib import Path
@@ -15,12 +15,12 @@ from pospre.evaluation.features import open_labelled
 
 
 class ClassSet(NamedTuple):
-    """A data set whose classes are some of a model's.
+    """A data set whose classes are a subset of a model's.
 
     Attributes:
-        path: where it is.
-        right: bool (L, C): which of the model's C classes are right for each of its L labels.
-        possible: bool (C,): which of them an answer is taken from.
+        path: the data set.
+        right: bool (L, C): the model's C classes that are right for each of its L labels.
+        possible: bool (C,): the classes that predictions are restricted to.
     """
 
     path: str
@@ -29,21 +29,21 @@ class ClassSet(NamedTuple):
 
 
 def open_class_set(path: str, known: list[str], lists: str | None) -> ClassSet:
-    """Return a data set with what its labels stand for.
+    """Return a data set with the meaning of its labels.
 
-    A folder stands for the class of its name (ImageNet-A, -R and -Sketch: WordNet ids), or, where
-    all names are numbers and no class is called so, for the class of that number (ImageNet-V2);
-    answers are taken from the classes that have a folder, as the 200 of ImageNet-A and -R. Folders
-    that ``lists`` names stand for several classes (SI-Score, ObjectNet), and answers are taken from
-    all.
+    A folder is matched to the class of the same name (ImageNet-A, -R and -Sketch: WordNet ids). If
+    all names are numbers and no class has such a name, it is matched by number (ImageNet-V2).
+    Predictions are restricted to classes with a folder, such as the 200 of ImageNet-A and -R. With
+    ``lists``, a folder may match several classes (SI-Score, ObjectNet), and predictions are not
+    restricted.
 
     Args:
-        path: the data set, one folder for each class.
+        path: the data set, one folder per class.
         known: the model's class names by number.
         lists: JSON file, ``{"folder": ["class", …], …}``, names or numbers of classes.
 
     Raises:
-        UserError: there are no labels, a folder stands for no class, or the file is no such JSON.
+        UserError: there are no labels, a folder matches no class, or the JSON is invalid.
     """
     reader = open_labelled(path)
     if reader.classes is None:
@@ -60,9 +60,9 @@ def open_class_set(path: str, known: list[str], lists: str | None) -> ClassSet:
             number = numbers.get(name, name) if isinstance(name, str) else name
             if not isinstance(number, int) or not 0 <= number < len(known):
                 raise UserError(
-                    f"the folder '{folder}' of {path} stands for the class {name!r}, which is none "
-                    f"of the {len(known)} that the head knows ({known[0]} …); name folders as the "
-                    "training data's classes, or say in lists=FILE.json what they stand for."
+                    f"the folder '{folder}' of {path} matches the class {name!r}, which is not "
+                    f"among the head's {len(known)} classes ({known[0]} …); name folders like the "
+                    "classes of the training data, or map them with lists=FILE.json."
                 )
             right[label, number] = True
     listed = any(folder in named for folder in reader.classes)
@@ -70,26 +70,26 @@ def open_class_set(path: str, known: list[str], lists: str | None) -> ClassSet:
 
 
 def outlier_classes(path: str | None, known: list[str]) -> Tensor:
-    """Return bool (C,): the known classes that outliers' folders are called; all if none is."""
+    """Return bool (C,): classes with an outlier folder of the same name; all if there is none."""
     called = set() if path is None else {*(open_reader(path).classes or ())}
     found = torch.tensor([name in called for name in known])
     return found if bool(found.any()) else ~found
 
 
 def read_reassessed(path: str, data: Reader, count: int) -> Tensor:
-    """Return which classes are right for every image of ImageNet's validation set: bool (M, C).
+    """Return the right classes of every image of ImageNet's validation set: bool (M, C).
 
     Args:
-        path: JSON file of Beyer et al. (2020, arXiv 2006.07159): a list of numbers of classes for
-            each image, in the order of the numbers in the files' names.
-        data: the images; the last number in a file's name, from 1, is the image's.
-        count: of classes, C.
+        path: JSON file of Beyer et al. (2020, arXiv 2006.07159): a list of class numbers for each
+            image, in the order of the numbers in the files' names.
+        data: the images; the last number in a file's name, counted from 1, is the image's.
+        count: number of classes, C.
 
     Raises:
-        UserError: the file is no such list, or an image's number is not in it.
+        UserError: the file has another format, or an image's number is missing.
     """
     number = Annotated[int, Field(ge=0, lt=count)]
-    what = f"JSON list with a list of numbers of classes, from 0 to {count - 1}, for each image"
+    what = f"JSON list with a list of class numbers, from 0 to {count - 1}, for each image"
     found = _read_json("reassessed", path, list[list[number]], what)
     right = torch.zeros(len(data), count, dtype=torch.bool)
     for index in range(len(data)):
@@ -97,19 +97,19 @@ def read_reassessed(path: str, data: Reader, count: int) -> Tensor:
         digits = re.findall(r"\d+", name.rpartition("/")[2])
         if not digits or not 1 <= int(digits[-1]) <= len(found):
             raise UserError(
-                f"reassessed={path} lists {len(found)} images by the numbers in their "
-                f"names, and {data.name(index)} has none of these; give ImageNet's validation "
-                "images as a folder or MDS shards."
+                f"reassessed={path} lists {len(found)} images by the numbers in their names, but "
+                f"{data.name(index)} has none of these; give ImageNet's validation images as a "
+                "folder or MDS shards."
             )
         right[index, found[int(digits[-1]) - 1]] = True
     return right
 
 
 def _read_json(key: str, path: str, kind: Any, what: str) -> Any:
-    """Return what is in the file of setting ``key``, of a type that ``what`` has in words."""
+    """Return the content of setting ``key``'s file, of a type that ``what`` describes."""
     try:
         return TypeAdapter(kind).validate_json(Path(path).read_bytes(), strict=True)
     except OSError as error:
         raise UserError(f"{key}={path} cannot be read ({error}).") from error
     except ValidationError:
-        raise UserError(f"{key}={path} is no {what}.") from None
+        raise UserError(f"{key}={path} is not a {what}.") from None

@@ -1,6 +1,6 @@
-"""Corruptions: images with parts removed or displaced, and encoders given other places.
+"""Corruptions: images with parts removed or moved, and encoders given other places.
 
-Every draw is a function of the seed and of the image's place in its data set.
+Every draw is a function of the seed and the image's index in its data set.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme
 
 Change = Callable[[Tensor, Batch, int], Tensor]
-"""From normalised images (B, C, H, W), their batch and a seed to changed ones."""
+"""Maps normalised images (B, C, H, W), their batch and a seed to corrupted images."""
 Move = Callable[[Places, torch.device], Places]
-"""From the places of whole images to others."""
+"""Maps the places of whole images to others."""
 
 
 class Condition(NamedTuple):
-    """What is done to an image, and to the places of its patches."""
+    """A corruption of images and of their patches' places."""
 
     name: str
     change: Change | None = None
@@ -33,9 +33,9 @@ class Condition(NamedTuple):
 
 
 def occlude(images_BCHW: Tensor, batch: Batch, seed: int, *, side: float, anywhere: bool) -> Tensor:
-    """Paint a box, ``side`` of the height and of the width, in the mean colour (0).
+    """Fill a box, ``side`` of the height and of the width, with the mean colour (0).
 
-    It is in the middle, or anywhere in the image.
+    The box is in the middle, or anywhere in the image.
     """
     high, wide = images_BCHW.shape[-2:]
     tall, broad = round(side * high), round(side * wide)
@@ -54,7 +54,7 @@ def occlude(images_BCHW: Tensor, batch: Batch, seed: int, *, side: float, anywhe
 def drop_patches(
     images_BCHW: Tensor, batch: Batch, seed: int, *, grid: tuple[int, int], ratio: float
 ) -> Tensor:
-    """Paint a share of the encoder's patches in the mean colour."""
+    """Fill a share of the encoder's patches with the mean colour."""
     patches = grid[0] * grid[1]
     keys = _keys(batch, seed, "robustness/drop")
     masking = random_masking(keys, patches, num_visible(patches, ratio, key="patch_drop"))
@@ -67,13 +67,13 @@ def drop_patches(
 def shuffle_tiles(
     images_BCHW: Tensor, batch: Batch, seed: int, *, tiles: tuple[int, int]
 ) -> Tensor:
-    """Put the tiles of a grid into random order."""
+    """Shuffle the tiles of a grid."""
     order_BN = draws.permutation(_keys(batch, seed, "robustness/shuffle"), tiles[0] * tiles[1])
     return reorder_tiles(images_BCHW, order_BN, tiles)
 
 
 def reorder_tiles(images_BCHW: Tensor, order_BN: Tensor, tiles: tuple[int, int]) -> Tensor:
-    """Return images whose i-th of (rows, columns) tiles is the one that was ``order_BN[:, i]``."""
+    """Return images whose i-th of (rows, columns) tiles was at ``order_BN[:, i]``."""
     cut = images_BCHW.unflatten(3, (tiles[1], -1)).unflatten(2, (tiles[0], -1))
     cut = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # B, tiles, C, h, w
     rows = torch.arange(len(cut), device=cut.device).unsqueeze(1)
@@ -82,31 +82,31 @@ def reorder_tiles(images_BCHW: Tensor, order_BN: Tensor, tiles: tuple[int, int])
 
 
 def shifted_places(places: Places, device: torch.device, *, by: int) -> Places:
-    """Give every patch the place ``by`` rows below and columns to the right, round the edges."""
+    """Move every patch's place ``by`` rows down and columns to the right, wrapping at the edges."""
     rows, cols = places.grid
     cells = torch.arange(rows * cols, device=device).view(rows, cols).roll((-by, -by), (0, 1))
     return places.move(cells.view(1, -1))
 
 
 def middle_places(places: Places, device: torch.device, *, by: float) -> Places:
-    """Give the patches the places of the image's middle, ``by`` of each side."""
+    """Give the patches places within the middle of the image, ``by`` of each side."""
     low, high = (1 - by) / 2, (1 + by) / 2
     return places.within(torch.tensor([[low, low, high, high]], device=device))
 
 
 def no_places(places: Places, device: torch.device) -> Places:
-    """Take the place of every patch."""
+    """Forget all places."""
     count = places.grid[0] * places.grid[1]
     return places.forget(torch.ones(1, count, dtype=torch.bool, device=device))
 
 
 def conditions(settings: Robustness, grid: tuple[int, int], positions: Scheme) -> list[Condition]:
-    """Return what images are measured under, the untouched ones first.
+    """Return the conditions to measure, the clean images first.
 
     Args:
-        settings: which; tiles must divide the image.
+        settings: the conditions; tiles must divide the image.
         grid: rows and columns of the encoder's patches.
-        positions: of the encoder; what it cannot be told is left out.
+        positions: the encoder's scheme; conditions that it does not support are skipped.
     """
     occlusion, shift, scale = settings.occlusion, settings.shift, settings.scale
     found = [

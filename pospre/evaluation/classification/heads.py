@@ -1,8 +1,7 @@
-"""The papers' protocols of linear classifiers on frozen features, and training them all at once.
+"""Published protocols of linear classifiers on frozen features, all trained at once.
 
-What is the same for all: weights from N(0, 0.01²), bias 0, cross-entropy, the rate scaled by batch
-/ 256, momentum 0.9. The classifiers share the images of every step and nothing else: each learns
-as if it were alone.
+Common to all: weights from N(0, 0.01²), bias 0, cross-entropy, learning rate scaled by batch / 256,
+momentum 0.9. The classifiers share only the images of every step: each learns as if alone.
 """
 
 import math
@@ -29,21 +28,21 @@ class Protocol:
     """One published way to train linear classifiers.
 
     Attributes:
-        pooling: what stands for a block: its class token, or the mean of its patches.
-        blocks: numbers of last blocks whose vectors are joined, one classifier for each number.
-        adds_mean: whether each is trained with the last block's mean of the patches added, too.
-        norms: what stands before the linear layer, one classifier for each: nothing, batch norm
-            without or with weights.
-        base_lrs: per 256 images, one classifier for each.
+        pooling: the vector of a block: its class token, or the mean of its patches.
+        blocks: numbers of last blocks whose vectors are concatenated, one classifier per number.
+        adds_mean: whether to also train each with the last block's mean of patches appended.
+        norms: the layer before the linear one, one classifier each: none, or batch norm without or
+            with weights.
+        base_lrs: per 256 images, one classifier each.
         optimizer: LARS (You et al. 2017) adapts the rate of the weights, not of the bias.
-        nesterov: of SGD's momentum.
+        nesterov: whether SGD uses Nesterov momentum.
         weight_decay: of weights and bias, not of the norm.
-        epochs: of the bank.
+        epochs: over the bank.
         batch: images per step.
         warmup: epochs in which the rate rises from 0.
-        milestones: epochs after which the rate is a tenth; none: it falls by half a cosine.
-        floor: share of the peak where the cosine ends.
-        crop: how an image is seen: ``center`` (short side to 256/224 of the view) or ``full``.
+        milestones: epochs after which the rate is divided by 10; none: half a cosine.
+        floor: final share of the peak rate with the cosine.
+        crop: view of an image: ``center`` (short side to 256/224 of the view) or ``full``.
     """
 
     pooling: Pooling
@@ -76,8 +75,8 @@ _VISSL = Protocol(
 _CLEVR = replace(_VISSL, milestones=(), floor=0.01, crop="full")
 
 PROTOCOLS: dict[ProtocolName, Protocol] = {
-    # He et al. 2022 (arXiv 2111.06377), appendix A.1; LUT's linear columns are of the same code,
-    # whose random crops are drawn once and clipped; ours are torchvision's, of up to ten tries
+    # He et al. 2022 (arXiv 2111.06377), appendix A.1; LUT's linear columns use the same code. Its
+    # random crops are drawn once and clipped; ours are torchvision's, with up to ten tries
     "mae": Protocol(
         pooling="cls",
         blocks=(1,),
@@ -112,7 +111,7 @@ _AT_ONCE = 4096  # images classified in one piece
 
 @dataclass(frozen=True)
 class Features:
-    """What a classifier sees of an image: vectors joined in this order."""
+    """Input of a classifier: vectors concatenated in this order."""
 
     parts: tuple[Part, ...]
 
@@ -129,7 +128,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Kind:
-    """What tells one classifier from the others."""
+    """The options that distinguish one classifier from the others."""
 
     features: Features
     norm: Norm
@@ -137,7 +136,7 @@ class Kind:
 
 
 class LinearHead(nn.Module):
-    """A norm, or none, and a linear layer, drawn by a generator."""
+    """An optional norm and a linear layer, initialised with a generator."""
 
     def __init__(self, kind: Kind, dim: int, classes: int, draw: torch.Generator) -> None:
         super().__init__()
@@ -190,14 +189,14 @@ def train_heads(
     """Return trained classifiers, in eval mode.
 
     Args:
-        kinds: one for each.
-        protocol: optimiser, schedule, epochs and batch; a bank smaller than that is one batch.
-        bank: returns the vectors (M, D) by part that an epoch sees, on any device.
+        kinds: the classifiers.
+        protocol: optimiser, schedule, epochs and batch; a smaller bank is one batch.
+        bank: returns an epoch's vectors (M, D) by part, on any device.
         label_M: int64 classes, from 0.
         num_classes: C.
         dim: D.
-        seed: of the weights and of the order of the images.
-        device: where to train.
+        seed: of the weights and the order of images.
+        device: for training.
         progress: whether to draw a progress bar.
         go_on: called after every epoch.
     """
@@ -230,7 +229,7 @@ def train_heads(
 
 
 def rate(protocol: Protocol, epoch: float) -> float:
-    """Return the learning rate at a moment of training, as a share of its peak."""
+    """Return the learning rate at ``epoch``, as a share of its peak."""
     if epoch < protocol.warmup:
         return epoch / protocol.warmup
     if protocol.milestones:

@@ -1,9 +1,9 @@
 """Nearest-neighbour classification of frozen features (Wu et al. 2018; k=20, T=0.07 as in DINO).
 
-Every query is compared with a bank of labelled images by cosine similarity; its k nearest vote for
-their class with weight exp(similarity / T). Without a bank the data set is its own, each image
-leaving itself out. Nothing is trained. ``layers=all`` measures what comes out of every block (Zhai
-et al. 2022, Fig. 9; the η of that figure is the run's).
+Every query is compared with a bank of labelled images by cosine similarity. Its k nearest
+neighbours vote for their class with weight exp(similarity / T). Without a bank, the data set is its
+own, and each image is classified by the others. Nothing is trained. ``layers=all`` measures the
+output of every block (Zhai et al. 2022, Fig. 9; the η of that figure is the run's).
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
 
     Returns:
         ``top1`` and ``initial_top1`` in [0, 1] of the last layer measured, the ``standard_error``
-        of ``top1``, the same of each of ``layers``, and what they were measured with.
+        of ``top1``, the same for each of ``layers``, and the settings used.
 
     Raises:
         UserError: an image has no label, or no image's class is in the bank.
@@ -89,7 +89,7 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
 
 
 def check(plan: Plan[Knn]) -> None:
-    """Raise a ``UserError`` for data or a bank that kNN is not for, or too few who could vote."""
+    """Raise a ``UserError`` for unsuitable data or a bank that is unsuitable or too small."""
     layers = plan.settings.layers
     if layers is not None:
         planned_encoder(plan.recipe, layers)
@@ -97,8 +97,8 @@ def check(plan: Plan[Knn]) -> None:
     wanted = plan.settings.num_samples if bank is None else plan.settings.num_bank
     if bank is None and plan.settings.num_bank is not None:
         raise UserError(
-            f"num_bank={plan.settings.num_bank}, but there is no bank: give bank=PATH, or "
-            "num_samples, of which each is then classified by all others."
+            f"num_bank={plan.settings.num_bank}, but there is no bank: give bank=PATH; or give "
+            "num_samples, and each image is classified by all others."
         )
     found = len(check_probe(plan))
     voters = min(found, wanted or found) - (bank is None)
@@ -109,7 +109,7 @@ def check(plan: Plan[Knn]) -> None:
 def all_layers(
     layers: tuple[int, ...] | Literal["all"] | None, depth: int
 ) -> tuple[int, ...] | None:
-    """Return the layers of an encoder with ``depth`` blocks that a setting asks for, ascending."""
+    """Return the layers chosen by a setting, ascending, for an encoder with ``depth`` blocks."""
     if layers == "all":
         return tuple(range(depth + 1))
     return None if layers is None else tuple(sorted(set(layers)))
@@ -144,7 +144,7 @@ def nearest_class(
         if leave_one_out:
             similarity.diagonal(offset=start).fill_(-torch.inf)
         nearest = similarity.topk(k, dim=1)
-        # exp((s − 1)/T) votes like exp(s/T) and cannot overflow at a small T
+        # exp((s − 1)/T) gives the same votes as exp(s/T), without overflow at small T
         weights = torch.exp((nearest.values - 1) / temperature)
         votes = torch.zeros(len(chunk), num_classes, device=chunk.device)
         votes.scatter_add_(1, labels_M[nearest.indices], weights)
@@ -153,10 +153,10 @@ def nearest_class(
 
 
 def _answerable(labels_Q: Tensor, bank_labels_M: Tensor, data: str, bank: str | None) -> Tensor:
-    """Return bool (Q,): which queries have a voter of their own class.
+    """Return bool (Q,): queries with a voter of their own class.
 
     Raises:
-        UserError: none has.
+        UserError: there is none.
     """
     size = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
     own = torch.bincount(bank_labels_M, minlength=size)[labels_Q] - (1 if bank is None else 0)
@@ -168,8 +168,8 @@ def _answerable(labels_Q: Tensor, bank_labels_M: Tensor, data: str, bank: str | 
             else (f"no class of {data} occurs in bank={bank}")
         )
         raise UserError(
-            f"{where}, so no image has a neighbour of its own class and top-1 would be 0 "
-            "whatever the encoder; give data with several images per class, or another bank=PATH."
+            f"{where}, so no image has a neighbour of its own class and top-1 would be 0 for any "
+            "encoder; give data with several images per class, or another bank=PATH."
         )
     return answerable_Q
 
@@ -193,6 +193,6 @@ def table(results: Mapping[str, Any]) -> str:
     ]
     if results["left_out"]:
         notes.append(
-            f"{results['left_out']} images left out: nobody else of their class can vote for them"
+            f"{results['left_out']} images left out: no other image of their class can vote"
         )
     return format_table("kNN accuracy in %", ["encoder", "top-1"], rows, notes)

@@ -1,12 +1,12 @@
-"""Linear probes as published: classifiers trained by gradient steps on frozen features.
+"""Linear probes as published: classifiers trained by gradient descent on frozen features.
 
-``protocol`` names whose: ``mae`` (LARS, batch norm, 90 epochs), ``dinov2`` (a grid of rates over
-the last and the last four blocks), ``vissl`` (I-JEPA and StoP: SGD in steps, last and last four
-blocks); ``protocols.py`` has the figures and the sources. Where several classifiers are trained,
-the one to report is chosen on a tenth of the bank that none of them trains on; beside it stands the
-best on the measured images themselves, as DINOv2's code reports it. The classifiers see the
-features of centre views; with ``augment=true`` those of new random crops and flips in every epoch,
-as the papers do, for an encoding of the bank per epoch.
+``protocol`` is ``mae`` (LARS, batch norm, 90 epochs), ``dinov2`` (a grid of rates over the last and
+the last four blocks) or ``vissl`` (I-JEPA and StoP: SGD in steps, last and last four blocks).
+``heads.py`` has the values and the sources. If several classifiers are trained, the reported one is
+chosen on a held-out tenth of the bank. The best on the measured images is given as well, as
+DINOv2's code reports it. By default classifiers are trained on features of centre views. With
+``augment=true`` they get new random crops and flips in every epoch, as in the papers, which encodes
+the bank once per epoch.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
     Returns:
         ``top1`` and ``initial_top1`` in [0, 1] of the chosen classifier, ``standard_error`` of
         ``top1``, ``best_top1`` (chosen on the measured images), ``features`` (one dict per kind of
-        features, and what was chosen among its classifiers), and what they were measured with.
+        features, with the classifier chosen), and the settings used.
 
     Raises:
         UserError: an image has no label.
@@ -119,7 +119,7 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
 
 
 def adjusted(protocol: Protocol, given: Mapping[str, Any]) -> Protocol:
-    """Return a protocol with what is given for ``epochs``, ``batch`` and ``base_lr``."""
+    """Return a protocol with given ``epochs``, ``batch`` and ``base_lr`` replaced."""
     changed = {key: value for key, value in given.items() if value is not None}
     if "base_lr" in changed:
         changed["base_lrs"] = (changed.pop("base_lr"),)
@@ -133,7 +133,7 @@ def adjusted(protocol: Protocol, given: Mapping[str, Any]) -> Protocol:
 
 
 def check(plan: Plan[Linear]) -> None:
-    """Raise a ``UserError`` for data, a bank or an encoder that no classifier can be trained on."""
+    """Raise a ``UserError`` if classifiers cannot be trained with this data, bank or encoder."""
     settings = plan.settings
     protocol = PROTOCOLS[settings.protocol]
     pooling = settings.features or protocol.pooling
@@ -141,8 +141,8 @@ def check(plan: Plan[Linear]) -> None:
     bank = check_probe(replace(plan, settings=replace(settings, features=pooling)))
     if depth < wanted:
         raise UserError(
-            f"protocol={settings.protocol} looks at the last {wanted} blocks, and the "
-            f"encoder has {depth}; use protocol=mae, or logistic."
+            f"protocol={settings.protocol} uses the last {wanted} blocks, but the encoder has "
+            f"{depth}; use protocol=mae, or logistic."
         )
     chosen = subset(bank, settings.label_fraction, settings.labels, settings.seed)
     classes = len(chosen if bank.classes is None else bank.classes)
@@ -156,7 +156,7 @@ def _of_epoch(
     rest: Tensor,
     epoch: int,
 ) -> Parts:
-    """Return what a model sees in an epoch: random crops of the bank, or ``own`` without them."""
+    """Return a model's vectors for an epoch: of random crops of the bank, or else ``own``."""
     if crops is None:
         return own
     found, _ = crops({"": model}, title=f"linear bank, epoch {epoch + 1}", epoch=epoch)
@@ -168,7 +168,7 @@ def _view(context: Context, **options: Any) -> ViewGroup:
 
 
 def _split(count: int, seed: int, *, hold_back: bool) -> tuple[Tensor, Tensor]:
-    """Return the images that are trained on, and those that the choice is made on."""
+    """Return the images to train on, and those to choose the classifier on."""
     key = draws.sample_keys(seed, 0, torch.zeros(1, dtype=torch.int64), 0, "linear/choice")
     order = draws.permutation(key, count)[0]
     held = count // 10 if hold_back else 0
@@ -183,12 +183,12 @@ Measured = tuple[Kind, float | None, float]
 
 
 def summarise(measured: Mapping[str, list[Measured]], samples: int) -> dict[str, Any]:
-    """Choose among the classifiers; see ``evaluate`` for what is returned.
+    """Choose among the classifiers; see ``evaluate`` for the result.
 
     Args:
-        measured: by figure, of every classifier its kind, its accuracy on what was held back (None
-            where there is only one), and on the measured images.
-        samples: number of the latter.
+        measured: by figure, for each classifier its kind, its held-out accuracy (None if there is
+            only one classifier), and its accuracy on the measured images.
+        samples: number of measured images.
     """
 
     def chosen(heads: list[Measured]) -> Measured:
@@ -229,7 +229,7 @@ def table(results: Mapping[str, Any]) -> str:
         initial = "–" if row["initial_top1"] is None else percent(row["initial_top1"])
         cells = [row["norm"], f"{row['base_lr']:g}", percent(row["top1"])]
         rows.append([row["features"], *cells, percent(row["best_top1"]), initial])
-    seen = "random crops, anew every epoch" if results["augment"] else "one centre view each"
+    seen = "new random crops every epoch" if results["augment"] else "one centre view each"
     size = results["bank_samples"] - results["held_back"]
     notes = [
         f"top-1 {percent(results['top1'])} ± {percent(results['standard_error'])}, chance "

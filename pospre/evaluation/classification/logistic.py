@@ -1,15 +1,15 @@
-"""Logistic regression on frozen features: quick, to compare encoders; or StoP's for 1 % of labels.
+"""Logistic regression on frozen features: a quick comparison of encoders, or StoP's 1 % protocol.
 
 A linear classifier is fitted to the pooled features of a labelled bank and measured on other
-images. Features are standardised with the bank's statistics; the weight decay is the best of a few
-on a tenth of the bank that the choice does not train on. No augmentation, nothing random; most
-papers train a layer for tens of epochs on random crops, so that their figures are others.
+images. Features are standardised with the bank's statistics. The weight decay is the best of a few
+on a held-out tenth of the bank. There is no augmentation and no randomness. Most papers train a
+layer for tens of epochs on random crops, so their figures differ.
 
-``protocol=stop`` is what StoP's published code measures I-JEPA and StoP with on 1 % of ImageNet's
-labels (Bar et al. 2024, ``logistic_eval.py``): the measured images are standardised with their own
-statistics, as the bank is with its own; there is no intercept; the weight decay is 0.0025 / images
-of the bank; and the short side of an image is all seen, resized bilinearly. It sees the measured
-images as one set, so its figures compare with that paper's only.
+``protocol=stop`` is the protocol of StoP's published code for I-JEPA and StoP on 1 % of ImageNet's
+labels (Bar et al. 2024, ``logistic_eval.py``). Measured images are standardised with their own
+statistics, as the bank is with its own. There is no intercept, and the weight decay is 0.0025
+divided by the number of bank images. The whole short side of an image is used, resized bilinearly.
+It uses the measured images as one set, so its figures only compare with that paper's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,17 +32,17 @@ from pospre.text_table import format_table, percent
 
 FIGURES = {"top1": "max"}
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1)
-_STOP_DECAY = 0.0025  # divided by the images of the bank
+_STOP_DECAY = 0.0025  # divided by the number of bank images
 
 
 def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
     """Measure top-1.
 
     Returns:
-        ``top1`` and ``initial_top1`` in [0, 1], and what they were measured with.
+        ``top1`` and ``initial_top1`` in [0, 1], and the settings used.
 
     Raises:
-        UserError: an image has no label, or the images taken from the bank are of one class.
+        UserError: an image has no label, or all bank images are of one class.
     """
     models = context.models("top1", "initial_top1", baseline=settings.baseline)
     part: Part = (None, settings.features)
@@ -101,7 +101,7 @@ def check(plan: Plan[Logistic]) -> None:
 
 
 def standardise(bank_MD: Tensor, queries_QD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both with the bank's mean 0 and variance 1 per feature, and a 1 appended (bias)."""
+    """Standardise both with the bank's statistics per feature, and append a 1 (bias)."""
     mean, deviation = bank_MD.mean(0), bank_MD.std(0).clamp_min(1e-6)
     scaled = [(part - mean) / deviation for part in (bank_MD, queries_QD)]
     first, second = (F.pad(part, (0, 1), value=1.0) for part in scaled)
@@ -109,7 +109,7 @@ def standardise(bank_MD: Tensor, queries_QD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def standardise_apart(bank_MD: Tensor, queries_QD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both, each with its own mean 0 and variance 1 per feature; there is no bias (StoP)."""
+    """Standardise each with its own statistics per feature, without bias (StoP)."""
     first, second = (
         (part - part.mean(0)) / part.std(0).clamp_min(1e-6) for part in (bank_MD, queries_QD)
     )
@@ -117,7 +117,7 @@ def standardise_apart(bank_MD: Tensor, queries_QD: Tensor) -> tuple[Tensor, Tens
 
 
 def _stop_view(context: Context) -> ViewGroup:
-    """Return the middle of an image with all of its short side: no area or shape is drawn."""
+    """Return the centre view with the whole short side, without random area or shape."""
     return ViewGroup(
         size=context.image_size,
         scale=(1.0, 1.0),
@@ -136,7 +136,7 @@ def fit(
     seed: int,
     decays: Sequence[float] = DECAYS,
 ) -> tuple[Tensor, float]:
-    """Return the weights (D, C) of the best weight decay, refitted to the whole bank, and it."""
+    """Return the weights (D, C) with the best weight decay, refitted to the whole bank, and it."""
     key = draws.sample_keys(seed, 0, torch.zeros(1, dtype=torch.int64), 0, "linear/held_back")
     order = draws.permutation(key, len(bank_MD))[0].to(bank_MD.device)
     held, rest = order[: len(order) // 10], order[len(order) // 10 :]

@@ -1,12 +1,12 @@
 """Accuracy of a fine-tuned classifier on corrupted images, other positions and other data sets.
 
-On the images of ``data``: a painted box, painted patches, shuffled tiles, and positions shifted or
-stretched (Kim et al. 2024, table 5, has the box in the centre). On further data sets: ImageNet-V2,
--A, -R and -Sketch by their folders, and SI-Score or ObjectNet by a list of classes. ``outliers``
-(ImageNet-O) gives the area under precision and recall of telling them from the images of ``data``
-by the greatest probability. Where their folders are called as classes (ImageNet-O's 200, as which
-its images are taken), it is that among these classes, and the images are of these classes, as in
-Hendrycks et al. 2021: the share of outliers, which is what chance has, would be a fourth with all.
+Corruptions of ``data``: a painted box, painted patches, shuffled tiles, and shifted or stretched
+positions (Kim et al. 2024, table 5, has the box in the centre). Further data sets: ImageNet-V2, -A,
+-R and -Sketch by their folders, and SI-Score or ObjectNet by a list of classes. ``outliers``
+(ImageNet-O) gives the area under the precision-recall curve of detecting outliers by the maximal
+probability. If the outliers' folders have class names (the 200 of ImageNet-O, the classes its
+images are mistaken for), only these classes and their images are used, as in Hendrycks et al. 2021.
+Otherwise the share of outliers, which is the chance level, would be a quarter of that.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
 
     Returns:
         ``conditions`` and ``sets``: one dict each with ``name``, ``top1`` in [0, 1],
-        ``standard_error``, ``images`` and ``classes`` that answers are taken from; ``clean``, and
+        ``standard_error``, ``images`` and the number of possible ``classes``; ``clean``, and
         ``mean`` of all other conditions and sets; ``reassessed``, as a condition; ``outlier_aupr``.
 
     Raises:
@@ -69,9 +69,7 @@ def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
         strange = _confidence(context, settings.outliers, settings, among_C)
         usual = clean.confidence[among_C[clean.label]]
         if not len(usual):
-            raise UserError(
-                f"no image measured is of a class that outliers={settings.outliers} are of."
-            )
+            raise UserError(f"no measured image is of a class of outliers={settings.outliers}.")
         truth = [0] * len(usual) + [1] * len(strange)
         scores = -torch.cat([usual, strange])
         aupr = float(average_precision_score(truth, scores.numpy()))
@@ -97,7 +95,7 @@ def check(plan: Plan[Robustness]) -> tuple[list[ClassSet], Tensor | None, Tensor
     """Return the further sets, the right classes of reassessed images, and those of outliers.
 
     Raises:
-        UserError: data, sets, lists or tiles that the model cannot be measured on.
+        UserError: the model cannot be measured on the data, sets, lists or tiles.
     """
     settings = plan.settings
     classes = check_classes(plan)
@@ -111,7 +109,7 @@ def check(plan: Plan[Robustness]) -> tuple[list[ClassSet], Tensor | None, Tensor
     encoder = blank_encoder(plan.recipe)
     if settings.shift >= max(2, *encoder.grid):
         raise UserError(
-            f"shift={settings.shift} goes round the grid of {encoder.grid[0]} x "
+            f"shift={settings.shift} wraps around the grid of {encoder.grid[0]} x "
             f"{encoder.grid[1]} patches; give less than {max(encoder.grid)}."
         )
     for ratio in settings.patch_drop:
@@ -121,13 +119,12 @@ def check(plan: Plan[Robustness]) -> tuple[list[ClassSet], Tensor | None, Tensor
             import sklearn.metrics  # noqa: F401
         if open_reader(settings.outliers).address == reader.address:
             raise UserError(
-                f"outliers={settings.outliers} are the data themselves; give images "
-                "of other classes."
+                f"outliers={settings.outliers} is the measured data itself; give images of other "
+                "classes."
             )
     if settings.lists is not None and not settings.sets:
         raise UserError(
-            f"lists={settings.lists} says what the folders of sets stand for; give "
-            "sets=PATH as well."
+            f"lists={settings.lists} maps the folders of sets to classes; give sets=PATH as well."
         )
     known, path = reader.classes or list(map(str, range(classes))), settings.reassessed
     sets = [open_class_set(each, known, settings.lists) for each in settings.sets]
@@ -136,13 +133,13 @@ def check(plan: Plan[Robustness]) -> tuple[list[ClassSet], Tensor | None, Tensor
 
 
 class Clean(NamedTuple):
-    """What came of untouched images.
+    """Predictions for clean images.
 
     Attributes:
-        place: of each in the data set, int64 (M,).
-        label: the class of each, int64 (M,).
-        answer: the class that it is taken for, int64 (M,).
-        confidence: of each among some classes, (M,).
+        place: index of each image in the data set, int64 (M,).
+        label: true classes, int64 (M,).
+        answer: predicted classes, int64 (M,).
+        confidence: maximal probability among some classes, (M,).
     """
 
     place: Tensor
@@ -158,7 +155,7 @@ def _measure(
     among_C: Tensor,
     sampling: Sampling,
 ) -> tuple[list[dict[str, Any]], Clean]:
-    """Return a row per condition, and what came of the first, the untouched images."""
+    """Return a row per condition, and the predictions for the clean images."""
     model, right_LC = context.model, data.right.to(context.device)
     impossible_C = ~data.possible.to(context.device)
     hits: list[Tensor] = []
@@ -198,7 +195,7 @@ def _row(name: str, hit_M: Tensor, classes: int) -> dict[str, Any]:
 
 
 def confidence(scores_MC: Tensor, among_C: Tensor) -> Tensor:
-    """Return the logarithm of the greatest probability (M,) among some classes."""
+    """Return the logarithm of the maximal probability (M,) among some classes."""
     return scores_MC[:, among_C].log_softmax(1).amax(1)
 
 

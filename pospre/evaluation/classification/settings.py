@@ -31,8 +31,8 @@ class Accuracy(Sampling):
     """Settings of ``accuracy``.
 
     Attributes:
-        ensemble: run folders or checkpoints of other fine-tuned models, with commas between them,
-            whose probabilities are averaged with this one's.
+        ensemble: run folders or checkpoints of other fine-tuned models, separated by commas; class
+            probabilities are averaged.
     """
 
     ensemble: Listed[str] = ()
@@ -42,16 +42,15 @@ class Accuracy(Sampling):
 class Knn(Sampling, Compared):
     """Settings of ``knn``.
 
-    Attributes:
-        bank: data set whose images vote, for instance the training set; without it every image
-            measured is classified by all the others.
-        k: how many neighbours vote.
-        temperature: T; the smaller, the more the nearest ones count.
-        features: mean of the patch tokens, or the cls token. The default is mean, because neither
-            MAE nor DropPos puts a loss on the class token.
-        layers: measure these layers, such as 0,6,12, or all of them: 0 is what goes into the first
-            block, 1 what comes out of it; each after the encoder's final norm. Without it the last.
-        num_bank: let so many images of the bank vote, drawn by the seed; all without it.
+    bank: data set of the voters, for instance the training set; without it every image is
+        classified by all others.
+    k: number of neighbours that vote.
+    temperature: T; smaller values favour the nearest neighbours.
+    features: mean of the patch tokens, or the cls token. The default is mean, because neither
+        MAE nor DropPos trains the class token.
+    layers: layers to measure, such as 0,6,12, or all. 0 is the input of the first block, 1 its
+        output; the encoder's final norm is applied to each. Default: the last.
+    num_bank: number of bank images that vote, drawn by the seed; default: all.
     """
 
     bank: str | None = None
@@ -67,19 +66,19 @@ class Linear(Sampling, Compared):
     """Settings of ``linear``.
 
     Attributes:
-        protocol: mae (LUT's as well), dinov2, vissl, or vissl_places205, vissl_inat18,
+        protocol: mae (also LUT's), dinov2, vissl, or vissl_places205, vissl_inat18,
             vissl_clevr_count and vissl_clevr_distance for these data.
-        bank: data set that the classifiers are trained on, for instance the training set.
-        label_fraction: train on this share of the bank, as many images of each class, drawn by the
-            seed; 0.01 and 0.1 are usual.
-        labels: train on the images that this text file names, one in each line, such as a published
-            list of 1 %.
-        features: mean of the patch tokens, or the cls token; the protocol's without it.
-        epochs: of training; the protocol's without it. Warm-up and milestones shrink in proportion.
-        batch: images per step; the protocol's without it.
-        base_lr: learning rate per 256 images; the protocol's, or its list, without it.
+        bank: data set to train the classifiers on, for instance the training set.
+        label_fraction: train on this share of the bank, the same number of images per class, drawn
+            by the seed; 0.01 and 0.1 are usual.
+        labels: train on the images listed in this text file, one per line, such as a published list
+            of 1 %.
+        features: mean of the patch tokens, or the cls token; default: the protocol's.
+        epochs: training epochs; default: the protocol's. Warm-up and milestones scale with it.
+        batch: images per step; default: the protocol's.
+        base_lr: learning rate per 256 images; default: the protocol's, or its list.
         augment: train on new random crops and flips in every epoch, as published; the bank is then
-            encoded anew for each.
+            encoded in every epoch.
     """
 
     protocol: ProtocolName
@@ -98,17 +97,17 @@ class Logistic(Sampling, Compared):
     """Settings of ``logistic``.
 
     Attributes:
-        bank: data set that the classifier is fitted to, for instance the training set.
+        bank: data set to fit the classifier to, for instance the training set.
         protocol: stop for StoP's (see above), to compare with its table 1; null for ours.
         features: mean of the patch tokens, or the cls token, after the encoder's final norm.
-        iterations: at most so many of L-BFGS.
-        weight_decay: of cross-entropy + weight_decay/2·‖weights‖²; without it the best of a few, or
-            the protocol's.
-        label_fraction: fit to this share of the bank, as many images of each class, drawn by the
-            seed; 0.01 and 0.1 are usual.
-        labels: fit to the images that this text file names, one in each line, such as a published
-            list of 1 %.
-        num_bank: fit to so many images of the bank, drawn by the seed; all without it.
+        iterations: maximal number of L-BFGS iterations.
+        weight_decay: minimises cross-entropy + weight_decay/2·‖weights‖²; default: the best of a
+            few, or the protocol's.
+        label_fraction: fit to this share of the bank, the same number of images per class, drawn by
+            the seed; 0.01 and 0.1 are usual.
+        labels: fit to the images listed in this text file, one per line, such as a published list
+            of 1 %.
+        num_bank: number of bank images to fit to, drawn by the seed; default: all.
     """
 
     bank: str
@@ -126,17 +125,17 @@ class Robustness(Sampling):
     """Settings of ``robustness``.
 
     Attributes:
-        sets: further data sets, with commas between them; a folder is called as the class it shows,
-            or has its number, and answers are taken from the classes that have a folder.
-        lists: JSON file, {"folder": ["class", …], …}, for sets whose folders stand for several
-            classes, all of them right (SI-Score, ObjectNet).
-        outliers: data set of none of these classes (ImageNet-O), with labels or without.
-        reassessed: JSON file with all right classes of each image of data (ImageNet-ReaL), found by
-            the numbers in the files' names; images without any are left out.
-        occlusion: side of the painted box, as a share of the image's; the paper gives none.
-        patch_drop: shares of the encoder's patches that are painted, such as 0.25,0.5.
-        tiles: rows and columns of tiles that are shuffled, such as 2,4; they divide the image.
-        shift: patches by which positions are shifted, where the encoder knows any.
+        sets: further data sets, separated by commas. Folders have the names or numbers of classes,
+            and predictions are restricted to classes with a folder.
+        lists: JSON file, {"folder": ["class", …], …}, for sets whose folders match several classes,
+            all of them right (SI-Score, ObjectNet).
+        outliers: data set of other classes (ImageNet-O), with or without labels.
+        reassessed: JSON file with all right classes of each image of data (ImageNet-ReaL), matched
+            by the numbers in file names; images without any are left out.
+        occlusion: side of the painted box, as a share of the image's; the paper does not give it.
+        patch_drop: shares of the encoder's patches to paint, such as 0.25,0.5.
+        tiles: rows and columns of tiles to shuffle, such as 2,4; they divide the image.
+        shift: shift positions by this many patches, if the encoder supports it.
         scale: share of the image whose positions are stretched over all of it.
     """
 

@@ -1,4 +1,4 @@
-"""Training of what the dense evaluations put on an encoder."""
+"""Training of heads for dense evaluations."""
 
 import signal
 import sys
@@ -31,13 +31,13 @@ def fit(
     """Train with AdamW; return the mean loss of the last tenth.
 
     Args:
-        context: says whether to draw a progress bar, and ends long work early.
-        title: of the bar.
-        batches: one for every iteration.
-        loss: of a batch.
-        groups: see ``trained_groups``.
-        rate: the learning rate at a share of the training in [0, 1), as a share of its peak.
-        iterations: how many.
+            context: its progress setting, and its hook to stop early.
+            title: of the progress bar.
+            batches: one per iteration.
+            loss: of a batch.
+            groups: see ``trained_groups``.
+            rate: the learning rate at a share of training in [0, 1), as a share of its peak.
+            iterations: number of steps.
 
     Raises:
         UserError: the loss is not finite.
@@ -53,7 +53,7 @@ def fit(
             value = loss(batch)
             losses.append(float(value.detach()))
             if not np.isfinite(losses[-1]):
-                remedy = "lower lr=…" if step else "no rate mends that; give a larger size=…"
+                remedy = "lower lr=…" if step else "no rate helps; give a larger size=…"
                 raise UserError(f"the loss is {losses[-1]} after {step} steps ({title}); {remedy}")
             optimizer.zero_grad()
             value.backward()
@@ -67,14 +67,14 @@ def fit(
 def trained_groups(
     maps: FeatureMaps, head: nn.Module, *, lr: float, weight_decay: float, layer_decay: float
 ) -> list[dict[str, Any]]:
-    """Return what learns: a head, and the encoder where it is fine-tuned.
+    """Return the parameter groups: a head, and the encoder if it is fine-tuned.
 
     Args:
         maps: of the encoder.
-        head: what is put on it.
-        lr: the peak rate of the head.
-        weight_decay: of all but vectors.
-        layer_decay: factor of the rate from each block of the encoder to the one below.
+        head: the module on top of it.
+        lr: peak rate of the head.
+        weight_decay: for all parameters except vectors.
+        layer_decay: rate factor from each block of the encoder to the one below.
     """
     groups = parameter_groups(head, lr, weight_decay=weight_decay)
     if maps.finetune:
@@ -93,15 +93,15 @@ def batches(
     seed: int,
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> DataLoader[Any]:
-    """Return the batches of a training: all samples in an order, then in another, and so on.
+    """Return the training batches; samples are reshuffled every epoch.
 
     Args:
         samples: by (epoch, index).
-        iterations: how many batches.
+        iterations: number of batches.
         batch_size: samples in each.
-        num_workers: processes that read; 0 reads in between.
+        num_workers: reading processes; 0 reads in the main process.
         seed: of the orders.
-        collate: makes a batch of samples; None stacks their tensors.
+        collate: makes a batch from samples; None: stack their tensors.
     """
     size: int = len(samples)  # type: ignore[arg-type]  # ours have a length
     count = iterations * batch_size
@@ -118,7 +118,7 @@ def batches(
 
 
 def _hush(_: int) -> None:
-    """Let a worker end with its parent at Ctrl-C, and say nothing: errors go through the queue."""
+    """Let a worker exit silently with its parent at Ctrl-C; errors go through the queue."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.excepthook = lambda *_: None  # called by the thread that hands tensors over
 
@@ -127,7 +127,7 @@ def _hush(_: int) -> None:
 def seeded(
     seed: int, epoch: int, index: int, purpose: str, device: torch.device | None = None
 ) -> Iterator[None]:
-    """Let torch draw by (seed, epoch, index, purpose), and go on afterwards as if nothing was."""
+    """Seed torch by (seed, epoch, index, purpose), and restore its state afterwards."""
     key = draws.sample_keys(seed, epoch, torch.tensor([index]), 0, purpose)
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

@@ -1,4 +1,4 @@
-"""Images and masks in files, and the labels of rendered scenes, as dense evaluations read them."""
+"""Reading of images, masks, and labels of rendered scenes for dense evaluations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,13 +16,13 @@ from pospre.untrusted_json import parse_object
 
 @contextmanager
 def _opened(path: Path, what: str = "image") -> Iterator[Image.Image]:
-    """Open an image file, and make a ``UserError`` of what cannot be read in it."""
+    """Open an image file, and turn read errors into ``UserError``."""
     try:
         with Image.open(path) as image:
             yield image
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(
-            f"{path} is no {what} that can be read ({error}); replace it, or leave it out."
+            f"{path} is not a readable {what} ({error}); replace it, or leave it out."
         ) from error
 
 
@@ -37,7 +37,7 @@ def read_image(path: Path) -> ndarray:
 
 
 def image_sides(path: Path) -> tuple[int, int]:
-    """Return height and width of an image file, of which only the head is read.
+    """Return height and width of an image file, reading only its header.
 
     Raises:
         UserError: it cannot be read.
@@ -65,8 +65,8 @@ def check_not_smaller(path: Path, sides: Sequence[float], patch: int) -> None:
     """Raise a ``UserError`` for an image that is smaller than a patch."""
     if min(sides) < patch:
         raise UserError(
-            f"{path} has {sides[0]:.0f}×{sides[1]:.0f} pixels as it is shown, less than a "
-            f"patch of {patch}; give a greater size=…, or leave it out."
+            f"{path} has {sides[0]:.0f}×{sides[1]:.0f} pixels after scaling, less than a patch "
+            f"of {patch}; give a larger size=…, or leave it out."
         )
 
 
@@ -92,17 +92,18 @@ def scene_lines(folder: Path) -> list[dict[str, Any]]:
             known, path = False, folder / str(error)
         if not known:
             raise UserError(
-                f"{folder / LABELS}, line {number}, is no line of rendered scenes with the classes "
-                f"{', '.join(SCENE_CLASSES)}; render them again: python -m data_prep.scenes."
+                f"{folder / LABELS}, line {number}, is not a line of rendered scenes with the "
+                f"classes {', '.join(SCENE_CLASSES)}; render them again: python -m "
+                "data_prep.scenes."
             )
         if not path.is_file():
-            raise UserError(f"{folder / LABELS}, line {number}: there is no picture {path}.")
+            raise UserError(f"{folder / LABELS}, line {number}: picture {path} does not exist.")
         lines.append(line)
     return lines
 
 
 def painted(line: dict[str, Any], sides: tuple[int, int], value: Callable[[Any], int]) -> ndarray:
-    """Return what each pixel shows, int64 (H, W): 0, or the ``value`` of the object there."""
+    """Return each pixel's value, int64 (H, W): ``value`` of the visible object, or 0."""
     values = np.zeros(sides, np.int64)
     for item in line["objects"]:
         mask = coco_mask.decode(coco_mask.frPyObjects(item["mask"], *sides))

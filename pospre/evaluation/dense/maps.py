@@ -1,4 +1,4 @@
-"""What the dense evaluations share of an encoder: its tokens as maps, frozen or fine-tuned."""
+"""Feature maps of an encoder, frozen or fine-tuned, for dense evaluations."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -19,15 +19,15 @@ class FeatureMaps:
     """An encoder's patch tokens after some layers, as maps.
 
     Args:
-        model: of a ViT. It is left as it is: what is fine-tuned is a copy.
-        layers: see ``layer_tokens``.
-        norm: likewise.
-        finetune: whether the encoder is to learn.
-        drop_path: of an encoder that learns, in its last block; the others' grow up to it.
-        seed: of what is dropped.
+            model: with a ViT. It is not modified; fine-tuning trains a copy.
+            layers: see ``layer_tokens``.
+            norm: see ``layer_tokens``.
+            finetune: whether to train the encoder.
+            drop_path: of the last block of a trained encoder; it grows linearly over the blocks.
+            seed: of drop path.
 
     Attributes:
-        model: the model or its copy; of that only the encoder learns.
+        model: the model or its copy; only its encoder is trained.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FeatureMaps:
         """Return a map (B, D, rows, columns) of each layer.
 
         Args:
-            images_BCHW: normalised; the patch divides their sides.
+            images_BCHW: normalised; their sides are multiples of the patch size.
         """
         encoder = self.model.encoder
         keys_B = self._keys(images_BCHW) if self.finetune and torch.is_grad_enabled() else None
@@ -71,7 +71,7 @@ class FeatureMaps:
         return [each.transpose(1, 2).unflatten(2, grid) for each in patches]
 
     def _keys(self, images_BCHW: Tensor) -> Tensor:
-        """Return the draw keys of drop path: another for every image that is learned from."""
+        """Return the draw keys of drop path, new for every training image."""
         first, count = self._learned_from, len(images_BCHW)
         self._learned_from += count
         index_B = torch.arange(first, first + count, device=images_BCHW.device)
@@ -79,48 +79,48 @@ class FeatureMaps:
 
 
 def check_encoder(recipe: Recipe, layers: Sequence[int] | None = None) -> Encoder:
-    """Return a recipe's encoder without memory, after a look at what maps need of it.
+    """Return a recipe's encoder without memory, after checks for feature maps.
 
     Raises:
-        UserError: it is no ViT of square patches of colour images, or has fewer layers.
+        UserError: it is not a ViT with square patches of RGB images, or has fewer layers.
     """
     encoder = planned_encoder(recipe, layers)
     if encoder.channels != 3 or encoder.patch_size[0] != encoder.patch_size[1]:
         raise UserError(
-            f"it shows RGB images to square patches; this encoder has {encoder.channels} "
+            f"it takes RGB images and square patches; this encoder has {encoder.channels} "
             f"channels and patches of {encoder.patch_size[0]}×{encoder.patch_size[1]}."
         )
     return encoder
 
 
 def check_drop_path(settings: Learned) -> None:
-    """Raise a ``UserError`` where paths are to be dropped of an encoder that does not learn."""
+    """Raise a ``UserError`` for drop path in an encoder that is not trained."""
     if settings.drop_path and not settings.finetune:
         raise UserError(
-            f"drop_path={settings.drop_path} is for an encoder that learns; give finetune=true, "
-            "or leave it out."
+            f"drop_path={settings.drop_path} needs a trained encoder; give finetune=true, or leave "
+            "it out."
         )
 
 
 def check_side(key: str, sides: tuple[int, int], encoder: Encoder) -> None:
-    """Raise a ``UserError`` unless the encoder takes images of setting ``key``."""
+    """Raise a ``UserError`` unless the encoder takes images of the size in setting ``key``."""
     patch = encoder.patch_size[0]
     if any(side < patch or side % patch for side in sides):
         near = max(patch, round(sides[0] / patch) * patch)
-        raise UserError(f"{key}={sides[0]} is no multiple of the patch size {patch}; use {near}.")
+        raise UserError(f"{key}={sides[0]} is not a multiple of the patch {patch}; use {near}.")
     check_grid(encoder, encoder.grid_of(*sides), f"{key}={sides[0]}")
 
 
 def four_scales(
     dim: int, norm: Callable[[int], nn.Module], *, halve: bool
 ) -> tuple[nn.ModuleList, tuple[int, int, int, int]]:
-    """Return what makes maps of 4, 2, 1 and 1/2 times the size out of maps, and their widths.
+    """Return modules that rescale maps by 4, 2, 1 and 1/2, and their output widths.
 
     Args:
         dim: width of the encoder.
         norm: between the two deconvolutions of the first.
-        halve: every deconvolution halves the width, as in ViTDet (Li et al. 2022); else all keep
-            it, as in BEiT and MAE.
+        halve: whether every deconvolution halves the width, as in ViTDet (Li et al. 2022);
+            otherwise the width is kept, as in BEiT and MAE.
     """
     half, quarter = (dim // 2, dim // 4) if halve else (dim, dim)
     first = nn.Sequential(

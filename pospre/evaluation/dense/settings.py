@@ -13,17 +13,17 @@ Factors = Annotated[PositiveRange, BeforeValidator(as_tuple)]
 
 @dataclass(frozen=True, kw_only=True)
 class Learned(Compared):
-    """What is learned from images with dense labels, and how.
+    """Training on images with dense labels.
 
     Attributes:
-        bank: folder of the images to learn from, where that is another one than the data's.
-        split: what is measured, such as val; scenes in one folder have none.
-        train_split: what is learned from.
-        finetune: let the encoder learn, too; a detector standardises the features of a frozen one.
-        layer_decay: factor of the encoder's rate from each block to the one below.
-        drop_path: rate of its last block, below 1; those before have less, the first none.
-        num_workers: processes that read images; 0 reads in between.
-        seed: of the weights, of the crops or sizes, and of a detector's regions.
+        bank: folder of the training images, if they are not in the measured data.
+        split: split to measure, such as val; scenes in one folder have no splits.
+        train_split: split to train on.
+        finetune: train the encoder too; a detector standardises the features of a frozen encoder.
+        layer_decay: rate factor from each block of the encoder to the one below.
+        drop_path: rate of the last block, below 1; it grows linearly from 0 in the first.
+        num_workers: processes that read images; 0 reads in the main process.
+        seed: of the weights, of crops or sizes, and of a detector's regions.
     """
 
     bank: str | None = None
@@ -41,16 +41,16 @@ class Detection(Learned):
     """Settings of ``detection``.
 
     Attributes:
-        size: pixels of the long side of images, a multiple of two patches (of 32 where the patch is
-            14); without it as many patches as the encoder was made for.
-        jitter: in training the long side is that times a factor from this range, such as 0.5,1.5;
-            1,1 leaves it.
+        size: long side of images in pixels, a multiple of two patches (of 32 if the patch is 14);
+            default: as many patches as the encoder was made for.
+        jitter: in training the long side is multiplied by a factor from this range, such as
+            0.5,1.5; 1,1 keeps it.
         channels: of pyramid and heads; 64 is about ten times faster on a CPU.
-        regions: how many per image the heads learn from; twice as many are looked at in the end.
-        iterations: steps of AdamW; the rate falls to a tenth after 8/9 and 26/27 of them.
+        regions: regions per image that train the heads; inference uses twice as many.
+        iterations: steps of AdamW; the rate is divided by 10 after 8/9 and 26/27 of them.
         batch_size: images per step.
         lr: peak rate.
-        weight_decay: of all but vectors.
+        weight_decay: for all parameters except vectors.
     """
 
     size: PositiveInt | None = None
@@ -69,22 +69,22 @@ class Segmentation(Learned):
     """Settings of ``segmentation``.
 
     Attributes:
-        decoder: linear, or upernet.
-        layers: whose tokens the decoder gets, such as 3,6,9,12; without it the last one (linear),
-            or four evenly spread (upernet). Only linear ones are normalised.
-        num_classes: of the masks; ADE20K and scenes have their own, classes.txt says it, and else
-            it is as many as the training masks show.
-        ignore: the id in masks that has no class, such as 11 of CamVid; null: all have.
-        size: pixels of the short side that images are scaled to; without it they stay as they are.
-        crop: side of the training crops and of the windows; the encoder's own size without it.
-        inference: slide a window over the image, by two thirds of it at a time and averaging what
-            overlaps, or show the whole image, to a grid of its size.
-        augment: draw crops. false: learn from the same windows as are measured; a frozen encoder
-            then sees each of them only once, which takes a fraction of the time.
+        decoder: linear or upernet.
+        layers: layers whose tokens the decoder gets, such as 3,6,9,12; default: the last one
+            (linear), or four evenly spaced (upernet). Only linear's are normalised.
+        num_classes: of the masks; default: that of ADE20K, scenes or classes.txt, or else the
+            number of classes in the training masks.
+        ignore: mask value without a class, such as 11 for CamVid; null: none.
+        size: short side of scaled images in pixels; default: unscaled.
+        crop: side of the training crops and of the windows; default: the encoder's size.
+        inference: slide averages overlapping windows at strides of two thirds; whole uses the whole
+            image, with a grid of its size.
+        augment: train on random crops. false: train on the windows used for measuring; a frozen
+            encoder then encodes each once, which takes a fraction of the time.
         iterations: steps of AdamW.
         batch_size: crops per step.
-        lr: peak rate; 1e-3 (linear) or 1e-4 (upernet) without it.
-        weight_decay: 1e-4 (linear) or 0.05 (upernet) without it.
+        lr: peak rate; default: 1e-3 (linear) or 1e-4 (upernet).
+        weight_decay: default: 1e-4 (linear) or 0.05 (upernet).
         channels: width of upernet.
     """
 
@@ -109,15 +109,15 @@ class VideoSegmentation(Compared):
 
     Attributes:
         split: a list of DAVIS, such as 2017/val; rendered tracks have none.
-        size: pixels of the short side that frames are scaled to, each side then to whole patches;
-            null leaves them as they are but for that.
-        multiple: of this many pixels the long side then is, rounded down, as by DINO's script; null
-            takes whole patches.
-        neighbours: how many patches of earlier frames a patch takes its label from.
-        context_frames: how many of the last frames, besides the first one.
-        radius: patches in either direction within which they lie.
+        size: short side of scaled frames in pixels, with both sides rounded to whole patches; null:
+            only rounded.
+        multiple: round the long side down to a multiple of this many pixels, as in DINO's script;
+            null: whole patches.
+        neighbours: number of patches in earlier frames that a patch takes its label from.
+        context_frames: number of last frames to use, besides the first one.
+        radius: maximal distance of these patches in either direction, in patches.
         temperature: T of the weights exp(cosine / T).
-        num_videos: take so many, in their order; all without it.
+        num_videos: number of videos, in order; default: all.
     """
 
     split: str = "2017/val"

@@ -1,6 +1,6 @@
-"""Patch tokens of an encoder's layers, of images that are shown whole, without positions, or mixed.
+"""Patch tokens of an encoder's layers, for whole images, without positions, or shuffled.
 
-The images are held in memory as bytes, and of every image only some patch tokens, drawn by a seed.
+Images are kept in memory as bytes. Of every image only some randomly chosen patch tokens are kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,21 +25,22 @@ from pospre.nn.masking import gather_tokens, slot_mask
 from pospre.nn.places import Places
 
 Input = Literal["image", "masked", "content", "constant", "shuffled"]
-"""What the encoder is shown: the image with all places known; with 75 % of them forgotten (DropPos,
-Table 7); with none known; an image of one colour, with all of them; the image with its patches in
-random order, in the places where they are shown."""
+"""Inputs of the encoder: the image with all places known; with 75 % of them forgotten (DropPos,
+Table 7); with none known; an image of one colour with all places; and the image with its patches
+shuffled, at the places where they are shown.
+"""
 
 MASKED_SHARE = 0.75
 BATCH = 64
 
 
 def check_images(plan: Plan[Any]) -> None:
-    """Raise a ``UserError`` for too few images to learn and measure."""
+    """Raise a ``UserError`` if there are too few images to fit and to measure."""
     found = len(open_reader(plan.data))
     if found < LEAST_IMAGES:
         raise UserError(
-            f"{plan.data} has {found} images; most of them are learned from and the "
-            f"others measured on, so give at least {LEAST_IMAGES}."
+            f"{plan.data} has {found} images; most are used to fit and the others to measure, so "
+            f"give at least {LEAST_IMAGES}."
         )
 
 
@@ -48,8 +49,8 @@ class Features(NamedTuple):
 
     Attributes:
         tokens: float32 (B, T, D) by layer.
-        shown: int64 (B, T), the places where these patches are shown.
-        origin: int64 (B, T), their places in the photograph.
+        shown: int64 (B, T), where these patches are shown.
+        origin: int64 (B, T), their places in the original image.
     """
 
     tokens: list[Tensor]
@@ -60,15 +61,15 @@ class Features(NamedTuple):
 def load_images(
     context: Context, size: tuple[int, int], *, title: str, sampling: Sampling
 ) -> Batch:
-    """Return the centre views of so many images of ``context.data``, in the order of the data set.
+    """Return centre views of images of ``context.data``, in the order of the data set.
 
     Args:
-        context: says which data.
+        context: gives the data.
         size: (height, width) of the views in pixels.
         title: of the progress bar.
-        sampling: how many images, and what draws them.
+        sampling: the number of images, and the seed.
     """
-    # the same part of each image at every size, and where the encoder's is small, all of it
+    # show the same part of each image at every size; for small encoders, all of it
     crop: Crop = "full" if max(context.image_size) <= WHOLE else "center"
     batches = [
         {key: value.cpu() for key, value in batch.items()}
@@ -85,7 +86,7 @@ def load_images(
 
 
 def hold_out(batch: Batch, share: float, seed: int) -> tuple[Batch, Batch]:
-    """Split images into those to learn from and the ``share`` to measure on, drawn by ``seed``."""
+    """Split images into those to fit on and the ``share`` to measure on, drawn by ``seed``."""
     keys_B = draws.sample_keys(seed, 0, batch[INDEX], 0, "position_probe/held_out")
     order = draws.bits(keys_B, 1)[:, 0].argsort()
     count = round(share * len(order))
@@ -108,15 +109,15 @@ def layer_features(
     """Return some patch tokens of every layer, after the encoder's final norm.
 
     Args:
-        model: of a ViT, in eval mode on ``device``.
-        batch: of ``load_images``.
+        model: with a ViT, in eval mode on ``device``.
+        batch: from ``load_images``.
         layers: see ``layer_tokens``.
-        shown_as: what the encoder is shown.
-        num_tokens: so many patches of each image at most, drawn by ``seed``; of a ``masked`` image
-            only patches whose position is.
+        shown_as: input of the encoder.
+        num_tokens: maximal number of patches per image, drawn by ``seed``; for ``masked`` images
+            only patches with masked positions.
         seed: of these, of the masked positions and of the order of shuffled patches.
-        device: where the model is.
-        step: told how many images are done after each forward pass.
+        device: of the model.
+        step: called with the number of images done after each forward pass.
     """
     kept: list[list[Tensor]] = [[] for _ in layers]
     tokens_at: list[tuple[Tensor, Tensor]] = []
@@ -154,7 +155,7 @@ def _permutation(batch: Batch, count: int, seed: int, purpose: str) -> Tensor:
 
 
 def _without(places: Places, model: PretrainModel, hidden_BN: Tensor) -> Places:
-    """Return the places without the hidden ones; there is the model's own mark, if it has one."""
+    """Return the places with hidden ones forgotten, with the model's own mark if it has one."""
     found = (getattr(editor, "mark", None) for editor in model.places.named.values())
     mark = next((mark for mark in found if mark is not None), None)
     return places.forget(hidden_BN, mark)

@@ -1,4 +1,4 @@
-"""Pictures made of patches: placing, framing, enlarging."""
+"""Pictures made of patches: placing, framing and enlarging them."""
 
 import numpy as np
 import torch
@@ -8,13 +8,13 @@ from pospre.nn.decoder import patchify, unpatchify
 
 FRAME_COLOUR = (70, 200, 120)
 FRAME_OPACITY = 0.6
-SHORTEST_SIDE = 224  # pixels of a written picture; smaller images are enlarged in whole steps
+SHORTEST_SIDE = 224  # pixels of a written picture; smaller images are enlarged by integers
 
 
 def place_patches(patches_KF: Tensor, places_K: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return the uint8 image (3, H, W) with each flat patch (see ``patchify``) at its place.
 
-    Patches in one place are averaged; empty places are black.
+    Patches at the same place are averaged; empty places are black.
     """
     num_places = grid[0] * grid[1]
     sums = torch.zeros(num_places, patches_KF.shape[1], device=patches_KF.device)
@@ -25,12 +25,12 @@ def place_patches(patches_KF: Tensor, places_K: Tensor, grid: tuple[int, int]) -
 
 
 def enlarge(image_HW3: np.ndarray, factor: int) -> np.ndarray:
-    """Return a copy with every pixel repeated ``factor`` times both ways."""
+    """Return a copy with every pixel repeated ``factor`` times in both directions."""
     return np.ascontiguousarray(image_HW3.repeat(factor, axis=0).repeat(factor, axis=1))
 
 
 def frame_cells(picture_HW3: np.ndarray, places: list[int], columns: int, side: int) -> None:
-    """Tint, in place, the border of the cells of ``side`` pixels at ``places``."""
+    """Tint in place the borders of cells of ``side`` pixels at ``places``."""
     width = max(1, side // 16)
     border = np.ones((side, side), dtype=bool)
     border[width:-width, width:-width] = False
@@ -50,7 +50,7 @@ def compose_views(
     strewn_K: Tensor,
     placed_K: Tensor,
 ) -> dict[str, np.ndarray]:
-    """Return the three pictures of one image, uint8 (H', W', 3), enlarged in whole steps.
+    """Return the three pictures of one image, uint8 (H', W', 3), enlarged by an integer.
 
     Args:
         image_3HW: uint8 pixels.
@@ -72,10 +72,10 @@ def compose_views(
 
 
 def enlargement(image_3HW: Tensor) -> int:
-    """Return the whole steps in which an image reaches ``SHORTEST_SIDE``."""
+    """Return the integer factor that enlarges an image to ``SHORTEST_SIDE``."""
     return -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
 
 
 def enlarged(image_3HW: Tensor, factor: int) -> np.ndarray:
-    """Return a picture (H', W', 3) of an image, every pixel repeated ``factor`` times both ways."""
+    """Return a picture (H', W', 3) of an image, enlarged ``factor`` times in both directions."""
     return enlarge(image_3HW.permute(1, 2, 0).cpu().numpy(), factor)

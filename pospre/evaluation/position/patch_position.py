@@ -1,10 +1,10 @@
-"""Position accuracy by mask ratio, as MP3 has it (Zhai et al. 2022, Fig. 3): who finds its place?
+"""Position accuracy by mask ratio, as in MP3 (Zhai et al. 2022, Fig. 3).
 
-The model of MP3 sees all patches without positions; a share η of them gives no keys and values.
-Top-1 and top-5 over all patches of all images, and top-1 of the context and of the other patches
-alone; one seeded context per image, so that two models see the same one; centre view, no flip.
-Chance is 1/N and 5/N. Patches that are told their position are not asked. Of any other method that
-puts patches in places, the ratio is its ``mask_ratio``; one without is measured as it is trained.
+MP3's model sees all patches without positions; a share η of them gives no keys and values. It
+measures top-1 and top-5 over all patches of all images, and top-1 over the context and over the
+other patches. The context is seeded per image, so two models get the same one; centre view, no
+flip. Chance is 1/N and 5/N. Patches whose position is given are not counted. For other methods that
+predict positions, the ratio is their ``mask_ratio``; methods without it are measured as trained.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from pospre.evaluation.alone import ratios_of
 from pospre.evaluation.features import centre_batches
+from pospre.evaluation.isolated_method import ratios_of
 from pospre.evaluation.position.predictions import TOP, Placer, Tally, tally
 from pospre.evaluation.position.settings import PatchPosition
 from pospre.evaluation.registry import Context
@@ -46,7 +46,7 @@ def evaluate(context: Context, settings: PatchPosition) -> dict[str, Any]:
 
 
 def summarise(counts: Tally, grid: tuple[int, int]) -> dict[str, Any]:
-    """Turn counts by one ratio into the results (see ``evaluate``)."""
+    """Turn counts by ratio into the results (see ``evaluate``)."""
     patches = grid[0] * grid[1]
     ratios: list[dict[str, Any]] = []
     for (ratio,), rows in counts.items():
@@ -75,7 +75,7 @@ def summarise(counts: Tally, grid: tuple[int, int]) -> dict[str, Any]:
 
 
 def _accuracies(row: Mapping[str, float]) -> dict[str, float | None]:
-    """Return a predictor's accuracies; None where nobody was asked."""
+    """Return a model's accuracies; None if no patch counts."""
     others = row["asked"] - row["asked_context"]
     return {
         "top1": _share(row["top1"], row["asked"]),
@@ -90,7 +90,7 @@ def _share(right: float, asked: float) -> float | None:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return the accuracies as text, in percent, in brackets those of the untrained model."""
+    """Return the accuracies as text, in percent, with the untrained model's in brackets."""
     keys = ("top1", "top5", "context_top1", "masked_top1")
     rows = [
         [f"η = {row['mask_ratio']}", str(row["context"]), *(_cell(row, key) for key in keys)]

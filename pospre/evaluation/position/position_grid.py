@@ -1,27 +1,28 @@
-"""Position accuracy over a grid of mask ratios, as DropPos (Wang et al. 2023) measures it.
+"""Position accuracy over a grid of mask ratios, as in DropPos (Wang et al. 2023).
 
-For every share γ of hidden patches and γ_pos of hidden positions: which share of the patches
-without a position does the model put in their place? Top-1 over the dropped tokens of all images;
-one seeded mask per image, so that two models see the same one; centre view, no flip. It is given
-unweighted, and weighted by the attentive weights of a model that trains with them: that is what the
-published code prints, so the paper's figures (87.83) compare with ``weighted_mean``.
+For every share γ of hidden patches and γ_pos of hidden positions, it measures the share of patches
+without position that the model places correctly: top-1 over the dropped tokens of all images. The
+mask is seeded per image, so two models get the same one; centre view, no flip. The accuracy is
+given unweighted, and weighted by the attentive weights of a model that trains with them. The
+published code prints the weighted one, so the paper's figures (87.83) compare with
+``weighted_mean``.
 
-The counts are the method's: of N patches floor(N(1−γ)) = K are visible, floor(K(1−γ_pos)) of them
-keep their position and the rest are asked for. Two levels of chance are given per cell: ``chance``
-= 1/N guesses among all positions; ``chance_excluding`` = 1/(N − kept positions) guesses among
-those not taken by a patch whose position is shown.
+The counts are the method's: of N patches, floor(N(1−γ)) = K are visible; floor(K(1−γ_pos)) of them
+keep their position, and the rest are predicted. Each cell has two levels of chance: ``chance`` =
+1/N for guesses among all positions; ``chance_excluding`` = 1/(N − kept positions) for guesses among
+positions that are not shown.
 
-An encoder that packs the visible patches into a square (Swin) is measured at γ = 0 and .75 only.
-Of any other method that puts patches in places, γ and γ_pos are its ``mask_ratio`` and
-``position_mask_ratio``; where it lacks one of them, it is measured as it is trained.
+An encoder that packs the visible patches into a square (Swin) is measured only at γ = 0 and .75.
+For other methods that predict positions, γ and γ_pos are their ``mask_ratio`` and
+``position_mask_ratio``; without one of them, a method is measured as trained.
 """
 
 import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from pospre.evaluation.alone import ratios_of
 from pospre.evaluation.features import centre_batches
+from pospre.evaluation.isolated_method import ratios_of
 from pospre.evaluation.position.predictions import Placer, Tally, tally, weighed
 from pospre.evaluation.position.settings import PositionGrid
 from pospre.evaluation.registry import Context
@@ -37,11 +38,11 @@ CELLS = tuple(itertools.product(MASK_RATIOS, POSITION_MASK_RATIOS))
 
 
 def evaluate(context: Context, settings: PositionGrid) -> dict[str, Any]:
-    """Measure the 16 cells (of Swin, 8) and their mean.
+    """Measure the 16 cells (Swin: 8) and their mean.
 
     Returns:
         ``cells`` (one dict per cell, accuracies in [0, 1]), ``mean``, ``initial_mean``,
-        ``weighted_mean`` (None where temperature is null: the paper's is ``mean`` then), ``grid``
+        ``weighted_mean`` (None if temperature is null: the paper's is then ``mean``), ``grid``
         (rows, columns) and ``samples``.
     """
     models = context.models("trained", "initial", baseline=settings.baseline)
@@ -96,7 +97,7 @@ def _mean(cells: list[dict[str, Any]], key: str) -> float | None:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return the grid as text: accuracy in percent, in brackets that of the untrained model."""
+    """Return the grid as text: accuracy in percent, with the untrained model's in brackets."""
     texts = {}
     for cell in results["cells"]:
         text = percent(cell["accuracy"])

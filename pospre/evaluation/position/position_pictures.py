@@ -1,13 +1,12 @@
-"""Pictures put together by predicted positions, such as DropPos's and MP3's (its Fig. 2, 12 to 15).
+"""Pictures reassembled by predicted positions, as in DropPos and MP3 (Fig. 2, 12 to 15).
 
-Three PNGs per image: the original; its visible patches with those that lost their position strewn
-over the free places; and every patch at the position the model predicts for it. A green frame is
-around patches whose position the model was shown (they stay in place), or which are the context
-where others are not. Patches that meet in one place are averaged; places that no patch goes to are
-black.
+Three PNGs per image: the original; its visible patches, with those without position scattered over
+the free places; and every patch at its predicted position. A green frame marks patches whose
+position was given (they stay in place), or which are the context if others are not. Patches at the
+same place are averaged; empty places are black.
 
-``mixed`` shuffles the patches of two images together and puts each half in order as one image
-(MP3, Fig. 14, 15): the original then shows both, and right is a patch that finds its own old place.
+``mixed`` shuffles the patches of two images together, and reassembles each half as one image (MP3,
+Fig. 14, 15). The original then shows both, and a patch is right at its own original place.
 """
 
 import re
@@ -24,9 +23,9 @@ from pospre import draws
 from pospre.batch import INDEX, Batch, flip_key, image_key
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.alone import method_in, takes
 from pospre.evaluation.drawing import check_folder
 from pospre.evaluation.features import centre_batches
+from pospre.evaluation.isolated_method import method_in, takes
 from pospre.evaluation.layers import blank_encoder
 from pospre.evaluation.position.mosaic import compose_views, enlarged, enlargement
 from pospre.evaluation.position.predictions import Placer
@@ -44,16 +43,16 @@ _FILE_NAME = re.compile(rf"\d{{8}}_({'|'.join(VIEWS)})\.png")
 
 
 class Puzzle(NamedTuple):
-    """K patches of each of B pictures, and where they go.
+    """K patches of each of B pictures, and their places.
 
     Attributes:
-        pixels: uint8 (B, 3, H, W), which the patches are cut from.
+        pixels: uint8 (B, 3, H, W), the source of the patches.
         keep: int64 (B, K), the place of each patch in ``pixels``.
-        framed: bool (B, K), who gets a frame.
-        asked: bool (B, K), whose place is predicted.
-        strewn: int64 (B, K), its place in the shuffled picture.
-        placed: int64 (B, K), its predicted place, or its own where that was shown.
-        true: int64 (B, K), the place it had in its photograph.
+        framed: bool (B, K), patches with a frame.
+        asked: bool (B, K), patches whose place is predicted.
+        strewn: int64 (B, K), places in the shuffled picture.
+        placed: int64 (B, K), predicted places, or the given ones.
+        true: int64 (B, K), places in the original image.
     """
 
     pixels: Tensor
@@ -69,10 +68,11 @@ def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
     """Write the pictures.
 
     Returns:
-        ``pictures``: per image its index, three file names and the share of patches put right.
+            ``pictures``: per image its index, three file names and the share of patches placed
+            right.
 
     Raises:
-        UserError: the pictures cannot be written, or patches that are mixed are told their place.
+        UserError: the pictures cannot be written, or mixed patches get their place.
     """
     assert context.folder is not None  # checked
     batches = centre_batches(
@@ -104,14 +104,14 @@ def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
 
 
 def check(plan: Plan[PositionPictures]) -> None:
-    """Raise a ``UserError`` where there is nothing to show, or no folder for the pictures."""
+    """Raise a ``UserError`` if there is nothing to show, or no folder for the pictures."""
     reader, settings = open_reader(plan.data), plan.settings
     name, _ = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
     for key in ("mask_ratio", "position_mask_ratio"):
         given = getattr(settings, key)
         if given and not takes(algorithm_class(name), key):
             raise UserError(
-                f"{key}={given}, but algorithms.{name} has no option of this name. Leave it out."
+                f"{key}={given}, but algorithms.{name} has no such option. Leave it out."
             )
     if settings.mixed:
         _check_mixed(plan, len(reader))
@@ -129,15 +129,15 @@ def _check_mixed(plan: Plan, found: int) -> None:
         raise _told(f"encoder.positions = {plan.recipe.encoder.positions}")
     if min(wanted, found) < 2 or wanted % 2:
         raise UserError(
-            f"mixed=true with num_pictures={wanted} of {found} images; every "
-            "two are mixed, so give an even number that is there."
+            f"mixed=true with num_pictures={wanted} of {found} images; images are mixed in pairs, "
+            "so give an even number of at most that many."
         )
 
 
 def _told(by: str) -> UserError:
     return UserError(
-        "mixed=true shuffles the patches of two images, which makes sense where no patch knows its "
-        f"position only, as in algorithms.mp3; here {by} tells it."
+        "mixed=true shuffles the patches of two images, which only makes sense if patches have no "
+        f"positions, as in algorithms.mp3; here {by} gives them."
     )
 
 
@@ -175,7 +175,7 @@ def _mixed_puzzle(place: Placer, batch: Batch, mask_ratio: float, seed: int) -> 
 def _draw(
     folder: Path, batch: Batch, puzzle: Puzzle, patch_size: int, mixed: bool
 ) -> list[dict[str, Any]]:
-    """Write the pictures of a batch; return what the results say about each of its images."""
+    """Write the pictures of a batch; return the results for its images."""
     pictures = []
     for row, index in enumerate(batch[INDEX].tolist()):
         views = compose_views(
@@ -199,7 +199,7 @@ def _draw(
 def strew(
     index_B: Tensor, keep_BK: Tensor, dropped_BK: Tensor, num_patches: int, seed: int
 ) -> Tensor:
-    """Return a place (B, K) for each visible patch: its own where shown, a random free one else."""
+    """Return a place (B, K) for each visible patch: its own if shown, else a random free one."""
     keys_B = draws.sample_keys(seed, 0, index_B, 0, "position_pictures/strew")
     order_BN = draws.permutation(keys_B, num_patches)
     strewn_BK = keep_BK.clone()
@@ -224,7 +224,7 @@ def _write(folder: Path, index: int, views: Mapping[str, np.ndarray]) -> dict[st
 
 
 def _remove_others(folder: Path, pictures: list[dict[str, Any]]) -> None:
-    """Delete the pictures of an earlier evaluation, which no JSON names any more."""
+    """Delete the pictures of an earlier evaluation."""
     current = {picture[view] for picture in pictures for view in VIEWS}
     for path in folder.glob("*.png"):
         if _FILE_NAME.fullmatch(path.name) and path.name not in current:
@@ -241,4 +241,4 @@ def table(results: Mapping[str, Any]) -> str:
     ratios = f"γ = {results['mask_ratio']}, γ_pos = {shown}"
     if shown is None:
         ratios = f"η = {results['mask_ratio']}" + ", every two mixed" * results["mixed"]
-    return format_table(f"Pictures ({ratios})", ["sample", "patches put right in %", "file"], rows)
+    return format_table(f"Pictures ({ratios})", ["sample", "patches right in %", "file"], rows)

@@ -1,15 +1,15 @@
 """Linear probes for position in the frozen tokens of every layer (beyond DropPos, Table 7).
 
-From the tokens of every layer a linear classifier says in which of the N places a patch is shown
-(top-1, chance 1/N), and ridge regression in which row and column (R²). Both learn from some images
-and are measured on others. What makes the figures honest stands beside them: the encoder with
-random weights; the image with all places forgotten, so that only content tells; images of one
-colour, where only positions tell; DropPos's own, 75 % of the positions masked and
-those patches asked; and patches in random order, where content and positions contradict each other:
-the probe of ordinary images then names the place of either.
+For every layer, a linear classifier predicts at which of the N places a patch is shown (top-1,
+chance 1/N), and ridge regression predicts row and column (R²). Both are fitted on some images and
+measured on others. Controls are given with them: the encoder with random weights; the image with
+all places forgotten, where only content helps; images of one colour, where only positions help;
+DropPos's own, with 75 % of the positions masked and these patches measured; and shuffled patches,
+where content and positions contradict each other: the probe of ordinary images then predicts one of
+the two places.
 
-Of how many patches a classifier learns decides much where places are many: what it puts right of
-those that it has learned from is said beside, and far more than of the others means too few.
+With many places, accuracy depends on the number of training patches. The accuracy on the training
+patches is therefore given too; if it is much higher, there were too few.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ SHOWN_AS = {
 
 
 class Work(NamedTuple):
-    """What is asked of every model: see the settings of ``evaluate``."""
+    """The work per model: see the settings of ``evaluate``."""
 
     settings: PositionProbe
     layers: tuple[int, ...]
@@ -74,7 +74,7 @@ class Work(NamedTuple):
     def features(
         self, model: PretrainModel, batch: Batch, layers: Sequence[int], shown_as: Input
     ) -> Features:
-        """Return ``layer_features``; the bar moves with every forward pass."""
+        """Return ``layer_features``; the progress bar moves with every forward pass."""
 
         def step(count: int) -> None:
             self.bar.update(count)
@@ -92,7 +92,7 @@ class Work(NamedTuple):
         )
 
     def parts(self, width: int, images: int) -> Iterator[tuple[int, ...]]:
-        """Yield the layers in parts whose tokens fit into ``MEMORY``."""
+        """Yield groups of layers whose tokens fit into ``MEMORY``."""
         most = max(1, MEMORY // (4 * width * images * self.num_tokens))
         for start in range(0, len(self.layers), most):
             yield self.layers[start : start + most]
@@ -103,8 +103,8 @@ def evaluate(context: Context, settings: PositionProbe) -> dict[str, Any]:
 
     Returns:
         ``rows`` (one dict per grid, model, input and layer: ``top1`` in [0, 1] and ``r2``, each
-        with its standard error over the images measured on, and ``learned_top1`` and
-        ``learned_r2`` over those learned from), and the last layer's figures at the training grid.
+        with its standard error over the measured images, and ``learned_top1`` and ``learned_r2``
+        over the training images), and the last layer's figures at the training grid.
     """
     models = {"trained": context.model}
     if settings.versus is not None:
@@ -157,8 +157,8 @@ def check(plan: Plan[PositionProbe]) -> PretrainModel | None:
         theirs, ours = getattr(other.encoder, key), getattr(encoder, key)
         if theirs != ours:
             raise UserError(
-                f"the encoder of versus={settings.versus} has {key} = "
-                f"{theirs}, and the one measured {ours}; give another training of the same."
+                f"the encoder of versus={settings.versus} has {key} = {theirs}, but the measured "
+                f"one has {ours}; give another training of the same encoder."
             )
     for grid in settings.grids:
         check_grid(other.encoder, grid, f"grids={grid[0]}x{grid[1]}, versus={settings.versus}")
@@ -176,7 +176,7 @@ def probe_model(
     """Return the figures of one model at one grid, one dict per input and layer."""
     inputs = UNTRAINED if name == "untrained" else TRAINED
     if not model.encoder.positions.can_forget:
-        inputs = ("image",)  # it knows no places that could be forgotten
+        inputs = ("image",)  # without positions, nothing can be forgotten
     rows = []
     images = len(learn[INDEX])
     decay, steps = work.settings.weight_decay, work.settings.iterations
@@ -205,7 +205,7 @@ def probe_model(
 
 
 def _figures(rows: list[dict[str, Any]], grid: list[int], layer: int) -> dict[str, float | None]:
-    """Return the trained model's figures of one layer at one grid; None where not measured."""
+    """Return the trained model's figures for one layer and grid; None if not measured."""
     last = {
         row["shown_as"]: row
         for row in rows
@@ -220,7 +220,7 @@ def _figures(rows: list[dict[str, Any]], grid: list[int], layer: int) -> dict[st
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return one table per grid: models and inputs down, layers across."""
+    """Return one table per grid: models and inputs as rows, layers as columns."""
     grids = dict.fromkeys(tuple(row["grid"]) for row in results["rows"])
     return "\n\n".join(_grid_table(results, list(grid)) for grid in grids)
 
@@ -242,8 +242,8 @@ def _grid_table(results: Mapping[str, Any], grid: list[int]) -> str:
         f"{results['images_learned']} images learned from, {results['images_measured']} measured "
         f"on, {min(results['num_tokens'], count)} patches of each",
         _widest_gap(rows),
-        "shuffled: the probe of ordinary images names where a patch is shown (top-1), or where it "
-        "came from (origin)",
+        "shuffled: the probe of ordinary images predicts where a patch is shown (top-1), or where "
+        "it came from (origin)",
     ]
     return format_table(
         f"Position in the tokens of {grid[0]} x {grid[1]} patches: top-1 in %, R² of row, column",
@@ -254,12 +254,12 @@ def _grid_table(results: Mapping[str, Any], grid: list[int]) -> str:
 
 
 def _widest_gap(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say where the classifiers do best on what they learned from beside what they did not."""
+    """Describe the largest gap between accuracy on training and on measured patches."""
     gaps = [(row["learned_top1"] - row["top1"], row) for row in rows if "learned_top1" in row]
     row = max(gaps, key=lambda each: each[0])[1]
     return (
-        f"learned and not: {100 * row['learned_top1']:.1f} of the patches learned from are put "
-        f"right where {100 * row['top1']:.1f} of the others are ({row['model']}, "
+        f"learned and not: {100 * row['learned_top1']:.1f} % of the training patches are placed "
+        f"right, but {100 * row['top1']:.1f} % of the others ({row['model']}, "
         f"{SHOWN_AS[row['shown_as']]}, layer {row['layer']}); more num_samples and num_tokens "
         "close the gap"
     )

@@ -1,13 +1,13 @@
-"""Position projected out of the features (RASA; Franca, Venkataramanan et al. 2025): at what cost?
+"""Removing position from the features by projection (RASA; Franca, Venkataramanan et al. 2025).
 
-Out of the patch tokens of the last layer the plane is projected from which ridge regression reads
-row and column; another plane is found in what is left, and so on. (Franca trains each plane by
-gradient, behind a sigmoid, nine at most; least squares finds it at once.) Where many directions say
-the same, each plane takes one of them; the plane of the covariance with row and column takes them
-all: without it no linear regression can read either (LEACE, Belrose et al. 2023). After each plane
-both position probes are fitted anew, on some images, and measured on others. Evaluations such as
-knn are then done on the encoder as it is, and on the encoder whose last norm the projection
-follows.
+The plane from which ridge regression reads row and column is projected out of the last layer's
+patch tokens; then the next plane is found in the rest, and so on. (Franca trains up to nine planes
+by gradient descent behind a sigmoid; least squares gives each directly.) If many directions carry
+the same information, each plane removes only one of them. The plane of the covariance with row and
+column removes all: after it no linear regression can read either (LEACE, Belrose et al. 2023).
+After each plane, both position probes are fitted again on some images and measured on others.
+Evaluations such as knn then run on the original encoder, and on the encoder with the projection
+after its last norm.
 """
 
 import copy
@@ -57,7 +57,7 @@ Planes = Annotated[int, Field(ge=1, le=15)]
 
 
 class PlanesRemoved(nn.Module):
-    """Projects tokens onto what is orthogonal to a basis (D, K), around their mean (D,)."""
+    """Projects tokens onto the orthogonal complement of a basis (D, K), around their mean (D,)."""
 
     def __init__(self, mean_D: Tensor, basis_DK: Tensor) -> None:
         super().__init__()
@@ -67,18 +67,18 @@ class PlanesRemoved(nn.Module):
         self.register_buffer("basis_DK", basis_DK)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the tokens (…, D) without their part in the basis."""
+        """Return the tokens (…, D) without their component in the basis."""
         basis_DK = self.basis_DK.to(tokens)
         return tokens - (tokens - self.mean_D.to(tokens)) @ basis_DK @ basis_DK.T
 
 
 def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
-    """Measure how much position is left after each plane, and what the others' figures become.
+    """Measure the position left after each plane, and the effect on other evaluations.
 
     Returns:
         ``steps`` (0 planes, 1 and so on: ``top1``, ``r2``, their standard errors and the share of
-        the tokens' variance that is gone), ``r2_left`` and ``top1_left`` of the last one, and
-        ``evaluations``: each one's figures before and after.
+        the tokens' variance removed), ``r2_left`` and ``top1_left`` of the last one, and
+        ``evaluations``: the figures of each before and after.
     """
     model = context.model
     size, grid = model.encoder.image_size, model.encoder.grid
@@ -125,13 +125,13 @@ def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
 
 
 def check(plan: Plan[PositionRemoval]) -> dict[str, tuple[dict[str, Any], Any]]:
-    """Return the other evaluations; raise a ``UserError`` if one would fail, or planes lack."""
+    """Return the other evaluations; raise a ``UserError`` if one would fail, or for ``planes``."""
     planned_encoder(plan.recipe)
     check_images(plan)
     if plan.settings.by == "covariance" and plan.settings.planes not in (None, 1):
         raise UserError(
-            f"planes={plan.settings.planes}, but by=covariance removes one plane, and no "
-            "linear regression reads row or column after it; leave planes out."
+            f"planes={plan.settings.planes}, but by=covariance removes one plane, after which no "
+            "linear regression can read row or column; leave planes out."
         )
     others = {}
     for name in plan.settings.evaluations:
@@ -146,7 +146,7 @@ def check(plan: Plan[PositionRemoval]) -> dict[str, tuple[dict[str, Any], Any]]:
 
 
 def covariance_plane(tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return an orthonormal basis (D, 2) of the tokens' covariances with row and with column."""
+    """Return an orthonormal basis (D, 2) of the tokens' covariances with row and column."""
     targets = coordinates_of(places_M, grid)
     centred = (tokens_MD - tokens_MD.mean(0)).double()
     covariance = centred.T @ (targets - targets.mean(0)).double()
@@ -156,13 +156,13 @@ def covariance_plane(tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int])
 def regression_planes(
     tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int], planes: int, weight_decay: float
 ) -> Tensor:
-    """Return an orthonormal basis (D, 2·planes): two columns for each plane, the first found first.
+    """Return an orthonormal basis (D, 2·planes): two columns per plane, in the order found.
 
     Args:
         tokens_MD: float32 tokens.
-        places_M: where each of them was shown, row-major.
+        places_M: where each token was shown, row-major.
         grid: (rows, columns).
-        planes: how many, at most D/2.
+        planes: number of planes, at most D/2.
         weight_decay: of the ridge regression on whitened tokens.
     """
     targets = coordinates_of(places_M, grid)
@@ -178,7 +178,7 @@ def regression_planes(
 
 
 def without_planes(model: PretrainModel, mean_D: Tensor, basis_DK: Tensor) -> PretrainModel:
-    """Return a copy of the model whose tokens lack the part in the basis."""
+    """Return a copy of the model whose tokens lack the component in the basis."""
     other = copy.deepcopy(model)
     encoder: Any = other.encoder
     encoder.norm = nn.Sequential(encoder.norm, PlanesRemoved(mean_D, basis_DK))
@@ -192,7 +192,7 @@ def _measure(
     grid: tuple[int, int],
     settings: PositionRemoval,
 ) -> dict[str, float]:
-    """Return both probes' figures on what is left, and which share of the variance is not."""
+    """Return both probes' figures on the remaining tokens, and the variance share removed."""
     known_BTD, asked_BTD = learn.tokens[0], measure.tokens[0]
     known_MD = known_BTD.flatten(0, 1)
     left_MD = removed(known_MD)
@@ -205,7 +205,7 @@ def _measure(
 
 
 def _settings(name: str, bank: str | None) -> dict[str, Any]:
-    """Return the settings of another evaluation: the bank, and no untrained baseline."""
+    """Return the settings of another evaluation: the bank, without untrained baseline."""
     wanted = {"baseline": False, **({} if bank is None else {"bank": bank})}
     return {key: value for key, value in wanted.items() if key in default_settings(name)}
 
@@ -213,7 +213,7 @@ def _settings(name: str, bank: str | None) -> dict[str, Any]:
 def _before_and_after(
     context: Context, without: PretrainModel, name: str
 ) -> dict[str, list[float]]:
-    """Return the figures of another evaluation, of the model as it is and without the planes."""
+    """Return the figures of another evaluation with and without the planes."""
     settings, opened = context.opened[name]
     alone = replace(context, folder=None, opened=opened)
     found = [
@@ -224,7 +224,7 @@ def _before_and_after(
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return what is left after each plane, and the other evaluations' figures."""
+    """Return the position left after each plane, and the other evaluations' figures."""
     rows = [
         [
             str(step["planes"]),

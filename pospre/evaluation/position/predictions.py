@@ -1,4 +1,4 @@
-"""Where a model puts the patches of images, at any mask ratio: for the evaluations of positions."""
+"""Predicted positions of patches at any mask ratio, for the position evaluations."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from pospre.batch import Batch, per_row
-from pospre.evaluation.alone import Alone
+from pospre.evaluation.isolated_method import IsolatedMethod
 from pospre.model.model import PretrainModel
 from pospre.model.position_task import PositionObjective
 from pospre.nn.masking import slot_mask
 
 
 class Placed(NamedTuple):
-    """Where K patches of each image are put.
+    """Predicted positions of K patches of each image.
 
     Attributes:
         logits: (B, K, N), over the positions of the grid.
-        places: int64 (B, K), where they are.
-        asked: bool (B, K), those that are not told their place.
-        context: bool (B, K), those that give keys and values.
+        places: int64 (B, K), the true positions.
+        asked: bool (B, K), patches whose position is not given.
+        context: bool (B, K), patches that give keys and values.
     """
 
     logits: Tensor
@@ -35,13 +35,13 @@ Predictor = Callable[..., Placed]
 Tally = dict[Ratios, dict[str, dict[str, float]]]
 TOP = 5
 WEIGHT = "weight"
-"""In a batch: of each patch, (B, N)."""
+"""Batch key of the patches' weights, (B, N)."""
 
 
 class Placer:
-    """Puts patches in their places, by any method whose objective is a ``PositionObjective``.
+    """Predicts positions with any method whose objective is a ``PositionObjective``.
 
-    A model trained on one of every 2×2 patches (``sampling: uniform``) sees those at γ = .75.
+    A model trained on one of every 2×2 patches (``sampling: uniform``) gets these at γ = .75.
 
     Args:
         model: the trained model.
@@ -50,7 +50,7 @@ class Placer:
 
     def __init__(self, model: PretrainModel, seed: int) -> None:
         self.model, self.seed = model, seed
-        self._made: dict[tuple[float | None, float | None], Alone] = {}
+        self._made: dict[tuple[float | None, float | None], IsolatedMethod] = {}
 
     def __call__(
         self,
@@ -58,7 +58,7 @@ class Placer:
         mask_ratio: float | None = None,
         position_mask_ratio: float | None = None,
     ) -> Placed:
-        """Return the places that are found at these ratios; None: those of the training.
+        """Return the predictions at these ratios; None: those of the training.
 
         Args:
             batch: images with ``index`` and ``epoch``.
@@ -79,22 +79,22 @@ class Placer:
                 context = slot_mask(per_row(batch[declared.context], len(told)), told.shape[1])
         return Placed(logits, places, ~told, context)
 
-    def _ask(self, mask_ratio: float | None, position_mask_ratio: float | None) -> Alone:
+    def _ask(self, mask_ratio: float | None, position_mask_ratio: float | None) -> IsolatedMethod:
         options = {"mask_ratio": mask_ratio, "position_mask_ratio": position_mask_ratio}
         given = {key: ratio for key, ratio in options.items() if ratio is not None}
         plain = {} if mask_ratio in (None, 0.75) else {"sampling": "random"}
-        # attentive weights are of the loss
-        return Alone(
+        # attentive weights only matter for the loss
+        return IsolatedMethod(
             self.model, PositionObjective, seed=self.seed, temperature=None, **given, **plain
         )
 
 
 @torch.no_grad()
 def weighed(model: PretrainModel, batch: Batch) -> Batch:
-    """Return a batch with the attentive weight of every patch, as DropPos's loss is published.
+    """Return a batch with the attentive weight of every patch, as in DropPos's published loss.
 
-    Those of the whole image, with all positions, in the trained encoder. A recipe may train without
-    (``temperature: null``): then there are none.
+    They come from the whole image, with all positions, in the trained encoder. A recipe may train
+    without them (``temperature: null``); then there are none.
     """
     _, objective = model.objectives.find(PositionObjective)
     if objective.temperature is None:
@@ -106,18 +106,18 @@ def weighed(model: PretrainModel, batch: Batch) -> Batch:
 def tally(
     predictors: Mapping[str, Predictor], batches: Iterable[Batch], cells: Sequence[Ratios]
 ) -> Tally:
-    """Count what is asked and what is right, over all images.
+    """Count predicted and correct patches over all images.
 
     Args:
-        predictors: return where patches are put at the ratios of a cell.
-        batches: of one view per image, perhaps ``weighed``.
+        predictors: return predictions at the ratios of a cell.
+        batches: of one view per image, optionally ``weighed``.
         cells: the ratios; None: as trained.
 
     Returns:
         By cell, then by predictor: the numbers of ``images``, of patches ``visible``, in the
-        ``context``, ``asked`` and ``asked_context``, and of right answers, ``top1``, ``top5`` and
-        ``top1_context``. Of weighed images also ``weights`` of the patches asked, and ``weighted``
-        of the right ones, each image's as shares of its visible patches.
+        ``context``, ``asked`` and ``asked_context``, and of correct ones, ``top1``, ``top5`` and
+        ``top1_context``. For weighed images also the ``weights`` of predicted patches, and the
+        ``weighted`` sum of correct ones, as shares of each image's visible patches.
     """
     sums: dict[Ratios, dict[str, dict[str, Any]]] = {
         cell: {name: {} for name in predictors} for cell in cells

@@ -1,4 +1,4 @@
-"""The picture of ``position_probe``: position over depth."""
+"""The figure of ``position_probe``: position over depth."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ def draw_depth(results: Mapping[str, Any], names: Mapping[str, str], path: Path)
 
     Args:
         results: of ``position_probe``.
-        names: of what the encoder was shown, by key.
+        names: descriptions of the encoder's inputs, by key.
         path: of the PNG.
 
     Raises:

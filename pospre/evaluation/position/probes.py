@@ -1,8 +1,8 @@
-"""Linear probes that read positions from tokens: which of N places, and which row and column.
+"""Linear probes that read positions from tokens: one of N places, or row and column.
 
-Both are fitted to whitened tokens, where L-BFGS needs few steps: centred, and divided along each
-principal axis by its standard deviation. Directions of less than a thousandth of the mean variance
-are shrunk rather than blown up.
+Both are fitted to whitened tokens, where L-BFGS needs few steps: tokens are centred, and divided
+along each principal axis by its standard deviation. Directions with less than a thousandth of the
+mean variance are shrunk rather than amplified.
 """
 
 from typing import NamedTuple
@@ -37,9 +37,9 @@ class Probes(NamedTuple):
     """Both probes.
 
     Attributes:
-        whiten: what is done to the tokens before.
-        classifier: (D+1, N), its bias last.
-        coordinates: (D+1, 2), its bias last.
+        whiten: applied to the tokens first.
+        classifier: (D+1, N), bias last.
+        coordinates: (D+1, 2), bias last.
     """
 
     whiten: Whitening
@@ -77,11 +77,11 @@ def fit_probes(
 
     Args:
         tokens_MD: float32 tokens.
-        places_M: int64, where each of them belongs, row-major.
+        places_M: int64, the place of each, row-major.
         grid: (rows, columns).
-        weight_decay: factor of half the squared weights beside the mean cross-entropy, and of the
-            squared weights beside the mean squared error.
-        iterations: of L-BFGS at most.
+        weight_decay: factor of half the squared weights, added to the mean cross-entropy; and of
+            the squared weights, added to the mean squared error.
+        iterations: maximal number of L-BFGS iterations.
     """
     whiten = fit_whitening(tokens_MD)
     white_MD = whiten(tokens_MD)
@@ -91,7 +91,7 @@ def fit_probes(
 
 
 def ridge(features_MD: Tensor, targets_MK: Tensor, weight_decay: float) -> Tensor:
-    """Return the weights (D+1, K), bias last, of least mean squares + decay · ‖weights‖²."""
+    """Return the weights (D+1, K), bias last, that minimise mean squares + decay · ‖weights‖²."""
     mean_D, mean_K = features_MD.mean(0), targets_MK.mean(0)
     centred, wanted = features_MD - mean_D, targets_MK - mean_K
     gram = centred.T @ centred / len(centred)
@@ -116,10 +116,10 @@ def scores(
 
     Args:
         probes: see ``fit_probes``.
-        tokens_BTD: what they read.
+        tokens_BTD: their input.
         shown_BT: where each token was shown, row-major.
         grid: (rows, columns).
-        origin_BT: where its patch came from: adds ``origin_top1``.
+        origin_BT: where its patch came from; adds ``origin_top1``.
     """
     tokens_MD = tokens_BTD.flatten(0, 1).to(probes.classifier.device)
     places = probes.places(tokens_MD).cpu().view(shown_BT.shape)
@@ -134,7 +134,7 @@ def scores(
 def r_squared(predicted_BTK: Tensor, targets_BTK: Tensor) -> dict[str, float]:
     """Return ``r2``, 1 − residual / total sum of squares over all K coordinates, and ``r2_se``.
 
-    It is a ratio of sums over images; the error is that of a ratio estimator (Cochran 1977, 6.4).
+    It is a ratio of sums over images, with the error of a ratio estimator (Cochran 1977, 6.4).
     """
     targets, predicted = targets_BTK.double(), predicted_BTK.double()
     residual_B = (targets - predicted).square().sum(dim=(1, 2))

@@ -1,4 +1,4 @@
-"""Settings of the evaluations of positions."""
+"""Settings of the position evaluations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ LEAST_IMAGES = 8
 
 
 def _grids(value: object) -> object:
-    """Return (rows, columns) of each of ``7,14x21``; one number is a square grid's."""
+    """Return (rows, columns) of each of ``7,14x21``; a single number is a square grid."""
     parts = as_tuple(value)
     if not isinstance(parts, Sequence):
         return value
@@ -48,7 +48,7 @@ class PatchPosition(Sampling, Compared):
     """Settings of ``patch_position``.
 
     Attributes:
-        mask_ratios: the shares η of patches outside the context, such as 0,0.75.
+        mask_ratios: shares η of patches outside the context, such as 0,0.75.
     """
 
     mask_ratios: Ratios = (0.0, 0.25, 0.5, 0.75)
@@ -64,12 +64,12 @@ class PositionPictures(Settings):
     """Settings of ``position_pictures``.
 
     Attributes:
-        num_pictures: how many images, drawn by the seed.
-        mask_ratio: the method's: of DropPos the share of patches that the model does not see, of
-            MP3 of those outside of the context.
-        position_mask_ratio: share of the visible patches whose position it must predict, of methods
-            that have this option; 0.75 without it.
-        mixed: shuffle the patches of every two images together, where none knows its place.
+        num_pictures: number of images, drawn by the seed.
+        mask_ratio: the method's: for DropPos the share of hidden patches, for MP3 the share outside
+            the context.
+        position_mask_ratio: share of visible patches whose position is predicted, for methods with
+            this option; default: 0.75.
+        mixed: shuffle the patches of pairs of images together, for methods without given positions.
         seed: of the drawn images, the masks and the order of shuffled patches.
     """
 
@@ -82,14 +82,14 @@ class PositionPictures(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens(Settings):
-    """The patch tokens that position is read from, and how.
+    """Patch tokens for position probes, and how these are fitted.
 
     Attributes:
-        num_samples: images, drawn by the seed; a quarter of them is measured on.
-        num_tokens: so many patches of each image at most, drawn by the seed.
+        num_samples: number of images, drawn by the seed; a quarter of them is measured.
+        num_tokens: maximal number of patches per image, drawn by the seed.
         weight_decay: of both probes.
-        iterations: of the classifier's L-BFGS at most.
-        num_workers: decoding threads; the loader chooses without it.
+        iterations: maximal number of the classifier's L-BFGS iterations.
+        num_workers: decoding threads; default: the loader's choice.
         seed: draws images, patches, masks and the order of shuffled patches.
     """
 
@@ -106,9 +106,9 @@ class PositionProbe(Tokens, Compared):
     """Settings of ``position_probe``.
 
     Attributes:
-        layers: all, or such as 0,6,12: 0 is the embedding, the others are blocks.
-        grids: further grids of patches, such as 7,20x28: the image is taken at that size.
-        versus: another --model of the same encoder, to stand beside: after fine-tuning, say.
+        layers: all, or a list such as 0,6,12: 0 is the embedding, the others are blocks.
+        grids: further grids of patches, such as 7,20x28: images are resized to them.
+        versus: another --model of the same encoder to compare with, for example after fine-tuning.
     """
 
     layers: Numbers | Literal["all"] = "all"
@@ -121,9 +121,9 @@ class PositionRemoval(Tokens):
     """Settings of ``position_removal``.
 
     Attributes:
-        by: which plane is projected out, of the regression's weights or of the covariance.
-        planes: so many, one after the other; 9 without it. Of the covariance there is one.
-        evaluations: names of others, such as knn,logistic, to do before and after.
+        by: the plane to project out: of the regression's weights or of the covariance.
+        planes: number of planes, one after the other; default: 9. The covariance has one.
+        evaluations: other evaluations to run before and after, such as knn,logistic.
         bank: their setting of that name.
     """
 
@@ -138,13 +138,13 @@ class ShiftedPositions(Compared):
     """Settings of ``shifted_positions``.
 
     Attributes:
-        shifts: by so many patches, down and right.
-        zooms: so much the middle of the positions is stretched.
-        scales: of the image's sides; the grid is rounded.
+        shifts: numbers of patches to shift by, down and right.
+        zooms: factors to stretch the middle of the positions by.
+        scales: factors of the image's sides; the grid is rounded.
         features: mean of the patch tokens, or the cls token.
-        k: neighbours that vote.
-        num_samples: images, drawn by the seed.
-        num_workers: decoding threads; the loader chooses without it.
+        k: number of neighbours that vote.
+        num_samples: number of images, drawn by the seed.
+        num_workers: decoding threads; default: the loader's choice.
         seed: draws the images.
     """
 

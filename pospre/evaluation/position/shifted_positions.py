@@ -1,13 +1,12 @@
-"""What a feature keeps when positions are shifted, rescaled or left out, or the image is resized.
+"""Change of features when positions are shifted, rescaled or removed, or the image is resized.
 
-Each image is encoded as usual, and with positions that are not its own: those of some patches
-further down and right (what leaves the grid comes in on the other side); those of its middle only,
-stretched over the whole image, as if it were an enlarged crop; none at all, all places forgotten;
-or taken at another size, as in fine-tuning. What the encoder's scheme of positions does not take is
-left out, and said. Of each disturbance: the cosine between the
-disturbed feature and the usual one, and, where the data have classes, top-1 of nearest neighbours
-among the usual features of all other images. Features have much in common whatever they are of, and
-the more of it, the closer to 1 all cosines: beside them stands that of two images.
+Each image is encoded as usual, and with other positions: those of patches further down and right
+(wrapping at the edges); those of its middle, stretched over the whole image like an enlarged crop;
+none, with all places forgotten; or at another size, as in fine-tuning. Disturbances that the
+encoder's scheme does not support are skipped, and listed. For each disturbance it measures the
+cosine of the disturbed and the usual feature and, if the data have classes, top-1 of nearest
+neighbours among the usual features of all other images. All features have much in common, which
+moves every cosine towards 1. For comparison, the cosine of two different images is given.
 """
 
 from collections.abc import Mapping
@@ -53,9 +52,9 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
 
     Returns:
         ``rows`` (one dict per model and disturbance: ``cosine`` with its standard error over
-        images, ``top1`` in [0, 1] or None; last that of two images), the trained model's mean
-        ``cosine`` of all disturbances, and ``left_out``, the settings that its positions do not
-        take.
+        images, ``top1`` in [0, 1] or None; the last row is for two images), the trained model's
+        mean ``cosine`` over all disturbances, and ``left_out``, the settings that its positions do
+        not support.
     """
     models = context.models("trained", "untrained", baseline=settings.baseline)
     sampling = Sampling(settings.num_samples, BATCH, settings.num_workers, settings.seed)
@@ -113,8 +112,8 @@ def check(plan: Plan[ShiftedPositions]) -> None:
     for count in settings.shifts:
         if count > max(4, *grid):
             raise UserError(
-                f"shifts={count} goes round the grid of {grid[0]} x {grid[1]} "
-                f"patches; give at most {max(grid)}."
+                f"shifts={count} wraps around the grid of {grid[0]} x {grid[1]} patches; give at "
+                f"most {max(grid)}."
             )
     reader, k = open_reader(plan.data), settings.k
     images = min(len(reader), settings.num_samples)
@@ -125,7 +124,7 @@ def check(plan: Plan[ShiftedPositions]) -> None:
 
 
 def settings_of(positions: Scheme) -> list[str]:
-    """Return the settings of disturbances that a scheme takes."""
+    """Return the disturbance settings that a scheme supports."""
     taken = (positions.can_forget, positions.takes_boxes, positions.takes_any_grid)
     return [name for name, takes in zip(SETTINGS, taken, strict=True) if takes]
 
@@ -133,7 +132,7 @@ def settings_of(positions: Scheme) -> list[str]:
 def moves_of(
     positions: Scheme, shifts: tuple[int, ...], zooms: tuple[float, ...]
 ) -> dict[str, Move]:
-    """Return by name what to do to the places of images, of all that the scheme takes."""
+    """Return the functions that change an image's places, by name, if the scheme supports them."""
     moves: dict[str, Move] = {}
     if positions.can_forget:
         moves |= {f"shifted by {count}": partial(shifted_places, by=count) for count in shifts}
@@ -167,7 +166,7 @@ def _encode(
 def _figures(
     disturbed_BD: Tensor, usual_BD: Tensor, labels_B: Tensor, k: int
 ) -> dict[str, float | None]:
-    """Return the cosine and its standard error, and top-1 where there are classes and k others."""
+    """Return the cosine and its standard error, and top-1 if there are classes and k others."""
     cosine_B = F.cosine_similarity(disturbed_BD, usual_BD)
     right = None
     if bool((labels_B >= 0).all()) and len(labels_B) > k:
@@ -179,9 +178,9 @@ def _figures(
 
 
 def _of_others(usual_BD: Tensor) -> dict[str, float | None]:
-    """Return the mean cosine of two images' usual features, of all pairs, and its standard error.
+    """Return the mean cosine of all pairs of images' usual features, and its standard error.
 
-    Each image is in pairs with all others, so that its mean counts twice (a U-statistic's error).
+    Each image is in a pair with all others, so its mean counts twice (a U-statistic's error).
     """
     unit_BD = F.normalize(usual_BD.double(), dim=-1)
     found = mean_and_error("cosine", (unit_BD @ unit_BD.sum(0) - 1) / (len(unit_BD) - 1))
@@ -205,6 +204,6 @@ def table(results: Mapping[str, Any]) -> str:
     ]
     if results["left_out"]:
         names = ", ".join(results["left_out"])
-        notes.append(f"encoder.positions = {results['positions']} does not take {names}")
+        notes.append(f"encoder.positions = {results['positions']} does not support {names}")
     header = ["positions", "cosine with the usual feature", "kNN top-1 in %"]
     return format_table("Features under other positions", header, rows, notes)

@@ -1,4 +1,4 @@
-"""How encoders know places: one scheme, one file; the names of all of them are here."""
+"""Position schemes of encoders: one file per scheme, all listed here by name."""
 
 import importlib
 import re
@@ -24,7 +24,7 @@ SCHEMES = {
     "relative": "relative:Relative",
     "shared_relative": "relative:SharedRelative",
 }
-"""By name in recipes, ``encoder.positions``: the file in this folder, and the class in it."""
+"""Names in recipes (``encoder.positions``), and the file and class of each."""
 
 _TIMM_NAMES = (
     (re.compile(r"^positions\.pos_embed$"), "pos_embed"),
@@ -35,15 +35,15 @@ _TIMM_NAMES = (
 
 
 def build_positions(positions: Positions, space: Space) -> Scheme:
-    """Return a scheme by name, still to be drawn by ``reset_parameters``.
+    """Return a scheme by name; ``reset_parameters`` must still initialise it.
 
     Raises:
-        UserError: there is no such scheme, or an option of it is wrong.
+        UserError: the scheme is unknown, or an option is wrong.
     """
     given = {positions: {}} if isinstance(positions, str) else {**positions}
     if len(given) != 1:
         raise UserError(
-            f"encoder.positions is {given}; give one scheme's name, or {{name: its options}}."
+            f"encoder.positions is {given}; give a scheme's name, or {{name: its options}}."
         )
     (name, options), *_ = given.items()
     if name not in SCHEMES:
@@ -62,27 +62,27 @@ def build_positions(positions: Positions, space: Space) -> Scheme:
 
 
 def decoder_positions(encoder: Scheme, space: Space) -> Scheme:
-    """Return the scheme of a decoder behind an encoder's, ready to use: its own, or sin-cos."""
+    """Return a decoder's scheme, ready to use: the encoder's own, or sin-cos."""
     scheme = encoder.companion(space) or DecoderSinCos(space)
     scheme.reset_parameters()
     return scheme
 
 
 def timm_name(name: str) -> str:
-    """Return what timm calls the tensor ``name`` of an encoder of ours."""
+    """Return timm's name of our tensor ``name``."""
     for pattern, theirs in _TIMM_NAMES:
         name = pattern.sub(theirs, name)
     return name
 
 
 def schemes_that(flag: str, value: bool = True) -> str:
-    """Return the names of the schemes with this flag, for errors: ``a, b or c``."""
+    """Return the names of the schemes that have this flag, for errors: ``a, b or c``."""
     *others, last = (name for name in SCHEMES if bool(getattr(scheme_class(name), flag)) is value)
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def scheme_class(name: str) -> type[Scheme]:
-    """Return the class of the scheme ``name``, one of ``SCHEMES``."""
+    """Return the class of the scheme ``name`` in ``SCHEMES``."""
     module, _, title = SCHEMES[name].partition(":")
     found: type[Scheme] = getattr(importlib.import_module(f"{__name__}.{module}"), title)
     return found

@@ -1,17 +1,18 @@
-"""Distances as a bias of attention: tokens see what is near, by a slope of each head (2-D ALiBi).
+"""ALiBi in two dimensions: an attention bias by distance, with one slope per head.
 
-ALiBi (Press et al. 2022, arXiv 2108.12409) takes from the logits what grows with the distance of
-query and key. In two dimensions (CROMA, Fuller et al. 2023, arXiv 2311.00566) head h has the bias
+ALiBi (Press et al. 2022, arXiv 2108.12409) subtracts from the logits a term that grows with the
+distance of query and key. In two dimensions (CROMA, Fuller et al. 2023, arXiv 2311.00566) the bias
+of head h is
 
     −m_h · ‖place of the query − place of the key‖
 
-with the Euclidean distance in cells. It is the same in both directions. Slopes m_h are fixed, or
-each block learns its own. Prefix tokens are at distance 0 from all. Absolute places can be read off
-the borders, up to the square's symmetries; on a torus, which has no borders, not at all.
+with the Euclidean distance in cells. The bias is symmetric. The slopes m_h are fixed, or each block
+learns its own. Prefix tokens are at distance 0 from all tokens. Absolute positions can be inferred
+from the borders, up to the square's symmetries. A torus has no borders and reveals none.
 
-A forgotten place is at distance 0 from all tokens. Any grid and any coordinates will do. At another
-grid distances go on in cells; on a torus they keep their range. In a box (a crop of the position
-field) cells are those of the encoder's grid.
+A forgotten place is at distance 0 from all tokens. The scheme takes any grid and any coordinates.
+On a larger grid, distances in cells grow; on a torus they keep their range. For views in boxes
+(crops of a position field), cells are those of the encoder's grid.
 """
 
 import math
@@ -29,15 +30,15 @@ Slopes = Literal["fixed", "constant", "learned"]
 
 
 class Alibi(Scheme):
-    """Biases by distance.
+    """Attention biases by distance.
 
     Args:
         space: of the encoder.
-        distance: in ``cells`` (CROMA); or on a ``torus``, whose opposite edges meet, divided by the
-            longest distance between cells there (DINO-SAW).
+        distance: in ``cells`` (CROMA), or on a ``torus`` with opposite edges joined, divided by the
+            longest distance between cells (DINO-SAW).
         slopes: ``fixed``, ALiBi's 2^(−8i/heads), i = 1 … heads; ``constant``, 1 in every head; or
-            ``learned`` by each head of each block, from U(0, 1) (DINO-SAW; ``optimizer.no_decay:
-            [slope]`` keeps them from decaying). None: as published, ``fixed`` in cells and
+            ``learned`` per head and block, from U(0, 1) (DINO-SAW; ``optimizer.no_decay: [slope]``
+            exempts them from weight decay). None: the published choice, ``fixed`` for cells and
             ``constant`` on a torus.
     """
 
@@ -58,7 +59,7 @@ class Alibi(Scheme):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Compute the slopes, or draw them."""
+        """Compute or draw the slopes."""
         if self.slopes == "learned":
             nn.init.uniform_(self.slope)
         elif self.slopes == "constant":
@@ -67,7 +68,7 @@ class Alibi(Scheme):
             self.slope.copy_(torch.tensor([head_slopes(self.space.num_heads)]))
 
     def distances(self, places: Places, layer: int) -> Tensor:
-        """Return −slope · distance: float32 (R, heads, T, T), or (1, heads, T, T) for all alike."""
+        """Return −slope · distance: float32 (R, heads, T, T); R = 1 if all rows are alike."""
         steps = places.steps(self.space.grid, self.slope.device)
         apart = (steps[:, :, None] - steps[:, None]).abs()  # R, queries, keys, (down, across)
         if self.distance == "torus":
@@ -84,7 +85,7 @@ class Alibi(Scheme):
 
 
 def head_slopes(heads: int) -> list[float]:
-    """Return ALiBi's slopes: 2^(−8i/heads) for powers of two, with others put in between."""
+    """Return ALiBi's slopes: 2^(−8i/heads) for powers of two, interleaved for other counts."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     between = [2 ** (-4 * i / power) for i in range(1, 2 * (heads - power), 2)]

@@ -1,4 +1,4 @@
-"""Tables of positions in weights of others, and as models of others have them."""
+"""Conversion of position tables between our layout and other codes' layouts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ from pospre.nn.positions.table import Table
 def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: bool) -> Tensor:
     """Return a position table (1, P+N, D) with a row for every prefix token.
 
-    Some of timm's have no row for registers, or none for the class token either: these get zeros.
-    What is no square grid in any of these readings is given back as it is.
+    Some timm tables have no rows for registers, or none for the class token; these become zeros. A
+    table that does not fit a square grid in any of these ways is returned unchanged.
 
     Args:
         table: (1, rows, D).
-        class_token: whether the encoder has one.
-        registers: how many it has.
-        bare: whether the table may have rows for patches alone. Without registers the number of
-            rows does not tell: 3×3 patches have as many as 2×4 patches and a class token.
+        class_token: whether the encoder has a class token.
+        registers: number of registers.
+        bare: whether the table may have rows for patches only. Without registers the number of rows
+            is ambiguous: 3×3 patches need as many rows as 2×4 patches and a class token.
     """
     prefix = class_token + registers
     if registers and not bool(table[0, int(class_token) : prefix].any()):
@@ -38,7 +38,7 @@ def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: 
 def as_their_table(
     state: dict[str, Tensor], theirs: Mapping[str, Tensor], prefix: int
 ) -> dict[str, Tensor]:
-    """Return an encoder's tensors as a model has them whose table lacks rows of prefix tokens.
+    """Return an encoder's tensors for a model whose table lacks rows of prefix tokens.
 
     Args:
         state: by timm's names.
@@ -52,12 +52,12 @@ def as_their_table(
 
 
 def without_rows(state: dict[str, Tensor], kept: int, prefix: int) -> dict[str, Tensor]:
-    """Return the tensors with the table's rows of prefix tokens added to these, but ``kept`` ones.
+    """Add the table's prefix rows to the prefix tokens, and drop all but ``kept`` of these rows.
 
     Args:
         state: an encoder's tensors, by timm's names.
-        kept: 0, or 1 for the class token.
-        prefix: how many prefix tokens there are.
+        kept: number of prefix rows to keep: 0, or 1 for the class token.
+        prefix: number of prefix tokens.
     """
     own, table = int("cls_token" in state), state["pos_embed"]
     parts = {"cls_token": table[:, kept:own], "reg_token": table[:, max(kept, own) : prefix]}
@@ -73,18 +73,18 @@ def hold_table(
     *,
     bare: bool,
 ) -> list[str]:
-    """Make room in ``encoder`` for the table of a file; return what is resampled of it, in words.
+    """Give ``encoder`` room for a file's table; return a description of what gets resampled.
 
-    A table of another grid than that of the images stays as it is, and is read for each size:
-    evaluations take several, and what was resampled before would be resampled twice. Its grid is
-    the first of the ``likely`` ones that has as many places, else a square one.
+    A table for another grid than the images' is kept, and resampled for each image size.
+    Evaluations use several sizes, and resampling twice would lose precision. Its grid is the first
+    of ``likely`` with this number of cells, or else a square.
 
     Args:
-        encoder: that will be given the tensors.
+        encoder: the encoder that will load the tensors.
         tensors: of the file, by timm's names; the table gets a row for each prefix token.
         likely: grids of images.
-        resampling: of the code that wrote the file.
-        bare: see ``with_prefix_rows``; some of those that tell are known to be.
+        resampling: method of the code that wrote the file.
+        bare: see ``with_prefix_rows``.
     """
     table, positions = tensors.get("pos_embed"), encoder.positions
     if table is None or not isinstance(positions, Table):

@@ -1,8 +1,8 @@
-"""A learned table and rotary positions together (EVA-02, and the ``ape`` models of RoPE-ViT).
+"""A learned table plus rotary positions (EVA-02, and the ``ape`` models of RoPE-ViT).
 
-The table is added to the tokens, and queries and keys are turned in every block. A forgotten place
-is one learned vector, or nothing, in place of the table's, and angle 0. Each is read at other grids
-and in boxes as it is alone: see ``learned``, ``rotary`` and ``rotary_mixed``.
+The table is added to the tokens, and every block rotates queries and keys. A forgotten place has
+angle 0 and, instead of the table's vector, one learned vector or nothing. For other grids and boxes
+see ``learned``, ``rotary`` and ``rotary_mixed``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,11 +15,11 @@ from pospre.nn.positions.table import Table
 
 
 class LearnedRotary(Table):
-    """A table as in ``learned``, and a rotation.
+    """A table as in ``learned``, plus a rotation.
 
     Args:
         space: of the encoder.
-        rotation: the scheme that turns, ``rotary`` or ``rotary_mixed``, as recipes write it.
+        rotation: ``rotary`` or ``rotary_mixed``, as in recipes.
     """
 
     is_added: ClassVar[bool] = False
@@ -34,16 +34,16 @@ class LearnedRotary(Table):
         self.is_drawn = self.rotation.is_drawn
 
     def reset_parameters(self) -> None:
-        """Draw both anew."""
+        """Draw the table and the rotation anew."""
         super().reset_parameters()
         self.rotation.reset_parameters()
 
     def companion(self, space: Space) -> Scheme | None:
-        """Return the rotation alone for a decoder."""
+        """Return the rotation alone, for a decoder."""
         return self.rotation.companion(space)
 
     def check(self, places: Places) -> None:
-        """Raise ``UserError`` for places that the rotation does not know how to take."""
+        """Raise ``UserError`` for places that the rotation cannot take."""
         self.rotation.check(places)
 
     def clues(self, places: Places) -> Iterator[Clue]:

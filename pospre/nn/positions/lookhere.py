@@ -1,17 +1,18 @@
-"""LookHere: each head looks in one direction, and sees what is near better (Fuller et al. 2024).
+"""LookHere: each head looks in one direction, with a bias by distance (Fuller et al. 2024).
 
-Head h sees the keys in its field of view alone, at distances that count by slopes (arXiv
-2405.13985). In block l its bias from a query to a key is
+Head h only sees keys in its field of view (arXiv 2405.13985). In block l its bias from a query to
+a key is
 
     −g · s_l · m_h · ‖place of the query − place of the key‖    in its field of view,
     −∞                                                         elsewhere
 
-with the Euclidean distance in cells. Nothing is learned. A token always sees itself; prefix tokens
-see all, are seen by all, and have bias 0. Absolute places can be read off the borders.
+with the Euclidean distance in cells. Nothing is learned. A token always sees itself. Prefix tokens
+see all tokens and are seen by all, with bias 0. Absolute positions can be inferred from the
+borders.
 
-A forgotten place sees all and is seen by all, with bias 0. Any grid and any coordinates will do. At
-another grid distances go on in cells, for which this scheme was made; in a box (a crop of the
-position field) cells are those of the encoder's grid.
+A forgotten place sees all tokens and is seen by all, with bias 0. The scheme takes any grid and any
+coordinates. On a larger grid, distances in cells grow, as the scheme intends. For views in boxes
+(crops of a position field), cells are those of the encoder's grid.
 """
 
 import math
@@ -41,23 +42,23 @@ FIELDS: dict[str, Views] = {
     ),
     "none": ((), (), (), ()),
 }
-"""By name: what a key must be, seen from the query, for each of four heads; see ``_directions``."""
+"""Directions from the query to the key, for each run of four heads; see ``_directions``."""
 
-_UNSEEN = torch.finfo(torch.bfloat16).min  # finite: a query may be left without a key that it sees
+_UNSEEN = torch.finfo(torch.bfloat16).min  # finite: a query may be left without any visible key
 _SLACK = 1e-3  # of a cell: coordinates in boxes are rounded
 
 
 class LookHere(Scheme):
-    """Fixed biases by direction and distance, another one for each block.
+    """Fixed biases by direction and distance, different in each block.
 
     Args:
         space: of the encoder.
-        fields: names of ``FIELDS``, joined by ``-``. They share the heads in runs of four, the
-            first ones get what is left over: 12 heads of ``halves-none`` are 8 and 4. ``halves``
-            see 180°, ``corners`` and ``triangles`` 90°, ``eighths1`` and ``eighths2`` 45°, ``none``
-            all. None: ``halves-none``, or ``halves`` where there are four heads or fewer.
-        slope: g, of all heads and blocks.
-        layer_slopes: s of the first and the last block, evenly spaced between.
+        fields: names of ``FIELDS``, joined by ``-``. They share the heads in runs of four; the
+            first ones get the remainder: 12 heads of ``halves-none`` are 8 and 4. ``halves`` see
+            180°, ``corners`` and ``triangles`` 90°, ``eighths1`` and ``eighths2`` 45°, ``none``
+            all. None: ``halves-none``, or ``halves`` with at most four heads.
+        slope: g, for all heads and blocks.
+        layer_slopes: s of the first and the last block; linear in between.
     """
 
     shares_clues = False
@@ -80,11 +81,11 @@ class LookHere(Scheme):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Compute the slopes of the heads, g included."""
+        """Compute the slopes of the heads, including g."""
         self.slopes.copy_(self.slope * torch.tensor([slope for _, slope in self.heads]))
 
     def distances(self, places: Places, layer: int) -> Tensor:
-        """Return the bias of block ``layer``: float32 (R, heads, T, T), R = 1 for all alike."""
+        """Return the bias of block ``layer``: float32 (R, heads, T, T), R = 1 if rows are alike."""
         steps = places.steps(self.space.grid, self.slopes.device)
         offset = steps[:, None] - steps[:, :, None]  # R, queries, keys, (down, across)
         directions = _directions(*offset.unbind(-1))
@@ -102,9 +103,9 @@ class LookHere(Scheme):
 
 
 def _directions(down: Tensor, across: Tensor) -> dict[str, Tensor]:
-    """Return where a key is seen from a query: in four half planes, and in four quarters of 90°.
+    """Return masks of the keys in four half planes and four 90° quarters around each query.
 
-    Borders belong to the fields on both sides, and the query's own cell belongs to all.
+    Borders belong to the fields on both sides; the query's own cell belongs to all fields.
     """
     aside, along = across.abs() - _SLACK, down.abs() - _SLACK
     return {
@@ -122,8 +123,8 @@ def _directions(down: Tensor, across: Tensor) -> dict[str, Tensor]:
 def head_views(fields: str, heads: int) -> list[tuple[tuple[str, ...], float]]:
     """Return the field of view and the slope of every head.
 
-    Slopes of a run begin anew with each name: ½ for the first four heads, ¼ for the next…; where
-    all is seen, a quarter of the run each has 4^−1, 4^−2, 4^−3 and 4^−4.
+    Slopes restart with each name: ½ for the first four heads, ¼ for the next, and so on. In
+    ``none``, each quarter of the run has one of 4^−1, 4^−2, 4^−3 and 4^−4.
 
     Raises:
         UserError: a name is unknown, or there are more names than runs of four heads.
@@ -137,8 +138,8 @@ def head_views(fields: str, heads: int) -> list[tuple[tuple[str, ...], float]]:
             )
     if len(names) > runs:
         raise UserError(
-            f"encoder.positions.lookhere.fields = {fields} names {len(names)} fields, four heads "
-            f"each, but the encoder, or its decoder, has {heads} heads. Give {runs} at most."
+            f"encoder.positions.lookhere.fields = {fields} names {len(names)} fields of four heads "
+            f"each, but the encoder or its decoder has {heads} heads. Give at most {runs}."
         )
     found: list[tuple[tuple[str, ...], float]] = []
     for number, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""The rotary positions of published encoders, as recipes write them."""
+"""Rotary positions of published encoders, in the form used by recipes."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _BOTH = "learned_rotary"
 
 
 def dinov3(periods: Tensor | None) -> Positions | None:
-    """Return those of DINOv3, with these periods; None if they are others."""
+    """Return DINOv3's positions if these are its periods; otherwise None."""
     if periods is None:
         return DINOV3
     exact = 100 ** (torch.arange(len(periods), dtype=torch.float64) / len(periods))
@@ -27,7 +27,7 @@ def dinov3(periods: Tensor | None) -> Positions | None:
 
 
 def cells(base: float, *, columns_first: bool, reference: bool = False) -> Positions:
-    """Return those that count cells, of their own grid or of the reference."""
+    """Return positions in cells, of the encoder's grid or of the reference grid."""
     options: dict[str, Any] = {"coordinates": "reference" if reference else "cells"}
     options |= {} if base == 100 else {"base": float(base)}
     options |= {"columns_first": True} if columns_first else {}
@@ -35,22 +35,22 @@ def cells(base: float, *, columns_first: bool, reference: bool = False) -> Posit
 
 
 def rope_vit(*, mixed: bool = False, table: bool = False) -> Positions:
-    """Return those of RoPE-ViT: axial or mixed, with a table (``ape``) or without."""
+    """Return RoPE-ViT's positions: axial or mixed, with a table (``ape``) or without."""
     return with_table(table, "rotary_mixed" if mixed else cells(100, columns_first=True))
 
 
 def eva_02(*, table: bool) -> Positions:
-    """Return those of EVA-02, which has a table, too; timm's ``rope_reg`` models have none."""
+    """Return EVA-02's positions, with a table; timm's ``rope_reg`` models have no table."""
     return with_table(table, cells(10000, columns_first=False, reference=True))
 
 
 def with_table(table: bool, rotation: Positions) -> Positions:
-    """Return a rotation, with a table or without."""
+    """Return a rotation, with a table if ``table``."""
     return {_BOTH: {"rotation": rotation}} if table else rotation
 
 
 def rotation_of(positions: Positions) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and the options of the scheme that turns queries and keys; None: none."""
+    """Return the name and options of the rotation; None: no rotation."""
     given = {positions: {}} if isinstance(positions, str) else positions
     ((name, options),) = given.items()
     if name == _BOTH:
@@ -59,17 +59,17 @@ def rotation_of(positions: Positions) -> tuple[str, dict[str, Any]] | None:
 
 
 def turns(positions: Positions) -> bool:
-    """Return whether an encoder with these turns queries and keys."""
+    """Return whether these positions rotate queries and keys."""
     return rotation_of(positions) is not None
 
 
 def has_table(positions: Positions) -> bool:
-    """Return whether a rotary encoder with these has a table, too."""
+    """Return whether these rotary positions include a table."""
     return positions == _BOTH or (not isinstance(positions, str) and _BOTH in positions)
 
 
 def is_interleaved(positions: Positions) -> bool:
-    """Return whether published weights turn channels 2i and 2i + 1 together, not i and i + D/2."""
+    """Return whether published weights rotate channels 2i and 2i + 1, not i and i + D/2."""
     found = rotation_of(positions)
     return found is not None and (
         found[0] == "rotary_mixed" or found[1].get("coordinates", "centred") != "centred"
@@ -83,10 +83,9 @@ def is_rounded(positions: Positions | None) -> bool:
 
 
 def same_turn(own: Scheme, positions: Positions) -> bool:
-    """Return whether a scheme turns queries and keys as ``positions`` do, in evaluation.
+    """Return whether a scheme rotates queries and keys as ``positions`` do, in evaluation.
 
-    Whether periods are rounded makes no difference here: timm takes weights of DINOv3 for exact
-    ones.
+    Rounding of periods is ignored: timm loads DINOv3's weights with exact periods.
     """
     pair = rotation_of(own.as_given()), rotation_of(positions)
     if pair[0] is None or pair[1] is None or pair[0][0] != pair[1][0]:
@@ -104,7 +103,7 @@ def same_turn(own: Scheme, positions: Positions) -> bool:
 
 
 def as_text(positions: Positions) -> str:
-    """Write positions as a recipe on one line does."""
+    """Write positions on one line, as in a recipe."""
     if isinstance(positions, str):
         return positions
     text: str = yaml.safe_dump(positions, default_flow_style=True, sort_keys=False, width=1000)

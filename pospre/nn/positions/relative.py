@@ -1,7 +1,7 @@
-"""Relative positions: a learned bias of attention by the offset between two cells (BEiT, Swin).
+"""Relative positions: a learned attention bias by the offset between two cells (BEiT, Swin).
 
-A forgotten place has bias 0 to and from all other tokens. It knows the offsets of its own grid
-only, in whole cells.
+A forgotten place has bias 0 to and from all other tokens. The scheme only supports its own grid, in
+whole cells.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from pospre.nn.positions.scheme import Clue, Scheme, Space, TimmKind
 
 
 class RelativeBias(Scheme):
-    """What one table for each block and one for all have in common.
+    """Common code of the two relative schemes.
 
-    A table is ((2·rows − 1)·(2·columns − 1) + 3, heads), drawn as zeros. The last three rows are
-    from prefix tokens to patches, from patches to prefix tokens, and among prefix tokens; without
-    these they are missing.
+    A table has shape ((2·rows − 1)·(2·columns − 1) + 3, heads) and starts at zero. Its last three
+    rows are for prefix to patch, patch to prefix, and prefix to prefix tokens. Without prefix
+    tokens they are missing.
     """
 
     takes_any_grid: ClassVar[bool] = False
@@ -34,7 +34,7 @@ class RelativeBias(Scheme):
             nn.init.zeros_(table)
 
     def index(self, places: Places) -> Tensor:
-        """Return the row of a table for each pair of tokens: int64 (R, T, T)."""
+        """Return the table row of each pair of tokens: int64 (R, T, T)."""
         (rows, cols), prefix = self.space.grid, self.space.num_prefix
         table = next(self.parameters())
         cells = places.cells
@@ -61,7 +61,7 @@ class Relative(RelativeBias):
         self.tables = nn.ParameterList(_table(space) for _ in range(space.depth))
 
     def clues(self, places: Places) -> Iterator[Clue]:
-        """Yield the bias of each block; the rows of the tables are the same for all."""
+        """Yield the bias of each block; all blocks use the same row numbers."""
         index = self.index(places)
         for table in self.tables:
             yield self.told(places, None, _read(table, index))
@@ -77,7 +77,7 @@ class SharedRelative(RelativeBias):
         self.table = _table(space)
 
     def distances(self, places: Places, layer: int) -> Tensor:
-        """Return the bias (R, heads, T, T) of every block."""
+        """Return the bias (R, heads, T, T), the same for every block."""
         return _read(self.table, self.index(places))
 
 

@@ -1,24 +1,25 @@
-"""Rotary positions: queries and keys are turned by where they are (axial: each axis by itself).
+"""Axial rotary positions: queries and keys are rotated by their row and column.
 
-Su et al. 2021 (arXiv 2104.09864) turn channels in pairs; in two dimensions one half of the pairs
-turns by the row and the other by the column. A place is (y, x). With periods p_0 … p_{D/4−1}, from
-short to long, a head of D channels has the angles
+Su et al. 2021 (arXiv 2104.09864) rotate pairs of channels. In two dimensions one half of the pairs
+rotates by the row and the other by the column. A place is (y, x). With periods p_0 … p_{D/4−1},
+from short to long, a head of D channels has the angles
 
     a = t·[y/p_0, …, y/p_{D/4−1}, x/p_0, …, x/p_{D/4−1}]    (D/2 of them)
 
-and channel i is turned together with channel i + D/2. The product of two turned vectors depends on
-the difference of their places alone. What y, x and t are differs by encoder:
+and channel i is rotated together with channel i + D/2. The product of two rotated vectors depends
+only on the difference of their places. Encoders differ in y, x and t:
 
 - ``centred`` (DINOv3, arXiv 2508.10104): y and x run from −1 to 1 over the image, t = 2π.
 - ``cells`` (RoPE-ViT, arXiv 2403.13298): whole cells from the first, t = 1, columns first.
 - ``reference`` (EVA-02, arXiv 2303.11331): cells of a grid of 16×16 over the image, t = 1.
 
-Prefix tokens have angle 0. That is the centre of the image where places are centred, and the first
-cell otherwise, so that absolute places can be read off them.
+Prefix tokens have angle 0. This is the image's centre for centred places and the first cell
+otherwise, so absolute positions can be inferred from them.
 
-A forgotten place is angle 0, too, and a learned vector tells it from the true one there. Any grid
-and any coordinates will do. At another grid, centred places keep their range, cells go on, and
-those of the reference are the same. In a box (a crop of the position field) all are the field's.
+A forgotten place also has angle 0; a learned vector distinguishes it from the true place there. The
+scheme takes any grid and any coordinates. On other grids, centred and reference places keep their
+range, while cells count on. For views in boxes (crops of a position field), coordinates are the
+field's.
 """
 
 import math
@@ -40,22 +41,22 @@ _REFERENCE = 16  # EVA-02 was pre-trained with 16×16 patches
 class Rotary(Scheme):
     """Axial rotary positions; nothing is learned.
 
-    Periods are not stored with weights: the options say them. They are recomputed by
-    ``reset_parameters``, after ``to_empty`` as well.
+    The options define the periods; weights do not contain them. ``reset_parameters`` recomputes
+    them, also after ``to_empty``.
 
     Args:
         space: of the encoder.
-        base: the periods are base^(4i/D), i = 0 … D/4 − 1; 100 without it (EVA-02 has 10000).
-        period_range: in place of ``base``: the first and the last period, with a constant ratio
+        base: the periods are base^(4i/D), i = 0 … D/4 − 1. Default: 100; EVA-02 has 10000.
+        period_range: alternative to ``base``: the first and the last period, with a constant ratio
             between neighbours.
-        coordinates: what a place is, see above.
+        coordinates: ``centred``, ``cells`` or ``reference``, see above.
         columns_first: x comes before y in the angles.
-        normalize: of centred places: an axis' length is that of its own side (``separate``), or of
-            the longer or the shorter side for both; then the other axis is off the centre.
-        shift: in training, the places of a view are moved by up to so much along each axis.
-        jitter: and stretched by up to this factor, or its inverse, along each axis.
-        rescale: and then by up to this factor, or its inverse, along both alike.
-        bf16_periods: rounded, as DINOv3's published files hold them.
+        normalize: how centred places are scaled: each axis by its own side (``separate``), or both
+            by the longer or the shorter side, which leaves the other axis off the range −1 to 1.
+        shift: in training, shift the places of a view by up to this much along each axis.
+        jitter: then stretch each axis by up to this factor or its inverse.
+        rescale: then scale both axes by up to this factor or its inverse.
+        bf16_periods: round periods to bfloat16, as in DINOv3's published files.
     """
 
     timm = "eva"
@@ -113,14 +114,14 @@ class Rotary(Scheme):
         self.periods.copy_(periods)
 
     def check(self, places: Places) -> None:
-        """Raise ``UserError`` for boxes where axes have no length of their own, or are drawn."""
+        """Raise ``UserError`` for boxes if axes share a length or places are augmented."""
         super().check(places)
         odd = [f"normalize = {self.normalize}"] * (self.normalize != "separate")
         odd += ["shift, jitter or rescale"] * self.is_drawn
         if places.box is not None and odd:
             raise UserError(
-                f"encoder.positions.rotary has {' and '.join(odd)}, but views lie in a field "
-                "already, which is moved and scaled at every step. Leave it out."
+                f"encoder.positions.rotary has {' and '.join(odd)}, but views lie in a position "
+                "field, which already shifts and scales them at every step. Leave it out."
             )
 
     def angles(self, places: Places, layer: int) -> Tensor:
@@ -148,10 +149,10 @@ class Rotary(Scheme):
         return scaled(place, [_REFERENCE / side for side in frame])
 
     def _drawn(self, place_RK2: Tensor, keys_R: Tensor | None) -> Tensor:
-        """Move and stretch the places of each view in training: shift, jitter, rescale.
+        """Shift and stretch the places of each view in training: shift, jitter, rescale.
 
-        The law is DINOv3's. Its code draws once for all images of a rank, anew in every block; here
-        each view has its own draw, which all blocks and a decoder share.
+        The distributions are DINOv3's. Its code draws once per block for all images of a rank. Here
+        each view has its own draw, shared by all blocks and the decoder.
         """
         if keys_R is None or not (self.is_drawn and self.training):
             return place_RK2
@@ -166,10 +167,10 @@ class Rotary(Scheme):
 
 
 def check_head(space: Space, name: str) -> None:
-    """Raise ``UserError`` unless two axes and two channels for each period divide a head."""
+    """Raise ``UserError`` unless 4 divides the head width (two axes, two channels per period)."""
     if space.head_dim % 4:
         raise UserError(
-            f"encoder.positions = {name} turns pairs of channels along two axes, but a head is "
-            f"{space.head_dim} wide ({space.dim} / {space.num_heads}). Its width must be a "
-            "multiple of 4: take an encoder, or a decoder, with another number of heads."
+            f"encoder.positions = {name} rotates pairs of channels along two axes, but a head is "
+            f"{space.head_dim} wide ({space.dim} / {space.num_heads}). It must be a multiple of 4: "
+            "change the number of heads of the encoder or the decoder."
         )

@@ -1,17 +1,18 @@
-"""Mixed rotary positions: every head of every block learns by which directions it turns (RoPE-ViT).
+"""Mixed rotary positions: every head of every block learns its directions of rotation (RoPE-ViT).
 
-A place is (row r, column c) in cells, (0, 0) the first. In block l the angle of head h and channel
-pair i is (Heo et al. 2024, arXiv 2403.13298, Eq. 14, without 2π)
+A place is (row r, column c) in cells, from (0, 0). In block l the angle of head h and channel pair
+i is (Heo et al. 2024, arXiv 2403.13298, Eq. 14, without 2π)
 
     a_{l,h,i} = c·Fˣ_{l,h,i} + r·Fʸ_{l,h,i},    i = 0 … D/2 − 1
 
-with learned frequencies F, and channel i is turned together with channel i + D/2. Axial positions
-(``rotary``) are the case that one half of the pairs has Fʸ = 0 and the other Fˣ = 0. Prefix tokens
-have angle 0, as if they stood in the first cell.
+with learned frequencies F. Channel i is rotated together with channel i + D/2. Axial positions
+(``rotary``) are a special case: Fʸ = 0 for one half of the pairs and Fˣ = 0 for the other. Prefix
+tokens have angle 0, like the first cell.
 
-A forgotten place is angle 0, the first cell's, and a learned vector that tells it from that. Any
-grid and any coordinates will do. At another grid cells go on, so that the angles of more cells were
-never trained; in a box (a crop of the position field) they are those of the encoder's grid.
+A forgotten place also has angle 0; a learned vector distinguishes it from the first cell. The
+scheme takes any grid and any coordinates. On a larger grid, the angles of the extra cells were
+never trained. For views in boxes (crops of a position field), cells are those of the encoder's
+grid.
 """
 
 import math
@@ -29,12 +30,12 @@ from pospre.nn.positions.scheme import Scheme, Space
 class RotaryMixed(Scheme):
     """Learned frequencies ``freqs`` (2, blocks, heads, D/2): of columns, then of rows.
 
-    They are not decayed when published: ``optimizer.no_decay: [freqs]``. Angles are made block by
-    block; (blocks, heads, K, D/2) of every sample would be large.
+    Published models do not decay them: ``optimizer.no_decay: [freqs]``. Angles are computed block
+    by block, because (blocks, heads, K, D/2) for every sample would be large.
 
     Args:
         space: of the encoder.
-        base: θ of the first magnitudes θ^(−4i/D); each head starts in a direction that is drawn.
+        base: θ of the initial magnitudes θ^(−4i/D); each head starts in a random direction.
     """
 
     shares_clues = False
@@ -50,14 +51,14 @@ class RotaryMixed(Scheme):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw a direction φ for each head of each block; half of its pairs stand across it.
+        """Draw a direction φ for each head of each block; half of its pairs are perpendicular.
 
         With m_i = θ^(−4i/D): Fˣ = [m cos φ, m cos(φ + π/2)], Fʸ = [m sin φ, m sin(φ + π/2)].
         """
         self.freqs.copy_(self.directed(2 * math.pi * torch.rand(self.freqs.shape[1:3])))
 
     def directed(self, angle_LH: Tensor) -> Tensor:
-        """Return the frequencies (2, blocks, heads, D/2) of heads that stand at these angles."""
+        """Return the frequencies (2, blocks, heads, D/2) of heads with these directions."""
         count = self.space.head_dim // 4
         magnitude = self.base ** (-torch.arange(count, dtype=torch.float32) / count)
         across = angle_LH + math.pi / 2

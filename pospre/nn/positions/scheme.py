@@ -1,4 +1,4 @@
-"""What a scheme of positions is: how an encoder knows where its tokens are."""
+"""The interface of position schemes."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from inspect import signature
@@ -14,22 +14,22 @@ from pospre.nn.places import Places
 Rotation = tuple[Tensor, Tensor]
 TimmKind = Literal["vit", "relpos", "shared_relpos", "eva"]
 Resampling = Literal["bicubic", "bilinear", "antialiased", "offset"]
-"""How a table is read at another grid.
+"""How a table is resampled to another grid.
 
-``bicubic``, ``bilinear``: at the centres of the new cells (MAE, DeiT, ours). ``antialiased``: that,
-and a wider kernel where the new grid is coarser (timm's ``resample_abs_pos_embed``, DINOv2 with
-registers). ``offset``: cells are as wide as if there were 0.1 more of them (DINO, iBOT, DINOv2).
+``bicubic``, ``bilinear``: at the centres of the new cells (MAE, DeiT, ours). ``antialiased``: the
+same with a wider kernel when downsampling (timm's ``resample_abs_pos_embed``, DINOv2 with
+registers). ``offset``: with cells as wide as if there were 0.1 more of them (DINO, iBOT, DINOv2).
 """
 
 
 class Clue(NamedTuple):
-    """What one block's attention is told of places.
+    """Positional inputs of one block's attention.
 
-    T counts all tokens, the P prefix tokens first. A dimension of size 1 is alike for all.
+    T counts all tokens; the P prefix tokens come first. Dimensions of size 1 are broadcast.
 
     Attributes:
-        rotation: cosines and sines (R, heads, T, D/2) of the angles by which the queries and keys
-            of a head, D wide, are turned: channel i together with channel i + D/2.
+        rotation: cosines and sines (R, heads, T, D/2) of the rotation angles of queries and keys,
+            for heads of width D: channel i is rotated together with channel i + D/2.
         bias: (R, heads, T, keys), added to the logits; rows are queries.
     """
 
@@ -37,17 +37,17 @@ class Clue(NamedTuple):
     bias: Tensor | None = None
 
     def first(self, count: int | None) -> Rotation | None:
-        """Return the rotation of the first ``count`` tokens; None: of all."""
+        """Return the rotation of the first ``count`` tokens; None: of all tokens."""
         if self.rotation is None or count is None:
             return self.rotation
         cos, sin = self.rotation
         return cos[:, :, :count], sin[:, :, :count]
 
     def ordered(self, order_BT: Tensor, num_keys: int) -> "Clue":
-        """Return the clue of the tokens in another order, the first ``num_keys`` of which are keys.
+        """Return the clue for reordered tokens, of which the first ``num_keys`` are keys.
 
         Args:
-            order_BT: int64, which token comes where.
+            order_BT: int64, the token at each new position.
             num_keys: number of columns of the bias.
         """
         rotation, bias = self.rotation, self.bias
@@ -68,15 +68,15 @@ def _in_order(part_RHTX: Tensor, index_BK: Tensor, dim: int) -> Tensor:
 
 
 class Space(NamedTuple):
-    """The encoder, or the decoder, that a scheme is for.
+    """The encoder or decoder that a scheme is made for.
 
     Attributes:
         dim: width of a token.
-        num_heads: of its attention.
+        num_heads: number of attention heads.
         depth: number of blocks.
-        grid: (rows, columns) of patches of its usual image.
-        has_class_token: whether the first of the prefix tokens is one.
-        num_registers: the others.
+        grid: (rows, columns) of patches at the usual image size.
+        has_class_token: whether the first prefix token is a class token.
+        num_registers: number of registers.
     """
 
     dim: int
@@ -88,7 +88,7 @@ class Space(NamedTuple):
 
     @property
     def num_prefix(self) -> int:
-        """Number of class token and registers."""
+        """Number of prefix tokens: class token and registers."""
         return self.has_class_token + self.num_registers
 
     @property
@@ -98,30 +98,30 @@ class Space(NamedTuple):
 
 
 class Scheme(nn.Module):
-    """How an encoder knows places, by up to three doors; a subclass opens those that it has.
+    """A position scheme. Subclasses implement one or more of three methods.
 
-    ``embed`` is added to the tokens before the first block, ``angles`` turn the queries and keys of
-    a block, and ``distances`` are added to its attention logits. A forgotten place reaches none of
-    them: its token gets ``places.mark`` in place of what ``embed`` gives, angle 0, and bias 0 from
-    and to all others. Prefix tokens have angle 0 and bias 0, but for schemes that say otherwise.
+    ``embed`` is added to the tokens before the first block, ``angles`` rotate the queries and keys
+    of a block, and ``distances`` are added to its attention logits. A forgotten place uses none of
+    them: its token gets ``places.mark`` instead of an embedding, angle 0, and bias 0 to and from
+    all tokens. Prefix tokens have angle 0 and bias 0 unless a scheme documents otherwise.
 
-    Made from a ``Space`` and the scheme's own options, by keyword. Parameters get their values in
-    ``reset_parameters``, which ``__init__`` does not call.
+    The constructor takes a ``Space`` and the scheme's own options as keywords. It does not call
+    ``reset_parameters``, which initialises the parameters.
 
     Attributes:
-        takes_any_grid: works for images of another size than the encoder's.
-        takes_boxes: works where views lie anywhere in the frame; else in whole cells of its grid.
+        takes_any_grid: supports image sizes other than the encoder's.
+        takes_boxes: supports views anywhere in the frame; otherwise only whole cells of its grid.
         can_forget: places can be hidden from it.
-        shares_clues: all blocks are told the same.
-        in_decoders: a decoder knows places by the same scheme; else by sin-cos.
-        is_drawn: places are augmented in training, by ``places.keys``.
-        is_added: vectors are added to tokens, and no block is told anything.
-        timm: the kind of timm's models that has it, so that encoders can be exported: ``vit``,
-            ``relpos``, ``shared_relpos`` or ``eva``; None: no model has.
-        takes_registers: works with registers among the tokens.
-        learns: has a learned table, which ``enlarge`` gives another grid.
+        shares_clues: all blocks get the same clue.
+        in_decoders: a decoder uses the same scheme; otherwise sin-cos.
+        is_drawn: places are augmented in training, with ``places.keys``.
+        is_added: only adds vectors to tokens; blocks get no clues.
+        timm: the kind of timm model with this scheme, for export: ``vit``, ``relpos``,
+            ``shared_relpos`` or ``eva``; None: timm has none.
+        takes_registers: supports registers.
+        learns: has a learned table, which ``enlarge`` moves to another grid.
         inputs: names of the parameters that are added to tokens.
-        name: in recipes, and ``options`` that differ from the defaults.
+        name: the scheme's name in recipes; ``options`` are those that differ from the defaults.
     """
 
     name: str
@@ -144,17 +144,17 @@ class Scheme(nn.Module):
         self.space = space
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, and compute the buffers; there are none."""
+        """Initialise the parameters and compute the buffers; the base class has none."""
         return
 
     def as_given(self) -> str | dict[str, Any]:
-        """Return what recipes call it: its name, or ``{name: its options}``."""
+        """Return the recipe's form: its name, or ``{name: its options}``."""
         return {self.name: {**self.options}} if self.options else self.name
 
     def companion(self, space: Space) -> "Scheme | None":
-        """Return the scheme of a decoder whose tokens stand in the same places; None: sin-cos.
+        """Return the scheme of a decoder whose tokens have the same places; None: sin-cos.
 
-        It has the same options, which are attributes under their names.
+        It gets the same options, which are attributes of the same names.
         """
         if not self.in_decoders:
             return None
@@ -162,23 +162,23 @@ class Scheme(nn.Module):
         return type(self)(space, **{name: getattr(self, name) for name in options})
 
     def embed(self, places: Places) -> Tensor | None:
-        """Return the vectors (R, K, dim) to add to patch tokens, of known places; None: none."""
+        """Return the vectors (R, K, dim) to add to patch tokens with known places, or None."""
         return None
 
     def vectors(self) -> Tensor | None:
-        """Return the table that ``embed`` reads, (rows, columns, dim); None: there is none."""
+        """Return the table that ``embed`` reads, (rows, columns, dim); None: no table."""
         return None
 
     def exported(self, grid: tuple[int, int]) -> dict[str, Tensor]:
-        """Return the tensors that timm's model, of images of ``grid``, has in place of its own."""
+        """Return the position tensors of timm's model for images of ``grid``."""
         return {}
 
     def enlarge(self, grid: tuple[int, int], *, anew: bool, resampling: Resampling) -> None:
-        """Give a learned table another grid; see ``Table.enlarge``."""
+        """Move a learned table to another grid; see ``Table.enlarge``."""
         return
 
     def prefix(self) -> Tensor | None:
-        """Return the vectors (1, P, dim) to add to prefix tokens; None: none."""
+        """Return the vectors (1, P, dim) to add to prefix tokens; None: no vectors."""
         return None
 
     def angles(self, places: Places, layer: int) -> Tensor | None:
@@ -190,17 +190,17 @@ class Scheme(nn.Module):
         return None
 
     def check(self, places: Places) -> None:
-        """Raise ``UserError`` for places that this scheme does not know how to take."""
+        """Raise ``UserError`` for places that this scheme cannot take."""
         if places.grid != self.space.grid and not self.takes_any_grid:
             rows, cols = self.space.grid
             raise UserError(
-                f"encoder.positions = {self.name} knows images of {rows}×{cols} patches only, and "
-                f"got one of {places.grid[0]}×{places.grid[1]}. Use sincos, learned or rotary."
+                f"encoder.positions = {self.name} supports only images of {rows}×{cols} patches, "
+                f"but got {places.grid[0]}×{places.grid[1]}. Use sincos, learned or rotary."
             )
         if places.box is not None and not self.takes_boxes:
             raise UserError(
-                f"encoder.positions = {self.name} knows whole cells of its grid only, and views "
-                "that lie anywhere in their image have others. Use sincos, learned or rotary."
+                f"encoder.positions = {self.name} supports only whole cells of its grid, but views "
+                "may lie anywhere in their image. Use sincos, learned or rotary."
             )
 
     def added(self, tokens_RKD: Tensor, places: Places) -> Tensor:
@@ -213,7 +213,7 @@ class Scheme(nn.Module):
         return tokens_RKD + torch.where(known.unsqueeze(-1), vectors, mark)
 
     def clues(self, places: Places) -> Iterator[Clue]:
-        """Yield what each block's attention is told."""
+        """Yield the clue of each block."""
         clue = Clue()
         for layer in range(self.space.depth):
             if layer == 0 or not self.shares_clues:
@@ -221,7 +221,7 @@ class Scheme(nn.Module):
             yield clue
 
     def told(self, places: Places, angles: Tensor | None, bias: Tensor | None) -> Clue:
-        """Return what one block is told: of forgotten places nothing."""
+        """Return the clue of one block, with forgotten places blanked."""
         known, num_prefix = places.known, self.space.num_prefix
         rotation = None
         if angles is not None:
@@ -236,7 +236,7 @@ class Scheme(nn.Module):
 
 
 def in_order(clues: Iterable[Clue], order_BT: Tensor, num_keys: int) -> Iterator[Clue]:
-    """Yield ``Clue.ordered`` of each; blocks that share a clue still do."""
+    """Yield ``Clue.ordered`` of each clue; shared clues stay shared."""
     given, ordered = None, Clue()
     for clue in clues:
         if clue is not given:
@@ -245,7 +245,7 @@ def in_order(clues: Iterable[Clue], order_BT: Tensor, num_keys: int) -> Iterator
 
 
 def rotate(tokens_BHTD: Tensor, rotation: Rotation) -> Tensor:
-    """Turn channel i of every token together with channel i + D/2, in float32 at least."""
+    """Rotate channel i of every token together with channel i + D/2, at least in float32."""
     low, high = tokens_BHTD.to(torch.promote_types(tokens_BHTD.dtype, torch.float32)).chunk(2, -1)
     cos, sin = rotation
     return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(tokens_BHTD.dtype)

@@ -1,8 +1,8 @@
-"""Sin-cos positions: the fixed table of sinusoids, in the order of MAE's weights.
+"""Sin-cos positions: a fixed table of sinusoids, in the order of MAE's weights.
 
-Nothing is learned. A forgotten place is one learned vector, or nothing, in place of the waves. At
-another grid the table is resampled, as MAE's fine-tuning does; in a box (a crop of the position
-field) the waves themselves are evaluated at the centres of its cells.
+Nothing is learned. A forgotten place gets one learned vector or nothing instead. For other grids
+the table is resampled, as in MAE's fine-tuning. For views in boxes (crops of a position field), the
+sinusoids are evaluated at the centres of the box's cells.
 """
 
 from typing import ClassVar
@@ -22,12 +22,12 @@ class SinCos(Table):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill in the waves."""
+        """Compute the sinusoids."""
         self.pos_embed.zero_()
         self.pos_embed[0, self.space.num_prefix :] = sincos_table(self.space.dim, *self.grid)
 
     def in_boxes(self, box_R4: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Return the waves at the centres of the cells of boxes: float32 (R, rows·cols, dim)."""
+        """Return the sinusoids at the cell centres of boxes: float32 (R, rows·cols, dim)."""
         row, column = box_centres(box_R4.float(), grid)
         row, column = row * self.grid[0] - 0.5, column * self.grid[1] - 0.5
         places = torch.stack(
@@ -41,10 +41,10 @@ class SinCos(Table):
 
 
 class DecoderSinCos(SinCos):
-    """The fixed table of a decoder, which no file holds."""
+    """The fixed table of a decoder, which is not saved."""
 
     def make_room(self, grid: tuple[int, int]) -> None:
-        """Take a table of ``grid``, which is still to be filled."""
+        """Allocate a table of ``grid``, not filled yet."""
         count = self.space.num_prefix + grid[0] * grid[1]
         table = torch.empty(1, count, self.space.dim)
         self.register_buffer("pos_embed", table, persistent=False)
@@ -52,7 +52,7 @@ class DecoderSinCos(SinCos):
 
 
 class LearnedSinCos(SinCos):
-    """A table that starts as the fixed one and learns, the class token's row from 0."""
+    """A learned table that starts as the fixed one; the class token's row starts at 0."""
 
     learns: ClassVar[bool] = True
     is_drawn_larger: ClassVar[bool] = False
@@ -63,8 +63,8 @@ def sincos_positions(dim: int, rows: int, cols: int) -> Tensor:
     """Return the sin-cos position vectors of a grid, row-major.
 
     With q = dim/4 and w_k = 10000^(-k/q), the vector of the token at (row r, column c) is
-    ``[sin(c·w), cos(c·w), sin(r·w), cos(r·w)]``: the column comes first, as in the published MAE
-    weights (timm's own table has the row first).
+    ``[sin(c·w), cos(c·w), sin(r·w), cos(r·w)]``. The column comes first, as in the published MAE
+    weights; timm's own table has the row first.
 
     Args:
         dim: width of a vector, a multiple of 4.
@@ -75,7 +75,7 @@ def sincos_positions(dim: int, rows: int, cols: int) -> Tensor:
         float32 (rows·cols, dim), computed in float64.
     """
     if dim % 4:
-        raise UserError(f"sin-cos positions need a width that 4 divides, not {dim}.")
+        raise UserError(f"sin-cos positions need a width divisible by 4, not {dim}.")
     quarter = dim // 4
     frequencies = 10000.0 ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
     row, col = torch.meshgrid(
@@ -90,7 +90,7 @@ def sincos_positions(dim: int, rows: int, cols: int) -> Tensor:
 
 
 def sincos_positions_1d(dim: int, length: int) -> Tensor:
-    """Return the sinusoids of a sequence (Vaswani et al. 2017): sine and cosine in turn.
+    """Return the sinusoids of a sequence (Vaswani et al. 2017): alternating sine and cosine.
 
     Args:
         dim: width of a vector, a multiple of 2.
@@ -113,14 +113,14 @@ def sincos_table(dim: int, rows: int, cols: int) -> Tensor:
 
 
 def is_sincos(table_ND: Tensor, rows: int, cols: int) -> bool:
-    """Return whether a grid's vectors are the sin-cos ones, in the precision that they have."""
+    """Return whether a grid's vectors equal the sin-cos ones, within their precision."""
     error = max(1e-4, torch.finfo(table_ND.dtype).eps)  # MAE's published tables are float32
     fixed = sincos_table(table_ND.shape[1], rows, cols)
     return torch.allclose(table_ND.float(), fixed.to(table_ND.device), rtol=0, atol=error)
 
 
 def sincos_at(dim: int, coordinates_BN2: Tensor) -> Tensor:
-    """Return the sin-cos vectors at any coordinates: the table's at whole ones.
+    """Return the sin-cos vectors at any coordinates; whole ones give the table's rows.
 
     Args:
         dim: width of a vector, a multiple of 4.

@@ -1,8 +1,8 @@
-"""A table of positions: one vector for each cell of a grid, added to the tokens.
+"""A table of positions: one vector per grid cell, added to the tokens.
 
-A forgotten place is one learned vector, or nothing, in place of the table's. At another grid the
-table is read at the centres of its cells, as the code that trained it does; in a box (a crop of the
-position field) at the centres of the box's cells, by bicubic or bilinear interpolation.
+A forgotten place gets one learned vector or nothing instead. For other grids the table is resampled
+the way its training code does it. For views in boxes (crops of a position field), it is
+interpolated at the centres of the box's cells, bicubic or bilinear.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -21,12 +21,12 @@ _OFFSET = 0.1
 
 
 class Table(Scheme):
-    """A table (1, P + rows·cols, dim), under timm's name; the rows of prefix tokens come first.
+    """A table (1, P + rows·cols, dim), under timm's name; rows of prefix tokens come first.
 
     Attributes:
-        grid: (rows, columns) of the table, not always that of the images.
-        resampling: how it is read at another grid.
-        is_drawn_larger: a fresh table that is enlarged is drawn anew, not read from the smaller.
+        grid: (rows, columns) of the table; may differ from the images'.
+        resampling: how it is resampled to another grid.
+        is_drawn_larger: enlarging a fresh table draws it anew rather than resampling it.
     """
 
     is_added: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class Table(Scheme):
         self.pos_embed[:, self._registers] = 0
 
     def make_room(self, grid: tuple[int, int]) -> None:
-        """Take a table of ``grid``, which is still to be filled."""
+        """Allocate a table of ``grid``, not filled yet."""
         count = self.space.num_prefix + grid[0] * grid[1]
         like = self._parameters.get("pos_embed")
         table = (torch.empty(0) if like is None else like).new_empty(1, count, self.space.dim)
@@ -58,9 +58,9 @@ class Table(Scheme):
 
     @torch.no_grad()
     def enlarge(self, grid: tuple[int, int], *, anew: bool, resampling: Resampling) -> None:
-        """Take a table of ``grid``: the present one read there, or drawn ``anew``.
+        """Change the table to ``grid``: resample the present one, or draw it ``anew``.
 
-        Prefix tokens keep their rows. From now on it is read by ``resampling``.
+        Prefix tokens keep their rows. Later resampling uses ``resampling``.
         """
         prefix, patches = self.prefix(), self.at(grid)
         self.make_room(grid)
@@ -74,12 +74,12 @@ class Table(Scheme):
 
     @property
     def _registers(self) -> slice:
-        """The rows of registers: there for timm's sake, they are 0 and do not learn."""
+        """The rows of registers, which timm's layout requires; they are 0 and do not learn."""
         return slice(int(self.space.has_class_token), self.space.num_prefix)
 
     @property
     def _rows(self) -> Tensor:
-        """The table; a fixed one learns nothing, even where all parameters take gradients."""
+        """The table; a fixed one is detached, even if all parameters require gradients."""
         return self.pos_embed if self.learns else self.pos_embed.detach()
 
     def prefix(self) -> Tensor:
@@ -93,12 +93,12 @@ class Table(Scheme):
 
     @torch.no_grad()
     def exported(self, grid: tuple[int, int]) -> dict[str, Tensor]:
-        """Return what a whole image of ``grid`` has added, prefix tokens first: (1, P+N, dim)."""
+        """Return the table of a whole image of ``grid``, prefix tokens first: (1, P+N, dim)."""
         added = self.embed(Places(grid))
         return {"pos_embed": torch.cat([self.prefix().to(added), added], dim=1)}
 
     def at(self, grid: tuple[int, int]) -> Tensor:
-        """Return the table of the patches of ``grid``, (rows·cols, dim), row-major."""
+        """Return the table at the patches of ``grid``, (rows·cols, dim), row-major."""
         own = self._rows[0, self.space.num_prefix :]
         return resample_positions(own, self.grid, grid, self.resampling)
 
@@ -114,11 +114,10 @@ class Table(Scheme):
         return gather_tokens(table.expand(len(places.cells), -1, -1), places.cells)
 
     def in_boxes(self, box_R4: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Return the table at the centres of the cells of boxes in it: (R, rows·cols, dim).
+        """Return the table at the cell centres of boxes: (R, rows·cols, dim).
 
-        Boxes are upright, so that rows and columns are interpolated one after the other, by two
-        matrix products: p = R_y P R_xᵀ. Unlike ``F.grid_sample`` its gradient has the same bits
-        every time on a GPU.
+        Boxes are axis-aligned, so two matrix products interpolate rows and columns: p = R_y P R_xᵀ.
+        Unlike ``F.grid_sample``, this has a deterministic gradient on GPUs.
         """
         own = self._rows[0, self.space.num_prefix :].unflatten(0, self.grid)
         own = own.to(torch.promote_types(own.dtype, torch.float32))
@@ -144,7 +143,7 @@ def resample_positions(
         table_ND: (rows·cols, D) of the grid ``old``, row-major.
         old: (rows, columns).
         new: (rows, columns).
-        how: as the code that trained the table reads it.
+        how: method of the code that trained the table.
     """
     if old == new:
         return table_ND
@@ -157,14 +156,14 @@ def resample_positions(
 
 
 def _exact(device: torch.device) -> AbstractContextManager[Any]:
-    """Keep autocast from rounding positions to half precision, which errs by a tenth of a cell."""
+    """Disable autocast: half precision would shift positions by a tenth of a cell."""
     if device.type == "meta":  # autocast has no such device
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 def _reading(size: int, count: int, how: Resampling) -> Tensor:
-    """Return the weights (count, size) with which ``count`` new cells read a row of old ones."""
+    """Return the weights (count, size) that resample a row of ``size`` cells to ``count``."""
     if how == "antialiased":  # each column of the picture is one old cell
         cells = torch.eye(size)[None, None]
         return F.interpolate(cells, (count, size), mode="bicubic", antialias=True)[0, 0]

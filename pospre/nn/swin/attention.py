@@ -1,9 +1,9 @@
-"""Attention within windows whose bias is a small network of the offset between two tokens.
+"""Window attention with a bias from a small network of the offset between two tokens.
 
-The offset is that of the tokens' true places (Liu et al. 2022, Swin v2), so that the network serves
-any window: pre-trained in windows of 8, it is fine-tuned in windows of 16 as it stands (Li et al.
-2022, UM-MAE). A pair that involves a token whose place is not known has bias 0. Off a whole image
-the bias is timm's table.
+The offset is that of the tokens' true places (Liu et al. 2022, Swin v2), so the network works for
+any window: pre-trained with windows of 8, it is fine-tuned with windows of 16 unchanged (Li et al.
+2022, UM-MAE). Pairs with an unknown place have bias 0. For whole images the bias is computed as a
+table, as in timm.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class OffsetBias(nn.Module):
-    """The attention bias by the offset between two tokens: a network of two layers."""
+    """An attention bias by the offset between two tokens: a two-layer network."""
 
     def __init__(self, num_heads: int, hidden: int = 256) -> None:
         super().__init__()
@@ -20,9 +20,9 @@ class OffsetBias(nn.Module):
         self.fc2 = nn.Linear(hidden, num_heads, bias=False)
 
     def forward(self, reach: int) -> Tensor:
-        """Return the biases ((2·reach − 1)², heads) of all offsets below ``reach``, row-major."""
+        """Return the biases ((2·reach − 1)², heads) of offsets below ``reach``, row-major."""
         steps = torch.arange(1 - reach, reach, device=self.fc1.weight.device)
-        # steps of the logarithm: near offsets differ more than far ones
+        # log-spaced offsets resolve near tokens better than far ones
         scaled = steps.sign() * (1 + steps.abs().float()).log2() / 3
         rows, cols = torch.meshgrid(scaled, scaled, indexing="ij")
         offsets = torch.stack([rows.flatten(), cols.flatten()], dim=1)
@@ -30,7 +30,7 @@ class OffsetBias(nn.Module):
 
 
 class WindowAttention(nn.Module):
-    """Attention within windows; timm's names for what it has in common."""
+    """Window attention, with timm's names where both have the same part."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class WindowAttention(nn.Module):
 
         Args:
             tokens_WTC: tokens of W windows.
-            places_WT3: float (row, column, known) of each token; None: the window is a part of the
-                image, in order.
+            places_WT3: float (row, column, known) of each token; None: windows of a whole image, in
+                order.
             mask_W1TT: −inf between tokens that only a cyclic shift brought together, or None.
         """
         query, key, value = (
@@ -64,7 +64,7 @@ class WindowAttention(nn.Module):
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
     def _bias(self, places_WT3: Tensor) -> Tensor:
-        """Return the bias (W, heads, T, T); 0 where a token's place is not known."""
+        """Return the bias (W, heads, T, T); 0 for unknown places."""
         reach = self.reach
         place, known = places_WT3[..., :2].long(), places_WT3[..., 2]
         row, col = (place.unsqueeze(2) - place.unsqueeze(1) + reach - 1).unbind(-1)
@@ -73,7 +73,7 @@ class WindowAttention(nn.Module):
         return (table[row * (2 * reach - 1) + col] * both.unsqueeze(-1)).permute(0, 3, 1, 2)
 
     def _bias_in_order(self, window: int) -> Tensor:
-        """Return the bias (1, heads, T, T) that all windows of a whole image share."""
+        """Return the bias (1, heads, T, T) shared by all windows of a whole image."""
         steps = torch.arange(window, device=self.proj.weight.device)
         apart = steps.unsqueeze(1) - steps + window - 1
         # (row, column, row, column) to two tokens

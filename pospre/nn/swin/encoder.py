@@ -1,8 +1,8 @@
-"""Swin-T over packed patches, without a way for positions to leak (for DropPos).
+"""Swin-T over packed patches, without position leaks (for DropPos).
 
-The kept patches are packed into a smaller square map (uniform masking of Li et al. 2022, UM-MAE),
-in the order of ``keep``, which must be random: the slot of a patch then says nothing about its
-place. Places enter through one road only: each block's attention bias, see ``window_attention``.
+The kept patches are packed into a smaller square map (uniform masking of Li et al. 2022, UM-MAE) in
+the order of ``keep``, which must be random: a patch's slot then reveals nothing about its place.
+Places enter only through each block's attention bias, see ``attention.py``.
 """
 
 import re
@@ -45,7 +45,7 @@ SWIN_NEEDS: dict[str, Any] = {
     "dropout": 0.0,
     "final_norm": True,
 }
-"""The options of ``build_encoder`` that Swin has one value of."""
+"""Options of ``build_encoder`` with only one valid value for Swin."""
 TOKEN = 4  # pixels of the smallest token's side
 DEPTHS, HEADS, WIDTH = (2, 2, 6, 2), (3, 6, 12, 24), 96
 MERGED = 2  # the last stage merges 2×2 patches into one token
@@ -65,7 +65,7 @@ class SwinBlock(nn.Module):
     def forward(
         self, tokens_BHWC: Tensor, places_BHW3: Tensor | None, branch_B2: Tensor | None
     ) -> Tensor:
-        """Return the tokens after attention within windows and MLP; see ``WindowAttention``."""
+        """Return the tokens after window attention and MLP; see ``WindowAttention``."""
         factors = (1, 1) if branch_B2 is None else branch_B2[..., None, None, None].unbind(1)
         mixed = self._attend(self.norm1(tokens_BHWC), places_BHW3)
         tokens_BHWC = tokens_BHWC + factors[0] * mixed
@@ -89,7 +89,7 @@ class SwinBlock(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Joins 2×2 tokens into one of twice the width; timm's order and names."""
+    """Merges 2×2 tokens into one of twice the width, with timm's order and names."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class PatchMerging(nn.Module):
 
 
 class Stage(nn.Module):
-    """Merging, except in the first stage, then blocks."""
+    """Patch merging (except in the first stage), then blocks."""
 
     def __init__(self, stage: int, window: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class PatchEmbed(nn.Module):
 
 
 class WindowPositions(Scheme):
-    """Swin's: a bias within windows, which each block makes of the offsets between tokens."""
+    """Swin's scheme: each block computes a bias from token offsets within windows."""
 
     name = "relative"
     takes_any_grid: ClassVar[bool] = False
@@ -141,10 +141,10 @@ class WindowPositions(Scheme):
 
 
 class SwinEncoder(PatchEncoder):
-    """Swin-T that encodes packed 16-px patches; positions can be known or dropped per patch.
+    """Swin-T over packed 16-px patches; positions can be known or dropped per patch.
 
     Attributes:
-        patches_per_token: 4: each output token stands for a square of 2×2 slots.
+        patches_per_token: 4: each output token covers a square of 2×2 slots.
     """
 
     patches_per_token = MERGED**2
@@ -172,7 +172,7 @@ class SwinEncoder(PatchEncoder):
                 block.attn.reach = image_size // TOKEN // 2**number
 
     def init_parameters(self, init: Init) -> None:
-        """Draw all weights anew; see ``build_swin``."""
+        """Reinitialise all weights; see ``build_swin``."""
         init_trunc_normal(self)
         if init == "xavier":
             init_weights(self)
@@ -193,28 +193,28 @@ class SwinEncoder(PatchEncoder):
 
         Args:
             images_BCHW: normalised float images of ``image_size``.
-            visible_BK: int64 indices of K = s² patches in random order; None: all, in their place.
-            places: of those patches; None: where they are in their image.
+            visible_BK: int64 indices of K = s² patches in random order; None: all, in place.
+            places: of those patches; None: their places in the image.
             content: edits the embeddings (B, K, h, w, C) of the visible tokens before their norm.
-            context_BM: not for Swin.
+            context_BM: not supported by Swin.
             keys_B: draw keys of drop path.
-            prefix_only: not for Swin, which has no prefix tokens.
+            prefix_only: not supported: Swin has no prefix tokens.
 
         Returns:
             (B, K/4, D): tokens of 2×2 slots each, row-major.
 
         Raises:
-            UserError: K is no square of an even number.
+            UserError: K is not the square of an even number.
         """
         if context_BM is not None or prefix_only:
-            raise UserError("encoder.name = swin_tiny takes whole patches: use mae's ViT for this.")
+            raise UserError("encoder.name = swin_tiny takes only whole patches: use a ViT.")
         patches = self.pixels(images_BCHW, visible_BK)
         side = self._side(patches.shape[1])
         tokens = spread(self.patch_embed(patches, content), side)
         if places is None:
             places = self.places_of(images_BCHW, visible_BK)
         self.positions.check(places)
-        maps = None  # a whole image: every token in its place
+        maps = None  # a whole image, tokens in place
         if places.cells is not None or places.known is not None:
             found = self._cells(len(patches), places, images_BCHW.device)
             maps = spread(inner_places(found, tokens.shape[1] // side), side)
@@ -246,26 +246,26 @@ class SwinEncoder(PatchEncoder):
         return round(num**0.5)
 
     def takes(self, num_visible: int) -> bool:
-        """Return whether so many patches fill a square of an even number."""
+        """Return whether this number of patches fills a square with an even side."""
         side = round(num_visible**0.5)
         return side * side == num_visible and side % MERGED == 0
 
     def fsdp_wrap_fn(self, module: nn.Module) -> bool:
-        """Tell Composer's FSDP2 to shard block by block."""
+        """Return whether Composer's FSDP2 shards ``module``: yes for blocks."""
         return isinstance(module, SwinBlock)
 
     def block_of(self, name: str) -> int | None:
-        """Count through the stages; the merging that opens one is a part of its first block."""
+        """Return the block number over all stages; a merging belongs to the block after it."""
         found = re.match(r"layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.", name)
         return None if found is None else sum(DEPTHS[: int(found[1])]) + int(found[2] or 0)
 
     def as_timm(self) -> tuple[str, dict[str, Any]]:
-        """Return timm's architecture, and the arguments in which it differs from its defaults."""
+        """Return timm's architecture and the arguments that differ from its defaults."""
         options = {"img_size": self.image_size[0], "window_size": self.window}
         return "swin_tiny_patch4_window7_224", options
 
     def timm_state(self) -> dict[str, Tensor]:
-        """Return the weights as timm's Swin takes them: the biases within a window as tables."""
+        """Return the weights for timm's Swin, with the biases within a window as tables."""
         state = {k: v.contiguous() for k, v in self.state_dict().items() if "offset_bias" not in k}
         for number, stage in enumerate(self.layers):
             assert isinstance(stage, Stage)
@@ -281,7 +281,7 @@ def build_swin(options: EncoderOptions) -> SwinEncoder:
     """Build Swin-T for ``build_encoder``.
 
     Raises:
-        UserError: an option has another value than Swin's, or a size does not fit.
+        UserError: Swin does not support an option's value, or a size does not fit.
     """
     for key, needed in SWIN_NEEDS.items():
         if (given := getattr(options, key)) != needed:
@@ -300,9 +300,9 @@ def build_swin(options: EncoderOptions) -> SwinEncoder:
     fits = all(tokens > 0 and tokens % min(window, tokens) == 0 for tokens in maps)
     if side % (4 * patch) or not fits:
         raise UserError(
-            f"encoder.image_size = {side} with encoder.window = {window} does not fit {SWIN}: a "
-            f"multiple of {4 * patch} pixels, and a window that divides the side of larger maps "
-            f"({maps} tokens). 256 with window 8 (16 to fine-tune) are usual."
+            f"encoder.image_size = {side} with encoder.window = {window} does not fit {SWIN}. "
+            f"The size must be a multiple of {4 * patch} pixels, and the window must divide the "
+            f"side of larger maps ({maps} tokens).  256 with window 8 (16 to fine-tune) is usual."
         )
     return SwinEncoder(options)
 

@@ -1,11 +1,11 @@
-"""Square maps of tokens: windows, squares of two by two, and the places that tokens come from."""
+"""Operations on square token maps: windows, 2×2 squares, and token places."""
 
 import torch
 from torch import Tensor
 
 
 def squares(map_BHWC: Tensor) -> Tensor:
-    """Return (B, H/2, W/2, 2, 2, C): the tokens of each square of two by two."""
+    """Return (B, H/2, W/2, 2, 2, C): the tokens of each 2×2 square."""
     rows, cols = map_BHWC.shape[1] // 2, map_BHWC.shape[2] // 2
     return map_BHWC.unflatten(2, (cols, 2)).unflatten(1, (rows, 2)).transpose(2, 3)
 
@@ -25,7 +25,7 @@ def join(windows_WTC: Tensor, side: int, window: int) -> Tensor:
 
 
 def shift_mask(side: int, window: int, shift: int) -> Tensor:
-    """Return (windows, T, T): −inf between parts of a window that are no neighbours, else 0."""
+    """Return (windows, T, T): −inf between parts of a window that are not neighbours, else 0."""
     steps = torch.arange(side)
     region = (steps >= side - window).long() + (steps >= side - shift).long()
     regions = cut((3 * region.unsqueeze(1) + region)[None, :, :, None], window).squeeze(-1)
@@ -34,13 +34,13 @@ def shift_mask(side: int, window: int, shift: int) -> Tensor:
 
 
 def spread(parts_BKSSC: Tensor, side: int) -> Tensor:
-    """Lay K = side² patches of S×S tokens out as a map: (B, side·S, side·S, C)."""
+    """Arrange K = side² patches of S×S tokens as a map: (B, side·S, side·S, C)."""
     rows = parts_BKSSC.unflatten(1, (side, side)).transpose(2, 3)
     return rows.flatten(3, 4).flatten(1, 2)
 
 
 def inner_places(places_BK3: Tensor, per_side: int) -> Tensor:
-    """Return the places of the tokens within patches: (B, K, S, S, 3); unknown stays unknown."""
+    """Return the places of the tokens within patches: (B, K, S, S, 3)."""
     steps = torch.arange(per_side, device=places_BK3.device, dtype=places_BK3.dtype)
     row, col = torch.meshgrid(steps, steps, indexing="ij")
     inner = torch.stack([row, col, torch.zeros_like(row)], dim=-1)
@@ -50,7 +50,7 @@ def inner_places(places_BK3: Tensor, per_side: int) -> Tensor:
 
 
 def merged_places(map_BHW3: Tensor) -> Tensor:
-    """Return the places after merging 2×2 tokens; known if all four are, and lie in one square."""
+    """Return the places after 2×2 merging; known if all four are known and form one square."""
     four = squares(map_BHW3).flatten(3, 4)
     cell = (four[..., :2] / 2).floor()
     together = (cell == cell[..., :1, :]).all(-1).all(-1) & (four[..., 2] > 0).all(-1)

@@ -375,11 +375,11 @@ def test_pooling_the_class_token_needs_one():
 
 
 def test_hosts_that_hide_nothing_are_refused():
-    with pytest.raises(UserError, match=r"before it there is nothing.*beside mae"):
+    with pytest.raises(UserError, match=r"before it comes nothing.*beside mae"):
         attach(small_model(), "lut")
     model = small_model(positions="none")
     attach(model, "mp3")
-    with pytest.raises(UserError, match=r"before it there is mp3, which hides none"):
+    with pytest.raises(UserError, match=r"before it comes mp3, which hides none"):
         attach(model, "lut")
 
 

@@ -159,7 +159,7 @@ def test_damage_in_the_bucket_itself_is_said_after_one_more_download(
     (shard,) = reader.path.glob("*.mds")
     flip_a_bit(shard)
     client.upload_file(str(shard), "bucket", f"set/{shard.name}")
-    said = rf"shard {ADDRESS}/{shard.name}: .* not what the data set's description says"
+    said = rf"shard {ADDRESS}/{shard.name}: .* does not match the data set's description"
     with pytest.warns(UserWarning, match="fetched again"), pytest.raises(UserError, match=said):
         list(loader_of(ADDRESS))
     assert shard_gets(server) == [3] and not shard.exists()
@@ -268,7 +268,9 @@ def test_a_full_disk_is_said(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
     reader = open_remote()
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UserError, match=r"the disk of .* is full: .* needs \d+ bytes, and \d+ are"):
+    with pytest.raises(
+        UserError, match=r"the disk of .* is full: .* needs \d+ bytes, but only \d+ are"
+    ):
         reader.read(0)
     monkeypatch.undo()
     assert not list(reader.path.glob("shard*"))

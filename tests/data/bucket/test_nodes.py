@@ -77,7 +77,9 @@ def test_each_machine_fetches_its_part_once(many: list[int], tmp_path: Path, ord
         assert sum(many) <= sum(first for first, _ in found) <= sum(many) + (nodes - 1) * cut
 
 
-def test_without_lanes_each_machine_fetches_everything(many: list[int], tmp_path: Path) -> None:
+def test_without_shard_groups_each_machine_fetches_everything(
+    many: list[int], tmp_path: Path
+) -> None:
     assert fetched(tmp_path, 2) == [[sum(many), 0]] * 2
 
 
@@ -101,7 +103,7 @@ def test_the_ranks_of_a_machine_keep_to_one_limit(many: list[int], tmp_path: Pat
 
 def test_what_the_cache_lacks_room_for_is_refused(many: list[int], tmp_path: Path) -> None:
     limit = int(sum(many) * 0.4)
-    said = r"less than the \d+ bytes of .* visited here, and data.order = random"
+    said = r"less than the \d+ bytes of .* reads, but data.order = random"
     with pytest.raises(UserError, match=said):
         node_loaders(tmp_path, 0, 2, shard_groups=2, order="random", cache_limit=limit)
     with pytest.raises(UserError, match=r"data.window needs, 40 samples for each group read"):
@@ -109,8 +111,8 @@ def test_what_the_cache_lacks_room_for_is_refused(many: list[int], tmp_path: Pat
     node_loaders(tmp_path, 0, 4, shard_groups=4, order="random", cache_limit=limit)
 
 
-def test_more_lanes_than_shards_are_refused(bucket: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.shard_groups = 8, but .* comes in only 5 shards"):
+def test_more_groups_than_shards_are_refused(bucket: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.shard_groups = 8, but .* has only 5 shards"):
         node_loaders(tmp_path, 0, 1, shard_groups=8)
 
 
@@ -140,7 +142,7 @@ def test_the_first_lines_say_what_will_be_fetched(many: list[int], tmp_path: Pat
     assert said is not None and ", of which all is in its cache" in said
     (loader,) = node_loaders(tmp_path, 1, 2)
     said = describe_data_volume(loader)
-    assert said is not None and "data.shard_groups: 2 would have each machine download 1/2" in said
+    assert said is not None and "data.shard_groups: 2 would let each machine download 1/2" in said
 
 
 def test_a_recipe_s_machines_are_those_of_the_launcher(

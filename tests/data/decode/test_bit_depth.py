@@ -147,7 +147,7 @@ def test_a_guess_is_said_once_before_training(tmp_path: Path) -> None:
         "seed": 0,
         "num_workers": 0,
     }
-    with pytest.warns(UserWarning, match=r"the values 0\.\.4096 become 0 to 255, a guess"):
+    with pytest.warns(UserWarning, match=r"the values 0\.\.4096 become 0 to 255. This is a guess"):
         build_loader(tmp_path, **options).probe()
     reader = open_reader(tmp_path, deep_range=(0, 4096))
     assert reader.decoding.deep_range == DeepRange(0, 4096)

@@ -135,8 +135,8 @@ def test_bands_of_pictures_stay_as_they_are(mode: str, channels: int) -> None:
 @pytest.mark.parametrize(
     ("data", "channels", "message"),
     [
-        (npy(bands(0, 6)), 5, "36 x 44 x 6, but 5 channels are wanted"),
-        (npy(bands(0, 6)), 3, "36 x 44 x 6, but 3 or 1 channels are wanted"),
+        (npy(bands(0, 6)), 5, "36 x 44 x 6, but 5 channels are needed"),
+        (npy(bands(0, 6)), 3, "36 x 44 x 6, but 3 or 1 channels are needed"),
         (npy(np.zeros((2, 3, 4, 5))), 6, "the shape 2 x 3 x 4 x 5"),
         (npy(np.zeros((0, 4, 6))), 6, "the shape 0 x 4 x 6"),
         (npy(bands(0))[:-1], 6, "EOF: reading array data"),

@@ -143,18 +143,18 @@ def test_a_file_without_description_is_read(bare):
 @pytest.mark.parametrize("content", [b"", b"\x02", bytes(5000)])
 def test_what_is_no_beton(bare, content):
     bare.write_bytes(content)
-    refuses(bare, "is no .beton file")
+    refuses(bare, "is not a .beton file")
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"version": 1}, "is no .beton file of version 2"),
-        ({"num_samples": 0}, "holds no samples"),
+        ({"version": 1}, "is not a .beton file of version 2"),
+        ({"num_samples": 0}, "has no samples"),
         ({"num_fields": 0}, "counts 0 fields"),
         ({"num_fields": 9999}, "counts 9999 fields"),
-        ({"alloc_table_ptr": 0}, "was never finished"),
-        ({"alloc_table_ptr": 1 << 40}, "is cut off"),
+        ({"alloc_table_ptr": 0}, "was not finished"),
+        ({"alloc_table_ptr": 1 << 40}, "is truncated"),
         ({"num_samples": 1 << 40}, "counts 1099511627776 samples"),
         ({"num_samples": 500_000}, "counts 500000 samples"),
         ({"num_samples": NUM_IMAGES + 1}, "metadata"),
@@ -204,9 +204,9 @@ def test_truncated_files_with_description(beton):
     ("values", "said"),
     [
         ({"bytes": 5}, "copy.beton.json says otherwise"),
-        ({"samples": 5}, "counts 5 samples, but the data hold 22"),
+        ({"samples": 5}, "has 5 samples, but the data have 22"),
         ({"version": 9}, "version 9"),
-        ({"format": "pospre-mds"}, "says format 'pospre-mds'"),
+        ({"format": "pospre-mds"}, "has format 'pospre-mds'"),
     ],
 )
 def test_a_description_that_does_not_fit(beton, values, said):

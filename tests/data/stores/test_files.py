@@ -60,7 +60,7 @@ def test_a_file_that_is_cut_off_or_gone_is_named_when_it_is_needed(tmp_path, fil
     store = SampleBytes(lambda index: Place(copy, *place(index)[1:]))
     store.expect(np.arange(NUM_SAMPLES))
     assert store.read(5).numpy().tobytes() == expected(file, 5)
-    with pytest.raises(UserError, match=r"copy is cut off"):
+    with pytest.raises(UserError, match=r"copy is truncated"):
         store.read(40)
     store.close()
     copy.unlink()

@@ -41,7 +41,7 @@ def test_a_fifo_in_the_place_of_a_file_hangs_nothing(stored, photos, tmp_path):
         shards = Path(shutil.copytree(stored("mds"), tmp_path / f"mds {name}"))
         (shards / name).unlink()
         os.mkfifo(shards / name)
-        refuses(shards, f"{name} is no regular file")
+        refuses(shards, f"{name} is not a regular file")
     os.mkfifo(tmp_path / "fifo.beton")
     refuses(tmp_path / "fifo.beton", "is a FIFO; give an image folder")
 
@@ -94,10 +94,10 @@ def test_missing_and_remote_paths(tmp_path):
 
 
 def test_folders_without_images(tmp_path):
-    refuses(tmp_path, "holds no images")
+    refuses(tmp_path, "has no images")
     (tmp_path / "notes.txt").write_text("nothing to see")
-    refuses(tmp_path, "holds no images", "1 other files, for instance notes.txt")
-    refuses(tmp_path / "notes.txt", "is a file, but no .beton")
+    refuses(tmp_path, "has no images", "1 other files, for instance notes.txt")
+    refuses(tmp_path / "notes.txt", "is a file, but not a .beton")
 
 
 # MDS
@@ -150,12 +150,12 @@ def test_a_missing_shard_is_named(mds):
 def test_a_shard_with_another_start_is_named(mds):
     shard = mds / "shard.00000.mds"
     shard.write_bytes(bytes(100) + shard.read_bytes()[100:])
-    refuses(mds, "shard.00000.mds does not start as index.json says")
+    refuses(mds, "shard.00000.mds does not match index.json")
 
 
 def test_other_versions_and_formats(mds):
     edit_shard(mds, version=1)
-    refuses(mds, "version 1", "MDS version 2 is read")
+    refuses(mds, "version 1", "MDS version 2 is supported")
     edit_shard(mds, version=2, format="json")
     refuses(mds, "format 'json'")
     zipped = {"basename": "shard.00000.mds.zstd", "bytes": 9}
@@ -222,7 +222,7 @@ def test_shards_with_neither_description_nor_known_names(mds):
 
 def test_an_unfinished_conversion(mds):
     (mds / "index.json").unlink()
-    refuses(mds, "no index.json", "never finished", "Convert again")
+    refuses(mds, "no index.json", "not finished", "Convert again")
 
 
 @pytest.mark.parametrize("name", ["index.json", "pospre.json"])
@@ -236,10 +236,10 @@ def test_a_description_that_does_not_fit(mds):
     sidecar = mds / "pospre.json"
     original = sidecar.read_text()
     edit_json(sidecar, lambda content: content.update(version=1))
-    refuses(mds, "pospre.json says format 'pospre-mds', version 1; expected")
+    refuses(mds, "pospre.json has format 'pospre-mds', version 1; expected")
     sidecar.write_text(original)
     edit_json(sidecar, lambda content: content.update(samples=5))
-    refuses(mds, "counts 5 samples, but the data hold 22")
+    refuses(mds, "has 5 samples, but the data have 22")
     sidecar.write_text(original)
     edit_json(sidecar, lambda content: content["manifest"].update({"shard.00001.mds": [5, ""]}))
     refuses(mds, "disagree about shard.00001.mds")
@@ -248,13 +248,13 @@ def test_a_description_that_does_not_fit(mds):
 @pytest.mark.parametrize("manifest", [[1], {"a": 1}, {"a": [1]}, {"a": ["1", "x"]}, "text"])
 def test_a_manifest_of_another_kind(mds, manifest):
     edit_json(mds / "pospre.json", lambda content: content.update(manifest=manifest))
-    refuses(mds, "pospre.json: 'manifest", "is not as the converter writes it", "onvert again")
+    refuses(mds, "pospre.json: 'manifest", "is not in the converter's format", "onvert again")
 
 
 @pytest.mark.parametrize("classes", ["ant", [1, 2], {"ant": 0}])
 def test_classes_of_another_kind(mds, classes):
     edit_json(mds / "pospre.json", lambda content: content.update(classes=classes))
-    refuses(mds, "pospre.json: 'classes", "is not as the converter writes it", "onvert again")
+    refuses(mds, "pospre.json: 'classes", "is not in the converter's format", "onvert again")
 
 
 @pytest.mark.parametrize("size", [4, None])
@@ -265,7 +265,7 @@ def test_labels_of_another_size(mds, size):
 
 def test_an_empty_index(mds):
     edit_json(mds / "index.json", lambda index: index.update(shards=[]))
-    refuses(mds, "holds no samples")
+    refuses(mds, "has no samples")
 
 
 def test_shards_without_our_description_are_read(mds):
@@ -278,7 +278,7 @@ def test_a_shard_cut_while_in_use_is_named(mds):
     reader = open_reader(mds)
     shard = mds / "shard.00000.mds"
     shard.write_bytes(shard.read_bytes()[:5000])
-    with pytest.raises(UserError, match=r"shard\.00000\.mds is cut off: it ends at byte 5000"):
+    with pytest.raises(UserError, match=r"shard\.00000\.mds is truncated: it ends at byte 5000"):
         reader.read(NUM_IMAGES - 1)
 
 
@@ -288,7 +288,7 @@ def test_an_image_beside_the_class_folders_is_said(photos: Path, tmp_path: Path)
     (folder / "class").mkdir()
     shutil.copy(inside, folder / "class" / inside.name)
     shutil.copy(inside, folder / f"stray{inside.suffix}")
-    with pytest.warns(UserWarning, match=r"stray.* beside these: so they are no classes"):
+    with pytest.warns(UserWarning, match=r"stray.* beside them: the folders are not classes"):
         assert open_reader(folder).classes is None
 
 

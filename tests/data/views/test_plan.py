@@ -171,14 +171,14 @@ def test_shares_of_views_inside_of_others_are_of_their_boxes():
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
-        ({"query": {"inside": "viev"}}, r"query\.inside = viev, but .* groups of views are: view"),
+        ({"query": {"inside": "viev"}}, r"query\.inside = viev, but .* view groups are: view"),
         (
             {"query": {"inside": "query"}},
-            r"query\.inside = query, which lies inside of query\. Name",
+            r"query\.inside = query, which is itself inside query\. Give",
         ),
         (
             {"query": {"inside": "other"}, "other": {"inside": "query"}},
-            r"query\.inside = other, which lies inside of query",
+            r"query\.inside = other, which is itself inside query",
         ),
         (
             {"query": {"inside": "other"}, "other": {"crop": "pad"}},
@@ -186,7 +186,7 @@ def test_shares_of_views_inside_of_others_are_of_their_boxes():
         ),
         (
             {"query": {"inside": "other", "count": 4}, "other": {"count": 2}},
-            r"other\.count = 2 and data\.views\.query\.count = 4\. Use as many",
+            r"other\.count = 2 and data\.views\.query\.count = 4\. Use equal counts",
         ),
     ],
 )
@@ -199,7 +199,7 @@ def test_views_that_cannot_lie_in_others_are_refused(groups, said):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"inside": "global", "crop": "full"}, "inside = global is for crop = random, not full"),
+        ({"inside": "global", "crop": "full"}, "inside = global needs crop = random, not full"),
         ({"size": 0}, "'size' is 0"),
         ({"count": 0}, "'count' is 0"),
         ({"scale": (0.5, 0.2)}, "'scale' is"),

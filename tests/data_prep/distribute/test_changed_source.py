@@ -24,7 +24,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def num_reused(printed: str) -> int:
-    found = re.search(r"(\d+) of \d+ blocks were finished before", printed)
+    found = re.search(r"(\d+) of \d+ blocks were already finished", printed)
     assert found is not None, printed
     return int(found[1])
 

@@ -96,7 +96,7 @@ def test_a_block_that_cannot_succeed_is_named_and_the_others_are_kept(
     assert "a block failed 4 times" in message and "plain/9.jpg cannot be read" in message
     assert "are finished and kept in" in message
     assert call(source, tmp_path / "out", *options) == 0
-    assert "blocks were finished before" in capsys.readouterr().out
+    assert "blocks were already finished" in capsys.readouterr().out
 
 
 def _away(_: int) -> None:

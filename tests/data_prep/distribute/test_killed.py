@@ -82,7 +82,7 @@ def test_a_killed_conversion_goes_on(
     assert 3 <= kept < NUM_BLOCKS
     capsys.readouterr()
     assert run_command(lambda: convert.main(arguments)) == 0
-    assert f"{kept} of {NUM_BLOCKS} blocks were finished before" in capsys.readouterr().out
+    assert f"{kept} of {NUM_BLOCKS} blocks were already finished" in capsys.readouterr().out
     assert snapshot(target.parent) == snapshot(whole.parent)
     # they are not written again
     again = [path for path in times if (target / path.name).stat().st_mtime_ns != times[path]]
@@ -122,7 +122,7 @@ def test_a_living_writer_is_respected(tmp_path: Path, photos: Path) -> None:
         text=True,
     )
     assert other.stdout is not None and other.stdout.readline() == "held\n"
-    with pytest.raises(UserError, match=rf"process {other.pid} on .* is writing .*out right now"):
+    with pytest.raises(UserError, match=rf"process {other.pid} on .* is writing .*out"):
         convert.main([str(photos), str(tmp_path / "out"), "--format", "mds"])
     other.communicate("\n")
     assert convert.main([str(photos), str(tmp_path / "out"), "--format", "mds"]) == 0

@@ -72,7 +72,7 @@ def test_missing_parts_are_named(
 ) -> None:
     target = tmp_path / "out"
     assert call("--merge", target) == 2
-    assert "holds no parts" in capsys.readouterr().err
+    assert "has no parts" in capsys.readouterr().err
     assert write(source, target, "--part", "2/4") == 0
     assert call("--merge", target) == 2
     message = capsys.readouterr().err
@@ -100,7 +100,7 @@ def test_foreign_parts_are_refused(
     assert write(source, other, "--part", "2/2") == 0
     shutil.copytree(partial(other), partial(target), dirs_exist_ok=True)
     assert call("--merge", target) == 2
-    assert "holds blocks of another conversion (blocks 1" in capsys.readouterr().err
+    assert "has blocks of another conversion (blocks 1" in capsys.readouterr().err
     assert not target.exists()
 
 
@@ -123,9 +123,9 @@ def test_a_damaged_shard_is_found(
     ("options", "message"),
     [
         (["--part", "3/2"], "must be k/n"),
-        (["--part", "1/1000"], "it has at most"),
-        (["--part", "1/2", "--overwrite"], "goes without --overwrite"),
-        (["--part", "1/2", "--verify"], "goes without --overwrite and --verify"),
+        (["--part", "1/1000"], "there are at most"),
+        (["--part", "1/2", "--overwrite"], "excludes --overwrite"),
+        (["--part", "1/2", "--verify"], "excludes --overwrite and --verify"),
         (["--merge", "x"], "takes no SRC"),
         (["--merge", "x", "--verify"], "takes no SRC"),
         (["--shard-mb", 0], "--shard-mb 0"),

@@ -45,8 +45,8 @@ def test_the_summary_and_the_description_count_deep_images(
     said = capsys.readouterr().out
     assert "5 of more than 8 bits; these values became 0..255:" in said
     assert "0..4096       2, guessed" in said and "0..65536      2\n" in said
-    assert "-16384..16384 1, guessed" in said and "one grey      nearly, are 2 of them" in said
-    assert "--deep-range LOW,HIGH is one for all" in said
+    assert "-16384..16384 1, guessed" in said and "one grey      2 of them are nearly" in said
+    assert "--deep-range LOW,HIGH sets one for all" in said
     assert description(tmp_path / "out")["deep"] == {
         "nearly_one_grey": [[3, 4]],
         "ranges": {
@@ -92,7 +92,7 @@ def test_photographs_say_nothing_of_depth(
         ("--deep-range=5,5", "--deep-range is 5,5; give two numbers, LOW below HIGH"),
         ("--deep-range=wide", "--deep-range is 'wide'; give auto, or LOW,HIGH"),
         ("--channels=0", "--channels 0 is out of range"),
-        ("--channels=6", "a.png: it has the shape 32 x 48 x 1, but 6 channels are wanted"),
+        ("--channels=6", "a.png: it has the shape 32 x 48 x 1, but 6 channels are needed"),
     ],
 )
 def test_wrong_options_are_refused(

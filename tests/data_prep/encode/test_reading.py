@@ -49,7 +49,7 @@ def test_a_file_that_is_gone_since_it_was_listed_stops(tmp_path: Path) -> None:
     (tmp_path / "b.jpg").symlink_to("nowhere.jpg")
     source = open_source(tmp_path)
     (tmp_path / "a.jpg").unlink()
-    with pytest.raises(UserError, match=r"a\.jpg was there when .* was listed, and is gone: No su"):
+    with pytest.raises(UserError, match=r"a\.jpg existed when .* was listed, but is gone: No su"):
         read_item(source, source.items[0])
     # what nobody has seen, such as a link to nowhere, is left out
     with pytest.raises(DamagedItem, match="No such file or directory"):

@@ -27,7 +27,7 @@ def test_blocks_cover_all_items_in_order(sizes: list[int], shard_mb: float | Non
 def test_shares_cover_all_blocks_in_order(sizes: list[int], count: int) -> None:
     blocks = cut(sizes, 0.05)
     if count > len(blocks):
-        with pytest.raises(UserError, match=rf"at most {len(blocks)} parts; --shard-mb"):
+        with pytest.raises(UserError, match=rf"at most {len(blocks)} parts; a smaller --shard-mb"):
             Share(1, count).of(blocks)
         return
     shares = [Share(number, count).of(blocks) for number in range(1, count + 1)]

@@ -124,7 +124,7 @@ def test_a_prefix_that_is_taken(
     bucket.put_object(Bucket="bucket", Key="photos/thesis.tex", Body=b"x")
     for options in ([], ["--overwrite"], ["--part", "1/2"]):
         assert write(source, URI, *options) == 2
-        assert "holds other things (thesis.tex)" in capsys.readouterr().err
+        assert "has other objects (thesis.tex)" in capsys.readouterr().err
     bucket.put_object(Bucket="bucket", Key="photos/index.json", Body=b'{"shards": []}')
     for options in ([], ["--overwrite"]):
         assert write(source, URI, *options) == 2
@@ -146,7 +146,7 @@ def test_verify_names_what_changed(
     data = bytearray(whole[name])
     data[-9] ^= 1
     bucket.put_object(Bucket="bucket", Key=f"photos/{name}", Body=bytes(data))
-    assert f"{URI}/{name} is not what the data set's description says" in verified()
+    assert f"{URI}/{name} does not match the data set's description" in verified()
     bucket.delete_object(Bucket="bucket", Key=f"photos/{name}")
     assert f"{URI}/{name} is missing" in verified()
     assert write(source, URI) == 2
@@ -162,7 +162,7 @@ def test_no_bucket(
     assert write(source, "s3://nowhere/photos") == 2
     assert "bucket 'nowhere' does not exist" in capsys.readouterr().err
     assert call(source, "s3://bucket/a.beton", "--format", "ffcv") == 2
-    assert "only MDS shards go straight to a bucket" in capsys.readouterr().err
+    assert "only MDS shards can go to a bucket" in capsys.readouterr().err
 
 
 def test_a_dead_endpoint_is_said_at_once(

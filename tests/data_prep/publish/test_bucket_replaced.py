@@ -119,7 +119,7 @@ def test_what_others_did_meanwhile_is_seen_before_the_index_goes_up(
         convert_source(photos, URI, settings, num_workers=1, overwrite=True)
 
     meanwhile = take_over
-    assert "holds another data set" in said()
+    assert "has another data set" in said()
     assert verified() == 0
 
     def begin() -> None:

@@ -66,7 +66,7 @@ def test_images_without_a_scene_or_a_mask(tmp_path: Path) -> None:
     with pytest.raises(DamagedItem, match="it is listed, but missing"):
         read_annotation(source, source.items[0])
     write_files(root, {"images/validation/ADE_val_9.jpg": JPEGS[0]})
-    with pytest.raises(UserError, match=r"sceneCategories\.txt does not name ADE_val_9"):
+    with pytest.raises(UserError, match=r"sceneCategories\.txt does not list ADE_val_9"):
         open_source(root, split="val")
 
 

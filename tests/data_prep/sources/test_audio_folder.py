@@ -43,5 +43,5 @@ def test_an_image_among_the_clips(tmp_path: Path) -> None:
 
 
 def test_no_clips(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no WAV files"):
+    with pytest.raises(UserError, match=r"has no WAV files"):
         open_source(write_files(tmp_path, {"a.jpg": JPEGS[0]}), kind="audio_folder")

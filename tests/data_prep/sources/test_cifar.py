@@ -149,7 +149,7 @@ def test_a_pickle_of_others_is_not_opened(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = as_folder(tmp_path, pickled_ten() | {name: pickle.dumps(Harm())})
-    with pytest.raises(UserError, match=rf"{name} is not the file .* take the binary version"):
+    with pytest.raises(UserError, match=rf"{name} is not the file .* use the binary version"):
         open_source(root, split="test")
     assert "harm" not in capsys.readouterr().out
 
@@ -157,7 +157,7 @@ def test_a_pickle_of_others_is_not_opened(
 def test_what_is_cut_off_or_missing(tmp_path: Path) -> None:
     archive = as_archive(tmp_path, binary_ten())
     archive.write_bytes(archive.read_bytes()[:-2000])
-    with pytest.raises(UserError, match=r"cifar-10-any\.tar\.gz is damaged or no tar"):
+    with pytest.raises(UserError, match=r"cifar-10-any\.tar\.gz is damaged or not a tar"):
         open_source(archive, split="train")
     root = as_folder(tmp_path, binary_ten())
     (root / "test_batch.bin").write_bytes(record(0, 7))
@@ -167,7 +167,7 @@ def test_what_is_cut_off_or_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data_batch_2\.bin has 3072 bytes, which is no multiple"):
         open_source(root, split="train")
     (root / "data_batch_2.bin").unlink()
-    with pytest.raises(UserError, match=r"there is only data_batch_1, data_batch_3"):
+    with pytest.raises(UserError, match=r"only data_batch_1, data_batch_3"):
         open_source(root, split="train")
     (root / "batches.meta.txt").unlink()
     with pytest.raises(UserError, match=r"the class names .* are missing"):

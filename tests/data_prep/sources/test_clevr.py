@@ -99,8 +99,8 @@ def test_from_the_zip_to_shards(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"[1]", r"must hold an object, not a list"),
-        (b"{cut", r"CLEVR_train_scenes\.json \(the scenes\) is no JSON"),
-        (b"{}", r"holds no list 'scenes'"),
+        (b"{cut", r"CLEVR_train_scenes\.json \(the scenes\) is not JSON"),
+        (b"{}", r"has no list 'scenes'"),
         (
             b'{"scenes": [{"objects": []}]}',
             r"a scene of .* with image_filename and objects \(KeyError: 'image_filename",

@@ -87,12 +87,12 @@ def test_to_shards(tmp_path: Path) -> None:
 
 def test_broken_lists(tmp_path: Path) -> None:
     root = write_files(tmp_path, files() | {"ImageSets/2017/val.txt": b"cow\nyak\n"})
-    with pytest.raises(UserError, match=r"val\.txt names the video yak, but JPEGImages/480p"):
+    with pytest.raises(UserError, match=r"val\.txt lists the video yak, but JPEGImages/480p"):
         open_source(root, split="val")
     for name in ("train", "val", "test-dev"):
         (root / f"ImageSets/2017/{name}.txt").unlink()
     (root / "ImageSets/2016/train.txt").unlink()
     with pytest.raises(UserError, match=r"there is no ImageSets/2017/val\.txt"):
         open_source(root, split="val")
-    with pytest.raises(UserError, match=r"no folder JPEGImages"):
+    with pytest.raises(UserError, match=r"the folder JPEGImages is missing"):
         open_source(write_files(tmp_path / "b", {"a.jpg": JPEGS[0]}), kind="davis")

@@ -112,7 +112,7 @@ def test_a_folder_beside_splits_does_not_make_them_classes(tmp_path: Path) -> No
     root = write_files(tmp_path, dict.fromkeys(names, JPEG))
     for split in ("train", "val", None):
         with pytest.raises(
-            UserError, match=r"has splits \(train, val\), but extra is none; move it"
+            UserError, match=r"has splits \(train, val\), but extra is not one; move it"
         ):
             open_source(root, split=split)
 
@@ -121,5 +121,5 @@ def test_a_folder_beside_splits_does_not_make_them_classes(tmp_path: Path) -> No
 def test_a_converted_data_set_is_no_source(tmp_path: Path, name: str) -> None:
     inside = name if name.endswith(".beton") else f"{name}/shard.00000.mds"
     write_files(tmp_path, {inside: b"x"})
-    with pytest.raises(UserError, match=rf"{name} is a .* train on it as it is \(data.path="):
+    with pytest.raises(UserError, match=rf"{name} is a .* train on it directly \(data.path="):
         open_source(tmp_path / name)

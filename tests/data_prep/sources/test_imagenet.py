@@ -119,7 +119,7 @@ def test_kaggle(tmp_path: Path) -> None:
     assert inside.classes == train.classes and len(inside.items) == len(train.items)
     for content in (b"a,b\n1,2\n", b"ImageId,PredictionString\n" + b"1" * 200_000):
         write_files(root, {"LOC_val_solution.csv": content})
-        with pytest.raises(UserError, match=r"must hold the columns ImageId and PredictionString"):
+        with pytest.raises(UserError, match=r"must have the columns ImageId and PredictionString"):
             open_source(root, split="val")
 
 
@@ -146,14 +146,14 @@ def test_what_lies_beside_class_folders_is_no_class(tmp_path: Path) -> None:
 
 def test_no_labels_for_validation(root: Path) -> None:
     (root / f"{DEVKIT}.tar.gz").write_bytes(packed({f"{DEVKIT}/{TRUTH}": b"1\n"}))
-    with pytest.raises(UserError, match=r"does not hold data/meta\.mat"):
+    with pytest.raises(UserError, match=r"does not contain data/meta\.mat"):
         open_source(root, split="val")
     short = {**devkit(), f"{DEVKIT}/{TRUTH}": b"1\n2\n"}
     (root / f"{DEVKIT}.tar.gz").write_bytes(packed(short))
     with pytest.raises(UserError, match=r"the class of the validation image .*00000003"):
         open_source(root, split="val")
     (root / f"{DEVKIT}.tar.gz").write_bytes(packed({**devkit(), f"{DEVKIT}/{TRUTH}": b"4\n"}))
-    with pytest.raises(UserError, match=r"ground_truth\.txt holds 4, which is no class"):
+    with pytest.raises(UserError, match=r"ground_truth\.txt contains 4, which is not a class"):
         open_source(root, split="val")
     (root / f"{DEVKIT}.tar.gz").write_bytes(packed(devkit())[:-90])
     with pytest.raises(UserError, match=r"devkit_t12\.tar\.gz is damaged"):
@@ -167,7 +167,7 @@ def test_damage_inside_of_a_class(root: Path) -> None:
     files = {f"{wnid}.tar": tar_bytes({f"{wnid}_0.JPEG": JPEGS[0]}) for wnid in WNIDS}
     cut = files[f"{WNIDS[1]}.tar"][:700]
     (root / TRAIN).write_bytes(tar_bytes({**files, f"{WNIDS[1]}.tar": cut}))
-    with pytest.raises(UserError, match=r"a tar inside of .*train\.tar .*n00000020_0\.JPEG is"):
+    with pytest.raises(UserError, match=r"a tar inside .*train\.tar .*n00000020_0\.JPEG is"):
         open_source(root, split="train")
     (root / TRAIN).write_bytes(tar_bytes({"readme.txt": b"x"}))
     with pytest.raises(UserError, match=r"must hold a tar per class, but there is readme\.txt"):

@@ -106,7 +106,7 @@ def broken(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"no", r"train2019\.json .* is no JSON"),
+        (b"no", r"train2019\.json .* is not JSON"),
         (text({}), r"is not as expected.*'images'"),
         (broken(annotations=[{"image_id": 1, "category_id": 9}]), r"image 1 has the category 9"),
         (
@@ -114,7 +114,7 @@ def broken(**changes: Any) -> bytes:
             r"image 1 has two categories",
         ),
         (broken(annotations=content()["annotations"][:1]), r"Birds/40/a\.jpg has no annotation"),
-        (broken(images=[], annotations=[]), r"train2019\.json holds no sample"),
+        (broken(images=[], annotations=[]), r"train2019\.json has no sample"),
     ],
 )
 def test_broken_json(tmp_path: Path, data: bytes, message: str) -> None:

@@ -108,7 +108,7 @@ def test_no_labels(tmp_path: Path) -> None:
 def test_rows_without_an_image_are_named(tmp_path: Path) -> None:
     empty = {"bytes": None, "path": "elsewhere.jpg"}
     source = open_source(write(tmp_path / "a.parquet", {"image": [*images(0), empty]}))
-    with pytest.raises(DamagedItem, match="the row holds no image bytes"):
+    with pytest.raises(DamagedItem, match="the row has no image bytes"):
         read_item(source, source.items[1])
     assert read_item(source, source.items[0]) == JPEGS[0]
 
@@ -121,7 +121,7 @@ def test_rows_without_an_image_are_named(tmp_path: Path) -> None:
         ({"image": images(0), "label": [-2]}, None, r"labels go from -2 to -2"),
         ({"image": images(0), "label": [0.5]}, None, r"whole numbers or all names, not 0\.5"),
         ({"image": images(0), "label": [[1, 2]]}, None, r"whole numbers or names.*list"),
-        ({"image": []}, None, r"holds no sample of the kind parquet"),
+        ({"image": []}, None, r"has no sample of the kind parquet"),
     ],
 )
 def test_other_columns(
@@ -135,7 +135,7 @@ def test_damage(root: Path) -> None:
     path = root / "data" / "train-00001-of-00002-ab12.parquet"
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
-    with pytest.raises(UserError, match=r"train-00001.* is damaged or no parquet file"):
+    with pytest.raises(UserError, match=r"train-00001.* is damaged or not a parquet file"):
         open_source(root, split="train")
     at = whole.index(JPEGS[3][-60:]) - 200
     path.write_bytes(whole[:at] + b"\xff" * 200 + whole[at + 200 :])
@@ -148,7 +148,7 @@ def test_damage(root: Path) -> None:
 def test_other_classes_in_another_file(root: Path) -> None:
     path = root / "data" / "train-00009.parquet"
     write(path, {"image": images(0), "label": [0]}, ["dog"])
-    with pytest.raises(UserError, match=r"train-00009\.parquet and .* name other classes"):
+    with pytest.raises(UserError, match=r"train-00009\.parquet and .* have different classes"):
         open_source(root, split="train")
 
 
@@ -182,5 +182,5 @@ def test_a_flipped_label_is_told_where_pages_have_checksums(tmp_path: Path) -> N
     data = bytearray(path.read_bytes())
     data[at + 8] ^= 2
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r"a\.parquet is damaged or no parquet file: .*checksum"):
+    with pytest.raises(UserError, match=r"a\.parquet is damaged or not a parquet file: .*checksum"):
         open_source(path)

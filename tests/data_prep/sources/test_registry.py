@@ -22,13 +22,13 @@ def test_unknown_kind_and_path(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere does not exist"):
         open_source(tmp_path / "nowhere", kind="coco")
     (tmp_path / "file.bin").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"file\.bin is a file that no kind of source knows"):
+    with pytest.raises(UserError, match=r"file\.bin is a file of no known kind"):
         open_source(tmp_path / "file.bin")
 
 
 def test_two_kinds_at_once(tmp_path: Path) -> None:
     files = {"annotations/instances_train.json": b"{}", "train.json": b"{}", "a/1.jpg": JPEGS[0]}
-    with pytest.raises(UserError, match=r"may be coco or inaturalist; say which with --source"):
+    with pytest.raises(UserError, match=r"may be coco or inaturalist; choose with --source"):
         open_source(write_files(tmp_path, files))
 
 
@@ -44,9 +44,9 @@ def test_damaged_zips_matter_to_those_who_read_them(tmp_path: Path) -> None:
     root = write_files(tmp_path, {"cat/1.jpg": JPEGS[0], "backup.zip": b"PK no zip"})
     assert open_source(root).kind == "image_folder"
     write_files(root, {"annotations/instances_train.json": b"{}"})
-    with pytest.raises(UserError, match=r"backup\.zip is no whole zip"):
+    with pytest.raises(UserError, match=r"backup\.zip is not a zip"):
         open_source(root)
-    with pytest.raises(UserError, match=r"backup\.zip is no whole zip"):
+    with pytest.raises(UserError, match=r"backup\.zip is not a zip"):
         open_source(root / "backup.zip")
 
 

@@ -94,17 +94,17 @@ def test_labels_from_json_and_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a.jpg": JPEGS[0], "a.json": b"{cut"}, r"sample a has a \.json that is none"),
-        ({"a.jpg": JPEGS[0], "a.json": b"[" * 100_000}, r"a \.json that is none: it is nested"),
-        ({"a.jpg": JPEGS[0], "a.json": b"[1]"}, r"sample a has a \.json that is no object"),
+        ({"a.jpg": JPEGS[0], "a.json": b"{cut"}, r"sample a has an invalid \.json"),
+        ({"a.jpg": JPEGS[0], "a.json": b"[" * 100_000}, r"an invalid \.json: it is nested"),
+        ({"a.jpg": JPEGS[0], "a.json": b"[1]"}, r"sample a has a \.json that is not an object"),
         ({"a.jpg": JPEGS[0], "a.json": text({"label": [1]})}, r"its label is \[1\], not a number"),
         ({"a.jpg": JPEGS[0], "a.cls": b"123456789"}, r"labels go from 123456789 to"),
         (
             {"a.jpg": JPEGS[0], "a.cls": b"1", "b.jpg": JPEGS[1], "b.cls": b"1" * 5000},
             r"must be all whole numbers or all names",
         ),
-        ({"a.jpg": JPEGS[0], "a.JPG": JPEGS[1]}, r"one\.tar holds a\.JPG twice"),
-        ({"a.txt": b"x", "a.cls": b"1"}, r"holds no sample of the kind webdataset"),
+        ({"a.jpg": JPEGS[0], "a.JPG": JPEGS[1]}, r"one\.tar has a\.JPG twice"),
+        ({"a.txt": b"x", "a.cls": b"1"}, r"has no sample of the kind webdataset"),
     ],
 )
 def test_broken_samples(tmp_path: Path, files: dict[str, Any], message: str) -> None:
@@ -117,19 +117,21 @@ def test_broken_samples(tmp_path: Path, files: dict[str, Any], message: str) -> 
 def test_a_tar_that_is_cut_off_is_named(root: Path) -> None:
     path = root / "birds-train-000001.tar"
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(UserError, match=r"birds-train-000001\.tar is damaged or no tar: .*cut off"):
+    with pytest.raises(
+        UserError, match=r"birds-train-000001\.tar is damaged or not a tar: .*cut off"
+    ):
         open_source(root, split="train")
     path.unlink()
     (root / "birds-train-000000.tar").unlink()
     (root / "birds-val-000000.tar").unlink()
-    with pytest.raises(UserError, match=r"holds no \.tar file"):
+    with pytest.raises(UserError, match=r"has no \.tar file"):
         open_source(root, kind="webdataset")
 
 
 def test_a_name_that_tells_no_split_is_refused_not_drawn(root: Path) -> None:
     write_files(root, {"birds-extra-0.tar": shard(7)})
     for split in ("train", "val", None):
-        with pytest.raises(UserError, match=r"birds-train-0+\.tar tells its split \(train, val"):
+        with pytest.raises(UserError, match=r"birds-train-0+\.tar contains its split \(train, val"):
             open_source(root, split=split)
         with pytest.raises(UserError, match=r"that of birds-extra-0\.tar does not; rename"):
             open_source(root, split=split)
@@ -137,5 +139,5 @@ def test_a_name_that_tells_no_split_is_refused_not_drawn(root: Path) -> None:
 
 def test_other_tars_are_none(tmp_path: Path) -> None:
     plain = tar_bytes({"cat/1.jpg": JPEGS[0], "cat/2.jpg": JPEGS[1]})
-    with pytest.raises(UserError, match=r"is a file that no kind of source knows"):
+    with pytest.raises(UserError, match=r"is a file of no known kind"):
         open_source(write_files(tmp_path, {"a.tar": plain}) / "a.tar")

@@ -148,7 +148,7 @@ def test_larger_views_have_more_patches(analyse: Analyse) -> None:
         (
             {"image_size": 64},
             {"positions": "relative"},
-            "=64, but encoder.positions = relative k",
+            "=64, but encoder.positions = relative s",
         ),
     ],
 )

@@ -83,5 +83,7 @@ def test_evaluation_measures_and_draws(
 
 @pytest.mark.parametrize("kind", ["none", "relative"])
 def test_encoders_without_a_table(image_folder: Callable[..., Path], kind: str) -> None:
-    with pytest.raises(UserError, match=f"encoder.positions is {kind}; it is for sincos, learned"):
+    with pytest.raises(
+        UserError, match=f"encoder.positions is {kind}; it supports sincos, learned"
+    ):
         check_evaluation("field", small_recipe(positions=kind), image_folder(2), {}, None)

@@ -67,14 +67,14 @@ def test_evaluation_draws_and_measures(analyse: Analyse, target: str) -> None:
 @pytest.mark.parametrize(
     ("algorithms", "settings", "said"),
     [
-        ({"supervised": {"num_classes": 2}}, {}, "say where with --output"),
+        ({"supervised": {"num_classes": 2}}, {}, "give --output"),
         ({"supervised": {"num_classes": 2}}, {"layer": 3}, "the encoder has 2 blocks"),
         (
             {"supervised": {"num_classes": 5}},
             {"target": "label"},
-            "grad_cam: .* has 2 classes and the head 5",
+            "grad_cam: .* has 2 classes, but the head has 5",
         ),
-        ({"mae": {}}, {}, "algorithms.supervised trains, and this recipe has mae"),
+        ({"mae": {}}, {}, "algorithms.supervised trains, but this recipe has mae"),
     ],
 )
 def test_what_is_not_there_is_said_before(

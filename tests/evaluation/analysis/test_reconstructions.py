@@ -76,7 +76,7 @@ def test_evaluation_draws_and_measures(analyse: Analyse) -> None:
         (small_recipe({"droppos": {}}), {}, r"algorithms\.mae or algorithms\.simmim.*has droppos"),
         (small_recipe(MAE, channels=4), {}, r"red, green and blue.*channels = 4"),
         (small_recipe(), {"mask_ratio": 0}, r"mask_ratio=0 hides nothing"),
-        (small_recipe(), {}, r"say where with --output"),
+        (small_recipe(), {}, r"give --output"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(recipe, settings, message) -> None:

@@ -86,5 +86,5 @@ def test_evaluation_measures_and_draws(analyse: Analyse, algorithms: dict[str, A
 
 
 def test_nowhere_to_draw(image_folder: Callable[..., Path]) -> None:
-    with pytest.raises(UserError, match="say where with --output"):
+    with pytest.raises(UserError, match="give --output"):
         check_evaluation("stop_heatmaps", small_recipe(STOP), image_folder(2), {}, None)

@@ -79,7 +79,7 @@ def test_evaluation_compares_and_draws(analyse: Analyse) -> None:
     [
         ({"ijepa": IJEPA, "stop": {"variant": "sincos"}}, {}, "adds no noise to positions"),
         ({"ijepa": IJEPA, "stop": {}}, {"queries": [16]}, "4 × 4 patches"),
-        ({"ijepa": IJEPA}, {}, "algorithms.stop trains, and this recipe has ijepa"),
+        ({"ijepa": IJEPA}, {}, "algorithms.stop trains, but this recipe has ijepa"),
     ],
 )
 def test_what_is_not_there_is_said_before(

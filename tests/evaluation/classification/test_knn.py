@@ -79,7 +79,7 @@ def test_images_that_are_in_the_bank_are_found_and_that_is_said(
         results = evaluate(mae_checkpoint, data, bank=str(data), k=1, features=features)
         assert results["top1"] == results["initial_top1"] == 1.0
         assert not results["leave_one_out"]
-        assert f"warning: knn: bank={data} is what is measured" in capsys.readouterr().err
+        assert f"warning: knn: bank={data} is the measured data" in capsys.readouterr().err
 
 
 def test_single_images_of_a_class_are_left_out(mae_checkpoint, image_folder):
@@ -107,7 +107,7 @@ def test_a_class_folder_without_images_is_said(image_folder, capsys):
     (data / ".cache").mkdir()
     assert open_labelled(str(data)).classes is not None
     said = capsys.readouterr().err
-    assert f"warning: {data}/zebra holds no images and is no class" in said
+    assert f"warning: {data}/zebra has no images and is not a class" in said
 
 
 def test_small_views_show_the_whole_image(mae_checkpoint, image_folder):

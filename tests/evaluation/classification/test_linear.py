@@ -179,7 +179,7 @@ def test_what_cannot_be_trained_is_said_before(
     recipe = tiny_recipe(tmp_path, "mae")  # two blocks
     given = {"bank": str(data), "protocol": "vissl"}
     for changed, said in (
-        ({}, "protocol=vissl looks at the last 4 blocks, and the encoder has 2"),
+        ({}, "protocol=vissl uses the last 4 blocks, but the encoder has 2"),
         ({"protocol": "mae", "label_fraction": 0.5}, "gives 6 images of 2 classes"),
         ({"protocol": "mae", "labels": "none.txt"}, "labels=none.txt cannot be read"),
         ({"protocol": "mae", "labels": "x", "label_fraction": 0.5}, "both choose images"),

@@ -180,24 +180,24 @@ def test_what_cannot_be_measured_is_said_before(
     wrong.write_text("[1]")
     _, recipe = load_model(str(classifier))
     for settings, said in (
-        ({"sets": str(other)}, r"the folder 'cow' of .* stands for the class 'cow'"),
-        ({"sets": str(other), "lists": str(lists)}, r"'cow' of .* stands for the class 'n99'"),
-        ({"sets": str(other), "lists": str(wrong)}, "is no JSON object of lists"),
+        ({"sets": str(other)}, r"the folder 'cow' of .* matches the class 'cow'"),
+        ({"sets": str(other), "lists": str(lists)}, r"'cow' of .* matches the class 'n99'"),
+        ({"sets": str(other), "lists": str(wrong)}, "is not a JSON object of lists"),
         ({"sets": str(other), "lists": "no.json"}, "lists=no.json cannot be read"),
         ({"lists": str(lists)}, "give sets=PATH"),
         ({"reassessed": str(short)}, r"lists 2 images by .*0000.jpg has none of these"),
-        ({"reassessed": str(wrong)}, "is no JSON list with a list of numbers"),
+        ({"reassessed": str(wrong)}, "is not a JSON list with a list of class numbers"),
         ({"sets": "nowhere"}, "nowhere does not exist"),
         ({"outliers": "nowhere"}, "nowhere does not exist"),
-        ({"shift": "4"}, "shift=4 goes round the grid of 4 x 4 patches; give less than 4"),
-        ({"outliers": str(data)}, "are the data themselves"),
+        ({"shift": "4"}, "shift=4 wraps around the grid of 4 x 4 patches; give less than 4"),
+        ({"outliers": str(data)}, "is the measured data itself"),
         ({"tiles": "5"}, "tiles=5 does not divide images of 32 x 32"),
         ({"patch_drop": "0.99"}, "robustness: patch_drop = 0.99 leaves none of the 16"),
     ):
         with pytest.raises(UserError, match=said):
             check_evaluation("robustness", recipe, data, settings, None)
     three = image_folder(num_images=6, classes=NAMES[:3], name="three")
-    with pytest.raises(UserError, match="has 3 classes and the head 4"):
+    with pytest.raises(UserError, match="has 3 classes, but the head has 4"):
         check_evaluation("robustness", recipe, three, {}, None)
 
 

@@ -291,14 +291,14 @@ def spoil(folder: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "settings", "message"),
     [
-        ("image", {}, r"val001\.xml is about .*val001\.jpg, which is not there"),
+        ("image", {}, r"val001\.xml describes .*val001\.jpg, which does not exist"),
         ("class", {}, r"val001\.xml has the class 'blue'; known are green, red"),
         ("box", {}, r"val001\.xml, object 1, has no bndbox of four numbers; add it"),
-        ("xml", {}, r"val001\.xml is no annotation that can be read"),
-        ("none", {}, r"\(val\) has no boxes at all"),
-        ("", {"split": "test"}, r"holds no split 'test' of images with boxes; give a folder"),
-        ("", {"train_split": "val"}, r"measured on images that the detector learns from"),
-        ("", {"size": 40}, r"size=40 is no multiple of 16; use 32"),
+        ("xml", {}, r"val001\.xml is not a readable annotation"),
+        ("none", {}, r"\(val\) has no boxes"),
+        ("", {"split": "test"}, r"has no split 'test' of images with boxes; give a folder"),
+        ("", {"train_split": "val"}, r"measured on training images"),
+        ("", {"size": 40}, r"size=40 is not a multiple of 16; use 32"),
     ],
 )
 def test_mistakes_are_said_before_any_forward_pass(
@@ -315,14 +315,17 @@ def test_mistakes_are_said_before_any_forward_pass(
     ("change", "message"),
     [
         ({"category_id": 4}, r"annotation 1 has the category 4; known are 3, 7"),
-        ({"image_id": 99}, r"annotation 1 is on the image 99, not listed"),
+        ({"image_id": 99}, r"annotation 1 is on the image 99, which is not listed"),
         ({"bbox": [1, 2]}, r"annotation 1 has no bbox of four numbers"),
         ({"bbox": [1, 2, "nan", 3]}, r"annotation 1 has no bbox of four numbers"),
         ({"bbox": 5}, r"annotation 1 has no bbox of four numbers"),
-        ({"category_id": [3]}, r"annotation 0, counted from 0, is none of COCO's \(TypeError"),
+        (
+            {"category_id": [3]},
+            r"annotation 0, counted from 0, is not in COCO's format \(TypeError",
+        ),
         ({"segmentation": {"size": [4, 4], "counts": [0, 16]}}, r"annotation 0, .*a mask of"),
-        ({"segmentation": "polygon"}, r"annotation 0, counted from 0, is none of COCO's"),
-        (None, r"annotation 0, counted from 0, is none of COCO's \(AttributeError"),
+        ({"segmentation": "polygon"}, r"annotation 0, counted from 0, is not in COCO's format"),
+        (None, r"annotation 0, counted from 0, is not in COCO's format \(AttributeError"),
     ],
 )
 def test_annotations_of_nothing_are_refused(tmp_path: Path, change, message):
@@ -356,12 +359,12 @@ def test_boxes_without_area_are_counted_and_other_classes_refused(tmp_path: Path
     path.write_text(json.dumps(content))
     found = open_boxes(str(data), "val")
     assert found.dropped == 1 and len(found.items[0]) == 1
-    with pytest.raises(UserError, match=r"other classes than what is learned from .*'blue'"):
+    with pytest.raises(UserError, match=r"other classes than the training split .*'blue'"):
         open_boxes(str(data), "val", ["red", "green"])
     content["images"][0] |= {"height": 640, "width": 640}
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"0\.jpg has height and width \(640, 640\), but it has"):
         open_boxes(str(data), "val")
     path.write_text("[]")
-    with pytest.raises(UserError, match=r"instances_val2017\.json is no COCO annotation file"):
+    with pytest.raises(UserError, match=r"instances_val2017\.json is not a COCO annotation file"):
         open_boxes(str(data), "val")

@@ -64,7 +64,7 @@ def test_both_evaluations_drop_paths(
     else:
         data, settings = mask_folder(tmp_path, {"train": 4, "val": 2}), {"batch_size": 2}
     settings |= {"iterations": 2, "baseline": False, "drop_path": 0.25, "seed": 5}
-    with pytest.raises(UserError, match=r"drop_path=0.25 is for an encoder that learns"):
+    with pytest.raises(UserError, match=r"drop_path=0.25 needs a trained encoder"):
         measure(name, data, **settings)
     made = Mock(wraps=FeatureMaps)
     monkeypatch.setattr(f"pospre.evaluation.dense.{name}.{name}.FeatureMaps", made)

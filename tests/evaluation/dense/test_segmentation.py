@@ -203,7 +203,7 @@ def test_a_class_that_cannot_be_learned_is_said(
     data = mask_folder(tmp_path, {"train": 2, "val": 1})
     save(data / "val" / "masks" / "000.png", np.full((40, 48), 3, np.uint8))
     measure("segmentation", data, num_classes=4, iterations=1, batch_size=2, baseline=False)
-    assert "shows 'class 3', but no mask of" in capsys.readouterr().err
+    assert "contains 'class 3', but no mask of" in capsys.readouterr().err
 
 
 def test_classes_that_are_mostly_nowhere_are_said(
@@ -217,7 +217,7 @@ def test_classes_that_are_mostly_nowhere_are_said(
         save(path, np.full((40, 48), 250, np.uint8))
     check_masks(train, val, 251)
     assert (
-        "of 251 classes the masks show 1, up to class 250. Where its pixels have no class, give "
+        "the masks contain 1 of 251 classes, up to class 250. If its pixels have no class, give "
         "ignore=250\n"
     ) in capsys.readouterr().err
 
@@ -227,11 +227,14 @@ def test_classes_that_are_mostly_nowhere_are_said(
     [
         (
             {"name": "swin_tiny", "image_size": 64, **SWIN_NEEDS},
-            r"looks into the blocks of a ViT",
+            r"reads the blocks of a ViT",
         ),
-        ({"channels": 1}, r"shows RGB images to square patches; this encoder has 1 channels"),
+        ({"channels": 1}, r"takes RGB images and square patches; this encoder has 1 channels"),
         ({"patch_size": (8, 4)}, r"and patches of 8×4"),
-        ({"positions": "relative"}, r"encoder.positions = relative knows one only; give inf"),
+        (
+            {"positions": "relative"},
+            r"encoder.positions = relative supports only one size; give inf",
+        ),
     ],
 )
 def test_encoders_that_make_no_maps_are_refused(
@@ -276,21 +279,21 @@ def spoil(data: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "settings", "message"),
     [
-        ("id", {}, r"masks/001\.png holds the id 9; known are 0 to 2, and ignored 255"),
-        ("size", {}, r"001\.png is 10×10, and .*001\.jpg has another size"),
+        ("id", {}, r"masks/001\.png contains the id 9; known are 0 to 2, and ignored 255"),
+        ("size", {}, r"001\.png is 10×10, but .*001\.jpg has another size"),
         ("mask", {}, r"001\.jpg has no mask in .*val/masks; add it"),
-        ("image", {}, r"001\.png is the mask of no image"),
+        ("image", {}, r"001\.png is not the mask of any image"),
         ("colour", {}, r"001\.png has 3 channels; a mask is a grey or indexed PNG"),
-        ("damaged", {}, r"001\.jpg is no image that can be read"),
+        ("damaged", {}, r"001\.jpg is not a readable image"),
         ("names", {"num_classes": 3}, r"names 2 classes, .* 2, and num_classes is 3"),
-        ("nameless", {}, r"classes\.txt names no class; write one name a line"),
-        ("empty", {}, r"no pixel of .*val has a class; look at ignore"),
-        ("tiny", {}, r"001\.jpg has 4×9 pixels as it is shown, less than a patch of 8"),
-        ("", {"split": "test"}, r"holds no split 'test' of images with masks; give a folder"),
-        ("", {"train_split": "val"}, r"measured on images that the decoder learns from"),
-        ("", {"crop": 30}, r"crop=30 is no multiple of the patch size 8; use 32"),
+        ("nameless", {}, r"classes\.txt has no class names; write one per line"),
+        ("empty", {}, r"no pixel of .*val has a class; check ignore"),
+        ("tiny", {}, r"001\.jpg has 4×9 pixels after scaling, less than a patch of 8"),
+        ("", {"split": "test"}, r"has no split 'test' of images with masks; give a folder"),
+        ("", {"train_split": "val"}, r"measured on training images"),
+        ("", {"crop": 30}, r"crop=30 is not a multiple of the patch 8; use 32"),
         ("", {"layers": (1, 2)}, r"segmentation: layer 2, but the encoder has 1 blocks"),
-        ("", {"augment": False, "finetune": True}, r"augment=false is for a frozen encoder"),
+        ("", {"augment": False, "finetune": True}, r"augment=false needs a frozen encoder"),
         ("", {"decoder": "upernet", "layers": (1,)}, r"upernet takes four layers, not \[1\]"),
         ("", {"decoder": "upernet", "crop": 8}, r"upernet needs crops of two patches"),
     ],

@@ -220,15 +220,19 @@ def spoil(root: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "settings", "message"),
     [
-        ("mask", {}, r"has 5 frames and .*moving 4 masks; only one of both has 00003"),
-        ("id", {}, r"00003\.png holds the id 7; known from the first frame are 1, 2, and 255"),
-        ("size", {}, r"the mask of .*00003\.jpg is 10×10, and the frame has another size"),
-        ("empty", {}, r"moving: the first mask has no object to follow"),
-        ("list", {}, r"holds no list ImageSets/2017/val\.txt beside JPEGImages and Annotations"),
+        ("mask", {}, r"has 5 frames and .*moving 4 masks; only one of them has 00003"),
+        ("id", {}, r"00003\.png contains the id 7; known from the first frame are 1, 2, and 255"),
+        ("size", {}, r"the mask of .*00003\.jpg is 10×10, but the frame has another size"),
+        ("empty", {}, r"moving: the first mask has no object to track"),
+        ("list", {}, r"has no list ImageSets/2017/val\.txt beside JPEGImages and Annotations"),
         ("short", {}, r"moving has 2 frames; .* so a video needs at least 3"),
-        ("", {"size": 4}, r"00000\.jpg has 4×5 pixels as it is shown, less than a patch of 8"),
-        ("", {"multiple": 60}, r"multiple=60 is no multiple of the patch size 8; use 64"),
-        ("", {"size": 32, "multiple": 64}, r"multiple=64, but .*jpg is shown with 40 pixels"),
+        ("", {"size": 4}, r"00000\.jpg has 4×5 pixels after scaling, less than a patch of 8"),
+        ("", {"multiple": 60}, r"multiple=60 is not a multiple of the patch size 8; use 64"),
+        (
+            "",
+            {"size": 32, "multiple": 64},
+            r"multiple=64, but .*jpg are scaled to at most 40 pixels",
+        ),
     ],
 )
 def test_mistakes_are_said_before_any_forward_pass(

@@ -176,9 +176,9 @@ def test_what_the_pictures_are_not_for_is_said(mp3, mae_checkpoint, droppos_chec
             run_evaluation("position_pictures", model, recipe, numbered, settings, progress=False)
         return str(error.value)
 
-    assert "this recipe has mae; name a run" in message(*load_model(str(mae_checkpoint)))
-    assert "algorithms.mp3 has no option of this name" in message(*mp3, position_mask_ratio=0.5)
-    assert "where no patch knows its position" in message(
+    assert "this recipe has mae; give a run" in message(*load_model(str(mae_checkpoint)))
+    assert "algorithms.mp3 has no such option" in message(*mp3, position_mask_ratio=0.5)
+    assert "if patches have no positions" in message(
         *load_model(str(droppos_checkpoint)), mixed=True
     )
     assert "an even number" in message(*mp3, mixed=True, num_pictures=3)

@@ -82,7 +82,7 @@ def test_positions_are_found_and_leaving_them_out_is_seen(
     assert "4 x 4 patches" in text and "2 x 3 patches" in text and "chance: 6.25" in text
     content = rows[(4, 4), "trained", "content", 2]
     assert content["learned_top1"] > 2 * content["top1"] and content["learned_r2"] > content["r2"]
-    assert "of the patches learned from are put right" in text
+    assert "of the training patches are placed right" in text
     assert "versus, no positions: R²" in text and "untrained, 75 % masked" in text
 
 
@@ -119,7 +119,7 @@ def test_a_grid_that_positions_do_not_know_is_said(
     classes = {"supervised": {"num_classes": 2}}
     small = {"image_size": 32, "patch_size": 8, "positions": "relative"}
     other = tiny_recipe(tmp_path, classes, **small)
-    said = r"encoder.positions = relative knows one grid only, .* 32 × 32 pixels \(4 × 4 patches\)"
+    said = r"encoder.positions = relative supports only images of 32 × 32 pixels \(4 × 4 patches\)"
     with pytest.raises(UserError, match=f"grids=7x7, but {said}"):
         check_evaluation("position_probe", other, images, {"grids": "7"}, None)
     settings = {"grids": "2x3", "versus": str(save_checkpoint(other))}
@@ -155,11 +155,11 @@ def test_mistakes_are_said_before_any_work(
 
     assert "layer 3, but the encoder has 2 blocks" in message(recipe, layers=[3])
     swin = tiny_recipe(tmp_path, "droppos", name="swin_tiny", depth=None, image_size=256)
-    assert "looks into the blocks of a ViT" in message(swin)
+    assert "reads the blocks of a ViT" in message(swin)
     few = image_folder(num_images=5, name="few")
     assert "has 5 images" in message(recipe, few)
     other = save_checkpoint(tiny_recipe(tmp_path / "other", "mae", image_size=32, patch_size=16))
-    assert "patch_size = (16, 16), and the one measured (8, 8)" in message(
+    assert "patch_size = (16, 16), but the measured one has (8, 8)" in message(
         recipe, versus=str(other)
     )
     assert "nowhere" in message(recipe, versus=str(tmp_path / "nowhere"))

@@ -134,7 +134,7 @@ def test_what_a_scheme_does_not_take_is_left_out_and_said(
     assert [*rows] == ["as usual", *measured, "another image"]
     assert all(rows[what] < 0.9999 for what in measured)
     assert results["left_out"] == left_out
-    note = f"encoder.positions = {scheme} does not take {', '.join(left_out)}"
+    note = f"encoder.positions = {scheme} does not support {', '.join(left_out)}"
     assert (note in table(results)) == bool(left_out)
 
 
@@ -149,7 +149,7 @@ def test_nothing_to_disturb_is_said(image_folder: Callable[..., Path], tmp_path:
             "nothing to disturb; with encoder.positions = sincos give shifts or zooms or scales",
         ),
         ({"class_token": False}, {"features": "cls"}, "no class token"),
-        ({}, {"shifts": "9"}, "shifts=9 goes round the grid"),
+        ({}, {"shifts": "9"}, "shifts=9 wraps around the grid"),
         ({}, {}, "k=20, but only 2 images can vote; use k=2"),
     ):
         recipe = tiny_recipe(tmp_path, "supervised", **encoder)

@@ -148,5 +148,5 @@ def test_a_decoder_shares_the_fields_among_its_heads_or_says_why_not() -> None:
     assert isinstance(other, LookHere)
     other.reset_parameters()
     assert other.slopes.tolist()[:8] == [1.0] * 4 + [0.5] * 4
-    with pytest.raises(UserError, match=r"lookhere\.fields = .* names 3 .* decoder, has 8 heads"):
+    with pytest.raises(UserError, match=r"lookhere\.fields = .* names 3 .* decoder has 8 heads"):
         scheme.companion(SPACE._replace(num_heads=8))

@@ -154,9 +154,13 @@ def test_a_forgotten_place_does_not_show(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_of_another_size_are_refused(kind: str) -> None:
-    with pytest.raises(UserError, match=rf"positions = {kind} knows images of 4×4 .* one of 4×2"):
+    with pytest.raises(
+        UserError, match=rf"positions = {kind} supports only images of 4×4 .* got 4×2"
+    ):
         drawn(kind)(torch.randn(1, 3, 32, 16))
-    with pytest.raises(UserError, match=rf"positions = {kind} knows whole cells of its grid only"):
+    with pytest.raises(
+        UserError, match=rf"positions = {kind} supports only whole cells of its grid"
+    ):
         drawn(kind)(
             torch.randn(1, 3, 32, 32),
             None,

@@ -119,7 +119,7 @@ def test_a_list_that_changes_on_the_way_is_no_traceback(
         return status, headers, body.replace(listed, listed + b"x")
 
     monkeypatch.setattr(handler, ask, changed)
-    with pytest.raises(Unreachable, match="the list of what is there is damaged"):
+    with pytest.raises(Unreachable, match="the list of objects is damaged"):
         open_newest([REMOTE])
 
 

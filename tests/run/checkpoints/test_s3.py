@@ -88,7 +88,7 @@ def refused(run: Run, tiny: Path, *options: str, code: int = 2) -> str:
 def test_a_missing_bucket(bucket: Any, tiny: Path, run: Run) -> None:
     said = refused(run, tiny, "trainer.save_folder=s3://missing/tiny")
     assert "bucket 'missing' does not exist" in said
-    assert "names no bucket" in refused(run, tiny, "trainer.save_folder=s3:///tiny")
+    assert "has no bucket name" in refused(run, tiny, "trainer.save_folder=s3:///tiny")
 
 
 def test_wrong_credentials(

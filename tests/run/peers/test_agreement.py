@@ -38,6 +38,6 @@ def test_a_node_with_as_many_other_images_is_named(
 ) -> None:
     other = {**FOLDER, "labels": "4" * 64}
     said = r"data\.path on node1 \(ranks 1 to 2\) holds other data than on node0 \(rank 0\): "
-    said += r"the labels are others \(SHA-256 1{12} on rank 0, 4{12} there\)"
+    said += r"the labels differ \(SHA-256 1{12} on rank 0, 4{12} there\)"
     with pytest.raises(UserError, match=said):
         check(monkeypatch, tmp_path, SHARDS, other, other, FOLDER)

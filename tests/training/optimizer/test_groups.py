@@ -54,7 +54,7 @@ def test_only_vectors_go_without_weight_decay() -> None:
         ({"no_decay": "bias"}, "no_decay is 'bias'"),  # its letters are in every name
         ({"lr": "fast"}, "lr is 'fast': .*number"),
         ({"weigth_decay": 0}, "Did you mean 'weight_decay'"),
-        ({"model": nn.Linear(2, 2), "layer_decay": 0.5}, "layer_decay are for a PretrainModel"),
+        ({"model": nn.Linear(2, 2), "layer_decay": 0.5}, "layer_decay need the PretrainModel"),
     ],
 )
 def test_groups_that_cannot_be_are_refused(wrong: dict[str, Any], said: str) -> None:

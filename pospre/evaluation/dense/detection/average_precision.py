@@ -20,19 +20,19 @@ def average_precision(
     detections: Sequence[Mapping[str, Any]],
     kind: Literal["bbox", "segm"] = "bbox",
 ) -> dict[str, Any]:
-    """Return COCO's figures; None for sizes and classes that are not there.
+    """Return COCO's figures; None for sizes and classes that do not occur.
 
     Args:
-        truth: COCO's annotations.
-        detections: COCO's results: image_id, category_id, score, and bbox or segmentation.
-        kind: what is compared, boxes or masks.
+        truth: COCO annotations.
+        detections: COCO results: image_id, category_id, score, and bbox or segmentation.
+        kind: compare boxes or masks.
 
     Returns:
         ``AP`` (mean over IoU 0.5 to 0.95), ``AP50``, ``AP75`` and AP by size, in [0, 1];
-        ``AP_se`` and so on of the first three: the jackknife's standard error, leaving out every
-        tenth image in turn; ``classes``: AP of each by name.
+        ``AP_se`` and so on for the first three: jackknife standard errors, leaving out every tenth
+        image in turn; ``classes``: AP of each by name.
     """
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools tells everything it does
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         coco = _index(truth)
         found = (
             coco.loadRes(list(detections)) if detections else _index({**truth, "annotations": []})

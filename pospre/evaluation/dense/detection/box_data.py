@@ -1,7 +1,7 @@
-"""Images with boxes, and masks where there are some: the layouts, and what is wrong with one.
+"""Images with boxes, and optionally masks: data set layouts and their checks.
 
-Known are COCO's (``annotations/instances_<split>.json`` beside ``<split>/`` or ``images/``; the
-year may follow the split's name), Pascal VOC's (``ImageSets/Main/<split>.txt``,
+Supported are COCO (``annotations/instances_<split>.json`` beside ``<split>/`` or ``images/``; the
+year may follow the split's name), Pascal VOC (``ImageSets/Main/<split>.txt``,
 ``Annotations/*.xml``, ``JPEGImages/``), and rendered scenes (``data_prep.scenes``).
 """
 
@@ -25,15 +25,15 @@ _IMAGES = (".jpg", ".jpeg", ".png", ".JPEG", ".JPG")
 
 @dataclass(frozen=True)
 class Item:
-    """An object on an image.
+    """An object in an image.
 
     Attributes:
-        box: x0, y0, x1, y1 in pixels, inside of the image.
+        box: x0, y0, x1, y1 in pixels, within the image.
         label: class, from 1.
-        crowd: it is a region of many (COCO), or difficult (VOC): nobody learns it, and whether it
-            is found does not count.
-        area: in pixels, of the mask where there is one.
-        mask: compressed run lengths as pycocotools has them, or None.
+        crowd: a region of many objects (COCO) or difficult (VOC): not used for training, and
+            ignored in measurement.
+        area: in pixels, of the mask if there is one.
+        mask: compressed run lengths in pycocotools' format, or None.
     """
 
     box: tuple[float, float, float, float]
@@ -46,7 +46,7 @@ class Item:
         """Return the mask, uint8 (H, W).
 
         Raises:
-            UserError: its run lengths are not those of an image of this size.
+            UserError: its run lengths do not fit an image of this size.
         """
         assert self.mask is not None
         try:
@@ -61,13 +61,12 @@ class Item:
 class BoxSet:
     """A split of a data set.
 
-    Attributes:
-        address: for messages.
-        images: files.
-        sides: height and width of each.
-        items: the objects of each.
-        classes: names; label 1 is the first.
-        dropped: how many boxes had no area inside of their image, and are left out.
+    address: for messages.
+    images: files.
+    sides: height and width of each.
+    items: the objects of each.
+    classes: names; label 1 is the first.
+    dropped: number of boxes without area within their image, which are left out.
     """
 
     address: str
@@ -86,7 +85,7 @@ class BoxSet:
         return all(item.mask is not None for items in self.items for item in items)
 
     def coco(self) -> dict[str, Any]:
-        """Return it all as COCO's annotations: ids count from 1, images in their order."""
+        """Return COCO annotations; ids count from 1, in the order of images."""
         placed = [(place, item) for place, row in enumerate(self.items, start=1) for item in row]
         annotations = [
             {
@@ -118,11 +117,11 @@ def open_boxes(root: str, split: str, classes: Sequence[str] | None = None) -> B
     Args:
         root: folder of the data set.
         split: its name.
-        classes: those of the split that is learned from; None takes what this split has.
+        classes: of the training split; None: those of this split.
 
     Raises:
-        UserError: there is none of a known layout, an image or an annotation is missing or wrong,
-            or the classes are not ``classes``.
+        UserError: no known layout, an image or an annotation is missing or invalid, or the classes
+            differ from ``classes``.
     """
     base = Path(root)
     listed = sorted((base / "annotations").glob(f"instances_{split}*.json"))
@@ -134,19 +133,19 @@ def open_boxes(root: str, split: str, classes: Sequence[str] | None = None) -> B
         folders = [folder for folder in (base / split, base) if (folder / LABELS).is_file()]
         if not folders:
             raise UserError(
-                f"{root} holds no split '{split}' of images with boxes; give a folder "
-                f"with annotations/instances_{split}.json (COCO), with ImageSets/Main/{split}.txt, "
+                f"{root} has no split '{split}' of images with boxes; give a folder with "
+                f"annotations/instances_{split}.json (COCO), with ImageSets/Main/{split}.txt, "
                 "Annotations and JPEGImages (Pascal VOC), or rendered scenes."
             )
         found = _scenes(folders[0])
     if classes is not None and list(found.classes) != list(classes):
         different = sorted(set(found.classes) ^ set(classes)) or ["their order"]
         raise UserError(
-            f"{found.address} has other classes than what is learned from (first "
-            f"difference: '{different[0]}'); both need the same."
+            f"{found.address} has other classes than the training split (first difference: "
+            f"'{different[0]}'); both need the same."
         )
     if not any(found.items):
-        raise UserError(f"{found.address} has no boxes at all.")
+        raise UserError(f"{found.address} has no boxes.")
     return found
 
 
@@ -165,7 +164,7 @@ def _coco(base: Path, path: Path) -> BoxSet:
         places = {each["id"]: place for place, each in enumerate(images)}
         files = [folder / each["file_name"] for each in images]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no COCO annotation file ({error!r}).") from error
+        raise UserError(f"{path} is not a COCO annotation file ({error!r}).") from error
     bar = tqdm(files, "images", unit="img", disable=None, delay=2)
     sides = [_sides(file, path) for file in bar]
     for image, file, (rows, cols) in zip(images, files, sides, strict=True):
@@ -173,7 +172,7 @@ def _coco(base: Path, path: Path) -> BoxSet:
         if told != (rows, cols):
             raise UserError(
                 f"{path} says that {file} has height and width {told}, but it has "
-                f"{(rows, cols)}; boxes and masks of another size would not fit. Mend either."
+                f"{(rows, cols)}, so its boxes and masks would not fit. Correct one of them."
             )
     items: list[list[Item | None]] = [[] for _ in images]
     for number, each in enumerate(annotations):
@@ -181,10 +180,10 @@ def _coco(base: Path, path: Path) -> BoxSet:
             place, item = _coco_item(each, labels, places, sides)
         except UserError as error:
             raise UserError(f"{path}: annotation {each.get('id')} {error}") from error
-        except Exception as error:  # pycocotools raises just that for what it does not know
+        except Exception as error:  # pycocotools raises a bare Exception for unknown formats
             raise UserError(
-                f"{path}: annotation {number}, counted from 0, is none of COCO's ({error!r}); mend "
-                "or remove it."
+                f"{path}: annotation {number}, counted from 0, is not in COCO's format "
+                f"({error!r}); correct or remove it."
             ) from error
         items[place].append(item)
     return _set(str(path), files, sides, items, names)
@@ -196,12 +195,12 @@ def _coco_item(
     places: Mapping[Any, int],
     sides: Sequence[tuple[int, int]],
 ) -> tuple[int, Item | None]:
-    """Return the place of the image of an annotation, and the object."""
+    """Return an annotation's object and the index of its image."""
     if each.get("category_id") not in labels:
         known = ", ".join(map(str, labels))
         raise UserError(f"has the category {each.get('category_id')}; known are {known}.")
     if each.get("image_id") not in places:
-        raise UserError(f"is on the image {each.get('image_id')}, not listed.")
+        raise UserError(f"is on the image {each.get('image_id')}, which is not listed.")
     try:
         x, y, width, height = (float(number) for number in each["bbox"])
     except (KeyError, TypeError, ValueError):
@@ -216,7 +215,7 @@ def _coco_item(
 
 
 def _coco_mask(given: Any, height: int, width: int) -> Mapping[str, Any] | None:
-    """Return compressed run lengths of polygons, or of run lengths of either kind."""
+    """Return compressed run lengths from polygons or from either kind of run lengths."""
     if not given:
         return None
     runs = given if isinstance(given, dict) and isinstance(given["counts"], str | bytes) else None
@@ -251,11 +250,11 @@ def _voc(base: Path, split: str, classes: Sequence[str] | None) -> BoxSet:
 
 
 def _voc_objects(path: Path) -> list[tuple[str, tuple[float, float, float, float], bool]]:
-    """Return class, box and whether it is difficult of every object of an annotation."""
+    """Return each object's class, box, and whether it is difficult."""
     try:
         tree = ElementTree.parse(path)
     except (OSError, ElementTree.ParseError) as error:
-        raise UserError(f"{path} is no annotation that can be read ({error}).") from error
+        raise UserError(f"{path} is not a readable annotation ({error}).") from error
     found = []
     for number, item in enumerate(tree.iter("object"), start=1):
         texts = [item.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
@@ -266,7 +265,7 @@ def _voc_objects(path: Path) -> list[tuple[str, tuple[float, float, float, float
                 f"{path}, object {number}, has no bndbox of four numbers; add it."
             ) from None
         difficult = (item.findtext("difficult") or "0").strip() == "1"
-        # VOC counts pixels from 1, and x1, y1 are the last pixel of the box
+        # VOC counts pixels from 1, and x1, y1 are inclusive
         found.append(((item.findtext("name") or "").strip(), (x0 - 1, y0 - 1, x1, y1), difficult))
     return found
 
@@ -294,7 +293,7 @@ def _scenes(folder: Path) -> BoxSet:
 
 def _sides(file: Path, annotation: Path) -> tuple[int, int]:
     if not file.is_file():
-        raise UserError(f"{annotation} is about {file}, which is not there.")
+        raise UserError(f"{annotation} describes {file}, which does not exist.")
     return image_sides(file)
 
 
@@ -306,7 +305,7 @@ def _item(
     mask: Mapping[str, Any] | None,
     area: float | None,
 ) -> Item | None:
-    """Return an object with its box inside of the image; None where nothing is left of it."""
+    """Return an object with its box clipped to the image; None if nothing is left."""
     x0, x1 = (min(max(float(x), 0.0), float(sides[1])) for x in box[::2])
     y0, y1 = (min(max(float(y), 0.0), float(sides[0])) for y in box[1::2])
     if x1 <= x0 or y1 <= y0:

@@ -1,11 +1,10 @@
 """Detection and instance segmentation: Mask R-CNN on a plain ViT, frozen or fine-tuned.
 
-ViTDet's simple feature pyramid and heads on the last layer of the encoder (see ``mask_rcnn``),
-without windows and relative positions, as DropPos and Intertwined measure (published:
-finetune=true, size=1024, 22 128 iterations of 64 images or 88 750 of 16, lr=1e-4 to 3e-4,
-drop_path=0.1). Boxes, and masks where all objects have one; AP, AP50 and AP75 are pycocotools'.
-Images are scaled so that their long side is ``size``, in training times ``jitter``, and padded to a
-square.
+It uses ViTDet's simple feature pyramid and heads on the encoder's last layer (see ``mask_rcnn``),
+without windows or relative positions, as in DropPos and Intertwined (published: finetune=true,
+size=1024, 22 128 iterations of 64 images or 88 750 of 16, lr=1e-4 to 3e-4, drop_path=0.1). It
+measures boxes, and masks if all objects have one; AP, AP50 and AP75 are pycocotools'. Images are
+scaled so that their long side is ``size``, times ``jitter`` in training, and padded to a square.
 """
 
 import itertools
@@ -42,11 +41,11 @@ OWN_DATA = True
 Factors = Annotated[PositiveRange, BeforeValidator(as_tuple)]
 _RISE = 0.01  # share of the training, as 250 of 22 128
 _MILESTONES = (8 / 9, 26 / 27)
-_SCALED = 32  # about so many images tell the scale of features
+_SCALED = 32  # number of images that determine the scale of features
 
 
 class Setup(NamedTuple):
-    """The data, and the side of the squares that images are padded to."""
+    """The data, and the side of padded images."""
 
     train: BoxSet
     val: BoxSet
@@ -64,7 +63,7 @@ def evaluate(context: Context, settings: Detection) -> dict[str, Any]:
     Returns:
         ``AP``, ``AP50``, ``AP75`` and AP by size, in [0, 1], with standard errors over images
         (``_se``), and ``classes``; the same of masks (``mask_…``; None without masks) and of the
-        untrained encoder (``initial_…``); and what it was measured with.
+        untrained encoder (``initial_…``); and the settings used.
     """
     setup: Setup = context.opened
     learn = context.models("", "initial_", baseline=settings.baseline)
@@ -93,7 +92,7 @@ def evaluate(context: Context, settings: Detection) -> dict[str, Any]:
 
 
 def check(plan: Plan[Detection]) -> Setup:
-    """Return the data; raise a ``UserError`` for annotations, classes or sizes that will not do."""
+    """Return the data; raise a ``UserError`` for invalid annotations, classes or sizes."""
     encoder = check_encoder(plan.recipe)
     settings, patch = plan.settings, encoder.patch_size[0]
     check_drop_path(settings)
@@ -103,14 +102,14 @@ def check(plan: Plan[Detection]) -> Setup:
     unit = 2 * stride_of(patch)
     if setup.size % unit:
         near = max(unit, round(setup.size / unit) * unit)
-        raise UserError(f"size={setup.size} is no multiple of {unit}; use {near}.")
+        raise UserError(f"size={setup.size} is not a multiple of {unit}; use {near}.")
     side = setup.size * patch // stride_of(patch)
     check_side("size", (side, side), encoder)
     both = {file.resolve() for file in setup.train.images}
     if both & {file.resolve() for file in setup.val.images}:
         raise UserError(
-            f"{setup.val.address} would be measured on images that the detector learns "
-            "from; give another split=…, train_split=… or bank=…."
+            f"{setup.val.address} would be measured on training images; give another "
+            "split=…, train_split=… or bank=…."
         )
     for part in (setup.train, setup.val):
         for path, sides in zip(part.images, part.sides, strict=True):
@@ -120,7 +119,7 @@ def check(plan: Plan[Detection]) -> Setup:
 
 
 def _empty(setup: Setup) -> list[str]:
-    """Return the classes that the images to learn from do not show."""
+    """Return the classes without training images."""
     shown = {item.label for items in setup.train.items for item in items if not item.crowd}
     return [name for label, name in enumerate(setup.train.classes, 1) if label not in shown]
 
@@ -128,7 +127,7 @@ def _empty(setup: Setup) -> list[str]:
 def _train(
     context: Context, setup: Setup, model: PretrainModel, settings: Detection, title: str
 ) -> tuple[FasterRCNN, float]:
-    """Return a detector that has learned, in eval mode, and the loss at the end."""
+    """Return a trained detector, in eval mode, and the final loss."""
     layers = (model.encoder.depth,)
     learns = {key: getattr(settings, key) for key in ("finetune", "drop_path", "seed")}
     maps = FeatureMaps(model, layers, norm=True, **learns)
@@ -173,7 +172,7 @@ def _train(
 def _standardize(
     context: Context, detector: FasterRCNN, samples: Jittered, batch_size: int
 ) -> None:
-    """Let the detector know the scale of a frozen encoder's features, from some images."""
+    """Set the scale of a frozen encoder's features from some images."""
     some = range(0, len(samples), max(1, len(samples) // _SCALED))
 
     def shown(indices: range) -> Tensor:
@@ -187,7 +186,7 @@ def _standardize(
 
 @torch.no_grad()
 def _detect(context: Context, setup: Setup, detector: FasterRCNN) -> list[dict[str, Any]]:
-    """Return what is found, as COCO's results, in pixels of the images."""
+    """Return the detections as COCO results, in pixels of the images."""
     results = []
     indices = tqdm(range(len(setup.val)), "detection", unit="img", disable=not context.progress)
     for index in indices:
@@ -235,11 +234,11 @@ def table(results: Mapping[str, Any]) -> str:
         f"Mask R-CNN with a simple feature pyramid, encoder "
         f"{'fine-tuned' if results['finetune'] else 'frozen'}; {results['iterations']} iterations, "
         f"long side {results['size']}",
-        f"{results['images']} images with {results['boxes']} boxes, learned from "
+        f"{results['images']} images with {results['boxes']} boxes, trained on "
         f"{results['train_images']}; AP by class: {classes}",
     ]
     if results["dropped_boxes"]:
         notes.append(f"{results['dropped_boxes']} boxes without area are left out")
     if results["empty_classes"]:
-        notes.append(f"nothing to learn from for: {', '.join(results['empty_classes'])}")
+        notes.append(f"no training images for: {', '.join(results['empty_classes'])}")
     return format_table("Detection, average precision in %", ["encoder", *columns], rows, notes)

@@ -1,4 +1,4 @@
-"""What a detector learns from: images scaled at random and cut to a square, with their objects."""
+"""Training data of a detector: images scaled at random and cropped to a square, with objects."""
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ class Jittered(Dataset[tuple[Tensor, dict[str, Tensor]]]):
         boxes: the images and objects; crowds are left out.
         size: side of the squares.
         jitter: range of the factor to the scale at which an image just fits.
-        fill: levels of the three channels where there is no image.
-        seed: of the draws, which depend on nothing but (seed, epoch, index).
-        has_masks: whether masks are learned.
+        fill: pixel values of the three channels outside the image.
+        seed: of the draws, which are functions of (seed, epoch, index) alone.
+        has_masks: whether to return masks.
     """
 
     def __init__(

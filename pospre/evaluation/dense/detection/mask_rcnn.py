@@ -1,8 +1,9 @@
 """Mask R-CNN on a plain ViT with a simple feature pyramid (ViTDet, Li et al. 2022).
 
-All but the pyramid is torchvision's; heads, norms and levels are ViTDet's: two convolutions in the
-region proposals, four and a linear layer for boxes, four for masks, layer norms, anchors of 1/32 to
-1/2 of the image. Without windows, every block attends to the whole image.
+Everything except the pyramid is torchvision's. Heads, norms and levels are ViTDet's: two
+convolutions for region proposals, four and a linear layer for boxes, four for masks, layer norms,
+and anchors of 1/32 to 1/2 of the image. There are no windows: every block attends to the whole
+image.
 """
 
 import math
@@ -26,15 +27,15 @@ _LEVELS = ("0", "1", "2", "3")
 
 
 def stride_of(patch: int) -> int:
-    """Return the power of two next to a patch: what it stands for, after scaling, in pixels."""
+    """Return the power of two nearest to a patch size: the stride in pixels, after scaling."""
     return int(2 ** round(math.log2(patch)))
 
 
 class Pyramid(nn.Module):
-    """The backbone: maps of 1/4, 1/2, 1, 2 and 4 strides out of an encoder's last one.
+    """The backbone: maps of 1/4, 1/2, 1, 2 and 4 strides from the encoder's last layer.
 
-    torchvision counts strides in powers of two, so where the patch is none (14), images are scaled
-    by patch / stride on their way into the encoder.
+    torchvision's strides are powers of two. If the patch size is not (14), images are scaled by
+    patch / stride before the encoder.
 
     Args:
         maps: of the encoder's last layer.
@@ -45,7 +46,7 @@ class Pyramid(nn.Module):
         super().__init__()
         self.maps, self.out_channels = maps, channels
         dim = maps.model.encoder.embed_dim
-        self.norm = FrozenBatchNorm2d(dim, eps=1e-10)  # changes nothing until it is measured
+        self.norm = FrozenBatchNorm2d(dim, eps=1e-10)  # identity until it is measured
         self.scales, dims = four_scales(dim, LayerNorm2d, halve=True)
         self.smooth = nn.ModuleList([_smooth(dim, channels) for dim in dims])
 
@@ -58,10 +59,10 @@ class Pyramid(nn.Module):
 
     @torch.no_grad()
     def standardize(self, batches: Iterable[Tensor]) -> None:
-        """Standardise the features from now on, channel by channel, by those of these images.
+        """Standardise the features per channel from now on, with statistics of these images.
 
-        What lies in the features of a frozen encoder is to count, not how large it is beside their
-        mean (as in linear probes; ViTDet, which fine-tunes, does without).
+        This makes a frozen encoder's features independent of their scale (as in linear probes;
+        ViTDet fine-tunes, and does not need it).
         """
         tokens_DM = torch.cat(
             [self._tokens(each).transpose(0, 1).flatten(1) for each in batches], 1
@@ -79,7 +80,7 @@ class Pyramid(nn.Module):
 
 
 class _Anchors(AnchorGenerator):
-    """torchvision's, which are of whole pixels, but at least one: it rounds small sides to 0."""
+    """torchvision's anchors have whole pixels; this keeps small sides from rounding to 0."""
 
     def generate_anchors(self, *given: Any, **named: Any) -> Tensor:
         """Return the corners of an anchor of each scale and ratio, centred at 0."""

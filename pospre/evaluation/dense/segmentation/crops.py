@@ -1,4 +1,4 @@
-"""What of an image a segmentation sees: windows to measure on, and crops to learn from."""
+"""Views for segmentation: windows to measure on, and crops to train on."""
 
 import itertools
 from collections.abc import Callable
@@ -23,15 +23,17 @@ from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
 
 Logits = Callable[[Tensor], Tensor]
-"""From normalised images (B, 3, H, W), whose sides the patch divides, to logits (B, C, h, w)."""
+"""Maps normalised images (B, 3, H, W), with sides divisible by the patch, to logits (B, C, h,
+w).
+"""
 
 
 class Showing(NamedTuple):
-    """How images are shown.
+    """How images are scaled and cut into windows.
 
     Attributes:
-        size: their short side is scaled to it; None leaves it.
-        window: height and width of a window; None: the image as a whole, padded to whole patches.
+        size: their short side after scaling; None: unscaled.
+        window: height and width of a window; None: the whole image, padded to whole patches.
         patch: side of a patch.
     """
 
@@ -51,7 +53,7 @@ class Showing(NamedTuple):
         return -(-height // self.patch) * self.patch, -(-width // self.patch) * self.patch
 
     def windows(self, height: int, width: int) -> list[tuple[slice, slice]]:
-        """Return the windows of a padded image: every two thirds of one, the last at the border."""
+        """Return the windows of a padded image, at strides of two thirds up to the border."""
         if self.window is None:
             return [(slice(0, height), slice(0, width))]
         places = [
@@ -62,12 +64,12 @@ class Showing(NamedTuple):
 
 
 def show(model: PretrainModel, pixels: ndarray, showing: Showing) -> Tensor:
-    """Return an image as it is shown: normalised, scaled, padded with zeros right and below.
+    """Return an image normalised, scaled, and padded with zeros at the right and bottom.
 
     Args:
-        model: says how to normalise, and on which device.
+        model: its normalisation and device are used.
         pixels: uint8 (H, W, 3).
-        showing: how.
+        showing: scaling and padding.
 
     Returns:
         float32 (1, 3, H, W).
@@ -81,12 +83,12 @@ def show(model: PretrainModel, pixels: ndarray, showing: Showing) -> Tensor:
 
 
 def predict(logits_of: Logits, image: Tensor, showing: Showing, batch_size: int) -> Tensor:
-    """Return the logits (1, C, H, W) of an image that is shown; where windows overlap, their mean.
+    """Return the logits (1, C, H, W) of a prepared image, averaged where windows overlap.
 
     Args:
         logits_of: the segmenter.
-        image: see ``show``.
-        showing: how it was shown.
+        image: from ``show``.
+        showing: the same as in ``show``.
         batch_size: windows per forward pass; it does not change the result.
     """
     windows = showing.windows(*image.shape[-2:])
@@ -117,10 +119,10 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
     Args:
         masks: the images.
         num_classes: of the masks.
-        size: short side of an image before it is scaled at random; None: its own.
+        size: short side of an image before random scaling; None: its own.
         crop: height and width; smaller images are padded with ``fill`` and ignored pixels.
-        fill: levels of the three channels.
-        seed: of the draws, which depend on nothing but (seed, epoch, index).
+        fill: pixel values of the three channels.
+        seed: of the draws, which are functions of (seed, epoch, index) alone.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Encoded(Dataset[tuple[Tensor, Tensor]]):
-    """Windows that a frozen encoder has seen: maps (L, D, h, w) and int64 classes (H, W).
+    """Windows encoded by a frozen encoder: maps (L, D, h, w) and int64 classes (H, W).
 
     Args:
         maps: of every window.
@@ -182,7 +184,7 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
         showing: Showing,
         maps: FeatureMaps,
     ) -> "Encoded":
-        """Encode all windows of a set, and keep them in memory.
+        """Encode all windows of a set and keep them in memory.
 
         Raises:
             UserError: they do not fit.
@@ -208,6 +210,6 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
 def _check_memory(masks: MaskSet, wanted: int) -> None:
     if psutil.virtual_memory().available < 4 * wanted:
         raise UserError(
-            f"the windows of {masks.address} do not fit into memory once encoded; "
-            "give augment=true, or a smaller size=…."
+            f"the encoded windows of {masks.address} do not fit into memory; give augment=true, or "
+            "a smaller size=…."
         )

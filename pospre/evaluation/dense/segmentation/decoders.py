@@ -1,4 +1,4 @@
-"""Decoders of semantic segmentation on a plain ViT: a linear one, and UperNet."""
+"""Decoders for semantic segmentation on a plain ViT: linear, and UperNet."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,11 @@ _AUXILIARY_LEVEL, _AUXILIARY_WEIGHT, _AUXILIARY_CHANNELS = 2, 0.4, 256
 
 
 class LinearDecoder(nn.Module):
-    """Batch norm and a 1×1 convolution on the patch tokens of some layers, as DINOv2 probes them.
+    """Batch norm and a 1×1 convolution on the patch tokens of some layers, as in DINOv2.
 
     Args:
         dim: width of the encoder.
-        num_layers: how many layers' maps are joined.
+        num_layers: number of layers whose maps are concatenated.
         num_classes: of the logits.
     """
 
@@ -33,16 +33,16 @@ class LinearDecoder(nn.Module):
         return logits
 
     def loss(self, maps: Sequence[Tensor], classes_BHW: Tensor) -> Tensor:
-        """Return the cross-entropy of the pixels that have a class."""
+        """Return the cross-entropy over labelled pixels."""
         return _cross_entropy(self(maps), classes_BHW)
 
 
 class UperNet(nn.Module):
     """UperNet (Xiao et al. 2018) on four layers of a ViT at four scales, as in BEiT and MAE.
 
-    The pooled top level is joined with three lateral ones from top to bottom; all four are
-    smoothed, joined and classified at 4 × the tokens' resolution. In training a convolution on the
-    third level classifies too, with weight 0.4.
+    The pooled top level is merged with three lateral ones from top to bottom. All four are
+    smoothed, concatenated and classified at 4 × the tokens' resolution. In training an auxiliary
+    convolution on the third level also classifies, with weight 0.4.
 
     Args:
         dim: width of the encoder.
@@ -75,7 +75,7 @@ class UperNet(nn.Module):
         return self.decode(self.rescale(maps))
 
     def loss(self, maps: Sequence[Tensor], classes_BHW: Tensor) -> Tensor:
-        """Return the cross-entropy of the pixels that have a class, of both classifiers."""
+        """Return the cross-entropy over labelled pixels, of both classifiers."""
         levels = self.rescale(maps)
         auxiliary = _cross_entropy(self.auxiliary(levels[_AUXILIARY_LEVEL]), classes_BHW)
         return _cross_entropy(self.decode(levels), classes_BHW) + _AUXILIARY_WEIGHT * auxiliary
@@ -105,7 +105,7 @@ def _resize(maps: Tensor, like: Tensor) -> Tensor:
 
 
 def _cross_entropy(logits_BChw: Tensor, classes_BHW: Tensor) -> Tensor:
-    """Return the mean over the pixels of class 0 and above; 0 where there is none."""
+    """Return the mean over pixels of class 0 and above; 0 if there are none."""
     logits = F.interpolate(logits_BChw, classes_BHW.shape[-2:], mode="bilinear")
     total = F.cross_entropy(logits, classes_BHW, ignore_index=-1, reduction="sum")
     return total / (classes_BHW >= 0).sum().clamp_min(1)

@@ -1,4 +1,4 @@
-"""Figures of semantic segmentation out of confusion matrices, one per image."""
+"""Segmentation metrics from confusion matrices, one per image."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,7 +7,7 @@ from numpy import ndarray
 
 
 def class_iou(confusion_CC: ndarray) -> ndarray:
-    """Return the intersection over union of every class, NaN where neither side shows it.
+    """Return the intersection over union of every class; NaN for classes that do not occur.
 
     Args:
         confusion_CC: pixels by true class (rows) and predicted class.
@@ -18,17 +18,17 @@ def class_iou(confusion_CC: ndarray) -> ndarray:
 
 
 def mean_iou(confusion_CC: ndarray) -> float:
-    """Return the mean of ``class_iou`` over the classes that are there (mIoU)."""
+    """Return the mean of ``class_iou`` over the classes that occur (mIoU)."""
     return float(np.nanmean(class_iou(confusion_CC)))
 
 
 def pixel_accuracy(confusion_CC: ndarray) -> float:
-    """Return the share of right pixels (aAcc)."""
+    """Return the share of correct pixels (aAcc)."""
     return float(np.trace(confusion_CC) / confusion_CC.sum())
 
 
 def class_accuracy(confusion_CC: ndarray) -> float:
-    """Return the mean over the true classes of their share of right pixels (mAcc)."""
+    """Return the mean over true classes of their share of correct pixels (mAcc)."""
     true = confusion_CC.sum(1)
     return float((np.diag(confusion_CC)[true > 0] / true[true > 0]).mean())
 
@@ -41,9 +41,9 @@ MEASURES: Mapping[str, Callable[[ndarray], float]] = {
 
 
 def summarise(confusions_NCC: ndarray) -> dict[str, float]:
-    """Return the figures of all images together, each with its standard error (``_se``).
+    """Return the metrics over all images, each with its standard error (``_se``).
 
-    It is the jackknife's over images: √((n − 1)/n · Σ (θ₋ᵢ − θ̄)²) of the figures without image i.
+    The error is a jackknife over images: √((n − 1)/n · Σ (θ₋ᵢ − θ̄)²), with θ₋ᵢ without image i.
     """
     total = confusions_NCC.sum(0)
     count = len(confusions_NCC)
@@ -59,10 +59,10 @@ def summarise(confusions_NCC: ndarray) -> dict[str, float]:
 
 
 def constant(pixels_C: ndarray) -> dict[str, float]:
-    """Return the figures of always saying the commonest class (``constant_…``).
+    """Return the metrics of always predicting the most frequent class (``constant_…``).
 
     Args:
-        pixels_C: how many pixels of each class there are.
+        pixels_C: number of pixels of each class.
     """
     share, present = float(pixels_C.max() / pixels_C.sum()), int((pixels_C > 0).sum())
     figures = {"mIoU": share / present, "aAcc": share, "mAcc": 1 / present}

@@ -1,8 +1,8 @@
-"""Images with a class for every pixel: the layouts of data sets, and what is wrong with one.
+"""Images with a class for every pixel: data set layouts and their checks.
 
-Known are ``<split>/images/*`` with ``<split>/masks/*.png`` (names of classes, one a line, may stand
-in ``classes.txt``); ADE20K's ``images/<split>/*`` with ``annotations/<split>/*.png``; and rendered
-scenes (``data_prep.scenes``), whose folder is one split, or has one sub-folder per split.
+Supported are ``<split>/images/*`` with ``<split>/masks/*.png`` (``classes.txt`` may list class
+names, one per line); ADE20K's ``images/<split>/*`` with ``annotations/<split>/*.png``; and rendered
+scenes (``data_prep.scenes``), whose folder is one split or has one sub-folder per split.
 """
 
 import sys
@@ -38,10 +38,10 @@ class MaskSet:
     Attributes:
         address: for messages.
         images: files, sorted.
-        masks: of each image the file of its mask, or the line of the scene's labels.
-        first: the value of class 0 in a mask; lower ones are ignored.
-        ignored: values that have no class.
-        classes: names, where the layout has them.
+        masks: for each image its mask file, or its line in the scenes' labels.
+        first: the value of class 0 in a mask; lower values are ignored.
+        ignored: values without a class.
+        classes: names, if the layout has them.
     """
 
     address: str
@@ -55,10 +55,10 @@ class MaskSet:
         return len(self.images)
 
     def read(self, index: int, num_classes: int) -> ndarray:
-        """Return the classes of an image's pixels, int64 (H, W), ``IGNORED`` where there is none.
+        """Return the classes of an image's pixels, int64 (H, W); ``IGNORED`` for no class.
 
         Raises:
-            UserError: the mask cannot be read, or has a value that is no class.
+            UserError: the mask cannot be read, or has an unknown value.
         """
         values = self._values(index)
         found = np.flatnonzero(np.bincount(values.ravel()))
@@ -68,23 +68,23 @@ class MaskSet:
                 continue
             if value - self.first >= num_classes:
                 raise UserError(
-                    f"{self.name(index)} holds the id {value}; known are {self.first} to "
+                    f"{self.name(index)} contains the id {value}; known are {self.first} to "
                     f"{self.first + num_classes - 1}, and ignored "
                     f"{', '.join(map(str, sorted(self.ignored))) or 'none'}. "
-                    "Give num_classes=… or ignore=…, or mend the mask."
+                    "Give num_classes=… or ignore=…, or correct the mask."
                 )
             table[value] = value - self.first
         classes: ndarray = table[values]
         return classes
 
     def greatest(self) -> int:
-        """Return the greatest class that a mask shows; −1 where none does."""
+        """Return the largest class in any mask; −1 if there is none."""
         values = (np.unique(self._values(index)) for index in range(len(self)))
         kept = (set(found.tolist()) - self.ignored for found in values)
         return max((max(found) for found in kept if found), default=self.first - 1) - self.first
 
     def name(self, index: int) -> str:
-        """Return what a message calls a mask."""
+        """Return a mask's name for messages."""
         mask = self.masks[index]
         return str(mask) if isinstance(mask, Path) else f"{self.address}/{LABELS}: {mask['path']}"
 
@@ -102,10 +102,10 @@ def open_masks(root: str, split: str, ignore: int | None) -> MaskSet:
     Args:
         root: folder of the data set.
         split: its name; ``train`` and ``val`` also stand for ADE20K's longer ones.
-        ignore: the value of pixels without a class; ADE20K's is 0, whatever is given.
+        ignore: the value of pixels without a class; for ADE20K always 0.
 
     Raises:
-        UserError: there is none of a known layout, or an image or a mask lacks the other.
+        UserError: no known layout, or an image or a mask has no counterpart.
     """
     base, names = Path(root), _ALIASES.get(split, (split,))
     ignored = frozenset() if ignore is None else frozenset([ignore])
@@ -125,45 +125,45 @@ def open_masks(root: str, split: str, ignore: int | None) -> MaskSet:
                 names_all = ("ground and sky", *SCENE_CLASSES)
                 return MaskSet(str(folder), images, lines, 0, ignored, names_all)
     raise UserError(
-        f"{root} holds no split '{split}' of images with masks; give a folder with "
+        f"{root} has no split '{split}' of images with masks; give a folder with "
         f"{split}/images and {split}/masks, with images/{split} and annotations/{split} (ADE20K), "
         "or rendered scenes."
     )
 
 
 def _pairs(images: Path, masks: Path) -> tuple[list[Path], list[Path]]:
-    """Return the images and their masks, which have their names."""
+    """Return the images and their masks of the same names."""
     if not images.is_dir():
-        raise UserError(f"{masks} holds masks, but there is no folder {images}.")
+        raise UserError(f"{masks} contains masks, but the folder {images} does not exist.")
     files = [images / name for name in list_images(images)]
     wanted = [(masks / path.relative_to(images)).with_suffix(".png") for path in files]
     lone = next(
         (path for path, mask in zip(files, wanted, strict=True) if not mask.is_file()), None
     )
     if lone is not None:
-        raise UserError(f"{lone} has no mask in {masks}; add it, or take the image away.")
+        raise UserError(f"{lone} has no mask in {masks}; add it, or remove the image.")
     left = sorted(set(masks.rglob("*.png")) - set(wanted))
     if left:
-        raise UserError(f"{left[0]} is the mask of no image in {images}; take it away.")
+        raise UserError(f"{left[0]} is not the mask of any image in {images}; remove it.")
     return files, wanted
 
 
 def check_masks(train: MaskSet, val: MaskSet, num_classes: int) -> None:
-    """Read all masks; say which classes cannot be learned, and if most are nowhere.
+    """Read all masks; warn about classes without training pixels or with few pixels at all.
 
     Args:
-        train: what is learned from.
-        val: what is measured.
+        train: the training split.
+        val: the measured split.
         num_classes: of both.
 
     Raises:
-        UserError: a mask has an unknown id or is not of its image's size, a part has no labelled
-            pixel, or both show the same files.
+        UserError: a mask has an unknown id or another size than its image, a split has no labelled
+            pixel, or both contain the same files.
     """
     if {path.resolve() for path in train.images} & {path.resolve() for path in val.images}:
         raise UserError(
-            f"{val.address} would be measured on images that the decoder learns from; "
-            "give another split=…, train_split=… or bank=…."
+            f"{val.address} would be measured on training images; give another split=…, "
+            "train_split=… or bank=…."
         )
     named = train.classes is not None and len(train.classes) != num_classes
     if named or train.classes != val.classes:
@@ -175,21 +175,21 @@ def check_masks(train: MaskSet, val: MaskSet, num_classes: int) -> None:
     for number in np.flatnonzero((learned == 0) & (measured > 0)).tolist():
         name = f"class {number}" if train.classes is None else train.classes[number]
         print(
-            f"segmentation: {val.address} shows '{name}', but no mask of {train.address} does: it "
-            "cannot be learned, and counts as IoU 0",
+            f"segmentation: {val.address} contains '{name}', but no mask of {train.address} does: "
+            "it cannot be learned, and counts as IoU 0",
             file=sys.stderr,
         )
     shown = np.flatnonzero(learned + measured)
     if train.classes is None and 2 * len(shown) < num_classes:
         print(
-            f"segmentation: of {num_classes} classes the masks show {len(shown)}, up to class "
-            f"{shown[-1]}. Where its pixels have no class, give ignore={shown[-1] + train.first}",
+            f"segmentation: the masks contain {len(shown)} of {num_classes} classes, up to class "
+            f"{shown[-1]}. If its pixels have no class, give ignore={shown[-1] + train.first}",
             file=sys.stderr,
         )
 
 
 def count_classes(train: MaskSet, num_classes: int | None) -> int:
-    """Return the number of classes: as given, the layout's, or what the masks show."""
+    """Return the number of classes: as given, from the layout, or from the masks."""
     if num_classes is not None:
         return num_classes
     return train.greatest() + 1 if train.classes is None else len(train.classes)
@@ -202,12 +202,12 @@ def _count_pixels(part: MaskSet, num_classes: int) -> ndarray:
         classes = part.read(index, num_classes)
         if classes.shape != image_sides(path):
             raise UserError(
-                f"{part.name(index)} is {classes.shape[1]}×{classes.shape[0]}, and "
-                f"{path} has another size; a mask needs a value for every pixel."
+                f"{part.name(index)} is {classes.shape[1]}×{classes.shape[0]}, but {path} has "
+                "another size; a mask needs a value for every pixel."
             )
         counts += np.bincount(classes[classes >= 0], minlength=num_classes)
     if not counts.any():
-        raise UserError(f"no pixel of {part.address} has a class; look at ignore=….")
+        raise UserError(f"no pixel of {part.address} has a class; check ignore=….")
     return counts
 
 
@@ -216,7 +216,7 @@ def _class_names(path: Path) -> list[str] | None:
         return None
     names = path.read_text(encoding="utf-8").splitlines()
     if not names:
-        raise UserError(f"{path} names no class; write one name a line, or remove the file.")
+        raise UserError(f"{path} has no class names; write one per line, or remove the file.")
     return names
 
 

@@ -1,11 +1,11 @@
 """Semantic segmentation: a linear decoder or UperNet on a ViT, frozen or fine-tuned.
 
-The decoder learns from one split and is measured on another: mIoU, aAcc and mAcc at the images' own
+The decoder is trained on one split and measured on another: mIoU, aAcc and mAcc at the images' own
 size. ``decoder=linear`` is batch norm and a 1×1 convolution on the patch tokens (published: DINOv2
-frozen, 40 000 iterations; Intertwined finetune=true, 160 000); ``decoder=upernet`` is UperNet on
-four layers as in BEiT, MAE, DropPos and LUT (published: finetune=true, 80 000 or 160 000); all of
-16 crops of 512, and drop_path=0.1 where the encoder learns. Training crops are scaled by 0.5 to 2
-and mirrored, their colours stay, and the rate falls in a straight line after a short rise.
+frozen, 40 000 iterations; Intertwined finetune=true, 160 000). ``decoder=upernet`` is UperNet on
+four layers, as in BEiT, MAE, DropPos and LUT (published: finetune=true, 80 000 or 160 000). All use
+16 crops of 512, and drop_path=0.1 when fine-tuning. Training crops are scaled by 0.5 to 2 and
+mirrored, without colour changes. The rate falls linearly after a short warm-up.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,7 +53,7 @@ _RISE = 0.01  # share of the training, as 1500 of 160 000
 
 
 class Setup(NamedTuple):
-    """The data, and the settings that follow from others."""
+    """The data, and settings derived from others."""
 
     train: MaskSet
     val: MaskSet
@@ -67,10 +67,10 @@ def evaluate(context: Context, settings: Segmentation) -> dict[str, Any]:
     """Train a decoder and measure it.
 
     Returns:
-        ``mIoU`` (over the classes that are there), ``aAcc`` and ``mAcc`` in [0, 1], their standard
-        errors over images (``_se``), ``IoU`` by class; all of it for the untrained encoder
-        (``initial_…``) and, without errors, for always saying the commonest class
-        (``constant_…``); and what it was measured with.
+        ``mIoU`` (over the classes that occur), ``aAcc`` and ``mAcc`` in [0, 1], their standard
+        errors over images (``_se``), ``IoU`` by class; the same for the untrained encoder
+        (``initial_…``) and, without errors, for always predicting the most frequent class
+        (``constant_…``); and the settings used.
     """
     setup: Setup = context.opened
     learn = context.models("trained", "initial", baseline=settings.baseline)
@@ -102,7 +102,7 @@ def evaluate(context: Context, settings: Segmentation) -> dict[str, Any]:
 
 
 def check(plan: Plan[Segmentation]) -> Setup:
-    """Return the data; raise a ``UserError`` for masks, classes, sizes or layers that won't do."""
+    """Return the data; raise a ``UserError`` for invalid masks, classes, sizes or layers."""
     settings = plan.settings
     encoder = check_encoder(plan.recipe, settings.layers)
     check_drop_path(settings)
@@ -110,15 +110,15 @@ def check(plan: Plan[Segmentation]) -> Setup:
     check_side("crop", setup.crop, encoder)
     if setup.showing.window is None and not encoder.positions.takes_any_grid:
         raise UserError(
-            f"inference=whole shows images of their own size, but encoder.positions = "
-            f"{encoder.positions.name} knows one only; give inference=slide."
+            f"inference=whole uses images of their own size, but encoder.positions = "
+            f"{encoder.positions.name} supports only one size; give inference=slide."
         )
     if settings.decoder == "upernet":
         check_upernet(setup, settings.batch_size, encoder)
     if not settings.augment and (settings.finetune or setup.showing.window is None):
         raise UserError(
-            "augment=false is for a frozen encoder and for windows, which it sees "
-            "only once; give finetune=false and inference=slide, or augment=true."
+            "augment=false needs a frozen encoder and windows, which are encoded only once; give "
+            "finetune=false and inference=slide, or augment=true."
         )
     files = [*setup.train.images, *setup.val.images]
     for path in tqdm(files, "images", unit="img", disable=None, delay=2):
@@ -131,7 +131,7 @@ def check(plan: Plan[Segmentation]) -> Setup:
 def _measure(
     context: Context, setup: Setup, model: PretrainModel, settings: Segmentation, title: str
 ) -> tuple[ndarray, float]:
-    """Train a decoder on a model; return confusion matrices (N, C, C), and the training's loss."""
+    """Train a decoder on a model; return confusion matrices (N, C, C) and the training loss."""
     kind = settings.decoder
     learns = {key: getattr(settings, key) for key in ("finetune", "drop_path", "seed")}
     maps = FeatureMaps(model, setup.layers, norm=kind == "linear", **learns)
@@ -179,7 +179,7 @@ def _measure(
 def _samples(
     context: Context, setup: Setup, maps: FeatureMaps, settings: Segmentation
 ) -> tuple[Crops | Encoded, Callable[[Tensor], list[Tensor]]]:
-    """Return what is learned from, and what makes the decoder's input of it."""
+    """Return the training samples, and the function that turns them into decoder inputs."""
     augment = maps.model.augment
     if settings.augment:
         fill = tuple((255 * augment.mean.flatten()).round().int().tolist())
@@ -235,8 +235,8 @@ def table(results: Mapping[str, Any]) -> str:
     notes = [
         f"{results['decoder']} decoder on layers {results['layers']}, {how}; "
         f"{results['iterations']} iterations, crops of {results['crop'][0]}×{results['crop'][1]}",
-        f"{results['images']} images of {results['classes']} classes, learned from "
-        f"{results['train_images']}; shown as {results['inference']}",
+        f"{results['images']} images of {results['classes']} classes, trained on "
+        f"{results['train_images']}; inference: {results['inference']}",
         "IoU by class: " + ", ".join(f"{key} {percent(value)}" for value, key in worst[::-1]),
     ]
     if results["absent"]:
@@ -252,7 +252,7 @@ def _cells(results: Mapping[str, Any], prefix: str) -> list[str]:
 
 
 def open_setup(data: str, settings: Segmentation, encoder: Encoder) -> Setup:
-    """Open the data, and decide what the settings leave open."""
+    """Open the data, and fill in settings that depend on others."""
     ignore, side = settings.ignore, settings.crop
     train = open_masks(settings.bank or data, settings.train_split, ignore)
     val = open_masks(data, settings.split, ignore)
@@ -274,7 +274,7 @@ def open_setup(data: str, settings: Segmentation, encoder: Encoder) -> Setup:
 
 
 def check_upernet(setup: Setup, batch_size: int, encoder: Encoder) -> None:
-    """Raise a ``UserError`` for layers, crops or batches that UperNet does not take."""
+    """Raise a ``UserError`` for layers, crops or batches that UperNet does not support."""
     if len(setup.layers) != 4:
         raise UserError(f"upernet takes four layers, not {list(setup.layers)}.")
     if min(setup.crop) < 2 * encoder.patch_size[0] or batch_size < 2:

@@ -1,9 +1,8 @@
-"""Label propagation by the similarity of frozen features (DINO, Caron et al. 2021; Jabri 2020).
+"""Label propagation by similarity of frozen features (DINO, Caron et al. 2021; Jabri 2020).
 
-Every patch of a frame takes over the labels of its most similar patches in earlier frames, the
-first one and the last few, not farther away than a radius.
-
-Beside it stand J and F of the masks, as DAVIS defines them (Perazzi et al. 2016).
+Every patch of a frame takes the labels of its most similar patches in earlier frames (the first and
+the last few), within a radius. This module also has J and F of masks, as defined by DAVIS (Perazzi
+et al. 2016).
 """
 
 from collections import deque
@@ -16,7 +15,7 @@ from numpy import ndarray
 from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
-_ROWS = 1024  # patches at once: with 8 frames of 6000 patches their similarities take 200 MB
+_ROWS = 1024  # patches at once: with 8 frames of 6000 patches, similarities take 200 MB
 
 
 def propagate(
@@ -33,9 +32,9 @@ def propagate(
     Args:
         features: of every frame, (h, w, D).
         labels_hwC: of the first frame, shares of classes.
-        neighbours: how many patches of the context a patch listens to.
-        context_frames: how many of the last frames are the context, besides the first one.
-        radius: of the square, in patches, in which these patches lie.
+        neighbours: number of context patches that determine a patch's label.
+        context_frames: number of last frames in the context, besides the first one.
+        radius: maximal distance of these patches in either direction, in patches.
         temperature: T of the weights exp(cosine / T).
     """
     frames = iter(features)
@@ -70,10 +69,10 @@ def attend(
 
     Args:
         queries_ND: features of a frame's patches.
-        keys_FND: those of F other frames.
+        keys_FND: features of F other frames.
         labels_FNC: their labels.
-        near_NN: bool, which patches (columns) may be listened to by each (rows).
-        neighbours: how many are.
+        near_NN: bool, whether each patch (row) may use another (column).
+        neighbours: number of patches used.
         temperature: T.
     """
     queries_ND, keys_FND = F.normalize(queries_ND, dim=-1), F.normalize(keys_FND, dim=-1)
@@ -92,7 +91,7 @@ def attend(
 def _near(rows: int, columns: int, radius: int) -> Tensor:
     """Return bool (N, N): whether two patches lie within ``radius`` in both directions.
 
-    As the product of rows and columns: offsets of 6000 × 6000 patches would take a gigabyte.
+    Computed as a product of rows and columns: offsets of 6000 × 6000 patches would take a gigabyte.
     """
     row, column = (
         (torch.arange(side)[:, None] - torch.arange(side)).abs() <= radius
@@ -105,15 +104,15 @@ TOLERANCE = 0.008  # of the diagonal
 
 
 def region_similarity(found_HW: ndarray, true_HW: ndarray) -> float:
-    """Return J: intersection over union of two bool masks; 1 where both are empty."""
+    """Return J: intersection over union of two bool masks; 1 if both are empty."""
     union = (found_HW | true_HW).sum()
     return float((found_HW & true_HW).sum() / union) if union else 1.0
 
 
 def contour_accuracy(found_HW: ndarray, true_HW: ndarray) -> float:
-    """Return F: harmonic mean of precision and recall of one mask's contour on the other's.
+    """Return F: harmonic mean of precision and recall of the two masks' contours.
 
-    A pixel of a contour is right if the other contour passes within ⌈0.008 · diagonal⌉ pixels.
+    A contour pixel is correct if the other contour passes within ⌈0.008 · diagonal⌉ pixels.
     """
     radius = np.ceil(TOLERANCE * np.linalg.norm(found_HW.shape))
     found, true = contour(found_HW), contour(true_HW)
@@ -128,7 +127,7 @@ def contour_accuracy(found_HW: ndarray, true_HW: ndarray) -> float:
 
 
 def contour(mask_HW: ndarray) -> ndarray:
-    """Return the pixels that differ from the one to the right, below, or both (bool)."""
+    """Return bool: pixels that differ from their right, lower or lower right neighbour."""
     padded = np.pad(mask_HW, ((0, 1), (0, 1)), mode="edge")
     right, below, both = padded[:-1, 1:], padded[1:, :-1], padded[1:, 1:]
     different: ndarray = (mask_HW != right) | (mask_HW != below) | (mask_HW != both)

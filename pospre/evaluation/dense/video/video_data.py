@@ -1,8 +1,8 @@
-"""Videos with a mask of objects for every frame: DAVIS's layout, and rendered tracks.
+"""Videos with object masks for every frame: DAVIS's layout, and rendered tracks.
 
-DAVIS's is ``ImageSets/<split>.txt`` with the names of sequences, ``JPEGImages/480p/<name>/*.jpg``
-and ``Annotations/480p/<name>/*.png``, whose values are objects (0 is the background, 255 counts for
-nothing). Rendered tracks are ``data_prep.scenes … --frames N``.
+DAVIS has ``ImageSets/<split>.txt`` with the names of sequences, ``JPEGImages/480p/<name>/*.jpg``
+and ``Annotations/480p/<name>/*.png`` with object ids (0 is the background, 255 is ignored).
+Rendered tracks come from ``data_prep.scenes … --frames N``.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ class Video:
     Attributes:
         name: for messages and results.
         frames: image files in order.
-        masks: of every frame its file, or the line of rendered labels.
+        masks: for every frame its mask file, or its line of rendered labels.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Video:
     masks: Sequence[Any]
 
     def objects(self, index: int) -> ndarray:
-        """Return the objects of a frame, int64 (H, W): 0 the background, ``VOID`` nothing.
+        """Return the objects of a frame, int64 (H, W): 0 is background, ``VOID`` is ignored.
 
         Raises:
             UserError: the mask cannot be read.
@@ -47,7 +47,7 @@ class Video:
         return painted(mask, image_sides(self.frames[index]), lambda item: int(item["id"]) + 1)
 
     def first_objects(self) -> list[int]:
-        """Return the ids in the first frame: these are followed."""
+        """Return the ids in the first frame, which are tracked."""
         return sorted(set(np.unique(self.objects(0)).tolist()) - {0, VOID})
 
 
@@ -59,7 +59,7 @@ def open_videos(root: str, split: str) -> list[Video]:
         split: a list of DAVIS, such as ``2017/val``; rendered tracks have none.
 
     Raises:
-        UserError: there are none of a known layout, or a frame lacks its mask.
+        UserError: no known layout, or a frame without mask.
     """
     base = Path(root)
     listed = base / "ImageSets" / f"{split}.txt"
@@ -70,14 +70,14 @@ def open_videos(root: str, split: str) -> list[Video]:
         videos = _tracks(base)
     else:
         raise UserError(
-            f"{root} holds no list ImageSets/{split}.txt beside JPEGImages and "
-            "Annotations (DAVIS), and no rendered tracks (data_prep.scenes … --frames 4)."
+            f"{root} has no list ImageSets/{split}.txt beside JPEGImages and Annotations (DAVIS), "
+            "and no rendered tracks (data_prep.scenes … --frames 4)."
         )
     short = next((video for video in videos if len(video.frames) < 3), None)
     if short is not None or not videos:
         raise UserError(
             f"{short.name if short else listed} has {len(short.frames) if short else 'no'} frames; "
-            "the first one is given and the last one does not count, so a video needs at least 3."
+            "the first is given and the last is not measured, so a video needs at least 3."
         )
     return videos
 
@@ -86,24 +86,24 @@ def check_video(video: Video) -> None:
     """Read all masks of a video.
 
     Raises:
-        UserError: the first frame has no object, a later one has another,
-            or a mask is not of its frame's size.
+        UserError: the first frame has no object, a later one has a new object,
+            or a mask has another size than its frame.
     """
     known = video.first_objects()
     if not known:
-        raise UserError(f"{video.name}: the first mask has no object to follow.")
+        raise UserError(f"{video.name}: the first mask has no object to track.")
     for index, frame in enumerate(video.frames):
         objects = video.objects(index)
         if objects.shape != image_sides(frame):
             raise UserError(
-                f"the mask of {frame} is {objects.shape[1]}×{objects.shape[0]}, and the "
-                "frame has another size."
+                f"the mask of {frame} is {objects.shape[1]}×{objects.shape[0]}, but the frame has "
+                "another size."
             )
         other = sorted(set(np.unique(objects).tolist()) - {0, VOID, *known})
         if other and isinstance(video.masks[index], Path):
             raise UserError(
-                f"{video.masks[index]} holds the id {other[0]}; known from the first "
-                f"frame are {', '.join(map(str, known))}, and {VOID} for what does not count."
+                f"{video.masks[index]} contains the id {other[0]}; known from the first frame are "
+                f"{', '.join(map(str, known))}, and {VOID} for ignored pixels."
             )
 
 
@@ -114,7 +114,7 @@ def _davis(base: Path, name: str) -> Video:
     if lone or not frames:
         raise UserError(
             f"{folders[0]} has {len(frames)} frames and {folders[1]} {len(masks)} masks"
-            f"{f'; only one of both has {lone[0]}' if lone else ''}. Every frame needs one."
+            f"{f'; only one of them has {lone[0]}' if lone else ''}. Every frame needs a mask."
         )
     return Video(name, frames, masks)
 

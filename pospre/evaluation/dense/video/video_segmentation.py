@@ -1,10 +1,10 @@
 """Video object segmentation on DAVIS by label propagation of frozen features (DINO, StoP).
 
-The objects of a video's first frame are followed without training: every patch takes over the
-labels of its most similar patches in the first frame and in the last few. J (intersection over
-union) and F (contour), mean and recall (share of frames above 0.5) over the frames but the first
-and the last of every object, then over objects. Published: size=480, multiple=64, 5 neighbours, 7
-frames, radius 12, T = 0.1, on the list 2017/val.
+The objects of a video's first frame are tracked without training: every patch takes the labels of
+its most similar patches in the first frame and in the last few. The figures are J (intersection
+over union) and F (contour), mean and recall (share of frames above 0.5), over all frames of every
+object except the first and the last, then over objects. Published: size=480, multiple=64, 5
+neighbours, 7 frames, radius 12, T = 0.1, on the list 2017/val.
 """
 
 import itertools
@@ -35,13 +35,13 @@ _MEASURES = {"J": region_similarity, "F": contour_accuracy}
 
 
 def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
-    """Follow objects through videos.
+    """Track objects through videos.
 
     Returns:
         ``J``, ``F``, their recalls (``…_recall``) and ``JF``, the mean of J and F, over objects, in
-        [0, 1], with standard errors over objects (``_se``); all of it for the untrained encoder
-        (``initial_…``) and for leaving the first mask where it is (``still_…``); ``videos``: J and
-        F of each; and what it was measured with.
+        [0, 1], with standard errors over objects (``_se``); the same for the untrained encoder
+        (``initial_…``) and for keeping the first mask (``still_…``); ``videos``: J and F of each;
+        and the settings used.
     """
     videos: list[Video] = context.opened
     models = context.models("", "initial_", baseline=settings.baseline)
@@ -74,18 +74,18 @@ def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
 
 
 def check(plan: Plan[VideoSegmentation]) -> list[Video]:
-    """Return the videos; raise a ``UserError`` for masks or frames that will not do."""
+    """Return the videos; raise a ``UserError`` for invalid masks or frames."""
     encoder = check_encoder(plan.recipe)
     if not encoder.positions.takes_any_grid:
         raise UserError(
-            f"it shows frames of their own size, and encoder.positions = {encoder.positions.name} "
-            f"knows the {encoder.image_size[0]}×{encoder.image_size[1]} of the encoder only."
+            f"it uses frames of their own size, but encoder.positions = {encoder.positions.name} "
+            f"supports only the encoder's {encoder.image_size[0]}×{encoder.image_size[1]}."
         )
     settings, patch = plan.settings, encoder.patch_size[0]
     multiple = settings.multiple or 0
     if multiple % patch:
         raise UserError(
-            f"multiple={multiple} is no multiple of the patch size {patch}; use "
+            f"multiple={multiple} is not a multiple of the patch size {patch}; use "
             f"{max(1, round(multiple / patch)) * patch}."
         )
     videos = open_videos(plan.data, settings.split)
@@ -98,7 +98,7 @@ def check(plan: Plan[VideoSegmentation]) -> list[Video]:
         check_not_smaller(video.frames[0], sides, patch)
         if max(sides) < multiple:
             raise UserError(
-                f"multiple={multiple}, but {video.frames[0]} is shown with "
+                f"multiple={multiple}, but the sides of {video.frames[0]} are scaled to at most "
                 f"{max(sides):.0f} pixels; leave it out, or give a larger size."
             )
     return videos
@@ -108,7 +108,7 @@ def check(plan: Plan[VideoSegmentation]) -> list[Video]:
 def follow(
     context: Context, model: PretrainModel, video: Video, settings: VideoSegmentation
 ) -> Iterator[ndarray]:
-    """Yield the objects, int64 (H, W), that are found in every frame after the first."""
+    """Yield the predicted objects, int64 (H, W), of every frame after the first."""
     objects, ids = video.objects(0), [0, *video.first_objects()]
     maps = FeatureMaps(model, (model.encoder.depth,), norm=True, finetune=False)
     features = (
@@ -143,7 +143,7 @@ def _features(
 def scaled_sides(
     height: int, width: int, size: int | None, multiple: int | None, patch: int
 ) -> list[int]:
-    """Return height and width to show a frame at; see ``evaluate``."""
+    """Return height and width of a scaled frame; see ``evaluate``."""
     factor = 1.0 if size is None else size / min(height, width)
     sides = [max(1, round(side * factor / patch)) * patch for side in (height, width)]
     if multiple is not None and height != width:
@@ -152,7 +152,7 @@ def scaled_sides(
 
 
 def _decide(shares_hwC: Tensor, sides: tuple[int, ...]) -> ndarray:
-    """Return the class (H, W) of the greatest share, every class stretched to [0, 1] before."""
+    """Return the class (H, W) of the largest share, with each class stretched to [0, 1] first."""
     shares = shares_hwC.permute(2, 0, 1)[None]
     shares = F.interpolate(shares, sides, mode="bilinear")[0]
     low, high = shares.amin((1, 2), keepdim=True), shares.amax((1, 2), keepdim=True)
@@ -165,7 +165,7 @@ def score(predicted: list[ndarray], true: list[ndarray]) -> list[dict[str, float
 
     Args:
         predicted: objects (H, W) of every frame after the first.
-        true: those of all frames; what is ``VOID`` there counts for nothing.
+        true: objects of all frames; ``VOID`` pixels are ignored.
     """
     results = []
     for number in sorted(set(np.unique(true[0]).tolist()) - {0, VOID}):

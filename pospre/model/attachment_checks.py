@@ -1,4 +1,4 @@
-"""What is checked when all algorithms are attached: nothing lacks, and no answer is told."""
+"""Checks after all algorithms are attached: no missing parts, no leaked answers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pospre.model.needs import check_teacher
 from pospre.model.registry import Registry
 from pospre.nn.positions import schemes_that
 
-if TYPE_CHECKING:  # the model asks for this
+if TYPE_CHECKING:  # circular import
     from pospre.model.model import PretrainModel
 
 
 def check_complete(model: PretrainModel) -> None:
-    """Raise ``UserError`` if nothing attached has a loss, or something has no use."""
+    """Raise ``UserError`` if no algorithm has a loss, or a part is unused."""
     if not len(model.objectives.named):
         raise UserError(
-            "algorithms: none of those listed has a loss of its own. Add a host, or another "
-            "algorithm that has one: pospre/algorithms/README.md lists them."
+            "algorithms: none of those listed has a loss. Add a host, or another algorithm with a "
+            "loss; pospre/algorithms/README.md lists them."
         )
     _check_read(model.registry, list(model.objectives))
     _check_editors(model.registry, model.contents.named, model.places.named)
@@ -30,23 +30,23 @@ def check_complete(model: PretrainModel) -> None:
 
 
 def _check_read(registry: Registry, objectives: list[str]) -> None:
-    """Raise ``UserError`` for an objective that joins no pass, and views that nothing reads."""
+    """Raise ``UserError`` for objectives without a pass, and views that nothing reads."""
     for name in objectives:
         if not any(name in readers for readers in registry.readers.values()):
             raise UserError(
-                f"algorithms: the objective '{name}' reads no encoder pass. Let its algorithm "
-                f"declare one (add_pass) or join another's (join_pass) in the name of '{name}'."
+                f"algorithms: the objective '{name}' reads no encoder pass. Its algorithm must "
+                f"declare one (add_pass) or join another's (join_pass) under the name '{name}'."
             )
     read = {declared.group for declared in registry.passes.values()}
     for group in (name for name in registry.views if name not in read):
         raise UserError(
-            f"data.views.{group} would be decoded for nothing: no algorithm listed reads it, "
-            f"only {', '.join(sorted(read))}. Remove it, or add an algorithm that needs it."
+            f"data.views.{group} is not read by any algorithm listed; only "
+            f"{', '.join(sorted(read))} is. Remove it, or add an algorithm that needs it."
         )
 
 
 def check_places(model: PretrainModel) -> None:
-    """Raise ``UserError`` where the encoder is told what an objective shall predict."""
+    """Raise ``UserError`` if the encoder gets what an objective must predict."""
     registry = model.registry
     positions, source = registry.encoder.positions, registry.place_source
     for name in model.objectives:
@@ -60,21 +60,21 @@ def check_places(model: PretrainModel) -> None:
                 )
         elif predicted in ("places", "view_places") and source is not None:
             raise UserError(
-                f"algorithms.{name} predicts places, but {source} tells the encoder the place "
-                "of every patch, and the answer with it. Use one of the two; or hide those "
-                "places by an editor of places, as droppos does."
+                f"algorithms.{name} predicts places, but {source} gives the encoder the place "
+                "of every patch, and thus the answer. Use one of the two, or hide those "
+                "places with an editor of places, as droppos does."
             )
         elif predicted == "places" and positions.can_forget:
             raise UserError(
-                f"algorithms.{name} predicts the places of patches, which encoder.positions = "
-                f"{positions.name} tells the encoder. Set encoder.positions: "
-                f"{schemes_that('can_forget', False)}; or hide them by an editor of places, "
+                f"algorithms.{name} predicts the places of patches, but encoder.positions = "
+                f"{positions.name} gives them to the encoder. Set encoder.positions: "
+                f"{schemes_that('can_forget', False)}; or hide them with an editor of places, "
                 "as droppos does."
             )
 
 
 def _check_editors(registry: Registry, contents: Container[str], places: Container[str]) -> None:
-    """Raise ``UserError`` if a pass names an editor that is not among those of the model."""
+    """Raise ``UserError`` if a pass names an editor that the model does not have."""
     for name, declared in registry.passes.items():
         parts = (
             ("contents", declared.content, contents),
@@ -84,5 +84,5 @@ def _check_editors(registry: Registry, contents: Container[str], places: Contain
             for editor in (each for each in asked if each not in added):
                 raise UserError(
                     f"algorithms: the encoder pass '{name}' names the editor '{editor}' in its "
-                    f"{place}, but model.{place}.named has none of that name."
+                    f"{place}, but model.{place}.named does not have it."
                 )

@@ -7,7 +7,7 @@ import torch
 
 from pospre import draws
 from pospre.algorithms.dinov2.masks import block_masks
-from pospre.nn.replay import replayed
+from pospre.nn.cuda_graph import replayed
 
 
 def test_without_a_gpu_the_function_is_called_as_it_is():

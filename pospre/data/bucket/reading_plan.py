@@ -1,4 +1,4 @@
-"""Which shards will be read, in which order, and how far the reading has come."""
+"""Which shards will be read, in which order, and the progress of reading."""
 
 from collections import Counter
 
@@ -6,14 +6,14 @@ import numpy as np
 
 
 class ReadingPlan:
-    """The shards of the samples that will be read; callers hold the fetcher's lock.
+    """The shards of the samples to read; callers hold the fetcher's lock.
 
     Args:
-        places: of each sample's shard, int64 (n,), in the order of reading.
+        places: each sample's shard, int64 (n,), in reading order.
 
     Attributes:
         shards: every shard once, in the order of their first samples.
-        begun: shards that were asked for, or passed over, and have samples left to read.
+        begun: shards that were requested or skipped, and have samples left to read.
     """
 
     def __init__(self, places: np.ndarray) -> None:
@@ -23,10 +23,10 @@ class ReadingPlan:
         self.begun: set[int] = set()
         self._position = {place: number for number, place in enumerate(self.shards)}
         self._left = Counter(dict(zip(self.shards, count[order].tolist(), strict=True)))
-        self._next = 0  # shards not asked for so far start here
+        self._next = 0  # index of the first shard not requested yet
 
     def ask(self, place: int) -> bool:
-        """Note that a shard is asked for; tell whether that is news."""
+        """Record that a shard is requested; return whether it is the first time."""
         position = self._position.get(place, -1)
         if position < self._next:
             return False
@@ -35,18 +35,18 @@ class ReadingPlan:
         return True
 
     def count_read(self, place: int) -> int:
-        """Note that a sample was read; return how many of its shard are left, −1 if unplanned."""
+        """Record that a sample was read; return its shard's remaining samples, −1 if unplanned."""
         self._left[place] -= 1
         if self._left[place] <= 0:
             self.begun.discard(place)
         return self._left[place]
 
     def ahead(self, count: int) -> list[int]:
-        """Return the next shards that were not asked for."""
+        """Return the next shards that were not requested."""
         return self.shards[self._next : self._next + count]
 
     def needs(self) -> dict[int, float]:
-        """Tell when shards will be needed: their positions among all."""
+        """Return when shards are needed: their positions in the plan."""
         return {
             place: float(self._position[place]) for place, left in self._left.items() if left > 0
         }

@@ -1,4 +1,4 @@
-"""A class of another package, which a recipe names as ``package.module:Class``."""
+"""Classes of other packages, given as ``package.module:Class`` in a recipe."""
 
 import importlib
 import traceback
@@ -9,15 +9,15 @@ from pospre.errors import UserError, suggestion
 
 
 def is_outside(name: str) -> bool:
-    """Return whether a recipe's name is that of a class outside: ``package.module:Class``."""
+    """Return whether a recipe's name has the form ``package.module:Class``."""
     return ":" in name
 
 
 def load_class(address: str) -> type[Any]:
-    """Return the class that ``package.module:Class`` names; its module is imported.
+    """Import and return the class ``package.module:Class``.
 
     Raises:
-        UserError: the module is not found or raises an error, or has no such class.
+        UserError: the module is missing or raises an error, or does not have the class.
     """
     home, _, name = address.partition(":")
     module = _imported(home, address)
@@ -35,7 +35,7 @@ def load_class(address: str) -> type[Any]:
 def _imported(home: str, address: str) -> Any:
     if not all(part.isidentifier() for part in home.split(".")):
         raise UserError(
-            f"algorithms: '{address}' names no module; write package.module:Class, such as "
+            f"algorithms: '{address}' has no module name; write package.module:Class, such as "
             "mylab.loca:LOCA."
         )
     try:
@@ -45,14 +45,14 @@ def _imported(home: str, address: str) -> Any:
         if absent is not None and f"{home}.".startswith(f"{absent}."):
             raise UserError(
                 f"algorithms: '{address}' is not found: there is no module '{absent}' in "
-                f"{Path.cwd()} or among the installed packages. Start the command where it is, "
-                "put its folder into PYTHONPATH, or install it."
+                f"{Path.cwd()} or among the installed packages. Run the command in its folder, "
+                "add its folder to PYTHONPATH, or install it."
             ) from error
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}, line {place.lineno}"
         if isinstance(error, SyntaxError):  # the module's own line is not among the frames
             where = f"{error.filename}, line {error.lineno}"
         raise UserError(
-            f"algorithms: '{address}' does not import: {type(error).__name__}: {error} ({where}). "
-            f"`python -c 'import {home}'` shows all of it."
+            f"algorithms: '{address}' cannot be imported: {type(error).__name__}: {error} "
+            f"({where}). `python -c 'import {home}'` shows the full traceback."
         ) from error

@@ -1,4 +1,4 @@
-"""Many small kernels given to a GPU at once: recorded as a CUDA graph, then replayed."""
+"""Run many small kernels as one CUDA graph, recorded once and replayed."""
 
 from collections.abc import Callable, Hashable
 from functools import wraps
@@ -11,7 +11,7 @@ Function = Callable[..., Tensor]
 
 
 class _Recorded:
-    """What a function did to tensors of certain shapes."""
+    """A function's recorded CUDA graph for tensors of given shapes."""
 
     def __init__(self, function: Function, tensors: list[Tensor], options: tuple[Hashable, ...]):
         self.tensors = [tensor.clone() for tensor in tensors]
@@ -22,7 +22,7 @@ class _Recorded:
         with torch.cuda.stream(side):
             function(*self.tensors, *options)  # what is made at the first call is no part of it
         torch.cuda.current_stream().wait_stream(side)
-        # other threads go on: the loader pins memory meanwhile
+        # other threads continue: the loader pins memory meanwhile
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.result = function(*self.tensors, *options)
 
@@ -38,14 +38,14 @@ class _Recorded:
 
 
 def replayed(function: Function) -> Function:
-    """Return ``function``, recorded once for each shape, and replayed from then on, on GPUs.
+    """Return ``function``, recorded once per input shape on GPUs and replayed afterwards.
 
-    Launching a kernel takes the CPU 10 to 30 µs; running a small one takes the GPU 2 µs. On CPUs,
-    under torch.compile and over the fake tensors of a plan the function is called directly.
+    Launching a kernel costs 10 to 30 µs of CPU time; running a small one takes the GPU 2 µs. On
+    CPUs, under torch.compile and with fake tensors, the function is called directly.
 
     Args:
-        function: of tensors, then of hashable options; returns one tensor. It neither waits for the
-            GPU nor draws from a generator, and keeps nothing.
+        function: takes tensors, then hashable options; returns one tensor. It must not synchronise
+            with the GPU, use a random generator or keep state.
     """
     recorded: dict[Hashable, _Recorded] = {}
 

@@ -1,4 +1,4 @@
-"""One method of a model by itself, with other options: an evaluation asks it by its own code."""
+"""Run one method of a model in isolation, with other options."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from pospre.model.objective import ObjectiveSet, Outputs
 
 
 def takes(method: type[PretrainAlgorithm], option: str) -> bool:
-    """Tell whether a method has an option of this name."""
+    """Return whether a method has this option."""
     return option in signature(method).parameters
 
 
@@ -30,16 +30,16 @@ def ratios_of(
     return [*ratios] if takes(type(method_in(model, kind)), option) else [None]
 
 
-class Alone:
-    """A method of a model by itself, over the trained weights.
+class IsolatedMethod:
+    """A method of a model in isolation, with the trained weights.
 
-    Its options act where it attaches and draws; what it has trained is shared, and not made again.
+    Its options apply when it attaches and draws. Trained modules are shared, not created again.
 
     Args:
         model: the trained model.
         kind: of the method's objective.
         seed: of the draws.
-        options: in place of the trained ones; those that the method does not have are left out.
+        options: replace the trained ones; options that the method lacks are ignored.
     """
 
     def __init__(self, model: PretrainModel, kind: type, *, seed: int, **options: Any) -> None:
@@ -57,12 +57,12 @@ class Alone:
         self.model.train(model.training)
 
     def draw(self, batch: Batch) -> Batch:
-        """Return the batch with what the method writes."""
+        """Return the batch with the keys that the method writes."""
         batch = dict(batch)
         self.method.write(batch, self.model)
         return batch
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Outputs:
-        """Return what the objective's ``forward`` finds."""
+        """Return the outputs of the objective's ``forward``."""
         return self.model(batch)[self.name]

@@ -1,4 +1,4 @@
-"""One shard on its way into the cache, in a thread that a process need not wait for."""
+"""Download of one shard into the cache, in a thread that does not keep the process alive."""
 
 import threading
 from collections.abc import Callable
@@ -13,30 +13,30 @@ from pospre.object_store import Bucket
 
 
 class NotNow(Exception):
-    """The shard must wait: another process has it, or there is no room for it and later ones."""
+    """The shard must wait: another process has it, or there is no room before more urgent ones."""
 
     def __init__(self, *, no_room: bool) -> None:
         self.no_room = no_room
 
 
-class Arrival:
-    """A shard that a thread brings.
+class ShardDownload:
+    """The download of a shard by a thread.
 
     Args:
-        place: of the shard among all.
+        place: index of the shard.
         entry: its description.
-        bucket: where it comes from.
-        patience: seconds that it may take.
-        urgent: a reader waits for it. A shard that is not urgent is put off (``NotNow``) where
-            another process has it or there is no room.
-        stop: ends it.
+        bucket: its source.
+        patience: maximal duration in seconds.
+        urgent: a reader waits for it. Other shards are postponed (``NotNow``) if another process
+            has them or there is no room.
+        stop: event that cancels it.
 
     Attributes:
-        download: how far it is.
-        received: bytes that came over the network, those of tries that failed included.
-        thread: that brings it.
-        error: why it did not come.
-        is_over: it came, or will not.
+        download: its progress.
+        received: bytes received over the network, including failed attempts.
+        thread: the downloading thread.
+        error: why it failed.
+        is_over: whether it has finished or failed.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class Arrival:
         self._entry, self._bucket, self._patience = entry, bucket, patience
         self._urgent, self._stop = urgent, stop
 
-    def start(self, work: "Callable[[Arrival], None]") -> None:
-        """Do the work in a thread."""
+    def start(self, work: "Callable[[ShardDownload], None]") -> None:
+        """Run ``work`` in a thread."""
         self.thread = threading.Thread(
             target=work, args=(self,), daemon=True, name=f"pospre-fetch-{self.place}"
         )
         self.thread.start()
 
     def bring(self, cache: ShardCache, needs: Callable[[], dict[str, float]]) -> None:
-        """Make the shard lie in the cache, whole.
+        """Download the complete shard into the cache.
 
         Raises:
-            NotNow: it is not urgent, and not possible now.
-            UserError: it cannot be had, or not in time.
-            Stopped: it is no longer wanted.
+            NotNow: it is not urgent and not possible now.
+            UserError: it cannot be downloaded, or not in time.
+            Stopped: it is no longer needed.
         """
         entry = self._entry
         name, size = entry.raw.name, max(entry.raw.size, entry.stored.size)
@@ -92,12 +92,12 @@ class Arrival:
                         cache.publish(name)
                         return
         raise UserError(
-            f"{self.download.address} is not what the data set's description says: {problem}; it "
-            "was downloaded twice"
+            f"{self.download.address} does not match the data set's description: {problem}; it was "
+            "downloaded twice"
         )
 
     def _fill(self, path: Path) -> str:
-        """Download into the shard's file; return what is wrong with what came."""
+        """Download into the shard's file; return what is wrong with the content."""
         self.download = download = Download(self._bucket, self._entry.stored.name)
         with path.open("r+b") as file:
             try:
