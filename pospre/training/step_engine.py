@@ -1,6 +1,6 @@
-"""Composer's Engine, which gives a step's events to whom they concern only.
+"""Composer's Engine, but a step's events reach only the callbacks that have a method for them.
 
-It is made for Composer 0.32.1, and a test notices when it changes what this stands for.
+It is made for Composer 0.32.1; a test fails if Composer changes what this relies on.
 """
 
 import os
@@ -10,7 +10,7 @@ from composer.core.engine import Traces
 from composer.loggers import LoggerDestination
 
 OVERRIDDEN = ("run_event", "_run_algorithms", "_run_callbacks", "_debug_log")
-"""What this module stands on: methods of Composer's Engine."""
+"""What this module relies on: methods of Composer's Engine."""
 _OF_A_STEP = frozenset(
     event
     for event in Event
@@ -22,11 +22,10 @@ _OF_A_STEP = frozenset(
 
 
 class StepEngine(Engine):
-    """Composer's Engine without calls of methods that are empty.
+    """Composer's Engine without calls of empty methods.
 
-    Composer's calls every callback for each event of a step, and sorts the algorithms. The order
-    is the same here: algorithms, callbacks, loggers. An algorithm may be asked twice whether it
-    runs.
+    Composer calls every callback for each event of a step, and sorts the algorithms. The order is
+    the same here: algorithms, callbacks, loggers. ``match`` of an algorithm may be called twice.
     """
 
     _callbacks: list[Callback]
@@ -61,7 +60,7 @@ class StepEngine(Engine):
         return self._listening[event]
 
     def _debug_log(self, event: Event, msg: str) -> None:
-        """Format no line for each callback of each event that nobody asked for."""
+        """Format lines only if they are asked for: Composer formats one for each callback."""
         if os.environ.get("ENGINE_DEBUG"):
             super()._debug_log(event, msg)
 

@@ -4,13 +4,13 @@
     make gpu-report ARGS="--methods mae dinov2 --sizes vits16 --steps 10"
     make gpu-report DATA=/data/in1k.mds ARGS="--output report"   # with the real loader as well
 
-A cell is a recipe of ``yamls/pretrain`` trained for some steps by the recipe's own trainer, on a
-random batch that is always there or, with DATA, on images, over all GPUs that are there, in every
-setting: DDP and FSDP2, compiled or not, and with a bf16 residual. Each runs in a process of its
-own, so that one without memory is a cell that says so. Cells that were measured are not measured
-again: remove them from the output folder for that. ``--set key=value`` changes every recipe,
-``--list`` shows what would be run. ``--count`` needs no GPU: it counts operators and bytes of every
-method's eager step, graphs, kernels and bytes of the compiled one, and predicts images/s.
+A cell is a recipe of ``yamls/pretrain``, trained for some steps by the recipe's own trainer on all
+GPUs. It reads a random batch that stays in memory or, with DATA, images. The settings are DDP and
+FSDP2, compiled or not, with a bf16 residual, cuDNN and float8. Each cell runs in a process of its
+own, so that only this one fails without memory. Cells that were measured are not measured again:
+remove them from the output folder for that. ``--set key=value`` changes every recipe, ``--list``
+shows what would be run. ``--count`` needs no GPU: it counts operators and bytes of every method's
+eager step, graphs, kernels and bytes of the compiled one, and predicts images/s.
 """
 
 import argparse
@@ -45,11 +45,14 @@ METHODS = (
 )
 SIZES = ("vits16", "vitb16", "vitl16")
 _DDP, _FSDP, _FULL = "trainer.fsdp=null", "trainer.fsdp={}", "trainer.residual=fp32"
+_HALF = (_DDP, "trainer.compile=true", "trainer.residual=bf16")
 SETTINGS = {
     "DDP": [_DDP, "trainer.compile=false", _FULL],
     "DDP, blocks": [_DDP, "trainer.compile=blocks", _FULL],
     "DDP, compiled": [_DDP, "trainer.compile=true", _FULL],
-    "DDP, compiled, bf16 residual": [_DDP, "trainer.compile=true", "trainer.residual=bf16"],
+    "DDP, compiled, bf16 residual": [*_HALF],
+    "DDP, compiled, bf16 residual, cuDNN": [*_HALF, "trainer.attention=cudnn"],
+    "DDP, compiled, bf16 residual, float8": [*_HALF, "trainer.float8=true"],
     "FSDP2": [_FSDP, "trainer.compile=false", _FULL],
     "FSDP2, compiled": [_FSDP, "trainer.compile=blocks", _FULL],
 }
