@@ -31,15 +31,15 @@ setup: ## Make .venv with pinned requirements and FFCV's system packages; instan
 test: setup ## Run the tests on two cores (real photographs: POSPRE_TEST_DATA=<folder>).
 	@# where PYTHONDONTWRITEBYTECODE is set, hundreds of processes would compile everything, a second each
 	@$(PYTHON_RUN) -m compileall -q pospre data_prep tests
-	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 3 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: setup ## Run the tests of methods, encoder, positions and recipes, in about three minutes on two cores.
-	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 3 --dist loadfile $(FAST) $(addprefix --ignore=,$(SLOW)) $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(FAST) $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
 test-newest: setup ## Run the tests with the newest torch, torchvision and timm (.venv-newest, 8 GB).
 	@.setup/newest.sh
 	@# their deprecation warnings would mix with output that tests read
-	PYTHONWARNINGS=ignore::FutureWarning OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
+	PYTHONWARNINGS=ignore::FutureWarning OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 certify: need-RECIPE setup ## Prove that RECIPE=<yaml> resumes exactly: killed, on other ranks (ARGS="data.path=…").
 	$(PYTHON_RUN) -m pospre.certify "$(RECIPE)" $(ARGS)

@@ -22,6 +22,23 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
+LONG = """
+    run/peers/test_many_nodes model/test_fsdp training/scale/test_compilation test_package
+    certificate/test_certificate drills/test_s3_kills
+    data_prep/distribute/test_cluster test_recipes algorithms/test_contracts test_papers
+    training/test_train planning/test_counts planning/test_plan test_readme
+    run/checkpoints/test_uploads run/checkpoints/test_sharded algorithms/test_schemes
+    training/test_start_weights_swin data_prep/distribute/test_killed
+"""
+"""Files of half a minute and more, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long files: at the end, one would keep a process busy and the others idle."""
+    ranks = {f"tests/{name}.py": rank for rank, name in enumerate(LONG.split())}
+    items.sort(key=lambda item: ranks.get(item.nodeid.split("::")[0], len(ranks)))
+
+
 def pytest_collection_finish() -> None:
     """Let the half a million objects that all imports made be: each look at them takes 0.3 s."""
     gc.collect()
