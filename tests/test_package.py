@@ -171,17 +171,6 @@ def test_it_trains_and_measures_from_another_folder(
     assert str(tmp_path.parent) in run("-c", code) and str(ROOT) not in run("-c", code)
 
 
-def test_the_readmes_example_runs_from_another_folder(
-    run: Callable[..., str], image_folder: Callable[..., Path]
-) -> None:
-    example = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S
-    )
-    image_folder(name="elsewhere/data/photos")
-    assert "trainer.fit()" in example[0]
-    run("-c", example[0])
-
-
 def test_what_needs_an_extra_says_how_it_is_installed(
     run: Callable[..., str], image_folder: Callable[..., Path]
 ) -> None:

@@ -1,7 +1,6 @@
 """What is not this conversion's own is neither removed nor mixed in."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from data_prep.publish.locks import WHOLE
 from pospre.errors import UserError
 from tests.data_prep.reading import FORMATS, call, destination, partial, read_samples, run
 from tests.data_prep.sample_images import write_files
+from tests.processes import finished
 
 ROOT = Path(__file__).parents[3]
 Snapshot = Callable[[Path], dict[str, bytes]]
@@ -41,7 +41,8 @@ for name in sys.argv[2:]:
         assert "; wait for it" in str(error)
 """
     command = [sys.executable, "-c", script, str(target), *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = finished(command, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     return set(done.stdout.split("\n")) - {""}
 
 
