@@ -9,7 +9,7 @@ from composer.core import Callback, Engine, Event
 from composer.core.engine import Traces
 from composer.loggers import LoggerDestination
 
-OVERRIDDEN = ("run_event", "_run_algorithms", "_run_callbacks", "_debug_log")
+OVERRIDDEN = ("run_event", "_run_algorithms", "_run_callbacks", "_compile", "_debug_log")
 """What this module relies on: methods of Composer's Engine."""
 _OF_A_STEP = frozenset(
     event
@@ -43,11 +43,12 @@ class StepEngine(Engine):
         if event not in _OF_A_STEP or state.profiler is not None or self._is_closed:
             return super().run_event(event)
         assert isinstance(event, Event)
-        runs = any(algorithm.match(event, state) for algorithm in state.algorithms)
-        traces = self._run_algorithms(event) if runs else {}
+        running = [each for each in state.algorithms if each.match(event, state)]
+        for algorithm in self._compile(running, event) if len(running) > 1 else running:
+            algorithm.apply(event, state, self.logger)
         for callback in self._listeners(event):
             callback.run_event(event, state, self.logger)
-        return traces
+        return {}
 
     def _listeners(self, event: Event) -> list[Callback]:
         """Return the callbacks with a method for an event, loggers last; found once."""

@@ -20,6 +20,7 @@ MADE_FOR = {
     "run_event": "7a6db86fd366",
     "_run_algorithms": "7b3abe1ac482",
     "_run_callbacks": "041f89c2886d",
+    "_compile": "7fb43791daab",
     "_debug_log": "be0c38869719",
 }
 """Of Composer 0.32.1; where one differs, compare ``pospre/training/step_engine.py`` with it."""
