@@ -20,8 +20,9 @@ examples:
 
 models:
   RUN, CHECKPOINT  a run folder or a checkpoint of pospre (also s3://), with its heads
-  FILE             encoder weights (.safetensors, .pth, .pth.tar, .bin): exports of pospre, or those
-                   of MAE, DINO, DINOv2, I-JEPA, BEiT, …. The architecture is read from the tensors.
+  FILE             encoder weights (.safetensors, .pth, .pth.tar, .pt, .bin): exports of pospre, or
+                   those of MAE, DINO, DINOv2, I-JEPA, BEiT, …. The architecture is read from the
+                   tensors.
                    FILE,positions=none if the encoder was trained without positions
   timm:NAME,FILE   weights of the timm model NAME, with timm's normalisation
   timm:NAME        that model with random weights

@@ -53,8 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "checkpoint",
         metavar="URI",
-        help="checkpoint file or run folder, or published weights: a file or timm:NAME,FILE; also "
-        "s3://",
+        help="checkpoint or run folder, or published weights: a file or timm:NAME,FILE; also s3://",
     )
     parser.add_argument("out", metavar="OUT", type=Path, help="file, or folder, to write")
     parser.add_argument("--format", required=True, choices=FORMATS, help="see below")

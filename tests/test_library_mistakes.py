@@ -106,7 +106,7 @@ def test_weights_of_a_loop_of_ones_own_are_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model is of type Encoder"):
         UNTYPED.load_weights(model.encoder, "encoder.pth")
     torch.save({"state": {"model": model.state_dict()}}, tmp_path / "composers.pt")
-    with pytest.raises(UserError, match=r"holds no recipe.*save\(model.timm_state\(\), 'enc"):
+    with pytest.raises(UserError, match=r"of a known layout.*save\(model.timm_state\(\), 'enc"):
         pospre.load_weights(model, tmp_path / "composers.pt")
 
 

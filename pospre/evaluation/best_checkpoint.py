@@ -1,9 +1,9 @@
 """The checkpoint with the best figure so far, kept in ``checkpoints/best``.
 
 The best follows from ``metrics.jsonl`` and the existing files, so a killed run finds the same one
-again. The file is a hard link to the checkpoint, and survives when ``trainer.keep_checkpoints``
-removes the original. In a run's bucket it keeps its own name, so a start on another machine finds
-it.
+again. Its files are hard links to those of the checkpoint, and survive when
+``trainer.keep_checkpoints`` removes the originals. In a run's bucket it keeps its own name, so a
+start on another machine finds it.
 """
 
 import os
@@ -16,7 +16,6 @@ from typing import Literal
 
 from pospre.atomic_file import PARTIAL
 from pospre.evaluation.run import write_json
-from pospre.run.checkpoints.file import manifest_of
 from pospre.run.checkpoints.finding import (
     BEST,
     NOTE,
@@ -98,22 +97,15 @@ class BestCheckpoint:
 
 
 def _link_checkpoint(source: Path, target: Path) -> None:
-    if source.is_dir():
-        partial = target.with_name(target.name + PARTIAL)
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(source, partial, copy_function=lambda a, b: _link(Path(a), Path(b)))
-        os.replace(partial, target)
-    else:
-        _link(manifest_of(source), manifest_of(target))
-        _link(source, target)  # last, when the rest is complete
-
-
-def _link(source: Path, target: Path) -> None:
-    """Hard-link a file, or copy it if the file system has no hard links."""
     partial = target.with_name(target.name + PARTIAL)
-    partial.unlink(missing_ok=True)
-    try:
-        os.link(source, partial)
-    except OSError:  # also if it was just removed: then the copy raises the error
-        shutil.copyfile(source, partial)
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial, copy_function=_link)
     os.replace(partial, target)
+
+
+def _link(source: str, target: str) -> None:
+    """Hard-link a file, or copy it if the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:  # also if it was just removed: then the copy raises the error
+        shutil.copyfile(source, target)

@@ -63,7 +63,7 @@ def _number(value: object) -> float | None:
 def run_folder_of(checkpoint: str | Path) -> Path | None:
     """Return the local run folder that contains a checkpoint address; None if there is none."""
     path = Path(checkpoint)
-    candidates = (path, *path.parents[:3])  # it may be checkpoints/best/ep1-ba4.pt
+    candidates = (path, *path.parents[:3])  # it may be checkpoints/best/ep1-ba4
     return next((folder for folder in candidates if (folder / "recipe.yaml").is_file()), None)
 
 

@@ -49,7 +49,7 @@ def export(
     """Write the encoder of ``checkpoint`` to ``out``, with a card, completely or not at all.
 
     Args:
-        checkpoint: a checkpoint file, a folder of them or a run folder; or a file of weights or
+        checkpoint: a checkpoint, a folder of them or a run folder; or a file of weights or
             ``timm:NAME,FILE``, see ``open_model``.
         out: the file to write; of ``hf`` and ``torchhub`` the folder.
         format: ``timm``, ``safetensors``, ``hf``, ``onnx`` or ``torchhub``.

@@ -82,7 +82,8 @@ def timm_names(content: Any, name: str, which: Literal["student", "teacher"], ke
     if not starts:
         raise UserError(
             f"{name} holds no Vision Transformer of a known layout; its first tensors: "
-            f"{', '.join([*flat][:3]) or 'none'}. Known layouts: {KNOWN}."
+            f"{', '.join([*flat][:3]) or 'none'}. Known layouts: {KNOWN}. Of a training "
+            "of your own, save the encoder alone: torch.save(model.timm_state(), 'encoder.pth')."
         )
     start = _choose(starts, name, which, key)
     inside = {path.removeprefix(start): t for path, t in flat.items() if path.startswith(start)}

@@ -197,10 +197,7 @@ class Trainer(Section):
     overwrite: bool = False
     save_folder: LocalOrS3 | None = None
     save_interval: PositiveDuration = "1ep"
-    checkpoint: Literal["whole", "sharded"] = Field(
-        default="whole", description="sharded: a folder to which every rank writes its part"
-    )
-    keep_checkpoints: AllOrSome = Field(default=3, description="local files kept; -1 keeps all")
+    keep_checkpoints: AllOrSome = Field(default=3, description="local ones kept; -1 keeps all")
     keep_remote: AllOrSome = Field(
         default=-1, description="checkpoints kept in the bucket of save_folder; -1 keeps all"
     )

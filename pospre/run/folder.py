@@ -23,7 +23,7 @@ from pospre.object_store import is_remote, s3_patience
 from pospre.recipe.environment import annotated
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
-from pospre.run.checkpoints.file import why_not_written
+from pospre.run.checkpoints.files import why_not_written
 from pospre.run.checkpoints.finding import remove_checkpoints
 from pospre.run.checkpoints.reading import open_newest
 from pospre.run.lease import lease

@@ -11,7 +11,7 @@ from pospre.data.stores.identity import Identity
 from pospre.errors import UserError
 from pospre.recipe.environment import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
-from pospre.run.checkpoints.file import callback_states
+from pospre.run.checkpoints.content import callback_states
 
 
 class RecipeRecord(Callback):
@@ -54,9 +54,7 @@ class Recorded(NamedTuple):
 
 def recorded(content: dict[str, Any]) -> Recorded:
     """Return what a checkpoint's content records of its run."""
-    record = callback_states(content)["RecipeRecord"]
-    more = record.get("data", {}), record.get("fingerprints", {})
-    return Recorded(record["recipe"], record["num_samples"], *more)
+    return Recorded(**callback_states(content)["RecipeRecord"])
 
 
 class LoaderPosition(Callback):
@@ -71,7 +69,7 @@ class LoaderPosition(Callback):
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with that order; older checkpoints say nothing, as theirs is this storage's."""
+        """Go on with that order, if it is not this storage's."""
         if state:
             self.loader.load_state_dict(state)
 

@@ -17,7 +17,6 @@ from pospre.collectives import (
     print_once,
     wait_until,
 )
-from pospre.errors import UserError
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_in, checkpoints_of
@@ -97,7 +96,7 @@ class Run:
         check_data(recipe, training.loader.num_samples, training.loader.identity)
         start = however_long(lambda: _open(training) if leads else None)
         folder = recipe.checkpoint_folder()
-        if is_remote(folder) and (leads or recipe.trainer.checkpoint == "sharded"):
+        if is_remote(folder) and (leads or has_shards(recipe)):
             uploads = Uploads(recipe.run_path(), folder, keep=recipe.trainer.keep_remote)
             self._uploads = self._sending.enter_context(uploads)
         self._training, self.start = training, however_long(lambda: self._in_bucket(start))
@@ -115,17 +114,16 @@ class Run:
         """
         assert self._training is not None
         recipe, loader = self._training.recipe, self._training.loader
-        check_visibility(recipe)
         start, options = self.start, recipe.trainer
         saver = CheckpointSaver(
             recipe.local_checkpoints(),
             interval=options.save_interval,
             keep=options.keep_checkpoints,
             earlier=from_rank_zero(lambda: [] if start is None else _earlier(recipe, start)),
-            sharded=options.checkpoint == "sharded",
+            together=has_shards(recipe) and is_one_place(recipe),
         )
-        if self._uploads is not None and saver.sharded:
-            saver.after_shards.append(self._uploads.offer_together)
+        if self._uploads is not None and saver.together:
+            saver.after_parts.append(self._uploads.offer_together)
         elif self._uploads is not None:
             saver.after_save.append(self._uploads.offer)
         record = RecipeRecord(recipe, loader.num_samples, loader.identity)
@@ -180,16 +178,19 @@ def _earlier(recipe: Recipe, start: Checkpoint) -> list[Path]:
     return [Path(found.uri) for found in reversed(local) if found.batch <= start.batch]
 
 
-def check_visibility(recipe: Recipe) -> None:
-    """Refuse shards on disks that the nodes do not share, of which no start could read all.
+def has_shards(recipe: Recipe) -> bool:
+    """Tell whether every rank holds a part of the state alone."""
+    return recipe.trainer.fsdp is not None and dist.get_world_size() > 1
 
-    Raises:
-        UserError: on all ranks, before anything is trained.
+
+def is_one_place(recipe: Recipe) -> bool:
+    """Tell, on every rank, whether what all ranks write is in one place in the end.
+
+    It is not on disks that the nodes do not share: then the first rank gathers all and writes it.
     """
     on_one_node = dist.get_world_size() == dist.get_local_world_size()
-    whole = recipe.trainer.checkpoint != "sharded"
-    if whole or on_one_node or is_remote(recipe.checkpoint_folder()):
-        return
+    if on_one_node or is_remote(recipe.checkpoint_folder()):
+        return True
     folder = recipe.local_checkpoints()
     sign = folder / from_rank_zero(lambda: _leave_sign(folder))
     looked = partial(wait_until, sign.exists, _LATE, _PAUSE)
@@ -198,11 +199,12 @@ def check_visibility(recipe: Recipe) -> None:
         sign.unlink()
     blind = sorted({host for host, is_seen in seen if not is_seen})
     if blind:
-        raise UserError(
-            f"trainer.checkpoint = sharded: {', '.join(blind)} cannot see what {seen[0][0]} writes "
-            f"into {folder}, so no checkpoint would ever be in one place. Set trainer.save_folder "
-            "to a bucket or to a folder that all nodes share, or trainer.checkpoint=whole"
+        print_once(
+            f"{', '.join(blind)} cannot see what {seen[0][0]} writes into {folder}, so the first "
+            "rank gathers the whole state and writes it. To resume, all nodes must see it: set "
+            "trainer.save_folder to a bucket or to a folder that they share"
         )
+    return not blind
 
 
 def _leave_sign(folder: Path) -> str:

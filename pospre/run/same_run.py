@@ -34,7 +34,6 @@ FREE_KEYS = (
     "trainer.overwrite",
     "trainer.save_folder",
     "trainer.save_interval",
-    "trainer.checkpoint",
     "trainer.keep_checkpoints",
     "trainer.keep_remote",
     "trainer.keep_best",

@@ -109,7 +109,7 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
     Args:
         model: with its algorithms attached.
         uri: checkpoint, folder of them or run folder; or a file of weights (``.safetensors``,
-            ``.pth``, ``.pth.tar``, ``.bin``) of ours or of a layout that
+            ``.pth``, ``.pth.tar``, ``.pt``, ``.bin``) of ours or of a layout that
             ``pospre.nn.weight_layouts`` knows; local or S3. ``FILE,positions=SCHEME`` says what the
             encoder of a file whose tensors do not tell knows of places: rotary ones are no tensors,
             and it may have none (``positions=none``).

@@ -20,7 +20,7 @@ def load_model(
     """Return the model of a checkpoint, in eval mode on the CPU, and its recipe.
 
     Args:
-        uri: a checkpoint file, a folder of them or a run folder (the newest counts), local or S3.
+        uri: a checkpoint, a folder of them or a run folder (the newest counts), local or S3.
         initial: give the same model with the random weights of its seed, before any training.
         weights: ``teacher`` puts the teacher's weights where the trained ones are.
 

@@ -25,7 +25,7 @@ from pospre.run.resume import recorded
 from pospre.training.trained import Weights
 from pospre.untrusted_json import parse_object
 
-EXPORTED = (".safetensors", ".pth", ".pth.tar", ".bin")
+EXPORTED = (".safetensors", ".pth", ".pth.tar", ".pt", ".bin")
 _NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PREFIX = {"student": "encoder.", "teacher": "teacher.module."}
 

@@ -1,8 +1,7 @@
 """What a step waits for at a save: ``PYTHONPATH=. python tests/benchmarks/bench_saves.py``.
 
-The state of MAE with AdamW is copied, as a step does it now, and written with its hash, as a step
-once did and a thread does now; the same with shards.
-Another encoder than vits16 is an argument.
+The state of MAE with AdamW is copied, as a step does it, and written with its hashes, as a thread
+does, then read. Another encoder than vits16 is an argument.
 """
 
 import sys
@@ -15,9 +14,8 @@ from typing import Any
 import torch
 
 import pospre
-from pospre.run.checkpoints.file import write_checkpoint
+from pospre.run.checkpoints.parts import Part, Staging
 from pospre.run.checkpoints.reading import read_checkpoint
-from pospre.run.checkpoints.sharded import Part, Staging
 from tests.run.checkpoints.hostile import CONTENT
 
 _ROUNDS = 4
@@ -34,20 +32,13 @@ def main() -> int:
 
 
 def measure(content: dict[str, Any], staging: Staging, folder: Path) -> str:
-    """Return what one save takes, as a file and in shards."""
-    whole, shards = folder / "ep0-ba1.pt", folder / "ep0-ba1"
-    _, write = timed(lambda: write_checkpoint(content, whole))
-    _, copy = timed(lambda: staging.copy(content))
-    part, plan = timed(lambda: Part(content, staging))
-    written, write_part = timed(lambda: part.write(shards))
-    part.finish(shards, [written], {})
-    _, read = timed(lambda: read_checkpoint(str(whole)))
-    _, read_shards = timed(lambda: read_checkpoint(str(shards)))
-    sizes = [path.stat().st_size for path in (whole, *shards.iterdir())]
-    return (
-        f"{sizes[0] / 1e6:.1f} MB: copy {copy}; write {write}; read {read}; in shards "
-        f"{sum(sizes[1:]) / 1e6:.1f} MB: copy {plan}; write {write_part}; read {read_shards}"
-    )
+    """Return what one save takes, and one reading."""
+    checkpoint = folder / "ep0-ba1"
+    part, copy = timed(lambda: Part(content, staging))
+    _, write = timed(lambda: part.finish(checkpoint, [part.write(checkpoint)]))
+    _, read = timed(lambda: read_checkpoint(str(checkpoint)))
+    size = sum(path.stat().st_size for path in checkpoint.iterdir())
+    return f"{size / 1e6:.1f} MB: copy {copy}; write {write}; read {read}"
 
 
 def state(encoder: str) -> dict[str, Any]:

@@ -13,10 +13,7 @@ from pospre.errors import run_command
 from tests.certificate import impure
 from tests.drills.certify_demos import YAMLS, small, write_pictures
 
-SHARDED = (
-    "trainer.checkpoint=sharded",
-    "trainer.fsdp={}",
-)  # each other number of ranks, other shards
+SHARDED = ("trainer.fsdp={}",)  # each other number of ranks, other shards
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from pospre.certificate.processes import (
 from pospre.certificate.stages import Runner, Stage
 from pospre.certificate.verdicts import Verdict, compare
 from pospre.errors import UserError
-from pospre.run.checkpoints.file import DamagedCheckpoint
+from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.finding import checkpoints_in
 from pospre.run.checkpoints.reading import read_checkpoint
 from tests.conftest import write_images
@@ -177,7 +177,7 @@ class Drill:
     def _moves(self, method: str) -> bool:
         """Tell whether a checkpoint is on its way."""
         places = list(self.server.under_way)
-        return any(place.startswith(method) and ".pt" in place for place in places)
+        return any(place.startswith(method) and "/ep" in place for place in places)
 
     def _newest(self) -> int:
         """Return the step of the newest whole checkpoint on disk or in the bucket."""

@@ -11,6 +11,7 @@ from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.trained import load_model
+from tests.run.checkpoints.checkpoint_files import write_checkpoint
 
 
 def tiny_recipe(run_folder: Path, *algorithms: str | dict[str, Any], **encoder: Any) -> Recipe:
@@ -36,14 +37,14 @@ def save_checkpoint(recipe: Recipe, *, weight_seed: int = 1) -> Path:
         key: value + 0.05 * torch.randn(value.shape, generator=generator)
         for key, value in model.state_dict().items()
     }
-    record = {"recipe": recipe.dump(), "num_samples": 8}
+    record = {"recipe": recipe.dump(), "num_samples": 8, "data": {}, "fingerprints": {}}
     run = recipe.run_path()
     (run / "checkpoints").mkdir(parents=True)
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe.dump()))
-    path = run / "checkpoints" / "ep1-ba2.pt"
+    path = run / "checkpoints" / "ep1-ba2"
     timestamp = {"Timestamp": Timestamp(batch=2).state_dict()}
     state = {"model": weights, "callbacks": {"RecipeRecord": record}, "timestamp": timestamp}
-    torch.save({"state": state}, path)
+    write_checkpoint({"state": state}, path)
     return path
 
 

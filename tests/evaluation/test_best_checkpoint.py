@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,14 @@ class Folder:
             file.write(json.dumps({"step": step, FIGURE: figure}) + "\n")
 
     def save(self, step: int) -> Path:
-        path = self.checkpoints / f"ep0-ba{step}.pt"
-        path.write_text(str(step))
-        path.with_suffix(".json").write_text("{}")
+        path = self.checkpoints / f"ep0-ba{step}"
+        path.mkdir()
+        (path / "rest.pt").write_text(str(step))
+        (path / "manifest.json").write_text("{}")
         return path
 
     def drop(self, step: int) -> None:
-        for ending in ("pt", "json"):
-            (self.checkpoints / f"ep0-ba{step}.{ending}").unlink()
+        shutil.rmtree(self.checkpoints / f"ep0-ba{step}")
 
     def kept(self) -> list[str]:
         return sorted(path.name for path in self.best.folder.glob("*ba*"))
@@ -51,10 +52,10 @@ def test_the_best_stays_when_the_last_ones_go(tmp_path: Path) -> None:
         folder.best.settle(folder.save(step))
         if step > 3:
             folder.drop(step - 3)
-    assert folder.kept() == ["ep0-ba6.json", "ep0-ba6.pt"]
-    assert (folder.best.folder / "ep0-ba6.pt").read_text() == "6"
+    assert folder.kept() == ["ep0-ba6"]
+    assert (folder.best.folder / "ep0-ba6" / "rest.pt").read_text() == "6"
     note = json.loads((folder.best.folder / NOTE).read_text())
-    assert note == {"step": 6, "figure": FIGURE, "value": 0.5, "checkpoint": "ep0-ba6.pt"}
+    assert note == {"step": 6, "figure": FIGURE, "value": 0.5, "checkpoint": "ep0-ba6"}
     folder.best.forget()
     assert not list(folder.best.folder.iterdir()) and folder.checkpoints.exists()
 
@@ -64,7 +65,7 @@ def test_the_smallest_may_be_the_best(tmp_path: Path) -> None:
     for step, figure in ((3, 0.2), (6, 0.1), (9, 0.3)):
         folder.measure(step, figure)
         folder.best.settle(folder.save(step))
-    assert folder.kept() == ["ep0-ba6.json", "ep0-ba6.pt"]
+    assert folder.kept() == ["ep0-ba6"]
 
 
 def test_killed_anywhere_it_is_found_again(tmp_path: Path) -> None:
@@ -73,18 +74,18 @@ def test_killed_anywhere_it_is_found_again(tmp_path: Path) -> None:
     folder.best.settle(folder.save(3))
     folder.measure(6, 0.5)  # killed here: nothing of step 6 is saved
     folder.best.settle()
-    assert folder.kept() == ["ep0-ba3.json", "ep0-ba3.pt"] and folder.best.is_best(6)
+    assert folder.kept() == ["ep0-ba3"] and folder.best.is_best(6)
     folder.save(6)  # killed after the save
     with folder.metrics.open("a") as file:
         file.write('{"step": 9, "evaluation/kn')  # and in the middle of a line
     folder.best.settle()
-    assert folder.kept() == ["ep0-ba6.json", "ep0-ba6.pt"]
+    assert folder.kept() == ["ep0-ba6"]
     # killed before the earlier one was removed, or with half a copy there
-    (folder.best.folder / "ep0-ba3.pt").write_text("3")
-    (folder.best.folder / "ep0-ba6.pt.partial").write_text("")
+    shutil.copytree(folder.checkpoints / "ep0-ba3", folder.best.folder / "ep0-ba3")
+    (folder.best.folder / "ep0-ba9.partial").mkdir()
     folder.drop(3)
     folder.best.settle()
-    assert folder.kept()[:2] == ["ep0-ba6.json", "ep0-ba6.pt"]
+    assert folder.kept()[0] == "ep0-ba6"
     assert json.loads((folder.best.folder / NOTE).read_text())["step"] == 6
 
 
@@ -96,7 +97,7 @@ def test_without_hard_links_it_is_a_copy(tmp_path: Path, monkeypatch: pytest.Mon
     folder = Folder(tmp_path)
     folder.measure(3, 0.2)
     folder.best.settle(folder.save(3))
-    assert (folder.best.folder / "ep0-ba3.pt").read_text() == "3"
+    assert (folder.best.folder / "ep0-ba3" / "rest.pt").read_text() == "3"
 
 
 def test_a_step_without_a_figure_is_never_the_best(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from pospre.evaluation.registry import (
     evaluation_names,
 )
 from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.run.checkpoints.checkpoint_files import write_checkpoint
 
 
 @pytest.fixture
@@ -141,14 +143,14 @@ def test_run_folder_gets_the_results(tmp_path, image_folder, capsys):
 
 def test_results_are_of_weights_and_an_earlier_step_has_its_own(tmp_path, image_folder, capsys):
     first = save_checkpoint(tiny_recipe(tmp_path, "mae"))
-    content = torch.load(first, weights_only=False)
+    content = read_checkpoint(str(first)).content
     content["state"]["timestamp"]["Timestamp"]["batch"] = 5
     content["state"]["model"]["encoder.norm.bias"] += 1
-    newest = first.with_name("ep2-ba5.pt")
-    torch.save(content, newest)
+    newest = first.with_name("ep2-ba5")
+    write_checkpoint(content, newest)
     best = first.parent / "best" / first.name  # as trainer.keep_best keeps it
     best.parent.mkdir()
-    shutil.copy(first, best)
+    shutil.copytree(first, best)
     run, data = first.parents[1], str(image_folder(num_images=6))
     measure = ["knn", "--data", data, "k=2", "baseline=false", "--model"]
     assert evaluate.main([*measure, str(run)]) == 0
@@ -172,8 +174,8 @@ def test_results_are_of_weights_and_an_earlier_step_has_its_own(tmp_path, image_
 
 
 def test_settings_may_stand_anywhere(droppos_checkpoint, image_folder, tmp_path, capsys):
-    loose = tmp_path / "loose.pt"
-    shutil.copy(droppos_checkpoint, loose)
+    loose = tmp_path / "loose"
+    shutil.copytree(droppos_checkpoint, loose)
     data = image_folder(num_images=4)
     arguments = ["knn", "k=2", "--model", str(loose), "features=cls", "--data", str(data)]
     assert evaluate.main([*arguments, "baseline=no"]) == 0
@@ -290,18 +292,18 @@ def test_settings_written_as_options_are_told_how(mae_checkpoint, capsys):
 
 def test_bad_checkpoints_are_named(fails, image_folder, tmp_path):
     data = image_folder(num_images=4)
-    text = tmp_path / "notes.pt"
+    text = tmp_path / "notes"
     text.write_text("no checkpoint")
-    assert "is no checkpoint" in fails("knn", "--model", text, "--data", data)
-    missing = tmp_path / "missing.pt"
+    assert "holds no checkpoint" in fails("knn", "--model", text, "--data", data)
+    missing = tmp_path / "missing"
     assert "does not exist" in fails("knn", "--model", missing, "--data", data)
 
 
 def test_diverged_checkpoint_is_named(droppos_checkpoint, fails, image_folder, tmp_path):
-    content = torch.load(droppos_checkpoint, weights_only=False)
+    content = read_checkpoint(str(droppos_checkpoint)).content
     content["state"]["model"]["encoder.norm.weight"][0] = torch.inf
-    torch.save(content, tmp_path / "diverged.pt")
-    bad = tmp_path / "diverged.pt"
+    bad = tmp_path / "diverged"
+    write_checkpoint(content, bad)
     message = fails("knn", "--model", bad, "--data", image_folder(), "k=2")
     assert "'encoder.norm.weight' holds values that are not finite" in message
 

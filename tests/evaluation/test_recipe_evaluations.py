@@ -35,7 +35,7 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
 
     def open_newest(folders: list[str]) -> Checkpoint:
         reads.append(folders)
-        return Checkpoint("ep1-ba4.pt", "", {"state": state})
+        return Checkpoint("ep1-ba4", "", {"state": state})
 
     def run_evaluation(name: str, *arguments: Any, **options: Any) -> dict[str, Any]:
         measured.append((name, *arguments, options["address"], options["weights"]))
@@ -58,4 +58,4 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
     knn, logistic = measured
     assert knn[1:5] == ("student", recipe, "photos", {"k": 5})
     assert logistic[:4] == ("logistic", "teacher", recipe, "photos")
-    assert logistic[-2:] == ("ep1-ba4.pt", "teacher")
+    assert logistic[-2:] == ("ep1-ba4", "teacher")

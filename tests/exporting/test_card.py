@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import timm
-import torch
 import yaml
 
 from pospre.evaluation.models import open_model
 from pospre.evaluation.run import encoder_hash, write_json
 from pospre.exporting.export import export
 from pospre.recipe.recipe import recipe_from_dict
+from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.trained import Weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.run.checkpoints.checkpoint_files import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,9 +83,9 @@ def test_figures_of_other_weights_of_the_run_are_not_shown(checkpoint: Path) -> 
     text = card(checkpoint)
     assert "0.713" in text and "0.625" not in text
     assert "Of other weights of this run, and not shown: `accuracy` (step 1)." in text
-    content = torch.load(checkpoint, weights_only=False)  # as if it was trained again
+    content = read_checkpoint(str(checkpoint)).content  # as if it was trained again
     content["state"]["model"]["encoder.norm.bias"] += 1
-    torch.save(content, checkpoint)
+    write_checkpoint(content, checkpoint)
     text = card(checkpoint)
     assert "0.713" not in text and "None was measured of these weights" in text
     assert "not shown: `accuracy` (step 1), `knn` (step 2)." in text

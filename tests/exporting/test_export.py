@@ -13,8 +13,10 @@ from pospre.errors import run_command
 from pospre.export import main
 from pospre.exporting import timm_file
 from pospre.exporting.export import export
+from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.trained import load_model
 from tests.evaluation.checkpoints import printed_model, save_checkpoint, tiny_recipe
+from tests.run.checkpoints.checkpoint_files import write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -122,18 +124,18 @@ def test_mistakes_write_nothing(checkpoint, tmp_path, capsys, out, options, mess
 
 def test_bad_checkpoints_are_named(checkpoint, tmp_path, capsys):
     out = tmp_path / "encoder.pth"
-    notes = tmp_path / "notes.pt"
+    notes = tmp_path / "notes"
     notes.write_text("no checkpoint")
-    assert "is no checkpoint" in fails(capsys, notes, out, "--format", "timm")
-    other = tmp_path / "other.pt"
-    content = torch.load(checkpoint, weights_only=False)
+    assert "holds no checkpoint" in fails(capsys, notes, out, "--format", "timm")
+    other = tmp_path / "other"
+    content = read_checkpoint(str(checkpoint)).content
     content["state"]["model"].pop("encoder.blocks.1.attn.qkv.weight")
-    torch.save(content, other)
+    write_checkpoint(content, other)
     message = fails(capsys, other, out, "--format", "timm")
     assert "of another model" in message and "encoder.blocks.1.attn.qkv.weight" in message
-    content = torch.load(checkpoint, weights_only=False)
+    content = read_checkpoint(str(checkpoint)).content
     content["state"]["model"]["encoder.norm.bias"][3] = float("nan")
-    torch.save(content, other)
+    write_checkpoint(content, other)
     message = fails(capsys, other, out, "--format", "timm")
     assert "'encoder.norm.bias' holds values that are not finite" in message
     assert not out.exists()

@@ -16,6 +16,7 @@ from pospre.exporting import export as export_module
 from pospre.exporting import hf_folder, timm_file
 from pospre.exporting.export import export
 from pospre.exporting.timm_encoder import take_parts
+from pospre.run.checkpoints.reading import read_checkpoint
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1}
@@ -55,7 +56,7 @@ def test_an_export_becomes_another_format(tmp_path: Path) -> None:
     export(str(path), first, format="safetensors")
     export(str(first), second, format="torchhub")
     ours: Any = torch.hub.load(str(second), "encoder", source="local")
-    saved = torch.load(path, weights_only=False)["state"]["model"]
+    saved = read_checkpoint(str(path)).content["state"]["model"]
     assert torch.equal(ours.blocks[1].mlp.fc1.weight, saved["encoder.blocks.1.mlp.fc1.weight"])
 
 

@@ -127,7 +127,7 @@ def test_nothing_measured_is_no_verdict(tmp_path: Path) -> None:
 
 def test_a_fine_tuned_run_begins_with_its_accuracy_and_where_it_started(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
-    start = "runs/mae_vitb16/checkpoints/ep800-ba250000.pt"
+    start = "runs/mae_vitb16/checkpoints/ep800-ba250000"
     recipe = {"algorithms": {"supervised": {}}, "encoder": {"name": "vitb16", "weights": start}}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     write_evaluation(folder, "accuracy", {"top1": 0.836, "top5": None, "standard_error": 0.002})

@@ -24,7 +24,7 @@ def damage(folder: Path, batch: int, row: int = 0) -> Path:
 
 
 def checkpoints(folder: Path) -> set[str]:
-    return {path.name for path in (folder / "checkpoints").glob("*.pt")}
+    return {path.name for path in (folder / "checkpoints").iterdir()}
 
 
 def bad_samples(folder: Path) -> list[int | None]:
@@ -42,7 +42,7 @@ def test_a_run_goes_on_without_the_sample_that_stopped_it(
         assert code == 2 and "Traceback" not in said
         assert f"{broken.parent.name}/{broken.name} cannot be decoded" in said
         assert "set data.bad_samples: skip" in said
-        assert checkpoints(folder) == {"ep0-ba1.pt", "ep0-ba2.pt"}
+        assert checkpoints(folder) == {"ep0-ba1", "ep0-ba2"}
     code, said = run(tiny, *OPTIONS, SKIP)
     assert code == 0 and "going on from" in said, said
     assert run(tiny, *OPTIONS, SKIP, "run_name=whole")[0] == 0
@@ -56,7 +56,7 @@ def test_a_bad_sample_of_one_rank_ends_both(tiny: Path, run: Run, tmp_path: Path
     done = finished(command(tiny, *OPTIONS, ranks=2), env=environment())
     said = done.stdout + done.stderr
     assert done.returncode != 0 and f"{broken.name} cannot be decoded" in said, said
-    assert checkpoints(tmp_path / "runs" / "tiny") == {"ep0-ba1.pt"}
+    assert checkpoints(tmp_path / "runs" / "tiny") == {"ep0-ba1"}
     assert run(tiny, *OPTIONS, SKIP)[0] == 0  # on a single one
     assert bad_samples(tmp_path / "runs" / "tiny") == [None, 1, 1, 1, 1, 1]
 

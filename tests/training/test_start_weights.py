@@ -1,6 +1,7 @@
 """Starting from another training's encoder: all of it, or an error that names the tensor."""
 
 import pickle
+import shutil
 import tarfile
 import warnings
 from pathlib import Path
@@ -19,10 +20,12 @@ from pospre.model.teacher import Momentum
 from pospre.nn.build import build_encoder
 from pospre.nn.positions.table import resample_positions
 from pospre.recipe.recipe import recipe_from_dict
+from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model
 from pospre.training.start_weights import load_weights
 from pospre.training.trained import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.run.checkpoints.checkpoint_files import write_checkpoint
 from tests.run.checkpoints.test_damage import Payload
 from tests.training.tiny_runs import Run
 
@@ -74,12 +77,12 @@ def test_a_checkpoint_gives_every_tensor_to_encoder_and_teacher(checkpoint: Path
 def test_a_teacher_is_asked_for_by_name(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"was trained without a teacher; use student"):
         load_weights(small(), str(checkpoint), "teacher")
-    content = torch.load(checkpoint, weights_only=False)
+    content = read_checkpoint(str(checkpoint)).content
     weights = content["state"]["model"]
     for key in [key for key in weights if key.startswith("encoder.")]:
         weights[f"teacher.module.{key[8:]}"] = weights[key] + 1
-    path = tmp_path / "ep1-ba2.pt"
-    torch.save(content, path)
+    path = tmp_path / "ep1-ba2"
+    write_checkpoint(content, path)
     student, teacher = small(), small()
     load_weights(student, str(path))
     assert "(teacher)" in load_weights(teacher, str(path), "teacher")
@@ -330,7 +333,7 @@ def test_training_starts_from_the_weights_and_goes_on_without_them(
     code, said = run(tiny, *short, key, "run_name=third")
     assert code == 2 and "does not exist" in said and not (tmp_path / "runs" / "third").exists()
     second = tmp_path / "runs" / "second" / "checkpoints"
-    (second / "ep0-ba2.pt").unlink()  # killed after the first step
+    shutil.rmtree(second / "ep0-ba2")  # killed after the first step
     code, said = run(tiny, *short, key, "run_name=second")
     assert code == 0 and "going on from" in said and "encoder: " not in said
 

@@ -1,6 +1,7 @@
 """A classifier trained through the command: resumed alike, sharded alike, and what it refuses."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from pospre.run.checkpoints.reading import read_checkpoint
 from tests.processes import finished
 from tests.training.tiny_runs import Run, command, curve, environment
 
@@ -28,13 +30,12 @@ CLASSIFIER = (  # 12 steps with all that changes with the step
 
 
 def last_checkpoint(folder: Path) -> Path:
-    (path,) = (folder / "checkpoints").glob("ep*-ba12.pt")
+    (path,) = (folder / "checkpoints").glob("ep*-ba12")
     return path
 
 
 def last_state(folder: Path) -> dict[str, Any]:
-    content = torch.load(last_checkpoint(folder), weights_only=False)
-    state: dict[str, Any] = content["state"]
+    state: dict[str, Any] = read_checkpoint(str(last_checkpoint(folder))).content["state"]
     return state
 
 
@@ -42,9 +43,9 @@ def test_resumed_is_the_same_run(tiny: Path, run: Run, tmp_path: Path) -> None:
     assert run(tiny, *CLASSIFIER, "run_name=whole")[0] == 0
     assert run(tiny, *CLASSIFIER, "run_name=again")[0] == 0
     whole, again = tmp_path / "runs" / "whole", tmp_path / "runs" / "again"
-    last_checkpoint(again).unlink()  # as if killed after step 6
+    shutil.rmtree(last_checkpoint(again))  # as if killed after step 6
     code, said = run(tiny, *CLASSIFIER, "run_name=again")
-    assert code == 0 and "ep1-ba6.pt" in said
+    assert code == 0 and "ep1-ba6" in said
     assert curve(again) == curve(whole)
     expected = last_state(whole)
     for key, value in last_state(again)["model"].items():

@@ -82,7 +82,7 @@ def wait_for_step(step: int, folder: Path, process: "subprocess.Popen[str]") -> 
 
 def wait_for_save(folder: Path, process: "subprocess.Popen[str]") -> None:
     """Wait until a run in a process of its own has a checkpoint, which it writes beside steps."""
-    _wait(lambda: any((folder / "checkpoints").glob("*.json")), process)
+    _wait(lambda: any((folder / "checkpoints").glob("*/manifest.json")), process)
 
 
 def _wait(is_so: Callable[[], bool], process: "subprocess.Popen[str]") -> None:

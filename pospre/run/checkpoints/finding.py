@@ -5,10 +5,9 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from pospre.atomic_file import PARTIAL
 from pospre.object_store import Bucket, is_remote
 from pospre.recipe.recipe import Recipe
-from pospre.run.checkpoints.file import MANIFEST, manifest_of
+from pospre.run.checkpoints.files import MANIFEST
 from pospre.untrusted_json import parse_object
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}"
@@ -16,9 +15,7 @@ BEST = "best"
 """The folder, beside the checkpoints, of what ``trainer.keep_best`` keeps."""
 NOTE = "figure.json"
 """The file in it that says which checkpoint that is."""
-_NAME = re.compile(rf"(ep(\d+)-ba(\d+))(\.pt|/{re.escape(MANIFEST)})")
-
-_SHARD = re.compile(r"(ep\d+-ba(\d+))/[^/]+")
+NAME = re.compile(r"ep(\d+)-ba(\d+)")
 
 
 class Found(NamedTuple):
@@ -43,16 +40,20 @@ def checkpoints_in(*folders: str) -> list[Found]:
             with Bucket(folder) as bucket:
                 found += _named(list(bucket.list(below=True)), folder)
         else:
-            paths = [*Path(folder).glob("*.pt"), *Path(folder).glob(f"*/{MANIFEST}")]
+            paths = Path(folder).glob(f"*/{MANIFEST}")
             found += _named([path.relative_to(folder).as_posix() for path in paths], folder)
     return sorted(found, reverse=True)
 
 
 def _named(names: list[str], folder: str) -> list[Found]:
+    """Return the checkpoints of a folder, of which the files in it have a manifest."""
     found = []
-    for match in filter(None, map(_NAME.fullmatch, names)):
-        uri = f"{folder.rstrip('/')}/{match[1]}{'.pt' if match[4] == '.pt' else ''}"
-        found.append(Found(int(match[3]), int(match[2]), not is_remote(folder), uri))
+    for name in names:
+        checkpoint, _, file = name.partition("/")
+        match = NAME.fullmatch(checkpoint)
+        if match and file == MANIFEST:
+            uri = f"{folder.rstrip('/')}/{checkpoint}"
+            found.append(Found(int(match[2]), int(match[1]), not is_remote(folder), uri))
     return found
 
 
@@ -75,18 +76,13 @@ def remove_checkpoints(folder: str) -> None:
 def incomplete(folder: Path) -> list[str]:
     """Return the names of what killed saves have left in a local folder."""
     paths = [path for path in folder.glob("ep*-ba*") if path.is_dir()]
-    shards = [path for path in paths if not manifest_of(path).exists()]
-    return [path.name for path in [*shards, *folder.glob(f"ep*-ba*{PARTIAL}")]]
+    return [path.name for path in paths if not (path / MANIFEST).exists()]
 
 
 def remove(path: Path) -> None:
     """Delete a local checkpoint, or what there is of it: its manifest first."""
-    if path.is_dir():
-        manifest_of(path).unlink(missing_ok=True)
-        shutil.rmtree(path, ignore_errors=True)  # other nodes may be at it
-    else:
-        path.with_suffix(".json").unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+    (path / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)  # other nodes may be at it
 
 
 def named_best(note: bytes | None) -> str | None:
@@ -95,7 +91,7 @@ def named_best(note: bytes | None) -> str | None:
         name = Path(parse_object(note or b"")["checkpoint"]).name
     except (ValueError, KeyError, TypeError):
         return None
-    return name if re.fullmatch(r"ep\d+-ba\d+(\.pt)?", name) else None
+    return name if NAME.fullmatch(name) else None
 
 
 def remove_oldest(
@@ -115,16 +111,13 @@ def remove_oldest(
     found = sorted(_named(objects, bucket.uri), reverse=True)
     names = [Path(checkpoint.uri).name for checkpoint in found]
     place = names.index(newest) if newest else 0
-    for name in names[place + keep :]:
-        if name == best:
-            continue
-        manifest = str(manifest_of(Path(name)))
-        bucket.delete(manifest)
-        for part in objects:
-            if part != manifest and (part == name or part.startswith(f"{name}/")):
-                bucket.delete(part)
+    kept = {*names[: place + keep], best}
+    for name in set(names) - kept:
+        bucket.delete(f"{name}/{MANIFEST}")
     for part in objects:
-        match = _SHARD.fullmatch(part)
-        is_older = newest is None or (match and int(match[2]) < found[place].batch)
-        if match and match[1] not in names and is_older:
-            bucket.delete(part)
+        folder, _, file = part.partition("/")
+        match = NAME.fullmatch(folder)
+        if match and file not in ("", MANIFEST) and folder not in kept:
+            progress = int(match[2]), int(match[1])
+            if newest is None or progress < found[place][:2]:
+                bucket.delete(part)

@@ -1,14 +1,11 @@
 """The content of a checkpoint: of the newest that is whole, or of one by its name.
 
-A checkpoint is one file ``ep<epoch>-ba<batch>.pt`` or a folder ``ep<epoch>-ba<batch>`` of shards,
-locally or on S3. It is read once, into memory: the bytes that were checked are the bytes that are
-loaded, whatever becomes of the file meanwhile.
+A checkpoint is a folder ``ep<epoch>-ba<batch>``, locally or on S3. It is read once, into memory:
+the bytes that were checked are the bytes that are loaded, whatever becomes of the files meanwhile.
 """
 
 import contextlib
 import hashlib
-import io
-import re
 import shlex
 import socket
 import sys
@@ -24,25 +21,17 @@ from pospre.errors import UserError
 from pospre.object_store import Bucket, Garbled, is_remote, patiently, s3_patience
 from pospre.recipe.recipe import recorded_recipe
 from pospre.recipe.yaml_text import VARIABLE, read_mapping
-from pospre.run.checkpoints.file import (
+from pospre.run.checkpoints.content import assemble
+from pospre.run.checkpoints.files import (
     MANIFEST,
     DamagedCheckpoint,
-    manifest_of,
-    unpickle,
-    verify,
+    read_manifest,
     why_not_written,
 )
-from pospre.run.checkpoints.finding import (
-    BEST,
-    NOTE,
-    checkpoints_in,
-    named_best,
-)
+from pospre.run.checkpoints.finding import BEST, NAME, NOTE, checkpoints_in, named_best
 from pospre.run.checkpoints.sanity import check_state
-from pospre.run.checkpoints.sharded import assemble, read_manifest
 from pospre.run.checkpoints.versions import warn_of_other_versions
 
-_FOLDER = re.compile(r"(.*/)?ep\d+-ba\d+/?")
 _ONE_FOLDER = "All nodes must see one trainer.save_folder, or use a bucket"
 
 
@@ -51,7 +40,7 @@ class Checkpoint(NamedTuple):
 
     Attributes:
         uri: where it came from.
-        sha256: of the bytes that were read; of shards, that of their manifest.
+        sha256: of its manifest, which has those of the other files.
         content: what they hold.
         files: the bytes by file, if they came from a bucket and other ranks of this node need them.
     """
@@ -110,17 +99,10 @@ def read_checkpoint(uri: str) -> Checkpoint:
 
 def _read(uri: str) -> Checkpoint:
     files = _files_of(uri)
-    if _FOLDER.fullmatch(uri):
-        manifest = files[MANIFEST]
-        sha256 = hashlib.sha256(manifest).hexdigest()
-        content = assemble(files, read_manifest(manifest, uri), uri)
-    else:
-        path = Path(uri)
-        data = files[path.name]
-        sha256 = verify(data, files.get(manifest_of(path).name), uri)
-        content = unpickle(data, uri)
+    content = assemble(files, uri)
     check_state(content, uri)
     is_shared = is_remote(uri) and dist.get_local_world_size() > 1
+    sha256 = hashlib.sha256(files[MANIFEST]).hexdigest()
     return Checkpoint(uri, sha256, content, files if is_shared else None)
 
 
@@ -182,18 +164,17 @@ def _copy(uri: str, target: Path, files: dict[str, bytes] | None) -> None:
     Raises:
         UserError: the bucket does not answer for long, or there is no room.
     """
-    folder = target if _FOLDER.fullmatch(uri) else target.parent
     found = files or {}
     if not found:
         patiently(lambda: found.update(_files_of(uri)), s3_patience())
     try:
-        folder.mkdir(exist_ok=True)
+        target.mkdir(exist_ok=True)
         for name, content in found.items():
-            (folder / name).write_bytes(content)
+            (target / name).write_bytes(content)
     except OSError as error:
         raise UserError(
-            f"{uri} cannot be copied to {folder} on {socket.gethostname()} for the ranks there: "
-            f"{why_not_written(error, folder)}, or set TMPDIR to another folder"
+            f"{uri} cannot be copied to {target} on {socket.gethostname()} for the ranks there: "
+            f"{why_not_written(error, target)}, or set TMPDIR to another folder"
         ) from error
     found.clear()
 
@@ -217,16 +198,14 @@ def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
 
 
 def _files_of(uri: str) -> dict[str, bytes]:
-    """Return the content of a checkpoint's files by name, its manifest among them if there is one.
+    """Return the content of a checkpoint's files by name.
 
     Raises:
-        DamagedCheckpoint: a file is missing from a folder, or cannot be read.
-        UserError: there is no such file, or the bucket does not answer.
+        DamagedCheckpoint: a file is missing from the folder, or cannot be read.
+        UserError: the bucket does not answer.
     """
-    if not _FOLDER.fullmatch(uri):
-        return _read_file(uri)
     (manifest,) = _read_files(uri, [MANIFEST])
-    names = [part.file for part in read_manifest(manifest, uri)]
+    names = [member.file for member in read_manifest(manifest, uri)]
     return {MANIFEST: manifest, **dict(zip(names, _read_files(uri, names), strict=True))}
 
 
@@ -239,6 +218,7 @@ def _read_files(folder: str, names: list[str]) -> Iterator[bytes]:
             if not missing:
                 yield from map(bucket.fetch, names)
     else:
+        # to open a FIFO would take for ever
         missing = [name for name in names if not (Path(folder) / name).is_file()]
         if not missing:
             try:
@@ -249,27 +229,8 @@ def _read_files(folder: str, names: list[str]) -> Iterator[bytes]:
         raise DamagedCheckpoint(f"{folder} is no whole checkpoint: it lacks {missing[0]}")
 
 
-def _read_file(uri: str) -> dict[str, bytes]:
-    path = Path(uri)
-    manifest = manifest_of(path)
-    if is_remote(uri):
-        with Bucket(uri) as bucket:
-            bucket.download(data := io.BytesIO())
-        with Bucket(uri.rpartition("/")[0]) as bucket:
-            noted = bucket.find(manifest.name)
-        return {path.name: data.getvalue()} | ({} if noted is None else {manifest.name: noted})
-    if not path.is_file():  # to open a FIFO would take for ever
-        state = "is no regular file" if path.exists() else "does not exist"
-        raise DamagedCheckpoint(f"checkpoint {uri} {state}")
-    manifests = [manifest] if manifest.is_file() else []
-    try:
-        return {place.name: place.read_bytes() for place in (path, *manifests)}
-    except OSError as error:
-        raise DamagedCheckpoint(f"{uri} cannot be read: {error}") from error
-
-
 def open_checkpoint(uri: str) -> Checkpoint:
-    """Return the checkpoint that ``uri`` means: a file, or the newest of a folder or a run folder.
+    """Return the checkpoint that ``uri`` means: itself, or the newest of a folder or a run folder.
 
     Raises:
         UserError: there is none, or none that is whole.
@@ -279,9 +240,20 @@ def open_checkpoint(uri: str) -> Checkpoint:
     return checkpoint
 
 
+def _is_checkpoint(uri: str) -> bool:
+    """Tell whether an address is that of a checkpoint: by its name, or whatever its name."""
+    if NAME.fullmatch(Path(uri).name):
+        return True
+    if not is_remote(uri):
+        return (Path(uri) / MANIFEST).is_file()
+    with Bucket(uri) as bucket:
+        return bucket.find(MANIFEST) is not None
+
+
 def _find(uri: str) -> Checkpoint:
-    is_file = not is_remote(uri) and Path(uri).is_file()
-    if uri.endswith(".pt") or is_file or _FOLDER.fullmatch(uri):
+    if not is_remote(uri) and not Path(uri).exists():
+        raise UserError(f"checkpoint {uri} does not exist")
+    if _is_checkpoint(uri):
         return read_checkpoint(uri)
     folder, _, name = uri.rstrip("/").rpartition("/")
     if is_remote(uri) and name == BEST:
@@ -303,6 +275,4 @@ def _find(uri: str) -> Checkpoint:
             f"asked; if you trust that address, give it instead of {uri}: --model "
             f"{shlex.quote(noted)}, or encoder.weights={shlex.quote(noted)} for a training"
         )
-    if not is_remote(uri) and not Path(uri).exists():
-        raise UserError(f"checkpoint {uri} does not exist")
-    raise UserError(f"{uri} holds no checkpoint (ep<epoch>-ba<batch>.pt, or a folder of that name)")
+    raise UserError(f"{uri} holds no checkpoint (a folder ep<epoch>-ba<batch> with {MANIFEST})")

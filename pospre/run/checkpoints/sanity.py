@@ -13,14 +13,15 @@ import torch
 from composer.core import Timestamp
 from torch import Tensor
 
-from pospre.run.checkpoints.file import DamagedCheckpoint, callback_states
+from pospre.run.checkpoints.content import callback_states
+from pospre.run.checkpoints.files import DamagedCheckpoint
 
 _SECTIONS = ("data", "encoder", "algorithms", "trainer")
 _WORDS = 624  # of numpy's random state, a Mersenne twister
 
 
 def check_state(content: dict[str, Any], name: str) -> None:
-    """Look at a checkpoint's content, which ``unpickle`` has given.
+    """Look at a checkpoint's content, which ``assemble`` has given.
 
     Raises:
         DamagedCheckpoint: a part of it is not what training writes.
@@ -45,11 +46,18 @@ def check_state(content: dict[str, Any], name: str) -> None:
 def _is_record(record: Any) -> bool:
     recipe = record["recipe"]
     is_length = isinstance(recipe["trainer"]["max_duration"], str)
-    hashes = [record.get(key, {}) for key in ("data", "fingerprints")]
-    return all(isinstance(recipe[key], dict) for key in _SECTIONS) and (
-        is_length
-        and type(record["num_samples"]) is int
-        and all(type(what) is type(value) is str for each in hashes for what, value in each.items())
+    hashes = [record["data"], record["fingerprints"]]
+    is_whole = record.keys() == {"recipe", "num_samples", "data", "fingerprints"}
+    return (
+        is_whole
+        and all(isinstance(recipe[key], dict) for key in _SECTIONS)
+        and (
+            is_length
+            and type(record["num_samples"]) is int
+            and all(
+                type(what) is type(value) is str for each in hashes for what, value in each.items()
+            )
+        )
     )
 
 

@@ -2,9 +2,9 @@
 
 Composer's own saver leaves a partial file under its final name when the disk is full, its uploader
 takes the run down with the bucket, and the step waits for both. Here a step waits for a copy of the
-state in memory; a thread writes it, whole or not at all. Shards become a checkpoint between two
-steps, when all ranks have written theirs. What carries it into a bucket (``uploads.py``) hangs on
-``after_save``.
+state in memory; a thread writes it, whole or not at all. What all ranks write together becomes a
+checkpoint between two steps, when all have written their parts. What carries it into a bucket
+(``uploads.py``) hangs on ``after_save``.
 """
 
 import sys
@@ -21,19 +21,16 @@ from composer.utils import create_interval_scheduler, dist, reproducibility
 
 from pospre.collectives import Greatest, from_rank_zero, on_every_rank, wait_for_all
 from pospre.errors import UserError
-from pospre.run.checkpoints.file import why_not_written, write_checkpoint
+from pospre.run.checkpoints.files import METADATA, why_not_written
 from pospre.run.checkpoints.finding import CHECKPOINT_NAME, incomplete, remove
-from pospre.run.checkpoints.sharded import METADATA, Part, Staging, Written, sharded_state
+from pospre.run.checkpoints.parts import Part, Staging, Written, sharded_state
 from pospre.run.checkpoints.versions import versions
 
 _WRITTEN, _WRITING, _FAILED = range(3)
 
 
 class CheckpointSaver(Callback):
-    """Saves every ``interval`` and at the end; keeps the last ``keep`` files.
-
-    Content and names are those of Composer's saver, whose name it bears because Composer stores
-    the state of callbacks by class: old checkpoints load here, and these there.
+    """Saves every ``interval`` and at the end; keeps the last ``keep`` checkpoints.
 
     One save is written at a time: the next one, the end of training and whoever calls ``wait``
     wait for it. One that fails ends the run, on all ranks after the next step.
@@ -41,17 +38,18 @@ class CheckpointSaver(Callback):
     Args:
         folder: local folder of the checkpoints.
         interval: between two saves, such as ``1ep`` or ``100ba``.
-        keep: files to keep; -1 keeps all. The oldest go, and only once a newer one is whole.
+        keep: checkpoints to keep; -1 keeps all. The oldest go, and only once a newer one is whole.
         earlier: checkpoints of an earlier start, oldest first; they count for ``keep``.
-        sharded: let every rank write its part, into a folder, instead of the first one a file.
+        together: let every rank write the shards that FSDP gives it; else the first rank writes
+            all.
 
     Attributes:
         before_save: called on every rank with the state before anything is written; one that
             raises stops the save.
         after_save: called on rank 0 with the path of every new checkpoint, mostly in the thread
             that writes.
-        after_shards: called on every rank, between two steps, with the path of a new checkpoint
-            and the files of it that this rank has written.
+        after_parts: called on every rank, between two steps, with the path of a new checkpoint
+            that all wrote together, and the files of it that this rank has written.
     """
 
     def __init__(
@@ -61,14 +59,14 @@ class CheckpointSaver(Callback):
         interval: str,
         keep: int,
         earlier: Sequence[Path] = (),
-        sharded: bool = False,
+        together: bool = False,
     ) -> None:
         self.folder = folder.absolute()
         self.keep = keep
-        self.sharded = sharded
+        self.together = together
         self.before_save: list[Callable[[State], None]] = []
         self.after_save: list[Callable[[Path], None]] = []
-        self.after_shards: list[Callable[[Path, list[Path]], None]] = []
+        self.after_parts: list[Callable[[Path, list[Path]], None]] = []
         self._kept = list(earlier)
         self._is_due = create_interval_scheduler(interval)
         self._last_batch = 0
@@ -128,22 +126,18 @@ class CheckpointSaver(Callback):
             check(state)
         self.wait()  # after the checks: the first of them is told that the time of saving begins
         torch.cuda.empty_cache()  # room for what both gather from all ranks
-        with sharded_state(state) if self.sharded else nullcontext():
+        with sharded_state(state) if self.together else nullcontext():
             content: dict[str, Any] = {
                 "state": state.state_dict(),
                 "rng": plain_random(reproducibility.get_rng_state()),
                 "versions": versions(),
             }
-        name = CHECKPOINT_NAME.format(epoch=time.epoch.value, batch=time.batch.value)
-        self._path = self.folder / (name if self.sharded else f"{name}.pt")
-        if self.sharded:
-            self._part = Part(content, self._staging)
-            self._writing = self._thread.submit(self._write_part, self._part, self._path)
-        elif dist.get_global_rank() == 0:
-            staged = self._staging.copy(content)
-            self._writing = self._thread.submit(self._write_whole, staged, self._path)
-        else:
-            self._writing = self._thread.submit(lambda: None)
+        self._path = self.folder / CHECKPOINT_NAME.format(
+            epoch=time.epoch.value, batch=time.batch.value
+        )
+        if self.together or dist.get_global_rank() == 0:
+            self._part = Part(content, self._staging, together=self.together)
+        self._writing = self._thread.submit(self._write, self._part, self._path)
         self._last_batch = time.batch.value
 
     def wait(self) -> None:
@@ -157,13 +151,14 @@ class CheckpointSaver(Callback):
         writing, self._writing = self._writing, None
         wait_for_all(writing)
         written, path, part = on_every_rank(writing.result), self._path, self._part
-        if part is not None:
+        if self.together:
+            assert part is not None
             parts = [each for each in written if each is not None]
             from_rank_zero(lambda: self._finish_parts(part, path, parts))
             self._finish(path)
             rank = dist.get_global_rank()
-            names = [shard.file for shard in parts[rank].shards] + [METADATA] * (rank == 0)
-            for hook in self.after_shards:
+            names = [member.file for member in parts[rank].members] + [METADATA] * (rank == 0)
+            for hook in self.after_parts:
                 hook(path, [path / name for name in names])
 
     def _progress(self) -> int:
@@ -179,18 +174,21 @@ class CheckpointSaver(Callback):
             return progress
         return _WRITING if dist.get_world_size() > 1 else self._progress()
 
-    def _write_whole(self, content: dict[str, Any], path: Path) -> None:
+    def _write(self, part: Part | None, path: Path) -> Written | None:
+        """Write what this rank has; make a checkpoint of it if the others have nothing."""
+        if part is None:
+            return None
         with self._explained(path):
-            write_checkpoint(content, path)
+            written = part.write(path)
+        if self.together:
+            return written
+        self._finish_parts(part, path, [written])
         self._finish(path)
-
-    def _write_part(self, part: Part, path: Path) -> Written:
-        with self._explained(path):
-            return part.write(path)
+        return None
 
     def _finish_parts(self, part: Part, path: Path, parts: list[Written]) -> None:
         with self._explained(path):
-            part.finish(path, parts, versions())
+            part.finish(path, parts)
 
     def _finish(self, path: Path) -> None:
         """Remove the oldest, once for each node, which may have a disk of its own; say it."""

@@ -18,9 +18,8 @@ from composer.utils import dist
 from pospre.collectives import on_every_rank
 from pospre.errors import Unreachable, UserError
 from pospre.object_store import Bucket, s3_patience, seconds_in
-from pospre.run.checkpoints.file import manifest_of
+from pospre.run.checkpoints.files import MANIFEST, files_of, read_manifest
 from pospre.run.checkpoints.finding import BEST, NOTE, named_best, remove_oldest
-from pospre.run.checkpoints.sharded import read_manifest
 from pospre.run.lease import check_held
 from pospre.run.mirror import mirror_run
 
@@ -50,8 +49,8 @@ class _Upload(NamedTuple):
 class Uploads:
     """Uploads the newest checkpoint of a run and its small files, in a thread of its own.
 
-    Where the bucket is slower than the run saves, checkpoints between are left out. Of shards every
-    rank uploads its own; the first one adds the manifest when it sees all of them in the bucket.
+    Where the bucket is slower than the run saves, checkpoints between are left out. Every rank
+    uploads what it has written; the first one adds the manifest when all of it is in the bucket.
 
     Args:
         run_folder: the run's, with its small files.
@@ -90,14 +89,9 @@ class Uploads:
         if missing is not None:
             print(f"warning: {missing}", file=sys.stderr)
 
-    def offer(self, checkpoint: Path, files: Sequence[Path] | None = None) -> None:
-        """Upload a checkpoint as soon as may be, instead of an older one that still waits.
-
-        Args:
-            checkpoint: the file or folder.
-            files: those to upload, by default all of it; the manifest goes along.
-        """
-        self._begin(_Upload(checkpoint, tuple(files_of(checkpoint) if files is None else files)))
+    def offer(self, checkpoint: Path) -> None:
+        """Upload a checkpoint as soon as may be, instead of an older one that still waits."""
+        self._begin(_Upload(checkpoint, tuple(files_of(checkpoint))))
 
     def offer_together(self, checkpoint: Path, files: Sequence[Path]) -> None:
         """Offer on all ranks, or on none while one of them still uploads an older checkpoint.
@@ -189,26 +183,21 @@ class Uploads:
         """Upload the small files, then the checkpoint, and last what says that it is whole."""
         if self._leads:
             check_held(self.remote)
-        manifest = manifest_of(upload.checkpoint)
-        folder = upload.checkpoint.parent
+        name = upload.checkpoint.name
         with contextlib.ExitStack() as stack:  # the names may go while this is under way
-            opened = {
-                path.relative_to(folder).as_posix(): stack.enter_context(path.open("rb"))
-                for path in upload.files
-            }
-            noted = manifest.read_bytes() if self._leads and manifest.exists() else None
+            opened = {path.name: stack.enter_context(path.open("rb")) for path in upload.files}
+            manifest = (upload.checkpoint / MANIFEST).read_bytes() if self._leads else b""
             self._sent = 0
             if self._leads:
                 mirror_run(self.run_folder, self._bucket)
             with self._bucket as bucket:
-                name = manifest.relative_to(folder).as_posix()
                 if self._leads:
-                    bucket.delete(name)  # of an earlier file of this name
-                for key, file in opened.items():
-                    bucket.upload(key, file, self._progress)
-                if noted is not None:
-                    self._wait_for_others(upload.checkpoint, noted, bucket)
-                    bucket.put(name, noted)
+                    bucket.delete(f"{name}/{MANIFEST}")  # of an earlier one of this name
+                for file_name, file in opened.items():
+                    bucket.upload(f"{name}/{file_name}", file, self._progress)
+                if self._leads:
+                    self._wait_for_others(upload.checkpoint, manifest, bucket)
+                    bucket.put(f"{name}/{MANIFEST}", manifest)
 
     def _wait_for_others(self, checkpoint: Path, manifest: bytes, bucket: Bucket) -> None:
         """Wait until what other ranks upload is there.
@@ -216,10 +205,7 @@ class Uploads:
         Raises:
             FileNotFoundError: the checkpoint has gone, so the others may have left it out.
         """
-        expected = {
-            part.file: part.bytes
-            for part in (read_manifest(manifest, checkpoint.name) if checkpoint.is_dir() else [])
-        }
+        expected = {part.file: part.bytes for part in read_manifest(manifest, checkpoint.name)}
         missing = len(expected)
         while expected:
             there = bucket.list(checkpoint.name)  # it alone: a bucket may keep thousands
@@ -242,9 +228,8 @@ class Uploads:
             return None
         best = folder / name
         with self._bucket as bucket, contextlib.suppress(FileNotFoundError):  # on other disks
-            manifest = manifest_of(best)
-            there = bucket.find(manifest.relative_to(folder).as_posix())
-            if best.exists() and there != manifest.read_bytes():
+            there = bucket.find(f"{name}/{MANIFEST}")
+            if best.exists() and there != (best / MANIFEST).read_bytes():
                 self._most = 0  # its first byte is progress
                 self._upload(_Upload(best, tuple(files_of(best))))
             bucket.put(f"{BEST}/{NOTE}", note)
@@ -296,26 +281,17 @@ class Uploads:
             self._changed.notify_all()
 
 
-def files_of(checkpoint: Path) -> list[Path]:
-    """Return the files of a local checkpoint, but for its manifest."""
-    if not checkpoint.is_dir():
-        return [checkpoint]
-    shards = read_manifest(manifest_of(checkpoint).read_bytes(), str(checkpoint))
-    return [checkpoint / part.file for part in shards]
-
-
 def _is_whole(checkpoint: Path) -> bool:
     """Tell whether all files of a local checkpoint are on this node's disk."""
-    return manifest_of(checkpoint).exists() and all(path.exists() for path in files_of(checkpoint))
+    has_manifest = (checkpoint / MANIFEST).exists()
+    return has_manifest and all(path.exists() for path in files_of(checkpoint))
 
 
 def lacks(remote: str, checkpoint: Path) -> bool:
     """Tell whether a bucket has not, or not as a whole, what a local checkpoint holds."""
-    manifest = manifest_of(checkpoint)
-    noted = manifest.read_bytes() if manifest.exists() else None
     with Bucket(remote) as bucket:
-        there = bucket.list(below=True)
-        for path in files_of(checkpoint):
-            if there.get(path.relative_to(checkpoint.parent).as_posix()) != path.stat().st_size:
-                return True
-        return bucket.find(manifest.relative_to(checkpoint.parent).as_posix()) != noted
+        there = bucket.list(checkpoint.name)
+        if any(there.get(path.name) != path.stat().st_size for path in files_of(checkpoint)):
+            return True
+        noted = bucket.find(f"{checkpoint.name}/{MANIFEST}")
+        return noted != (checkpoint / MANIFEST).read_bytes()

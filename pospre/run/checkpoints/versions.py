@@ -60,10 +60,7 @@ def revision(package: Path) -> str | None:
 
 
 def warn_of_other_versions(content: dict[str, Any], uri: str) -> None:
-    """Say where a checkpoint was written with other versions than are used here.
-
-    Older checkpoints tell of none. The number of ranks may differ without a word.
-    """
+    """Say where a checkpoint was written with other versions; other ranks go without a word."""
     noted = content.get("versions")
     if not isinstance(noted, dict):
         return

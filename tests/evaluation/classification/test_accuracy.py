@@ -24,8 +24,10 @@ from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.settings import Sampling
 from pospre.exporting.export import export
+from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.trained import load_model
 from tests.evaluation.checkpoints import measured, printed_model, save_checkpoint, tiny_recipe
+from tests.run.checkpoints.checkpoint_files import write_checkpoint
 
 Images = Callable[..., Path]
 
@@ -49,10 +51,10 @@ def test_accuracy_is_counted_over_the_images(tmp_path: Path, image_folder: Image
     data = image_folder(num_images=10)
     model, _ = load_model(str(checkpoint))
     bias = model.objectives["supervised"].head.linear.bias  # type: ignore[union-attr]
-    content = torch.load(checkpoint, weights_only=False)
+    content = read_checkpoint(str(checkpoint)).content
     key = "objectives.named.supervised.head.linear.bias"
     content["state"]["model"][key] = torch.tensor([100.0, -100.0]).to(bias.dtype)  # type: ignore[arg-type]
-    torch.save(content, checkpoint)
+    write_checkpoint(content, checkpoint)
     results = measure(checkpoint, data, batch_size=4)
     assert set(FIGURES) <= set(results)
     assert results == {
@@ -94,7 +96,7 @@ def test_the_teacher_is_measured(
     checkpoint = make(tmp_path / "runs", "ema_teacher")
     student, _ = load_model(str(checkpoint))
     teacher, _ = load_model(str(checkpoint), weights="teacher")
-    saved = torch.load(checkpoint, weights_only=False)["state"]["model"]
+    saved = read_checkpoint(str(checkpoint)).content["state"]["model"]
     for key, value in teacher.encoder.state_dict().items():
         assert torch.equal(value, saved[f"teacher.module.{key}"])
         assert not torch.equal(student.encoder.state_dict()[key], value)
@@ -149,12 +151,12 @@ def test_an_ensemble_averages_probabilities(tmp_path: Path, image_folder: Images
         features = model.tokens(model.images(batch)[:, 0])[:, 0]
     each = []
     for turn, run in enumerate(runs):
-        content = torch.load(run, weights_only=False)
+        content = read_checkpoint(str(run)).content
         weights, key = content["state"]["model"], "objectives.named.supervised.head.linear."
         weights[f"{key}weight"] = weights[f"{key}weight"].roll(7 * turn, 1) * (1 + turn)
         logits = features @ weights[f"{key}weight"].T
         weights[f"{key}bias"] = -logits.median(0).values
-        torch.save(content, run)
+        write_checkpoint(content, run)
         each.append((logits + weights[f"{key}bias"]).softmax(1))
     results = measure(runs[0], data, ensemble=str(runs[1]))
     mean = (each[0] + each[1]) / 2

@@ -8,7 +8,11 @@ from typing import Any
 
 _RECIPE = {"data": {}, "encoder": {}, "algorithms": {}, "trainer": {"max_duration": "1ep"}}
 CONTENT: dict[str, Any] = {
-    "state": {"callbacks": {"RecipeRecord": {"recipe": _RECIPE, "num_samples": 1}}}
+    "state": {
+        "callbacks": {
+            "RecipeRecord": {"recipe": _RECIPE, "num_samples": 1, "data": {}, "fingerprints": {}}
+        }
+    }
 }
 """The least that a checkpoint holds."""
 

@@ -1,13 +1,12 @@
 """Damaged, swapped and malicious checkpoints: named, passed over, never executed, never step 0."""
 
-import hashlib
 import json
 import os
 import pickle
 import re
 import shutil
 import signal
-import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,14 @@ from composer.loggers import Logger
 
 from pospre.errors import UserError
 from pospre.run import run as door
-from pospre.run.checkpoints import reading as checkpoint_reading
-from pospre.run.checkpoints.file import write_checkpoint
+from pospre.run.checkpoints import reading
+from pospre.run.checkpoints.files import DamagedCheckpoint
+from pospre.run.checkpoints.finding import checkpoints_in
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.training.trained import load_model
-from tests.run.checkpoints.hostile import CONTENT
+from tests.run.checkpoints.checkpoint_files import flip, forge, shard, write_checkpoint
+from tests.run.checkpoints.hostile import CONTENT, Global, with_state
 from tests.training.tiny_runs import SHORT, Run, contents, curve
 
 
@@ -42,71 +43,71 @@ def folder(tiny: Path, run: Run, tmp_path: Path) -> Path:
     """Return the checkpoints of a run that was killed after its fifth step."""
     assert run(tiny, *SHORT)[0] == 0
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
-    assert [path.name for path in sorted(folder.glob("*.pt"))] == CHECKPOINTS
+    assert sorted(path.name for path in folder.iterdir()) == ["ep0-ba2", "ep1-ba4", "ep1-ba6"]
     shutil.copytree(tmp_path / "runs" / "tiny", tmp_path / "whole")
-    (folder / "ep1-ba6.pt").unlink()
+    shutil.rmtree(folder / "ep1-ba6")
     return folder
 
 
-CHECKPOINTS = ["ep0-ba2.pt", "ep1-ba4.pt", "ep1-ba6.pt"]
-
-
-def flip(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 16
-    path.write_bytes(content)
-
-
 def test_a_manifest_says_what_was_written(folder: Path) -> None:
-    noted = json.loads((folder / "ep1-ba4.json").read_text())
-    assert (noted["file"], noted["bytes"]) == (
-        "ep1-ba4.pt",
-        (folder / "ep1-ba4.pt").stat().st_size,
-    )
-    assert read_checkpoint(str(folder / "ep1-ba4.pt")).sha256 == noted["sha256"]
+    newest = folder / "ep1-ba4"
+    noted = json.loads((newest / "manifest.json").read_text())
+    sizes = {path.name: path.stat().st_size for path in newest.iterdir()}
+    del sizes["manifest.json"]
+    assert {item["file"]: item["bytes"] for item in noted["files"]} == sizes
+    assert sizes.keys() == {"rest.pt", ".metadata", shard(newest).name}
+    assert noted["versions"] == read_checkpoint(str(newest)).content["versions"]
 
 
-def test_every_flipped_bit_is_found(
-    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_what_is_damaged_is_passed_over(
+    folder: Path, tiny: Path, run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path, manifest = folder / "ep1-ba4.pt", folder / "ep1-ba4.json"
-    good, size = path.read_bytes(), path.stat().st_size
-    weights = read_checkpoint(str(path)).content["state"]["model"]
-    for place in (0, 30, 90, 2000, size // 4, size // 2, size - 5000, size - 300, size - 8):
-        flip(path, place)
-        newest = open_newest([str(folder)])
-        assert newest is not None and newest.uri.endswith("ep0-ba2.pt"), place
-        assert f"{path} is damaged" in capfd.readouterr().err
-        path.write_bytes(good)
-    # files of older versions have no manifest: what is accepted is what was written
+    newest, good = folder / "ep1-ba4", tmp_path / "good"
+    shutil.copytree(newest, good)
+    tensors, manifest = shard(newest), newest / "manifest.json"
+    named = manifest.read_text().replace(tensors.name, "../../secret")
+    damages: dict[str, Callable[[], Any]] = {
+        "0 bytes, ": lambda: tensors.write_bytes(b""),
+        f"lacks {tensors.name}": tensors.unlink,
+        "its manifest is damaged": lambda: manifest.write_text("{"),
+        "its manifest is damaged; ": lambda: manifest.write_text(named),
+        # as a careless copy leaves them
+        "is not the one": lambda: shutil.copy(folder / "ep0-ba2" / "rest.pt", newest),
+    }
+    for path in (tensors, newest / "rest.pt", newest / ".metadata"):
+        size = path.stat().st_size
+        for place in (0, 30, 90, size // 4, size // 2, size - 300, size - 8):
+            said = f"SHA-256 of {path.name} " + " " * len(damages)  # each a key of its own
+            damages[said] = lambda path=path, place=place: flip(path, place)  # type: ignore[misc]
+    for said, damage in damages.items():
+        damage()
+        found = open_newest([str(folder)])
+        assert found is not None and found.uri == f"{folder}/ep0-ba2", said
+        warned = capfd.readouterr().err
+        assert warned.startswith(f"warning: {newest}") and said.strip() in warned, warned
+        with pytest.raises(DamagedCheckpoint):
+            load_model(str(newest))  # named itself, there is nothing to fall back to
+        shutil.rmtree(newest)
+        shutil.copytree(good, newest)
+    # one that was not finished is none, and is removed
     manifest.unlink()
-    found = 0
-    for place in range(1, size, size // 25):
-        flip(path, place)
-        newest = open_newest([str(folder)])
-        assert newest is not None
-        if newest.uri.endswith("ba4.pt"):  # in the padding
-            for key, tensor in newest.content["state"]["model"].items():
-                assert torch.equal(tensor, weights[key]), (place, key)
-        else:
-            found += 1
-        path.write_bytes(good)
-    assert found > 20
-    # an older file and a newer manifest, as a careless copy leaves them
-    shutil.copy(folder / "ep0-ba2.json", manifest)
-    with pytest.raises(UserError, match="SHA-256 is not the one in its manifest"):
-        load_model(str(path))
+    assert [found.uri for found in checkpoints_in(str(folder))] == [f"{folder}/ep0-ba2"]
+    stale = newest / "abc__1_0.distcp"
+    stale.write_bytes(b"of a killed save")
+    code, said = run(tiny, *SHORT)
+    assert code == 0 and f"going on from {folder}/ep0-ba2\n" in said and not stale.exists()
+    assert curve(folder.parent) == curve(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("kind", ["cut", "malicious"])
 def test_a_run_goes_on_from_the_newest_whole_one(
     kind: str, folder: Path, tiny: Path, run: Run, tmp_path: Path
 ) -> None:
-    path, proof = folder / "ep1-ba4.pt", tmp_path / "executed"
+    path, proof = folder / "ep1-ba4", tmp_path / "executed"
     spoil(path, kind, proof)
     code, said = run(tiny, *SHORT)
     assert code == 0 and f"warning: {path}" in said and "passed over" in said
-    assert f"going on from {folder}/ep0-ba2.pt" in said and "Traceback" not in said
+    assert f"going on from {folder}/ep0-ba2" in said and "Traceback" not in said
     assert curve(folder.parent) == curve(tmp_path / "whole")
     assert not proof.exists()
     ours, theirs = (load_model(str(place))[0] for place in (folder.parent, tmp_path / "whole"))
@@ -117,7 +118,7 @@ def test_a_run_goes_on_from_the_newest_whole_one(
 def test_a_run_that_is_stopped_before_a_damaged_one_names_what_it_has_saved(
     folder: Path, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flip(folder / "ep1-ba4.pt", 5000)
+    flip(shard(folder / "ep1-ba4"), 5000)
 
     class Told(CheckpointSaver):
         def batch_start(self, state: State, logger: Logger) -> None:
@@ -125,115 +126,135 @@ def test_a_run_that_is_stopped_before_a_damaged_one_names_what_it_has_saved(
 
     monkeypatch.setattr(door, "CheckpointSaver", Told)
     code, said = run(tiny, *SHORT)
-    assert code == 75 and re.search(rf"after step 3 of 6, saved in {folder}/ep\d-ba3\.pt", said)
+    assert code == 75 and re.search(rf"after step 3 of 6, saved in {folder}/ep\d-ba3;", said)
 
 
 def spoil(path: Path, kind: str, proof: Path) -> None:
     if kind == "malicious":
-        path.with_suffix(".json").unlink()
-        torch.save({"state": Payload(proof)}, path)
+        torch.save({"state": Payload(proof)}, path / "forged")
+        forge(path, "rest.pt", (path / "forged").read_bytes())
     else:
-        path.write_bytes(path.read_bytes()[:-5000])
+        tensors = shard(path)
+        tensors.write_bytes(tensors.read_bytes()[:-5000])
 
 
-@pytest.mark.parametrize("has_manifest", [True, False])
 @pytest.mark.parametrize("form", ["zip", "legacy", "plain"])
 def test_no_form_of_pickle_is_executed(
-    form: str, has_manifest: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    good, path, proof = tmp_path / "ep0-ba2.pt", tmp_path / "ep1-ba4.pt", tmp_path / "executed"
-    write_checkpoint(CONTENT, good)
+    good, path, proof = tmp_path / "ep0-ba2", tmp_path / "ep1-ba4", tmp_path / "executed"
+    for each in (good, path):
+        write_checkpoint(CONTENT, each)
     content = {"state": {"callbacks": {"RecipeRecord": Payload(proof)}}}
+    forged = tmp_path / "forged"
     if form == "plain":
-        path.write_bytes(pickle.dumps(content))
+        forged.write_bytes(pickle.dumps(content))
     else:
-        torch.save(content, path, _use_new_zipfile_serialization=form == "zip")
-    if has_manifest:  # whoever swaps the file can swap this as well
-        noted = {"bytes": 0, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        path.with_suffix(".json").write_text(json.dumps(noted))
+        torch.save(content, forged, _use_new_zipfile_serialization=form == "zip")
+    forge(path, "rest.pt", forged.read_bytes())  # with the manifest, as those who swap files may
     newest = open_newest([str(tmp_path)])
     assert newest is not None and newest.uri == str(good)
     said = capfd.readouterr().err
-    assert f"warning: {path} is" in said and "weights_only" not in said
+    assert f"warning: {path}/rest.pt is" in said and "weights_only" not in said
     assert not proof.exists()
     if form == "plain":
-        pickle.loads(path.read_bytes())
+        pickle.loads(forged.read_bytes())
     else:
-        torch.load(path, weights_only=False)
+        torch.load(forged, weights_only=False)
     assert proof.exists()  # it would have been
+
+
+@pytest.mark.parametrize("part", ["metadata", "inside", "bytes", "shard"])
+def test_nothing_that_describes_tensors_is_executed(
+    part: str, folder: Path, tmp_path: Path
+) -> None:
+    newest, proof = folder / "ep1-ba4", tmp_path / "executed"
+    described = pickle.loads((newest / ".metadata").read_bytes())
+    name, content = ".metadata", pickle.dumps(Payload(proof))
+    if part == "inside":
+        described.planner_data = Payload(proof)
+        content = pickle.dumps(described)
+    elif part == "bytes":  # what torch's own reader would unpickle freely, in place of a tensor
+        key = next(iter(described.state_dict_metadata))
+        described.state_dict_metadata[key] = torch.distributed.checkpoint.BytesStorageMetadata()
+        content = pickle.dumps(described)
+    elif part == "shard":  # in the place of the first tensor
+        name = shard(newest).name
+        first = min(described.storage_data.values(), key=lambda info: info.offset)
+        spoilt = pickle.dumps(Payload(proof), protocol=2)
+        content = (newest / name).read_bytes()
+        content = spoilt.ljust(first.length, b"\0") + content[first.length :]
+    forge(newest, name, content)
+    with pytest.raises(DamagedCheckpoint, match=r"nothing in it was executed"):
+        read_checkpoint(str(newest))
+    assert not proof.exists()
+    if part in ("metadata", "inside"):
+        pickle.loads(content)
+        assert proof.exists()  # it would have been
+
+
+def test_a_poisoned_description_leaves_older_ones_readable(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    newest = folder / "ep1-ba4"
+    kind = Global("torch.distributed.checkpoint.metadata", "TensorStorageMetadata")
+    forge(newest, ".metadata", with_state(kind, (None, {"__setstate__": None})))
+    found = open_newest([str(folder)])
+    assert found is not None and found.uri == f"{folder}/ep0-ba2"
+    assert f"warning: {newest} is damaged" in capfd.readouterr().err
 
 
 def test_none_usable_is_an_error_and_nothing_is_overwritten(
     folder: Path, tiny: Path, run: Run
 ) -> None:
-    for path in folder.glob("*.pt"):
-        flip(path, path.stat().st_size // 2)
+    for path in folder.iterdir():
+        flip(shard(path), shard(path).stat().st_size // 2)
     before = contents(folder.parent)
     for _ in range(2):
         code, said = run(tiny, *SHORT)
         assert code == 2 and f"no checkpoint in {folder} can be used" in said
-        assert "ep1-ba4.pt is damaged" in said and "Bring one back" in said
+        assert "ep1-ba4 is damaged" in said and "Bring one back" in said
     assert before == contents(folder.parent)
     with pytest.raises(UserError, match="can be used"):
         load_model(str(folder.parent))
-    with pytest.raises(UserError, match=r"ep0-ba2.pt is damaged"):
-        load_model(str(folder / "ep0-ba2.pt"))  # named itself, there is nothing to fall back to
 
 
-def test_a_file_swapped_after_the_check_is_not_loaded(
+def test_what_was_checked_is_what_is_loaded(
     folder: Path, tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, proof = folder / "ep1-ba4.pt", tmp_path / "executed"
-    verify = checkpoint_reading.verify
+    newest, proof = folder / "ep1-ba4", tmp_path / "executed"
+    assemble = reading.assemble
 
-    def swap(*arguments: Any) -> str:
-        sha256 = verify(*arguments)
-        torch.save({"state": Payload(proof)}, path)
-        return sha256
+    def swap(*arguments: Any) -> Any:
+        for path in newest.iterdir():
+            path.write_bytes(pickle.dumps(Payload(proof)))
+        return assemble(*arguments)
 
-    monkeypatch.setattr(checkpoint_reading, "verify", swap)
+    monkeypatch.setattr(reading, "assemble", swap)
     code, said = run(tiny, *SHORT)
-    assert code == 0 and f"going on from {path}" in said and not proof.exists()
+    assert code == 0 and f"going on from {newest}" in said and not proof.exists()
     assert curve(folder.parent) == curve(tmp_path / "whole")
-    with pytest.raises(pickle.UnpicklingError):
-        torch.load(path, weights_only=True)  # it was swapped indeed
-    torch.load(path, weights_only=False)
-    assert proof.exists()
+    assert b"mkdir" in (newest / ".metadata").read_bytes()  # it was swapped indeed
 
 
 def test_what_a_file_says_of_algorithms_is_not_evaluated(
     folder: Path, tiny: Path, run: Run, tmp_path: Path
 ) -> None:
-    path, proof = folder / "ep1-ba4.pt", tmp_path / "executed"
+    path, proof = folder / "ep1-ba4", tmp_path / "executed"
     content = read_checkpoint(str(path)).content
     text = f"__builtins__['__import__']('os').mkdir({str(proof)!r})"
     content["state"]["algorithms"].append(("BlurPool", {"repr": text}))
     content["state"]["_algorithms"] = content["state"]["algorithms"]  # its name long ago
-    torch.save(content, path)
-    path.with_suffix(".json").unlink()
+    write_checkpoint(content, path)
     code, said = run(tiny, *SHORT)
     assert code == 0 and f"going on from {path}" in said, said
     assert not proof.exists()
 
 
 def test_a_checkpoint_without_training_state_is_refused(folder: Path, tiny: Path, run: Run) -> None:
-    path = folder / "ep1-ba4.pt"
+    path = folder / "ep1-ba4"
     content = read_checkpoint(str(path)).content
     del content["state"]["timestamp"]
-    torch.save(content, path)
-    path.with_suffix(".json").unlink()
+    write_checkpoint(content, path)
     code, said = run(tiny, *SHORT)
     assert code == 2 and "no 'timestamp'" in said
-
-
-def test_checkpoints_of_older_versions_open(folder: Path, tiny: Path, run: Run) -> None:
-    path = folder / "ep1-ba4.pt"
-    content = read_checkpoint(str(path)).content
-    content["state"]["callbacks"]["CheckpointSaver"] = {"all_saved_checkpoints_to_timestamp": []}
-    content["state"]["callbacks"]["RunMirror"] = {}
-    torch.save(content, path)
-    for manifest in folder.glob("*.json"):
-        manifest.unlink()
-    assert zipfile.is_zipfile(path)
-    code, said = run(tiny, *SHORT)
-    assert code == 0 and f"going on from {path}" in said and "warning" not in said.lower(), said

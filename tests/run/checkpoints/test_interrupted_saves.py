@@ -8,18 +8,17 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from composer.core import State
 from composer.loggers import Logger
 
 from pospre.run import run as door
-from pospre.run.checkpoints import saver as checkpoint_saver
-from pospre.run.checkpoints.file import write_checkpoint
+from pospre.run.checkpoints.finding import remove
+from pospre.run.checkpoints.parts import Part, Written
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
-from tests.run.checkpoints.test_saver import files
+from tests.run.checkpoints.checkpoint_files import files
 from tests.training.tiny_runs import SHORT, Run, metrics
 
 
@@ -42,7 +41,7 @@ def test_a_folder_that_becomes_read_only(
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
     assert run(tiny, *SHORT)[0] == 0
     for path in [*folder.glob("ep1-*")]:
-        path.unlink()
+        remove(path)
     before = files(folder)
     with read_only(folder) as spoil:
 
@@ -55,7 +54,7 @@ def test_a_folder_that_becomes_read_only(
         code, said = run(tiny, *SHORT)
         assert code == 2 and "Traceback" not in said and said.count("cannot be written") == 1
         assert "Read-only file system" in said and "goes on from the last" in said
-        assert f"checkpoint {folder}/ep1-ba4.pt" in said
+        assert f"checkpoint {folder}/ep1-ba4" in said
         monkeypatch.undo()
         code, said = run(tiny, *SHORT)  # it is from the start
         assert code == 2 and f"save_folder {folder} cannot be written" in said
@@ -70,29 +69,33 @@ def test_a_folder_that_becomes_read_only(
 def test_sigterm_while_a_checkpoint_is_written(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(content: Any, path: Path) -> None:
-        if path.name == "ep0-ba2.pt":
+    write = Part.write
+
+    def slow(part: Part, path: Path) -> Written:
+        if path.name == "ep0-ba2":
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1)
-        write_checkpoint(content, path)
+        return write(part, path)
 
-    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
+    monkeypatch.setattr(Part, "write", slow)
     code, said = run(tiny, *SHORT)
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
-    assert code == 75 and f"saved in {folder}/ep0-ba3.pt; the same command goes on" in said
+    assert code == 75 and f"saved in {folder}/ep0-ba3; the same command goes on" in said
     for step in (2, 3):
-        saved = read_checkpoint(f"{folder}/ep0-ba{step}.pt").content
+        saved = read_checkpoint(f"{folder}/ep0-ba{step}").content
         assert saved["state"]["timestamp"]["Timestamp"]["batch"] == step
 
 
 def test_the_wait_for_the_save_before_counts_as_saving(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(content: Any, path: Path) -> None:
-        time.sleep(2 if path.name == "ep0-ba1.pt" else 0)
-        write_checkpoint(content, path)
+    write = Part.write
 
-    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
+    def slow(part: Part, path: Path) -> Written:
+        time.sleep(2 if path.name == "ep0-ba1" else 0)
+        return write(part, path)
+
+    monkeypatch.setattr(Part, "write", slow)
     options = ("trainer.max_duration=3ba", "trainer.save_interval=1ba")
     assert run(tiny, *options)[0] == 0
     # the second save waited for the first, before the third step

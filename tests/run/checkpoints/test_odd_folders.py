@@ -7,12 +7,14 @@ from typing import Any
 
 import boto3
 import pytest
+import torch
 
 from pospre.errors import Unreachable
-from pospre.run.checkpoints.file import DamagedCheckpoint, write_checkpoint
+from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.mirror import restore_run
 from tests.data.flaky_s3 import Fault, FlakyS3, flaky_s3, use_bucket
+from tests.run.checkpoints.checkpoint_files import files, shard, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT
 from tests.test_untrusted_json import DEEP
 
@@ -22,51 +24,53 @@ REMOTE = "s3://bucket/odd"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with one good checkpoint."""
-    write_checkpoint(CONTENT, tmp_path / "ep0-ba2.pt")
+    write_checkpoint(CONTENT, tmp_path / "ep0-ba2")
     return tmp_path
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "rest.pt"])
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    "spoil",
     [
-        (lambda path: path.symlink_to("nowhere"), "does not exist"),
-        (os.mkfifo, "is no regular file"),  # it waited for ever
-        (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
-        (Path.mkdir, "is no regular file"),
+        lambda path: path.symlink_to("nowhere"),
+        os.mkfifo,  # it waited for ever
+        lambda path: path.symlink_to("/dev/zero"),
+        Path.mkdir,
     ],
 )
 def test_what_is_no_file_is_passed_over(
-    spoil: Callable[[Path], Any], said: str, folder: Path, capfd: pytest.CaptureFixture[str]
+    spoil: Callable[[Path], Any], name: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = folder / "ep9-ba999.pt"
-    spoil(path)
+    path = folder / "ep9-ba999"
+    write_checkpoint(CONTENT, path)
+    (path / name).unlink()
+    spoil(path / name)
     newest = open_newest([str(folder)])
-    assert newest is not None and newest.uri == f"{folder}/ep0-ba2.pt"
-    assert f"warning: checkpoint {path} {said}; passed over\n" in capfd.readouterr().err
+    assert newest is not None and newest.uri == f"{folder}/ep0-ba2"
+    said = f"warning: {path} is no whole checkpoint: it lacks {name}; passed over\n"
+    assert capfd.readouterr().err in (said, "")  # a link to nowhere is no manifest at all
+    assert read_checkpoint(str(folder / "ep0-ba2")).sha256 == newest.sha256
 
 
 @pytest.mark.parametrize(
     "manifest",
     [
-        b'{"bytes": Infinity, "sha256": "a"}',
-        b'{"bytes": 1e999, "sha256": "a"}',
-        b'{"bytes": [], "sha256": "a"}',
+        b'{"files": [{"file": "rest.pt", "bytes": Infinity, "sha256": "a"}]}',
+        b'{"files": [{"file": "rest.pt", "bytes": 1e999, "sha256": "a"}]}',
+        b'{"files": [{"file": "rest.pt", "bytes": [], "sha256": "a"}]}',
+        b'{"files": [{"file": "rest.pt", "bytes": 1, "sha256": "a"}]}',
         b"[1]",
         b"\xff",
         DEEP.encode(),
     ],
 )
-@pytest.mark.parametrize("name", ["ep1-ba4.json", "ep1-ba4/manifest.json"])
 def test_a_bad_manifest_is_passed_over(
-    name: str, manifest: bytes, folder: Path, capfd: pytest.CaptureFixture[str]
+    manifest: bytes, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if name.startswith("ep1-ba4/"):
-        (folder / "ep1-ba4").mkdir()
-    else:
-        write_checkpoint(CONTENT, folder / "ep1-ba4.pt")
-    (folder / name).write_bytes(manifest)
+    (folder / "ep1-ba4").mkdir()
+    (folder / "ep1-ba4" / "manifest.json").write_bytes(manifest)
     newest = open_newest([str(folder)])
-    assert newest is not None and newest.uri == f"{folder}/ep0-ba2.pt"
+    assert newest is not None and newest.uri == f"{folder}/ep0-ba2"
     assert "its manifest is damaged; passed over" in capfd.readouterr().err
 
 
@@ -83,27 +87,31 @@ def bucket(proxy: FlakyS3, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     use_bucket(monkeypatch, proxy.url, patience=3)
     client: Any = boto3.client("s3", endpoint_url=proxy.upstream)
     client.create_bucket(Bucket="bucket")
-    write_checkpoint(CONTENT, folder / "ep1-ba4.pt")
-    for path in folder.iterdir():
-        client.upload_file(str(path), "bucket", f"odd/{path.name}")
+    state = {**CONTENT["state"], "model": {"a": torch.ones(3)}}
+    write_checkpoint({"state": state}, folder / "ep1-ba4")
+    for name, content in files(folder).items():
+        client.put_object(Bucket="bucket", Key=f"odd/{name}", Body=content)
     return client
 
 
-@pytest.mark.parametrize(("name", "has_sums"), [("ep1-ba4.pt", False), ("ep1-ba4.json", True)])
+@pytest.mark.parametrize("has_sums", [False, True])
 def test_bits_that_change_on_the_way_are_fetched_again(
-    name: str, has_sums: bool, bucket: Any, proxy: FlakyS3, capfd: pytest.CaptureFixture[str]
+    has_sums: bool, bucket: Any, folder: Path, proxy: FlakyS3, capfd: pytest.CaptureFixture[str]
 ) -> None:
     proxy.is_tagless = not has_sums
-    proxy.spoil(name, Fault(flip=True))
+    tensors = shard(folder / "ep1-ba4").name
+    for name in ("manifest.json", tensors):
+        before = proxy.gets[name]
+        proxy.spoil(name, Fault(flip=True))
+        newest = open_newest([REMOTE])
+        assert newest is not None and newest.uri == f"{REMOTE}/ep1-ba4"
+        assert proxy.gets[name] == before + 2 and "warning" not in capfd.readouterr().err
+    proxy.spoil_always(tensors, Fault(flip=True))
     newest = open_newest([REMOTE])
-    assert newest is not None and newest.uri == f"{REMOTE}/ep1-ba4.pt"
-    assert proxy.gets[name] == 2 and "warning" not in capfd.readouterr().err
-    proxy.spoil_always(name, Fault(flip=True))
-    newest = open_newest([REMOTE])
-    assert newest is not None and newest.uri == f"{REMOTE}/ep0-ba2.pt"
-    assert proxy.gets[name] == 4 and "damaged" in capfd.readouterr().err
+    assert newest is not None and newest.uri == f"{REMOTE}/ep0-ba2"
+    assert "damaged" in capfd.readouterr().err
     with pytest.raises(DamagedCheckpoint):
-        read_checkpoint(f"{REMOTE}/ep1-ba4.pt")
+        read_checkpoint(f"{REMOTE}/ep1-ba4")
 
 
 def test_a_list_that_changes_on_the_way_is_no_traceback(

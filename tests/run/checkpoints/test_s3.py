@@ -38,7 +38,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def names(client: Any) -> list[str]:
     found = client.list_objects_v2(Bucket="bucket", Prefix="runs/tiny/").get("Contents", [])
-    return sorted(item["Key"].rpartition("/")[2] for item in found)
+    return sorted(item["Key"].removeprefix("runs/tiny/") for item in found)
 
 
 def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Path) -> None:
@@ -47,17 +47,18 @@ def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Pat
     often = ("evaluation={knn: {every: 2ba, k: 3, baseline: false}}", "trainer.keep_best=knn/top1")
     code, said = run(tiny, *short, *often, FOLDER, "trainer.keep_remote=1")
     assert code == 0, said
-    assert {"ep1-ba6.pt", "ep1-ba6.json"} <= set(names(bucket))
+    assert {f"ep1-ba6/{name}" for name in ("rest.pt", "manifest.json")} <= set(names(bucket))
     best = json.loads((tmp_path / "runs" / "tiny" / "checkpoints" / "best" / NOTE).read_text())
-    assert {NOTE, best["checkpoint"]} <= set(names(bucket))
+    kept = {f"best/{NOTE}", f"{best['checkpoint']}/manifest.json"}
+    assert kept <= set(names(bucket))
     # as if the run had been killed after its fourth step, and its disk been lost
-    kept = tmp_path / "runs" / "tiny" / "checkpoints"
-    for name in ("ep1-ba4.pt", "ep1-ba4.json"):  # in so short a run it may have been left out
-        bucket.upload_file(str(kept / name), "bucket", f"runs/tiny/{name}")
-    bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6.pt")
-    shutil.rmtree(kept)
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
+    for path in (folder / "ep1-ba4").iterdir():  # in so short a run it may have been left out
+        bucket.upload_file(str(path), "bucket", f"runs/tiny/ep1-ba4/{path.name}")
+    bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6/manifest.json")
+    shutil.rmtree(folder)
     code, said = run(tiny, *short, FOLDER)
-    assert code == 0 and "going on from s3://bucket/runs/tiny/ep1-ba4.pt" in said
+    assert code == 0 and "going on from s3://bucket/runs/tiny/ep1-ba4" in said
     assert curve(tmp_path / "runs" / "tiny") == curve(tmp_path / "runs" / "local")
     code, said = run(tiny, *short, FOLDER)
     assert code == 0 and "already finished" in said
@@ -65,7 +66,7 @@ def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Pat
     assert {"recipe.yaml", "pretext_tasks.json", "metrics.jsonl", "report.html"} <= set(
         names(bucket)
     )
-    bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6.pt")
+    bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6/manifest.json")
     warning = b'{"step": 2, "warning": "of its first start"}\n'
     bucket.put_object(Bucket="bucket", Key="runs/tiny/watch.jsonl", Body=warning)
     assert run(tiny, *short, FOLDER, f"trainer.run_folder={tmp_path}/fresh")[0] == 0
@@ -147,10 +148,12 @@ def test_an_encoder_starts_from_the_bucket(bucket: Any, tmp_path: Path) -> None:
     exported = tmp_path / "encoder.pth"
     source = build_model(recipe)
     torch.save(source.encoder.state_dict(), exported)
-    bucket.upload_file(str(checkpoint), "bucket", f"runs/start/{checkpoint.name}")
+    for path in checkpoint.iterdir():
+        bucket.upload_file(str(path), "bucket", f"runs/start/{checkpoint.name}/{path.name}")
     bucket.upload_file(str(exported), "bucket", "encoder.pth")
     for address, name in (
         ("s3://bucket/runs/start", checkpoint.name),
+        (f"s3://bucket/runs/start/{checkpoint.name}", checkpoint.name),
         ("s3://bucket/encoder.pth", "encoder.pth"),
     ):
         assert name in load_weights(build_model(recipe), address)
@@ -171,8 +174,8 @@ def test_shards_in_the_bucket_train_as_the_folder_does(
     assert curve(tmp_path / "runs" / "remote") == curve(tmp_path / "runs" / "folder")
     # a run goes on elsewhere: other format, another cache
     shutil.rmtree(tmp_path / "cache")
-    for name in ("ep3-ba12.pt", "ep2-ba9.pt"):
-        (tmp_path / "runs" / "folder" / "checkpoints" / name).unlink()
+    for name in ("ep3-ba12", "ep2-ba9"):
+        shutil.rmtree(tmp_path / "runs" / "folder" / "checkpoints" / name)
     code, said = run(tiny, cache, "data.path=s3://bucket/shards", often, "run_name=folder")
     assert code == 0 and "going on from" in said, said
     assert curve(tmp_path / "runs" / "remote") == curve(tmp_path / "runs" / "folder")

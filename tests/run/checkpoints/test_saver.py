@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import errno
-import json
 import resource
 import signal
 import sys
@@ -20,14 +19,13 @@ from composer.loggers import Logger
 
 from pospre.errors import UserError
 from pospre.run import run as door
-from pospre.run.checkpoints import file as checkpoint_file
-from pospre.run.checkpoints import saver as checkpoint_saver
-from pospre.run.checkpoints.file import manifest_of, write_checkpoint
-from pospre.run.checkpoints.finding import incomplete
+from pospre.run.checkpoints import files as checkpoint_files
+from pospre.run.checkpoints.finding import incomplete, remove
+from pospre.run.checkpoints.parts import Part, Staging, Written
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
-from pospre.run.checkpoints.sharded import Staging
 from tests.processes import finished
+from tests.run.checkpoints.checkpoint_files import files, shard, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT as LEAST
 from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment, flat, metrics, no_space
 
@@ -45,19 +43,15 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 @pytest.mark.parametrize("size", [10_000, 1_190_000])
 def test_a_full_disk_leaves_what_was_there(size: int, tmp_path: Path) -> None:
-    path = tmp_path / "ep0-ba2.pt"
-    write_checkpoint(CONTENT, path)
+    write_checkpoint(CONTENT, tmp_path / "ep0-ba2")
     before = files(tmp_path)
     with full_disk(size), pytest.raises(OSError, match="File too large"):
-        write_checkpoint(CONTENT, path)
-    with full_disk(size), pytest.raises(OSError, match="File too large"):
-        write_checkpoint(CONTENT, tmp_path / "ep1-ba4.pt")
+        write_checkpoint(CONTENT, tmp_path / "ep1-ba4")
+    assert incomplete(tmp_path) == ["ep1-ba4"]
+    assert files(tmp_path / "ep1-ba4").keys() <= {"rest.pt"}
+    remove(tmp_path / "ep1-ba4")
     assert files(tmp_path) == before
 
 
@@ -67,8 +61,8 @@ def test_a_disk_that_is_gone_is_said_too(monkeypatch: pytest.MonkeyPatch, tmp_pa
     def stale(_: Path) -> None:
         raise gone
 
-    monkeypatch.setattr(checkpoint_file.shutil, "disk_usage", stale)
-    said = checkpoint_file.why_not_written(gone, tmp_path)
+    monkeypatch.setattr(checkpoint_files.shutil, "disk_usage", stale)
+    said = checkpoint_files.why_not_written(gone, tmp_path)
     assert said.startswith(f"Stale file handle ({tmp_path} does not answer). ")
 
 
@@ -77,20 +71,20 @@ def test_a_run_ends_with_one_message_on_a_full_disk(tiny: Path, run: Run, tmp_pa
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
     assert run(tiny, *SHORT, "run_name=whole")[0] == 0
     assert run(tiny, *SHORT)[0] == 0
-    for name in ("ep1-ba4.pt", "ep1-ba6.pt"):
-        (folder / name).unlink()
-        manifest_of(folder / name).unlink()
+    for name in ("ep1-ba4", "ep1-ba6"):
+        remove(folder / name)
     before = files(folder)
-    assert set(before) == {"ep0-ba2.pt", "ep0-ba2.json"}
-    with full_disk(len(before["ep0-ba2.pt"]) // 2):
+    with full_disk(shard(folder / "ep0-ba2").stat().st_size // 2):
         code, said = run(tiny, *options)
     assert code == 2 and "Traceback" not in said
-    assert f"checkpoint {folder}/ep1-ba4.pt cannot be written: File too large" in said
+    assert f"checkpoint {folder}/ep1-ba4 cannot be written: File too large" in said
     assert "(ulimit -f), and give the command again" in said  # making room would not help
-    assert f"it goes on from the last one, {folder}/ep0-ba2.pt" in said
-    assert files(folder) == before
+    assert f"it goes on from the last one, {folder}/ep0-ba2" in said
+    assert files(folder / "ep0-ba2") == {
+        name.removeprefix("ep0-ba2/"): content for name, content in before.items()
+    }
     assert run(tiny, *options)[0] == 0
-    assert set(files(folder)) == {"ep1-ba6.pt", "ep1-ba6.json"}
+    assert [path.name for path in folder.iterdir()] == ["ep1-ba6"]
     assert curve(folder.parent) == curve(tmp_path / "runs" / "whole")
 
 
@@ -108,42 +102,46 @@ def test_a_full_disk_under_the_metrics(
 
 def test_a_save_that_is_killed_leaves_the_one_before(tmp_path: Path) -> None:
     script = f"""
-import os, signal, torch
+import os, signal
 from pathlib import Path
-from pospre.run.checkpoints import file
+from pospre.run.checkpoints.files import HashedFile
+from tests.run.checkpoints.checkpoint_files import write_checkpoint
+from tests.run.checkpoints.test_saver import CONTENT
 folder = Path({str(tmp_path)!r})
-from tests.run.checkpoints.test_saver import CONTENT as content
-file.write_checkpoint(content, folder / "ep0-ba2.pt")
-write = file.HashedFile.write
+write_checkpoint(CONTENT, folder / "ep0-ba2")
+write = HashedFile.write
 def killed(self, data):
     if self.size > 600_000:
         os.kill(os.getpid(), signal.SIGKILL)
     return write(self, data)
-file.HashedFile.write = killed
-file.write_checkpoint(content, folder / "ep1-ba4.pt")
+HashedFile.write = killed
+write_checkpoint(CONTENT, folder / "ep1-ba4")
 """
     done = finished([sys.executable, "-c", script], env=environment())
     assert done.returncode == -signal.SIGKILL, done.stderr
-    *whole, half = sorted(files(tmp_path))
-    assert whole == ["ep0-ba2.json", "ep0-ba2.pt"] and incomplete(tmp_path) == [half]
+    assert incomplete(tmp_path) == ["ep1-ba4"]
     newest = open_newest([str(tmp_path)])
-    assert newest is not None and newest.uri == f"{tmp_path}/ep0-ba2.pt"
+    assert newest is not None and newest.uri == f"{tmp_path}/ep0-ba2"
 
 
-def test_the_manifest_of_an_older_file_never_belies_a_newer_one(
+def test_the_manifest_of_an_older_one_never_belies_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "ep0-ba2.pt"
+    path = tmp_path / "ep0-ba2"
     write_checkpoint({**CONTENT, "more": 1}, path)
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint_file, "write_atomic", killed)
-    with pytest.raises(KeyboardInterrupt):
-        write_checkpoint({**CONTENT, "more": 2}, path)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_files, "write_atomic", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_checkpoint({**CONTENT, "more": 2}, path)
+    assert open_newest([str(tmp_path)]) is None
+    write_checkpoint({**CONTENT, "more": 2}, path)
     newest = open_newest([str(tmp_path)])
     assert newest is not None and newest.content["more"] == 2
+    assert len([*path.iterdir()]) == 4  # nothing of the killed one is left
 
 
 class Eager(CheckpointSaver):
@@ -171,7 +169,7 @@ MADE: list[Eager] = []
 def test_a_step_is_saved_once(tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "CheckpointSaver", Eager)
     assert run(tiny, *SHORT)[0] == 0
-    steps = [f"ep{(step - 1) // 3}-ba{step}.pt" for step in range(1, 7)]
+    steps = [f"ep{(step - 1) // 3}-ba{step}" for step in range(1, 7)]
     assert MADE.pop().written == steps
 
 
@@ -187,29 +185,29 @@ def test_a_save_can_be_vetoed(
     code, said = run(tiny, *SHORT)
     assert code == 2 and "this state is not worth it" in said
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
-    assert {path.name for path in folder.glob("*.pt")} == {"ep0-ba1.pt", "ep0-ba2.pt"}
-    assert json.loads((folder / "ep0-ba2.json").read_text())["file"] == "ep0-ba2.pt"
+    assert {path.name for path in folder.iterdir()} == {"ep0-ba1", "ep0-ba2"}
+    assert not incomplete(folder)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(tiny, *SHORT, "run_name=whole")[0] == 0
-    trained = threading.Event()
+    trained, write = threading.Event(), Part.write
 
-    def slow(content: Any, path: Path) -> None:
-        assert path.name != "ep0-ba2.pt" or trained.wait(30)
-        write_checkpoint(content, path)
+    def slow(part: Part, path: Path) -> Written:
+        assert path.name != "ep0-ba2" or trained.wait(30)
+        return write(part, path)
 
     class Watching(CheckpointSaver):
         def batch_end(self, state: State, logger: Logger) -> None:
             if state.timestamp.batch == 3:
                 trained.set()
 
-    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
+    monkeypatch.setattr(Part, "write", slow)
     monkeypatch.setattr(door, "CheckpointSaver", Watching)
     assert run(tiny, *SHORT)[0] == 0
-    for name in ("ep0-ba2.pt", "ep1-ba4.pt", "ep1-ba6.pt"):  # the step's state, not a later one
+    for name in ("ep0-ba2", "ep1-ba4", "ep1-ba6"):  # the step's state, not a later one
         ours, theirs = (
             read_checkpoint(str(tmp_path / "runs" / run_name / "checkpoints" / name)).content
             for run_name in ("tiny", "whole")
@@ -226,12 +224,12 @@ def test_a_save_that_fails_is_raised_after_the_next_step(
         def batch_end(self, state: State, logger: Logger) -> None:
             concurrent.futures.wait([self._writing] if self._writing else [])
 
-    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", no_space)
+    monkeypatch.setattr(Part, "write", no_space)
     monkeypatch.setattr(door, "CheckpointSaver", Patient)
     code, said = run(tiny, *SHORT)
     folder = tmp_path / "runs" / "tiny"
     assert code == 2 and "Traceback" not in said
-    assert f"{folder}/checkpoints/ep0-ba2.pt cannot be written: No space left on device" in said
+    assert f"{folder}/checkpoints/ep0-ba2 cannot be written: No space left on device" in said
     assert "it goes on from the start" in said and said.count("cannot be written") == 1
     assert [line["step"] for line in metrics(folder)] == [1, 2, 3]
 
@@ -239,14 +237,16 @@ def test_a_save_that_fails_is_raised_after_the_next_step(
 def test_what_diverges_names_the_checkpoint_that_is_being_written(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(content: Any, path: Path) -> None:
-        time.sleep(1)
-        write_checkpoint(content, path)
+    write = Part.write
 
-    monkeypatch.setattr(checkpoint_saver, "write_checkpoint", slow)
+    def slow(part: Part, path: Path) -> Written:
+        time.sleep(1)
+        return write(part, path)
+
+    monkeypatch.setattr(Part, "write", slow)
     code, said = run(tiny, MAE, "optimizer.base_lr=1.0e30", "trainer.save_interval=2ba")
     assert code == 2 and "training diverged: after step 3" in said
-    assert f"({tmp_path}/runs/tiny/checkpoints/ep0-ba2.pt, of the step before, gave this" in said
+    assert f"({tmp_path}/runs/tiny/checkpoints/ep0-ba2, of the step before, gave this" in said
 
 
 def test_a_staged_state_is_a_copy_in_the_same_memory() -> None:

@@ -17,12 +17,12 @@ import torch
 from composer.utils import reproducibility
 
 from pospre.errors import UserError
-from pospre.run.checkpoints.file import write_checkpoint
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.checkpoints.saver import plain_random
 from pospre.run.checkpoints.torch_file import load
 from pospre.training.weight_files import Keys, read_source
 from tests.processes import finished
+from tests.run.checkpoints.checkpoint_files import forge, write_checkpoint
 from tests.run.checkpoints.hostile import (
     CONTENT,
     Call,
@@ -196,11 +196,12 @@ def test_records_that_share_bytes_are_refused() -> None:
 
 def test_a_checkpoint_that_names_an_address_ends_no_process(tmp_path: Path) -> None:
     """With the array, numpy would drop a reference at the address that the file names."""
-    good, bad = tmp_path / "ep0-ba2.pt", tmp_path / "ep1-ba4.pt"
-    write_checkpoint(CONTENT, good)
+    good, bad = tmp_path / "ep0-ba2", tmp_path / "ep1-ba4"
+    for path in (good, bad):
+        write_checkpoint(CONTENT, path)
     address = Call(bytearray, Call(Global("_codecs", "encode"), "A" * 8, "latin1"))
     array = Call(np.ndarray, (1,), Call(np.dtype, "O", False, True), address, items={0: None})
-    bad.write_bytes(archive(CONTENT | {"rng": array}))
+    forge(bad, "rest.pt", archive(CONTENT | {"rng": array}))
     ask = (
         "import sys\n"
         "from pospre.run.checkpoints.reading import open_newest\n"
@@ -209,20 +210,21 @@ def test_a_checkpoint_that_names_an_address_ends_no_process(tmp_path: Path) -> N
     done = finished([sys.executable, "-c", ask, str(tmp_path)], env=environment())
     assert done.returncode == 0, done.stderr[-2000:]  # it was -11
     assert done.stdout.strip() == str(good)
-    assert f"{bad} is no checkpoint of pospre.train" in done.stderr
+    assert f"{bad}/rest.pt is of no checkpoint of pospre.train" in done.stderr
     assert "numpy.ndarray; nothing in it was executed); passed over" in done.stderr
 
 
 def test_hostile_checkpoints_are_passed_over(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    good, bad = tmp_path / "ep0-ba2.pt", tmp_path / "ep1-ba4.pt"
-    write_checkpoint(CONTENT, good)
+    good, bad = tmp_path / "ep0-ba2", tmp_path / "ep1-ba4"
+    for path in (good, bad):
+        write_checkpoint(CONTENT, path)
     for content, _ in HOSTILE.values():
-        bad.write_bytes(content)
+        forge(bad, "rest.pt", content)
         newest = open_newest([str(tmp_path)])
         assert newest is not None and newest.uri == str(good)
-        assert f"warning: {bad} is " in capfd.readouterr().err
+        assert f"warning: {bad}/rest.pt is " in capfd.readouterr().err
 
 
 def test_a_file_of_weights_with_less_than_it_claims_is_one_message(tmp_path: Path) -> None:
@@ -234,12 +236,12 @@ def test_a_file_of_weights_with_less_than_it_claims_is_one_message(tmp_path: Pat
 
 def test_random_states_are_written_without_arrays(tmp_path: Path) -> None:
     states = reproducibility.get_rng_state()
-    write_checkpoint(CONTENT | {"rng": plain_random(states)}, tmp_path / "ep0-ba1.pt")
+    write_checkpoint(CONTENT | {"rng": plain_random(states)}, tmp_path / "ep0-ba1")
     drawn = [random.random(), np.random.rand(), torch.rand(1).item()]
-    with zipfile.ZipFile(tmp_path / "ep0-ba1.pt") as file:
+    with zipfile.ZipFile(tmp_path / "ep0-ba1" / "rest.pt") as file:
         assert b"numpy\n" not in file.read("archive/data.pkl")
         assert b"numpy." not in file.read("archive/data.pkl")
-    reproducibility.load_rng_state(read_checkpoint(str(tmp_path / "ep0-ba1.pt")).content["rng"])
+    reproducibility.load_rng_state(read_checkpoint(str(tmp_path / "ep0-ba1")).content["rng"])
     assert [random.random(), np.random.rand(), torch.rand(1).item()] == drawn
 
 

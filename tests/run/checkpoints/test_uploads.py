@@ -14,7 +14,7 @@ from pospre.evaluation.best_checkpoint import BestCheckpoint
 from pospre.object_store import Bucket
 from pospre.recipe.recipe import load_recipe
 from pospre.run.checkpoints import uploads as uploading
-from pospre.run.checkpoints.file import write_checkpoint
+from pospre.run.checkpoints.files import files_of
 from pospre.run.checkpoints.finding import NOTE, remove_checkpoints
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.run.checkpoints.uploads import Uploads, lacks
@@ -24,6 +24,7 @@ from pospre.run.run import in_bucket
 from pospre.training.trained import load_model
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished, launcher, until
+from tests.run.checkpoints.checkpoint_files import shard, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT
 from tests.training.tiny_runs import SHORT, Run, curve, environment, metrics
 
@@ -53,15 +54,24 @@ def client(server: FlakyS3) -> Any:
     return boto3.client("s3", endpoint_url=server.upstream)
 
 
-def names(server: FlakyS3) -> list[str]:
-    found = client(server).list_objects_v2(Bucket="bucket", Prefix="runs/tiny/").get("Contents", [])
-    return sorted(item["Key"].removeprefix("runs/tiny/") for item in found)
+def names(server: FlakyS3, folder: str = "runs/tiny") -> list[str]:
+    listed = client(server).list_objects_v2(Bucket="bucket", Prefix=f"{folder}/")
+    return sorted(item["Key"].removeprefix(f"{folder}/") for item in listed.get("Contents", []))
 
 
 def checkpoint(folder: Path, batch: int) -> Path:
-    path = folder / f"ep0-ba{batch}.pt"
-    write_checkpoint({**CONTENT, "more": torch.ones(1000)}, path)
+    path = folder / f"ep0-ba{batch}"
+    write_checkpoint({**CONTENT, "more": torch.full((1000,), batch)}, path)
     return path
+
+
+FILES = [".metadata", "manifest.json", "rest.pt"]
+"""Those of such a checkpoint."""
+
+
+def files(*names: str) -> list[str]:
+    """Return the names of the objects of some checkpoints."""
+    return [f"{name}/{file}" for name in names for file in FILES]
 
 
 def test_the_manifest_goes_up_last(server: FlakyS3, tmp_path: Path) -> None:
@@ -71,9 +81,9 @@ def test_the_manifest_goes_up_last(server: FlakyS3, tmp_path: Path) -> None:
     with Uploads(tmp_path, REMOTE) as uploads:
         uploads.offer(path)
     order = [place.rpartition("/")[2] for place in server.writes]
-    assert order == ["metrics.jsonl", "ep0-ba2.pt", "ep0-ba2.json"]
+    assert order == ["metrics.jsonl", "rest.pt", ".metadata", "manifest.json"]
     assert not lacks(REMOTE, path)
-    write_checkpoint({"batch": 2, "model": torch.zeros(1000)}, path)
+    write_checkpoint({**CONTENT, "more": torch.zeros(1000)}, path)
     assert lacks(REMOTE, path)
 
 
@@ -94,29 +104,28 @@ class Machine:
         self.best.settle(checkpoint(self.checkpoints, batch))
         if not left_out:
             with Uploads(self.folder, REMOTE, keep=1) as uploads:
-                uploads.offer(self.checkpoints / f"ep0-ba{batch}.pt")
+                uploads.offer(self.checkpoints / f"ep0-ba{batch}")
 
 
 def test_the_best_one_stays_for_another_machine(server: FlakyS3, tmp_path: Path) -> None:
-    def there() -> list[str]:
-        return [name.rpartition("/")[2] for name in names(server) if "metrics" not in name]
+    def there() -> set[str]:
+        return {name.partition("/")[0] for name in names(server)} - {"metrics.jsonl", "best"}
 
     first = Machine(tmp_path / "first")
     first.train(3, 0.2)
     first.train(6, 0.5, left_out=True)  # the bucket was busy with another one
     first.train(9, 0.3)
-    kept = ["ep0-ba6.json", "ep0-ba6.pt"]
-    assert there() == ["figure.json", *kept, "ep0-ba9.json", "ep0-ba9.pt"]
+    assert there() == {"ep0-ba6", "ep0-ba9"}
     second = Machine(tmp_path / "second")
     second.train(12, 0.4)
-    assert there() == ["figure.json", "ep0-ba12.json", "ep0-ba12.pt", *kept]
+    assert there() == {"ep0-ba12", "ep0-ba6"}
     note = json.loads((second.best.folder / NOTE).read_text())
-    assert note == {"step": 6, "figure": "knn/top1", "value": 0.5, "checkpoint": "ep0-ba6.pt"}
-    assert open_checkpoint(f"{REMOTE}/best").uri == f"{REMOTE}/ep0-ba6.pt"
+    assert note == {"step": 6, "figure": "knn/top1", "value": 0.5, "checkpoint": "ep0-ba6"}
+    assert open_checkpoint(f"{REMOTE}/best").uri == f"{REMOTE}/ep0-ba6"
     second.train(15, 0.6)
-    assert there() == ["figure.json", "ep0-ba15.json", "ep0-ba15.pt"]
+    assert there() == {"ep0-ba15"} and f"best/{NOTE}" in names(server)
     remove_checkpoints(REMOTE)
-    assert there() == []
+    assert names(server) == ["metrics.jsonl"]
 
 
 def test_what_was_measured_is_on_the_next_machine_and_goes_when_the_run_starts_over(
@@ -151,35 +160,36 @@ def test_an_outage_is_said_once_and_sat_out(
     assert uploads.finish() is None
     said = capfd.readouterr().err
     assert said.count("warning:") == 1 and "training goes on" in said
-    assert said.count("answers again: ep0-ba2.pt is there") == 1
-    assert names(server) == ["ep0-ba2.json", "ep0-ba2.pt"]
+    assert said.count("answers again: ep0-ba2 is there") == 1
+    assert names(server) == files("ep0-ba2")
 
 
 def test_a_slow_bucket_gets_the_newest_only(server: FlakyS3, tmp_path: Path) -> None:
     uploads = Uploads(tmp_path, REMOTE)
-    server.mute = "ep0-ba1.pt"
+    server.mute = "ep0-ba1/rest.pt"
     uploads.offer(checkpoint(tmp_path, 1))
-    until(lambda: any(place.endswith("ep0-ba1.pt") for place in server.writes))
+    until(lambda: any(place.endswith("ep0-ba1/rest.pt") for place in server.writes))
     for batch in (2, 3):
         uploads.offer(checkpoint(tmp_path, batch))
-    first = (tmp_path / "ep0-ba1.pt").read_bytes()
+    first = (tmp_path / "ep0-ba1" / "rest.pt").read_bytes()
     for batch in (1, 2):  # the saver keeps one only
-        (tmp_path / f"ep0-ba{batch}.pt").unlink()
+        shutil.rmtree(tmp_path / f"ep0-ba{batch}")
     server.mute = None
     assert uploads.finish() is None
-    assert read(server, "ep0-ba1.pt") == first  # what was under way was not disturbed
-    assert read(server, "ep0-ba3.pt") == (tmp_path / "ep0-ba3.pt").read_bytes()
-    assert "ep0-ba2.pt" not in names(server)
+    assert read(server, "ep0-ba1/rest.pt") == first  # what was under way was not disturbed
+    assert read(server, "ep0-ba3/rest.pt") == (tmp_path / "ep0-ba3" / "rest.pt").read_bytes()
+    assert names(server) == files("ep0-ba1", "ep0-ba3")
 
 
 def test_a_checkpoint_that_has_gone_holds_nobody_up(
     server: FlakyS3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = checkpoint(tmp_path, 1)
-    path.unlink()
+    written = files_of(path)
+    shutil.rmtree(path)
     uploads = Uploads(tmp_path, REMOTE)
     uploads._warned = True  # of what kept it from going up in time
-    uploads.offer(path)
+    uploads.offer_together(path, written)
     assert uploads.finish() is None and names(server) == []
     assert "is there" not in capfd.readouterr().err
 
@@ -187,7 +197,7 @@ def test_a_checkpoint_that_has_gone_holds_nobody_up(
 def test_a_rank_that_has_written_nothing_uploads_nothing(server: FlakyS3, tmp_path: Path) -> None:
     uploads = Uploads(tmp_path, REMOTE)
     uploads._leads = False
-    uploads.offer(checkpoint(tmp_path, 1), [])
+    uploads.offer_together(checkpoint(tmp_path, 1), [])
     assert uploads.finish() is None and names(server) == []
 
 
@@ -195,29 +205,29 @@ def test_the_oldest_go_once_a_newer_one_is_whole(
     server: FlakyS3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     s3 = client(server)
-    for name in ("ep0-ba1.pt", "ep0-ba10.pt", "ep0-ba10.json", "ep9-ba99.pt", "metrics.jsonl"):
+    half, further = "ep0-ba1/rest.pt", "ep9-ba99/rest.pt"
+    for name in (half, *files("ep0-ba10"), further, "metrics.jsonl"):
         s3.put_object(Bucket="bucket", Key=f"runs/tiny/{name}", Body=b"of earlier starts")
     path = checkpoint(tmp_path, 11)
     uploads = Uploads(tmp_path, REMOTE, keep=2)
-    server.mute = "ep0-ba11.json"  # the bytes are up, what says that they are whole is not
+    server.mute = "ep0-ba11/manifest"  # the bytes are up, what says that they are whole is not
     uploads.offer(path)
-    until(lambda: any(place.endswith("ep0-ba11.json") for place in server.writes))
-    assert {"ep0-ba1.pt", "ep0-ba10.pt", "ep0-ba10.json", "ep0-ba11.pt"} <= set(names(server))
+    until(lambda: any(place.endswith("ep0-ba11/manifest.json") for place in server.writes))
+    assert {half, *files("ep0-ba10"), "ep0-ba11/rest.pt"} <= set(names(server))
     server.mute = None
     assert uploads.finish() is None
-    kept = ["ep0-ba10.json", "ep0-ba10.pt", "ep0-ba11.json", "ep0-ba11.pt", "ep9-ba99.pt"]
-    assert names(server) == [*kept, "metrics.jsonl"]
+    assert names(server) == [*files("ep0-ba10", "ep0-ba11"), further, "metrics.jsonl"]
     # in the order in which nothing is ever without what says that it is whole
     server.deletes.clear()
     uploads.offer(checkpoint(tmp_path, 12))
     assert uploads.finish() is None
-    assert server.deletes == ["ep0-ba12.json", "ep0-ba10.json", "ep0-ba10.pt"]
+    assert server.deletes == ["manifest.json", "manifest.json", ".metadata", "rest.pt"]
     assert "warning" not in capfd.readouterr().err
     # a bucket from which nothing may be deleted is no reason to do without the new one
     server.forbids_deletes = "ep0-ba11"
     uploads.offer(checkpoint(tmp_path, 13))
     assert uploads.finish() is None
-    assert {"ep0-ba11.pt", "ep0-ba11.json", "ep0-ba13.pt", "ep0-ba13.json"} <= set(names(server))
+    assert set(files("ep0-ba11", "ep0-ba13")) <= set(names(server))
     assert f"warning: old checkpoints stay in {REMOTE}" in capfd.readouterr().err
 
 
@@ -230,7 +240,7 @@ def test_a_silent_server_holds_no_step(
     code, said = run(tiny, *OPTIONS)
     assert code == 69 and "Traceback" not in said
     assert "waiting for" in said and "given up after 1 s without progress" in said
-    assert f"It is whole at {folder}/checkpoints/ep1-ba6.pt" in said
+    assert f"It is whole at {folder}/checkpoints/ep1-ba6" in said
     assert "give the command again to upload it" in said
     lines = metrics(folder)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
@@ -241,7 +251,7 @@ def test_a_silent_server_holds_no_step(
     monkeypatch.setenv("POSPRE_S3_PATIENCE", "60")
     code, said = run(tiny, *OPTIONS)
     assert code == 0 and "already finished" in said, said
-    assert {"ep1-ba6.pt", "ep1-ba6.json", "report.html"} <= set(names(server))
+    assert {*files("ep1-ba6"), "report.html"} <= set(names(server))
     shutil.rmtree(folder / "checkpoints")
     load_model(REMOTE)
 
@@ -262,8 +272,8 @@ def test_an_outage_does_not_end_a_run(
     monkeypatch.setattr(Uploads, "_warn", comes_back)
     code, said = run(tiny, *OPTIONS)
     assert code == 0 and said.count("warning:") == 1, said
-    assert f"{REMOTE} answers again: ep1-ba6.pt is there" in said
-    assert {"ep1-ba6.pt", "ep1-ba6.json"} <= set(names(server))
+    assert f"{REMOTE} answers again: ep1-ba6 is there" in said
+    assert set(files("ep1-ba6")) <= set(names(server))
 
 
 def test_a_bucket_that_vanishes_costs_nothing(
@@ -284,16 +294,15 @@ def test_a_bucket_that_vanishes_costs_nothing(
     folder = tmp_path / "runs" / "tiny"
     assert code == 2 and "Traceback" not in said, said
     assert "warning: bucket 'vanishing' does not exist" in said and "training goes on" in said
-    assert f"It is whole at {folder}/checkpoints/ep1-ba6.pt; give the command again" in said
+    assert f"It is whole at {folder}/checkpoints/ep1-ba6; give the command again" in said
     assert [step for step, *_ in curve(folder)] == [1, 2, 3, 4, 5, 6]
 
 
 def as_if_killed(s3: Any, run_folder: Path) -> None:
     """Leave in the bucket what a run had saved by its fifth step."""
-    for ending in ("pt", "json"):
-        path = run_folder / "checkpoints" / f"ep1-ba4.{ending}"
-        s3.upload_file(str(path), "bucket", f"runs/tiny/{path.name}")
-        s3.delete_object(Bucket="bucket", Key=f"runs/tiny/ep1-ba6.{ending}")
+    for path in (run_folder / "checkpoints" / "ep1-ba4").iterdir():
+        s3.upload_file(str(path), "bucket", f"runs/tiny/ep1-ba4/{path.name}")
+    s3.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6/manifest.json")
 
 
 def test_the_newest_of_disk_and_bucket(
@@ -305,25 +314,26 @@ def test_the_newest_of_disk_and_bucket(
     shutil.copytree(here, there)
     # this machine knows the first two steps, another one has gone on to the fourth
     for batch in ("ep1-ba4", "ep1-ba6"):
-        for ending in ("pt", "json"):
-            (here / "checkpoints" / f"{batch}.{ending}").unlink()
+        shutil.rmtree(here / "checkpoints" / batch)
     lines = (here / "metrics.jsonl").read_text().splitlines(keepends=True)
     (here / "metrics.jsonl").write_text("".join(lines[:2]))
     s3 = client(server)
     as_if_killed(s3, there)
     code, said = run(tiny, *OPTIONS)
-    assert code == 0 and f"going on from {REMOTE}/ep1-ba4.pt" in said, said
+    assert code == 0 and f"going on from {REMOTE}/ep1-ba4" in said, said
     assert curve(here) == whole
-    # the newest object is cut short (a copy by hand): the one before is on the disk
-    body = (there / "checkpoints" / "ep1-ba6.pt").read_bytes()
-    s3.put_object(Bucket="bucket", Key="runs/tiny/ep1-ba6.pt", Body=body[: len(body) // 2])
-    (here / "checkpoints" / "ep1-ba6.pt").unlink()
-    shutil.copy(there / "checkpoints" / "ep1-ba4.pt", here / "checkpoints")
+    # an object of the newest is cut short (a copy by hand): the one before is on the disk
+    newest = here / "checkpoints" / "ep1-ba6"
+    name, body = f"ep1-ba6/{shard(newest).name}", shard(newest).read_bytes()
+    s3.put_object(Bucket="bucket", Key=f"runs/tiny/{name}", Body=body[: len(body) // 2])
+    shutil.rmtree(newest)
+    shutil.copytree(there / "checkpoints" / "ep1-ba4", newest.with_name("ep1-ba4"))
     code, said = run(tiny, *OPTIONS)
-    assert code == 0 and f"warning: {REMOTE}/ep1-ba6.pt is damaged" in said
-    assert f"going on from {here}/checkpoints/ep1-ba4.pt" in said
+    assert code == 0 and f"warning: {REMOTE}/ep1-ba6 is damaged" in said
+    assert f"going on from {here}/checkpoints/ep1-ba4" in said
     assert curve(here) == whole
-    assert read(server, "ep1-ba6.pt") == (here / "checkpoints" / "ep1-ba6.pt").read_bytes()
+    name = f"ep1-ba6/{shard(newest).name}"
+    assert read(server, name) == shard(newest).read_bytes()
 
 
 def read(server: FlakyS3, name: str) -> bytes:
@@ -339,20 +349,21 @@ def test_an_object_swapped_after_the_check_is_not_loaded(
     local = tmp_path / "runs" / "tiny"
     whole = curve(local)
     as_if_killed(s3, local)
+    shard_name = shard(local / "checkpoints" / "ep1-ba4").name
     shutil.rmtree(local / "checkpoints")
     download = Bucket.download
     read_objects = []
 
-    def swapped(bucket: Bucket, target: BinaryIO) -> None:
-        download(bucket, target)
-        read_objects.append(bucket.key)
-        s3.put_object(Bucket="bucket", Key=bucket.key, Body=b"whatever it holds by now")
+    def swapped(bucket: Bucket, target: BinaryIO, name: str) -> None:
+        download(bucket, target, name)
+        read_objects.append(name)
+        s3.put_object(Bucket="bucket", Key=bucket.path(name), Body=b"whatever it holds by now")
 
     monkeypatch.setattr(Bucket, "download", swapped)
     code, said = run(tiny, *OPTIONS)
-    assert code == 0 and f"going on from {REMOTE}/ep1-ba4.pt" in said, said
-    assert read_objects == ["runs/tiny/ep1-ba4.pt"]
-    assert server.gets["ep1-ba4.pt"] == 1  # nobody asked for it a second time
+    assert code == 0 and f"going on from {REMOTE}/ep1-ba4" in said, said
+    # nobody asked for one a second time
+    assert sorted(read_objects) == sorted([shard_name, *FILES])
     assert curve(local) == whole
 
 
@@ -365,11 +376,14 @@ def test_two_ranks_load_what_the_first_one_read(
     said = done.stdout + done.stderr
     assert done.returncode == 2 and "Traceback" not in said, said
     folder = tmp_path / "runs" / "tiny"
-    assert said.count(f"going on from {folder}/checkpoints/ep1-ba4.pt") == 1
-    assert said.count("going on from s3://bucket/far/ep1-ba4.pt") == 1
-    assert server.gets["ep1-ba4.pt"] == 1  # for both ranks, which share a node
-    assert f"{folder}/checkpoints/ep1-ba4.pt holds other bytes on" in said
-    assert not (folder / "checkpoints" / "ep1-ba6.pt").exists()
+    assert said.count(f"going on from {folder}/checkpoints/ep1-ba4\n") == 1
+    assert said.count("going on from s3://bucket/far/ep1-ba4\n") == 1
+    fetched = [Path(name).name for name in names(server, "far") if "ep1-ba4/" in name]
+    shards = [name for name in fetched if name.endswith(".distcp")]
+    # once for both ranks, which share a node
+    assert len(shards) == 2 and {server.gets[name] for name in shards} == {1}
+    assert f"{folder}/checkpoints/ep1-ba4 holds other bytes on" in said
+    assert not (folder / "checkpoints" / "ep1-ba6").exists()
 
 
 def test_nodes_without_a_common_disk_go_on_from_the_bucket(
@@ -381,5 +395,5 @@ def test_nodes_without_a_common_disk_go_on_from_the_bucket(
         assert in_bucket(start, uploads) == start
         monkeypatch.setattr("pospre.run.run.dist.get_world_size", lambda: 16)
         monkeypatch.setattr("pospre.run.run.dist.get_local_world_size", lambda: 8)
-        assert in_bucket(start, uploads).uri == f"{REMOTE}/ep0-ba2.pt"
-        assert names(server) == ["ep0-ba2.json", "ep0-ba2.pt"]
+        assert in_bucket(start, uploads).uri == f"{REMOTE}/ep0-ba2"
+        assert names(server) == files("ep0-ba2")

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -51,21 +52,20 @@ def test_other_versions_are_said(
     options = ("trainer.max_duration=4ba", "trainer.save_interval=2ba")
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
     assert run(tiny, *options)[0] == 0
-    noted = json.loads((folder / "ep0-ba2.json").read_text())["versions"]
-    assert noted == read_checkpoint(str(folder / "ep0-ba2.pt")).content["versions"]
+    noted = json.loads((folder / "ep0-ba2" / "manifest.json").read_text())["versions"]
+    assert noted == read_checkpoint(str(folder / "ep0-ba2")).content["versions"]
     assert noted["pospre"] == pospre.__version__ and noted["world_size"] == 1
     assert (noted["torch"], noted["python"]) == (torch.__version__, platform.python_version())
 
-    for path in folder.glob("ep1-ba4.*"):
-        path.unlink()
+    shutil.rmtree(folder / "ep1-ba4")
     other = {**noted, "revision": "abc", "torch": "9.9", "world_size": 2}
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_versions, "versions", lambda: other)
         code, said = run(tiny, *options)
-        assert code == 0 and f"going on from {folder}/ep0-ba2.pt" in said
-        assert f"warning: {folder}/ep0-ba2.pt was written with revision " in said
+        assert code == 0 and f"going on from {folder}/ep0-ba2" in said
+        assert f"warning: {folder}/ep0-ba2 was written with revision " in said
         assert f"torch '{torch.__version__}' (here '9.9')" in said and "world_size" not in said
         load_model(str(folder.parent))
-        assert "ep1-ba4.pt was written with" in capfd.readouterr().err
+        assert "ep1-ba4 was written with" in capfd.readouterr().err
     load_model(str(folder.parent))
     assert capfd.readouterr().err == ""

@@ -13,7 +13,8 @@ import pytest
 from composer.utils import dist
 
 from pospre.errors import UserError, run_command
-from pospre.run.checkpoints import reading, saver
+from pospre.run.checkpoints import reading
+from pospre.run.checkpoints.parts import Part
 from pospre.train import main
 from tests.training.tiny_runs import curve, no_space
 
@@ -37,20 +38,19 @@ def as_if_killed(*, disk_lost: bool = False) -> None:
     """Leave the checkpoint before the last on the disk, or only in the bucket."""
     dist.barrier()
     if dist.get_global_rank() == 0:
-        for ending in ("pt", "json"):
-            (FOLDER / f"ep1-ba6.{ending}").unlink()
+        shutil.rmtree(FOLDER / "ep1-ba6")
         if disk_lost:
             client = boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"])
-            for path in FOLDER.glob("ep1-ba4.*"):
-                client.upload_file(str(path), "bucket", f"far/{path.name}")
+            for path in (FOLDER / "ep1-ba4").iterdir():
+                client.upload_file(str(path), "bucket", f"far/ep1-ba4/{path.name}")
             shutil.rmtree(FOLDER)
     dist.barrier()
 
 
 if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saver, "write_checkpoint", no_space)  # of the first rank, which alone writes
-        with pytest.raises(UserError, match=r"ep0-ba2.pt cannot be written: No space left"):
+        patch.setattr(Part, "write", no_space)
+        with pytest.raises(UserError, match=r"ep0-ba2 cannot be written: No space left"):
             main([RECIPE, *OPTIONS, "run_name=full"])
     assert train() == 0
     copy(FOLDER.parent, Path(RUNS) / "whole")
@@ -65,6 +65,6 @@ if __name__ == "__main__":
     as_if_killed()
     read_same = reading._read_same
     reading._read_same = lambda place, *noted: read_same(
-        str(Path(place).with_name("ep0-ba2.pt")), *noted
+        str(Path(place).with_name("ep0-ba2")), *noted
     )
     sys.exit(train())

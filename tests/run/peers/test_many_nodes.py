@@ -65,7 +65,7 @@ def test_a_lost_rank_is_named(
         output, errors = launcher.communicate(timeout=LIMIT)
     assert launcher.returncode == 75, errors
     told = re.search(rf"error: rank 1 on {HOST} {words}.*goes on from (\S+)\n", errors)
-    assert told and Path(told[1]).is_file() and told[1].startswith(str(folder))
+    assert told and (Path(told[1]) / "manifest.json").is_file() and told[1].startswith(str(folder))
     assert "Traceback" not in output + errors and "gloo" not in output + errors
 
 

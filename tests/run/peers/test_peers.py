@@ -64,10 +64,10 @@ def test_the_first_of_a_node_that_lives_names_the_lost_ones(
     assert str(lost).endswith(
         f"goes on from the newest checkpoint in {tmp_path}/runs/tiny/checkpoints"
     )
-    (tmp_path / "runs/tiny/checkpoints").mkdir(parents=True)
-    (tmp_path / "runs/tiny/checkpoints/ep1-ba4.pt").touch()
+    (tmp_path / "runs/tiny/checkpoints/ep1-ba4").mkdir(parents=True)
+    (tmp_path / "runs/tiny/checkpoints/ep1-ba4/manifest.json").touch()
     lost = end(rank(2), GLOO, of_0=KILLED)
-    assert str(lost).endswith("goes on from " + str(tmp_path / "runs/tiny/checkpoints/ep1-ba4.pt"))
+    assert str(lost).endswith("goes on from " + str(tmp_path / "runs/tiny/checkpoints/ep1-ba4"))
     lost = end(rank(3), GLOO, of_0=KILLED)
     assert str(lost) == "" and lost is not None and lost.code == 75
 

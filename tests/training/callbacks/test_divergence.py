@@ -26,10 +26,10 @@ TOO_FAST = (MAE, "optimizer.base_lr=1.0e30", "trainer.save_interval=1ba")
 def check(folder: Path, said: str, ranks: int) -> None:
     """Compare what is left of a run whose third step diverges."""
     assert "error: training diverged: after step 3 not finite: loss/total = nan, loss/mae" in said
-    assert f"the last good one is {folder}/checkpoints/ep0-ba1.pt" in said
+    assert f"the last good one is {folder}/checkpoints/ep0-ba1" in said
     assert "optimizer.base_lr (now 1e+30)" in said and "trainer.clip_grad" in said
-    steps = sorted(path.name for path in (folder / "checkpoints").glob("*.pt"))
-    assert steps == ["ep0-ba1.pt", "ep0-ba2.pt"]
+    steps = sorted(path.name for path in (folder / "checkpoints").glob("*"))
+    assert steps == ["ep0-ba1", "ep0-ba2"]
 
     def refuse(constant: str) -> None:
         pytest.fail(f"{constant} is no JSON")
@@ -71,8 +71,8 @@ def test_what_is_judged_one_step_late_is_not_saved(
     code, said = run(tiny, *TOO_FAST, "trainer.log_interval=100", saves)
     assert code == 2 and "after step 3 not finite" in said
     assert [line["step"] for line in metrics(folder)] == [1, 3]
-    saved = [path.name for path in (folder / "checkpoints").glob("*.pt")]
-    assert sorted(saved) == (["ep0-ba1.pt", "ep0-ba2.pt"] if interval == 1 else [])
+    saved = [path.name for path in (folder / "checkpoints").glob("*")]
+    assert sorted(saved) == (["ep0-ba1", "ep0-ba2"] if interval == 1 else [])
     noted = json.loads((folder / "bad_steps" / "ba3.json").read_text())
     again = None if interval == 100 else replay(folder / "bad_steps" / "ba3.json")
     assert noted["step"] == 3 and noted["losses"]["loss/total"] == "nan"

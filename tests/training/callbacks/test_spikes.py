@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pospre.errors import UserError
-from pospre.run.checkpoints.file import callback_states
+from pospre.run.checkpoints.content import callback_states
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.callbacks.replay import replay
 from pospre.training.callbacks.spikes import LossSpikes
@@ -90,7 +90,7 @@ def test_the_start_is_kept_and_an_older_checkpoint_has_none(
     looks = [line for line in lines if "features/student_std" in line]
     assert [line["step"] for line in looks] == [4, 6, 8]
     assert not any("gradient/encoder" in line for line in lines[:3])
-    newest = read_checkpoint(f"{tmp_path}/runs/tiny/checkpoints/ep3-ba9.pt")
+    newest = read_checkpoint(f"{tmp_path}/runs/tiny/checkpoints/ep3-ba9")
     names = ("features/student_std", "features/student_rank")
     start = callback_states(newest.content)["Collapse"]["start"]
     assert start == {name: looks[0][name] for name in names}
@@ -101,7 +101,7 @@ def test_a_spike_stops_before_it_is_saved(tiny: Path, run: Run, tmp_path: Path) 
     code, said = run(tiny, *options)
     assert code == 2 and "Traceback" not in said and "is a spike" in said
     step = metrics(tmp_path / "runs/tiny")[-1]["step"]
-    newest = max(int(p.stem.split("-ba")[1]) for p in tmp_path.rglob("ep*-ba*.pt"))
+    newest = max(int(p.name.split("-ba")[1]) for p in tmp_path.rglob("ep*-ba*"))
     assert newest == step - 1 and f"the last good one is {tmp_path}" in said
     assert "callbacks.loss_spikes.action=warn" in said
 

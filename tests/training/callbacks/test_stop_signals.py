@@ -17,14 +17,16 @@ from pospre.run.checkpoints import uploads as uploading
 from pospre.training.callbacks.stop_signals import StopSignals
 from tests.data.flaky_s3 import use_bucket
 from tests.processes import LIMIT, started
+from tests.run.checkpoints.checkpoint_files import write_checkpoint
+from tests.run.checkpoints.hostile import CONTENT
 from tests.training.tiny_runs import LONG, Run, command, curve, environment, wait_for_step
 
 LONG_RUN = (*LONG, "trainer.keep_checkpoints=1")
 
 
 def saved_steps(folder: Path) -> list[int]:
-    files = (folder / "checkpoints").glob("*.pt")
-    return [int(file.stem.partition("-ba")[2]) for file in files]
+    checkpoints = (folder / "checkpoints").iterdir()
+    return [int(path.name.partition("-ba")[2]) for path in checkpoints]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_stopped_and_gone_on_is_the_same_curve(
     (told,) = re.findall(rf"stopped by {name} after step (\d+) of 600, saved in (\S+);", errors)
     step = int(told[0])
     assert curve(folder)[-1][0] == step and saved_steps(folder) == [step]
-    assert Path(told[1]).is_file() and "the same command goes on" in errors
+    assert (Path(told[1]) / "manifest.json").is_file() and "the same command goes on" in errors
     length = f"trainer.max_duration={step + 2}ba"
     assert run(tiny, *LONG_RUN, length)[0] == 0
     assert run(tiny, *LONG_RUN, length, "run_name=whole")[0] == 0
@@ -115,8 +117,8 @@ def test_a_stopped_run_does_not_wait_long_for_a_bucket_that_is_away(
     with socket.create_server(("127.0.0.1", 0)) as nobody:  # takes calls, and never answers
         use_bucket(monkeypatch, f"http://127.0.0.1:{nobody.getsockname()[1]}")
         monkeypatch.setenv("POSPRE_GRACE", "3")
-        checkpoint = tmp_path / "ep0-ba2.pt"
-        checkpoint.touch()
+        checkpoint = tmp_path / "ep0-ba2"
+        write_checkpoint(CONTENT, checkpoint)
         with pytest.raises(Stopped), uploading.Uploads(tmp_path, "s3://bucket/run") as uploads:
             uploads.offer(checkpoint)
             start = time.monotonic()

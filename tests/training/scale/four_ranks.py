@@ -36,8 +36,7 @@ def run_out_of_memory(self: Block, x: torch.Tensor, *arguments: Any) -> torch.Te
 
 if __name__ == "__main__":
     Block.forward = run_out_of_memory  # type: ignore
-    sharded = "trainer.checkpoint=sharded"
-    whole = train("trainer.fsdp={shard_degree: 2}", "trainer.microbatch_size=auto", sharded)
+    whole = train("trainer.fsdp={shard_degree: 2}", "trainer.microbatch_size=auto")
     Block.forward = forward  # type: ignore[method-assign]
     if dist.get_global_rank() == 0:  # as if it had been killed
         shutil.rmtree(FOLDER / "checkpoints" / "ep1-ba4")

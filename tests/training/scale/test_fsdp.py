@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.recipe.sections import Fsdp
+from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.scale.fsdp import build_sharding, num_copies
 from tests.processes import finished, launcher
 from tests.training.tiny_runs import Run, curve, environment
@@ -42,8 +43,9 @@ def test_two_copies_of_two_shards_are_one_process(tiny: Path, run: Run, tmp_path
 
 def _weights(folder: Path) -> dict[str, Tensor]:
     """Return the model of the last checkpoint, teacher included."""
-    (path,) = (folder / "checkpoints").glob("*-ba4.pt")
-    return torch.load(path, weights_only=False)["state"]["model"]
+    (path,) = (folder / "checkpoints").glob("*-ba4")
+    weights: dict[str, Tensor] = read_checkpoint(str(path)).content["state"]["model"]
+    return weights
 
 
 @pytest.mark.parametrize(("degree", "copies"), [(None, 1), (4, 1), (2, 2), (1, 4)])

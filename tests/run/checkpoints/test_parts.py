@@ -1,0 +1,186 @@
+"""Checkpoints that all ranks write together: the same content, on any number of ranks."""
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import torch
+from torch.distributed import checkpoint as dcp
+
+from pospre.object_store import Bucket
+from pospre.run.checkpoints import tensors
+from pospre.run.checkpoints.files import files_of
+from pospre.run.checkpoints.finding import checkpoints_in
+from pospre.run.checkpoints.reading import read_checkpoint
+from pospre.run.checkpoints.uploads import Uploads, lacks
+from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
+from tests.processes import finished, launcher, until
+from tests.run.checkpoints.checkpoint_files import files, shard, write_checkpoint
+from tests.run.checkpoints.hostile import CONTENT
+from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment
+
+MAE_RUN = (*SHORT, MAE)
+
+
+@pytest.fixture
+def folder(tiny: Path, run: Run, tmp_path: Path) -> Path:
+    """Return the checkpoints of a run that was killed after its fifth step."""
+    assert run(tiny, *MAE_RUN)[0] == 0
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
+    shutil.copytree(folder.parent, tmp_path / "whole")
+    shutil.rmtree(folder / "ep1-ba6")
+    return folder
+
+
+KINDS = (torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_reads_the_tensors_as_we_do(tmp_path: Path) -> None:
+    model = {
+        "transposed": torch.randn(4, 3).t(),
+        "part": torch.randn(5, 6)[1:, 2:],
+        "scalar": torch.tensor(3.0),
+        "empty": torch.zeros(0, 3),
+        "large": torch.randn(300, 70),
+        **{str(kind): torch.ones(3, dtype=kind) for kind in KINDS},
+    }
+    write_checkpoint({"state": {**CONTENT["state"], "model": model}}, tmp_path / "ep0-ba2")
+    ours = read_checkpoint(str(tmp_path / "ep0-ba2")).content["state"]["model"]
+    theirs = {f"model/{key}": torch.zeros_like(value) for key, value in model.items()}
+    dcp.load(theirs, checkpoint_id=str(tmp_path / "ep0-ba2"))
+    assert ours.keys() == model.keys()
+    for key, value in model.items():
+        assert torch.equal(ours[key], value) and ours[key].dtype == value.dtype, key
+        assert torch.equal(theirs[f"model/{key}"], value), key
+
+
+def test_a_tensor_that_is_not_as_described_is_refused(tmp_path: Path) -> None:
+    for name, model in (("one", {"a": torch.randn(4000, 3)}), ("two", {"a": torch.randn(4000, 2)})):
+        write_checkpoint({"state": {**CONTENT["state"], "model": model}}, tmp_path / name)
+    held, other = files(tmp_path / "one"), shard(tmp_path / "two").read_bytes()
+    name = shard(tmp_path / "one").name
+    whole = held[name]
+    for content in (other.ljust(len(whole), b"\0"), whole[:-1], b""):
+        with pytest.raises(ValueError, match=r"\w"):
+            tensors.load({**held, name: content})
+    assert tensors.load(held).keys() == {"model/a"}
+    with pytest.raises(ValueError, match="more is described than there is"):
+        tensors.load({".metadata": held[".metadata"]})
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[FlakyS3]:
+    with flaky_s3() as flaky:
+        yield flaky
+
+
+@pytest.fixture
+def bucket(proxy: FlakyS3, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give a client of an S3 with the bucket ``bucket``."""
+    use_bucket(monkeypatch, proxy.url, patience=60)
+    client = boto3.client("s3", endpoint_url=proxy.upstream)
+    client.create_bucket(Bucket="bucket")
+    return client
+
+
+def names(bucket: Any, prefix: str) -> list[str]:
+    found = bucket.list_objects_v2(Bucket="bucket", Prefix=f"{prefix}/").get("Contents", [])
+    return [item["Key"].removeprefix(f"{prefix}/") for item in found]
+
+
+def test_the_manifest_waits_for_the_shards_of_other_ranks(
+    folder: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest, remote, bucket_list = folder / "ep1-ba4", "s3://bucket/apart", Bucket.list
+    own, others = files_of(newest)[:1], files_of(newest)[1:]
+    assert others and lacks(remote, newest)
+    uploads = Uploads(folder.parent, remote, keep=1)
+    killed = ("ep0-ba3/b__0_0.distcp", "ep9-ba99/c__0_0.distcp")
+    older = ("ep0-ba1/manifest.json", "ep0-ba1/.metadata", "ep0-ba1/a__0_0.distcp")
+    for name in (*older, *killed):
+        bucket.put_object(Bucket="bucket", Key=f"apart/{name}", Body=b"an older one")
+    monkeypatch.setattr(uploads, "_patience", 3.0)
+    looked: list[str] = []
+
+    def look(bucket: Bucket, place: str = "", *, below: bool = False) -> dict[str, int]:
+        looked.append(place)
+        return bucket_list(bucket, place, below=below)
+
+    monkeypatch.setattr(Bucket, "list", look)
+    uploads.offer_together(newest, own)
+    until(lambda: "other ranks" in str(uploads._failure))
+    assert set(looked) == {"ep1-ba4"}  # not at all that a bucket keeps, again and again
+    missing = uploads.finish()
+    assert f"{len(others)} files of other ranks are not there" in str(missing)
+    assert "It is whole at" in str(missing)
+    others[0].rename(folder / "away")  # as where nodes have disks of their own
+    missing = uploads.finish()
+    assert f"This node's part of it is at {newest}; the same command goes on from" in str(missing)
+    (folder / "away").rename(others[0])
+    assert f"ep1-ba4/{own[0].name}" in names(bucket, "apart")
+    found = [checkpoint.uri for checkpoint in checkpoints_in(remote)]
+    assert found == [f"{remote}/ep0-ba1"]  # what is half there is no checkpoint
+    uploads.offer_together(folder / "ep0-ba2", files_of(folder / "ep0-ba2"))  # busy: left out
+    for path in others:
+        bucket.upload_file(str(path), "bucket", f"apart/ep1-ba4/{path.name}")
+    monkeypatch.setattr(uploads, "_patience", 60.0)
+    assert uploads.finish() is None
+    assert not lacks(remote, newest)
+    assert read_checkpoint(f"{remote}/ep1-ba4").sha256 == read_checkpoint(str(newest)).sha256
+    there = {name.partition("/")[0] for name in names(bucket, "apart") if "/" in name}
+    assert there == {"ep0-ba2", "ep1-ba4", "ep9-ba99"}  # what is further may be under way
+
+
+def test_a_rank_that_tries_again_leaves_nothing_out(
+    folder: Path, proxy: FlakyS3, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks, at the end of a run that has left a checkpoint out."""
+    older, newest = files_of(folder / "ep0-ba2"), files_of(folder / "ep1-ba4")
+    first, second = (Uploads(folder.parent, "s3://bucket/again") for _ in range(2))
+    second._leads = False
+    monkeypatch.setattr(first, "_patience", 10.0)
+    proxy.refused_writes = 3  # as often as boto tries
+    second.offer_together(folder / "ep0-ba2", older[1:])
+    until(lambda: second._failure is not None)
+    proxy.refused_writes = 0
+    first.offer_together(folder / "ep0-ba2", older[:1])
+    for uploads, own in ((second, newest[1:]), (first, newest[:1])):
+        uploads.offer_together(folder / "ep1-ba4", own)  # busy: left out
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(Uploads.finish, (second, first))) == [None, None]
+    for name in ("ep0-ba2", "ep1-ba4"):
+        assert not lacks("s3://bucket/again", folder / name)
+
+
+def test_ranks_come_and_go(
+    folder: Path, proxy: FlakyS3, bucket: Any, tiny: Path, run: Run, tmp_path: Path
+) -> None:
+    shutil.rmtree(folder / "ep1-ba4")
+    script = Path(__file__).with_name("sharded_ranks.py")
+    start = [*launcher(2), str(script), str(tiny), str(tmp_path / "runs")]
+    done = finished([*start, *MAE_RUN, "trainer.fsdp={}"], env=environment())
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and "Traceback" not in said, said
+    assert said.count(f"going on from {folder}/ep0-ba2\n") == 1
+    assert "their RNG restored" not in said  # nothing depends on what a new rank lacks
+    assert said.count("going on from s3://bucket/shards/ep1-ba4\n") == 1
+    # once for both ranks, which share a node
+    fetched = [name for name in names(bucket, "shards/ep1-ba4") if name.endswith(".distcp")]
+    assert fetched and {proxy.gets[name] for name in fetched} == {1}
+    losses = [step[1] for step in curve(tmp_path / "whole")]
+    assert [step[1] for step in curve(folder.parent)] == pytest.approx(losses, rel=1e-5)
+    shards = [path.name for path in (folder / "ep1-ba6").glob("*.distcp")]
+    assert sorted(name[8:] for name in shards) == ["__0_0.distcp", "__1_0.distcp"]
+    local = {path.name for path in (folder / "ep1-ba6").iterdir()}
+    assert {f"ep1-ba6/{name}" for name in local} <= set(names(bucket, "shards"))
+    # and one process goes on from what two have left in the bucket
+    shutil.rmtree(folder)
+    bucket.delete_object(Bucket="bucket", Key="shards/ep1-ba6/manifest.json")
+    code, said = run(tiny, *MAE_RUN, "trainer.save_folder=s3://bucket/shards")
+    assert code == 0 and "going on from s3://bucket/shards/ep1-ba4\n" in said, said
+    assert [step[1] for step in curve(folder.parent)] == pytest.approx(losses, rel=1e-5)
