@@ -187,7 +187,7 @@ def test_texts_that_would_never_end(recipe_file: Path, text: str, said: str) -> 
     recipe_file.write_text(text)
     start = time.process_time()
     assert said in message(recipe_file)
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 60
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,14 @@ def test_the_shipped_recipes_follow_each_other(
     run: Run, image_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     short = (
-        f"data.path={image_folder(num_images=8)}",
-        "data.batch_size=4",
+        f"data.path={image_folder(num_images=4)}",
+        "data.batch_size=2",
         "data.num_workers=1",
         "encoder.image_size=64",
         "trainer.max_duration=2ba",
         "schedule.warmup=1ba",
         "trainer.device=cpu",
+        "trainer.precision=fp32",
         "trainer.log_interval=1",
         "trainer.progress_bar=false",
         f"trainer.run_folder={tmp_path / 'runs'}",

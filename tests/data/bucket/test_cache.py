@@ -76,7 +76,7 @@ def test_closing_ends_those_who_wait(bucket: Any, server: FlakyS3) -> None:
     start = time.monotonic()
     reader.close()
     thread.join()
-    assert time.monotonic() - start < 5 and "reading was ended" in said[0]
+    assert time.monotonic() - start < 12 and "reading was ended" in said[0]
 
 
 def test_threads_share_a_download(bucket: Any, server: FlakyS3) -> None:
@@ -226,7 +226,7 @@ def test_a_loader_is_left_while_it_waits(bucket: Any, server: FlakyS3) -> None:
     with pytest.raises((KeyboardInterrupt, SystemExit)):  # Composer, once imported, makes it exit
         next(batches)
     del batches
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 25
 
 
 def test_limits_and_orders(bucket: Any) -> None:
@@ -342,7 +342,7 @@ def test_after_killed_and_interrupted_runs(bucket: Any, server: FlakyS3) -> None
             process.send_signal(number)
         start = time.monotonic()
         outputs = [process.communicate(timeout=60) for process in processes]
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 40
     assert [process.returncode for process in processes] == [-signal.SIGKILL, 130], outputs
     assert "Traceback" not in outputs[1][1]
     server.heal()

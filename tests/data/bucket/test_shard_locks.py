@@ -123,7 +123,7 @@ def test_a_process_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
                 else:
                     with cache.incoming(SHARD, 10, dict, urgent=True):
                         pass
-            assert 0.2 < time.monotonic() - start < 3
+            assert 0.2 < time.monotonic() - start < 20
     again = ShardCache(tmp_path, ADDRESS, FILES, None)
     assert not again.holds(FileEntry(basename=SHARD, bytes=10))
 

@@ -123,7 +123,7 @@ def test_a_stopped_run_does_not_wait_long_for_a_bucket_that_is_away(
             uploads.offer(checkpoint)
             start = time.monotonic()
             raise Stopped(signal.SIGTERM, "")
-        assert 2.5 < time.monotonic() - start < 10
+        assert 2.5 < time.monotonic() - start < 60
     said = capsys.readouterr()
     assert "given up after 3 s" in said.out
     assert "warning: the last checkpoint is not in s3://bucket/run" in said.err
