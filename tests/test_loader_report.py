@@ -217,7 +217,7 @@ def test_data_in_a_bucket(converted: Path, upload: Callable[[Path], Any], capsys
         (["--output", "/dev/null/costs.json"], r"/dev/null is not a writable folder"),
         (["--output", "."], r"--output \. is a folder"),
         (["--plot", "costs.txt"], r"--plot costs\.txt must end in \.png"),
-        (["data.batch_size=25"], r"holds 24 samples, fewer than one batch of 25"),
+        (["data.batch_size=25"], r"has 24 samples, fewer than one batch of 25"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_measured(photographs, options, said):

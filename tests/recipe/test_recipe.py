@@ -58,7 +58,7 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
         ("loggers.wanb={}", ["'loggers.wanb'", "Did you mean 'wandb'"]),
         ("callbacks.stals={}", ["'callbacks.stals'", "Did you mean 'stalls'"]),
         ("callbacks.collapse.share=1.0", ["'callbacks.collapse.share'", "less than 1"]),
-        ("callbacks.stalls=5", ["'callbacks.stalls'", "a section with keys", "loader_share"]),
+        ("callbacks.stalls=5", ["'callbacks.stalls'", "a section with these keys", "loader_share"]),
         ("optimizer.betas=[.nan, 0.9]", ["'optimizer.betas.0' is nan", "a finite number"]),
         ("max_duration=10ep", ["unknown key 'max_duration'", "mean 'trainer.max_duration'"]),
         ("batch_size=8", ["unknown key 'batch_size'", "mean 'data.batch_size'"]),
@@ -155,7 +155,7 @@ def test_an_image_size_is_not_told_to_be_a_list(recipe_file: Path, size: str) ->
 def test_sections_of_a_wrong_kind_are_said(recipe_file: Path) -> None:
     for value in ("3", "mae", "[mae]"):
         said = message(recipe_file, f"algorithms={value}", "algorithms=" + value)
-        assert "'algorithms' is" in said and "keys of its own" in said
+        assert "'algorithms' is" in said and "expected a section with keys" in said
     recipe_file.write_text("algorithms: 3\n")
     assert "'algorithms' is 3" in message(recipe_file, "data.batch_size=2")
 
