@@ -68,10 +68,26 @@ class StepTrainer(Trainer):
         """Train on a batch and leave its losses on the device, where Composer fetches each.
 
         It waits for those of the step before, so that the device has one step to do, and not more.
+        Composer also looks for FSDP in all modules, and asks a GPU for statistics of its memory.
         """
-        before = self.state.total_loss_dict
-        losses = super()._train_batch(use_grad_scaling)
-        self.state.total_loss_dict = StepLosses(losses)  # type: ignore[assignment]
+        state, spec, size = (
+            self.state,
+            self._train_data_spec,
+            self.state.device_train_microbatch_size,
+        )
+        assert spec is not None and size is not None
+        before = state.total_loss_dict
+        losses = {"loss/train/total": state.device.tensor_to_device(torch.zeros(1))}
+        self._train_microbatches(spec.split_batch(state.batch, size), losses)
+        for optimizer in state.optimizers:
+            if use_grad_scaling:
+                assert state.scaler is not None
+                state.scaler.step(optimizer)
+            else:
+                optimizer.step()
+        self.logger.log_metrics({"trainer/device_train_microbatch_size": size})
+        self.first_train_batch_complete = True
+        state.total_loss_dict = StepLosses(losses)  # type: ignore[assignment]
         wait_for(before)
         return None  # the loop has nothing left to fetch
 

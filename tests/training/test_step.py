@@ -13,7 +13,7 @@ import composer.trainer.trainer as composer_trainer
 import pytest
 import torch
 from composer import Trainer
-from composer.core import Callback
+from composer.core import Callback, State
 from composer.core.types import TrainerMode
 from composer.utils import dist
 from torch import Tensor
@@ -72,6 +72,8 @@ class Counts(Callback):
         self.losses: list[dict[str, float]] = []
         self.operators = CountedOperators()
         monkeypatch.setattr(composer_trainer, "deepcopy", self._counted("copies"))
+        looks = self._counted("looks")  # through all modules
+        monkeypatch.setattr(State, "fsdp_enabled", property(lambda _: looks(False)))
 
     def _counted(self, what: str) -> Callable[[Any], Any]:
         def same(value: Any) -> Any:
@@ -145,6 +147,7 @@ def test_it_is_the_step_of_composer(size: int, tiny: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ours, "StepTrainer", lambda cudnn, **options: Trainer(**options))
     counts = Counts(monkeypatch)
     others, theirs = trained(tiny, counts, *options, "run_name=composer")
-    assert counts.seen["items"] > 10 and counts.seen["copies"]  # that is, they are counted
+    assert counts.seen["items"] > 10  # that is, they are counted
+    assert counts.seen["copies"] and counts.seen["looks"]
     assert losses == others and len(losses) == 3
     assert all(torch.equal(value, theirs[name]) for name, value in weights.items())
