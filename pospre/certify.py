@@ -14,15 +14,14 @@ examples:
       --also "data.path=photos.mds data.num_workers=0" --also trainer.microbatch_size=16
 
 The recipe trains for a few steps in one undisturbed process. It then trains again, killed and
-restarted --kills times: by SIGKILL in the middle of a step, in the middle of a save and before the
-first step, and by SIGTERM. A further run has another number of ranks at every start (--ranks, over
-gloo on CPUs). For each --also, another run uses those keys at every second start. --seed draws the
-moments.
+restarted --kills times: by SIGKILL during a step, during a save and before the first step, and by
+SIGTERM. A further run has another number of ranks at every start (--ranks, over gloo on CPUs). For
+each --also, another run uses those keys at every second start. --seed draws the moments.
 
 For every step, these are compared: sample ids, boxes, flips, pixels, masks and all other draws, the
 losses and the weights; at the end, optimiser and random state. In one process all of them must be
 bit-equal. On several ranks, and with other microbatches, losses and weights may differ by 1e-5 in
-fp32; a recipe of another precision is run in fp32 for this. If a method looks at all samples of a
+fp32. A recipe of another precision is run in fp32 for this. If a method looks at all samples of a
 forward at once, as DINOv2's targets do, its losses depend on the number of ranks. It is then killed
 on the largest number in --ranks and compared with a run on as many.
 

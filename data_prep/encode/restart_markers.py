@@ -1,13 +1,13 @@
 """Adding restart markers to JPEGs, so that any part can be decoded separately.
 
 Entropy decoding is most of a JPEG's cost, and each block's brightness is stored as the difference
-from the previous block. At a restart marker differences start from 0, so decoding can begin there,
-and the data between two markers can be skipped, as the loader does. Markers have equal distances
-that divide the rows of MCUs (of 8 to 32 pixels) evenly. Adding them moves bits, and re-encodes the
-first differences after each; no coefficient changes, so no pixel does.
+from the previous block. At a restart marker differences start from 0, so decoding can begin there.
+The loader skips data between markers. Markers have equal distances that divide the rows of MCUs (of
+8 to 32 pixels) evenly. Adding them moves bits, and re-encodes the first differences after each; no
+coefficient changes, so no pixel does.
 
 libjpeg-turbo 3.1 does the same (``tj3Transform``) in the same time with 5 % more bytes, or in twice
-the time with as many; but no pip package offers it, and distributions have 2.1.
+the time with as many. But no pip package offers it, and distributions have 2.1.
 
 Unsupported files are returned unchanged: progressive and unusual ones, and damaged ones, which
 other checks detect.

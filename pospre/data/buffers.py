@@ -1,8 +1,7 @@
 """Reuses the memory of batches that are no longer referenced.
 
-With the C library's allocator, each batch takes new memory from the system, page by page, or leaves
-gaps that are too small for the next. A loader would then keep several times the memory that it
-needs.
+With the C library's allocator, each batch takes new memory from the system, or leaves gaps that are
+too small for the next. A loader would then keep several times the memory that it needs.
 """
 
 import weakref

@@ -5,7 +5,7 @@ Every image is decoded once for all its views (``pospre.data.views.decode_crops`
 The samples of batch b in an epoch, and all boxes and flips, are functions of (seed, epoch, index)
 alone. They do not depend on storage format, number of threads or skipped samples. With repeated
 augmentation (Hoffer et al. 2020, as in DeiT) a sample comes several times in a row, each time with
-its own draws; an epoch is then the first N of this order. Features (``Reader.features``) are not
+its own draws. An epoch is then the first N of this order. Features (``Reader.features``) are not
 cropped.
 """
 

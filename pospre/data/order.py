@@ -15,13 +15,13 @@ windows of this sequence. Thus
   holds the parts of two windows, that of the last and of the next batch.
 
 Shard groups are for several machines with their own caches; with one group all machines need the
-same parts at the same time. The parts are dealt to G groups once for all epochs: in an order drawn
-from the seed, this sequence is cut into G groups with equal numbers of samples (so up to G − 1
-parts are cut in two). Within each group an epoch proceeds as above, with windows of ``window`` / G.
-Visit i of the epoch is visit i // G of group i % G: every batch has the same number of samples from
-each group, in order of groups. A rank has a fixed range of every batch's rows, so it visits few
-groups, the same in every epoch. K machines visit G / K groups each if K divides G, and the batches
-are the same for every K.
+same parts at the same time. The parts are put in an order drawn from the seed, the same for all
+epochs. This sequence is cut into G groups with equal numbers of samples (so up to G − 1 parts are
+cut in two). Within each group an epoch proceeds as above, with windows of ``window`` / G. Visit i
+of the epoch is visit i // G of group i % G: every batch has the same number of samples from each
+group, in order of groups. A rank has a fixed range of every batch's rows, so it visits few groups,
+the same in every epoch. K machines visit G / K groups each if K divides G, and the batches are the
+same for every K.
 
 Groups never change, so from the second epoch on a machine finds its own in its cache. Samples of
 any two parts can still meet, because every batch has samples of all groups.

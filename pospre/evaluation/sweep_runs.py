@@ -1,7 +1,7 @@
 """A grid of runs of one recipe, and its results.
 
-The figures of each run are those of the recipe's evaluations. Over the grid, the best and the mean
-± standard deviation are reported, as for transfer with a grid of learning rates and weight decays
+The figures of each run are those of the recipe's evaluations. The best and the mean ± standard
+deviation over the grid are reported, as for transfer with a grid of rates and weight decays
 (Kornblith et al. 2019).
 """
 

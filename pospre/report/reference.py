@@ -1,7 +1,7 @@
 """Reference curves from short seeded runs of a recipe, and a check of another run against them.
 
 Steps are divided into equal windows; a curve's value in a window is the mean of its logged values.
-The deviation is between the reference's seeds (n − 1 in the denominator): the larger of the
+The deviation is between the reference's seeds (n − 1 in the denominator). It is the larger of the
 window's own and the root mean square over the curve's windows, because a few seeds can agree by
 chance in one. A run with a seed of the reference must stay within half a deviation of that seed's
 values: its data, masks and initial weights are the same, so only rounding may differ. A run with

@@ -1,7 +1,7 @@
 """StoP: stochastic positional embeddings (Bar et al. 2024, arXiv 2308.00566), on I-JEPA.
 
-A target's place is uncertain, so each mask token gets a Gaussian position: its mean is the sin-cos
-position ψ, its covariance σ·A·Aᵀ is learned (Eq. 1 and 2). With A the matrix that projects the
+A target's place is uncertain, so each mask token gets a Gaussian position. Its mean is the sin-cos
+position ψ; its covariance σ·A·Aᵀ is learned (Eq. 1 and 2). With A the matrix that projects the
 context into the predictor, the token at position j is ψ_j + A·n_j + m̃, n_j ~ N(0, s²·I) (Eq. 3 and
 Algorithm 1). Shrinking the noise would thus erase the context. Nothing else changes, including the
 loss, and the exported encoder never sees noise.

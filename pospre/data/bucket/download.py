@@ -2,8 +2,7 @@
 
 boto3's transfer manager, which fetches checkpoints, is not used for shards. With a silent server
 its threads ended a process 98 s after Ctrl-C; these end it after 1 s. It restarts interrupted parts
-(25 MB for an object of 20 MB cut at 5 MB), and fails after five attempts even if an outage is
-short.
+(25 MB for an object of 20 MB cut at 5 MB). It fails after five attempts even if an outage is short.
 """
 
 import itertools

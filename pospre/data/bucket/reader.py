@@ -2,8 +2,8 @@
 
 A shard is downloaded completely, once per machine, and verified against the data set's description.
 Its samples are then read like those of a local data set. Streaming's own ``StreamingDataset`` is
-not used: it keeps its state in shared memory, which survives killed runs and stops the next, and
-its workers wait for each other without a time limit.
+not used. It keeps its state in shared memory, which survives killed runs and stops the next. Its
+workers wait for each other without a time limit.
 """
 
 import io

@@ -1,7 +1,7 @@
 """Decode once, crop many: from one opened image to all views of a sample.
 
-A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if no view differs by more than the tolerance,
-on average over photographs. This depends only on the positions of the views and the image's size.
+A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if views differ by less than the tolerance, on
+average over photographs. This depends only on the positions of the views and the image's size.
 Boxes are then moved to whole pixels of the smaller image, even if the file cannot be decoded at
 that size. So a sample has the same boxes in every storage format.
 """

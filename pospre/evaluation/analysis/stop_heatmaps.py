@@ -1,9 +1,9 @@
 """Similarity of predicted features to all patches, for I-JEPA or StoP (Bar et al. 2024, Fig. 6).
 
 The encoder sees a context, and the predictor gets the hidden patches' positions without noise. The
-map over the image is the cosine similarity of a predicted feature to the teacher's features of all
-patches (layer-normalised, as in training), with a softmax at a temperature. It shows whether the
-prediction resembles its own place, or similar content elsewhere.
+map over the image is the softmax, at a temperature, of cosine similarities between a predicted
+feature and the teacher's features of all patches. These are layer-normalised, as in training. It
+shows whether the prediction resembles its own place, or similar content elsewhere.
 """
 
 from collections.abc import Mapping

@@ -4,9 +4,9 @@ Corruptions of ``data``: a painted box, painted patches, shuffled tiles, and shi
 positions (Kim et al. 2024, table 5, has the box in the centre). Further data sets: ImageNet-V2, -A,
 -R and -Sketch by their folders, and SI-Score or ObjectNet by a list of classes. ``outliers``
 (ImageNet-O) gives the area under the precision-recall curve of detecting outliers by the maximal
-probability. If the outliers' folders have class names (the 200 of ImageNet-O, the classes its
-images are mistaken for), only these classes and their images are used, as in Hendrycks et al. 2021.
-Otherwise the share of outliers, which is the chance level, would be a quarter of that.
+probability. ImageNet-O's folders have the names of the 200 classes that its images are mistaken
+for. Only these classes and their images are then used, as in Hendrycks et al. 2021. Otherwise the
+share of outliers, which is the chance level, would be a quarter of that.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
 """Position accuracy over a grid of mask ratios, as in DropPos (Wang et al. 2023).
 
-For every share γ of hidden patches and γ_pos of hidden positions, it measures the share of patches
-without position that the model places correctly: top-1 over the dropped tokens of all images. The
-mask is seeded per image, so two models get the same one; centre view, no flip. The accuracy is
-given unweighted, and weighted by the attentive weights of a model that trains with them. The
-published code prints the weighted one, so the paper's figures (87.83) compare with
+γ is the share of hidden patches, and γ_pos that of hidden positions. For every pair, it measures
+how many patches without position the model places correctly: top-1 over the dropped tokens of all
+images. The mask is seeded per image, so two models get the same one; centre view, no flip. The
+accuracy is given unweighted, and weighted by the attentive weights of a model that trains with
+them. The published code prints the weighted one, so the paper's figures (87.83) compare with
 ``weighted_mean``.
 
 The counts are the method's: of N patches, floor(N(1−γ)) = K are visible; floor(K(1−γ_pos)) of them

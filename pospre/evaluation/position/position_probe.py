@@ -1,7 +1,7 @@
 """Linear probes for position in the frozen tokens of every layer (beyond DropPos, Table 7).
 
 For every layer, a linear classifier predicts at which of the N places a patch is shown (top-1,
-chance 1/N), and ridge regression predicts row and column (R²). Both are fitted on some images and
+chance 1/N). Ridge regression predicts row and column (R²). Both are fitted on some images and
 measured on others. Controls are given with them: the encoder with random weights; the image with
 all places forgotten, where only content helps; images of one colour, where only positions help;
 DropPos's own, with 75 % of the positions masked and these patches measured; and shuffled patches,

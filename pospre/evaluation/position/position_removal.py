@@ -1,9 +1,9 @@
 """Removing position from the features by projection (RASA; Franca, Venkataramanan et al. 2025).
 
-The plane from which ridge regression reads row and column is projected out of the last layer's
-patch tokens; then the next plane is found in the rest, and so on. (Franca trains up to nine planes
-by gradient descent behind a sigmoid; least squares gives each directly.) If many directions carry
-the same information, each plane removes only one of them. The plane of the covariance with row and
+Ridge regression reads row and column from a plane. It is projected out of the last layer's patch
+tokens; then the next plane is found in the rest, and so on. (Franca trains up to nine planes by
+gradient descent behind a sigmoid; least squares gives each directly.) If many directions carry the
+same information, each plane removes only one of them. The plane of the covariance with row and
 column removes all: after it no linear regression can read either (LEACE, Belrose et al. 2023).
 After each plane, both position probes are fitted again on some images and measured on others.
 Evaluations such as knn then run on the original encoder, and on the encoder with the projection

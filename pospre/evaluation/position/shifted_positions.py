@@ -4,9 +4,9 @@ Each image is encoded as usual, and with other positions: those of patches furth
 (wrapping at the edges); those of its middle, stretched over the whole image like an enlarged crop;
 none, with all places forgotten; or at another size, as in fine-tuning. Disturbances that the
 encoder's scheme does not support are skipped, and listed. For each disturbance it measures the
-cosine of the disturbed and the usual feature and, if the data have classes, top-1 of nearest
-neighbours among the usual features of all other images. All features have much in common, which
-moves every cosine towards 1. For comparison, the cosine of two different images is given.
+cosine of the disturbed and the usual feature. If the data have classes, it also measures top-1 of
+nearest neighbours among the usual features of all other images. All features have much in common,
+which moves every cosine towards 1. For comparison, the cosine of two different images is given.
 """
 
 from collections.abc import Mapping

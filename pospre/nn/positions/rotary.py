@@ -52,7 +52,7 @@ class Rotary(Scheme):
         coordinates: ``centred``, ``cells`` or ``reference``, see above.
         columns_first: x comes before y in the angles.
         normalize: how centred places are scaled: each axis by its own side (``separate``), or both
-            by the longer or the shorter side, which leaves the other axis off the range −1 to 1.
+            by the longer or the shorter side, which leaves the other axis off-centre.
         shift: in training, shift the places of a view by up to this much along each axis.
         jitter: then stretch each axis by up to this factor or its inverse.
         rescale: then scale both axes by up to this factor or its inverse.

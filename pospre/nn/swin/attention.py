@@ -1,7 +1,7 @@
 """Window attention with a bias from a small network of the offset between two tokens.
 
-The offset is that of the tokens' true places (Liu et al. 2022, Swin v2), so the network works for
-any window: pre-trained with windows of 8, it is fine-tuned with windows of 16 unchanged (Li et al.
+The offset is between the tokens' true places (Liu et al. 2022, Swin v2), so the network works for
+any window. Pre-trained with windows of 8, it is fine-tuned with windows of 16 unchanged (Li et al.
 2022, UM-MAE). Pairs with an unknown place have bias 0. For whole images the bias is computed as a
 table, as in timm.
 """

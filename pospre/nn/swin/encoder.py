@@ -1,8 +1,8 @@
 """Swin-T over packed patches, without position leaks (for DropPos).
 
-The kept patches are packed into a smaller square map (uniform masking of Li et al. 2022, UM-MAE) in
-the order of ``keep``, which must be random: a patch's slot then reveals nothing about its place.
-Places enter only through each block's attention bias, see ``attention.py``.
+The kept patches are packed into a smaller square map (uniform masking of Li et al. 2022, UM-MAE).
+The order of ``keep`` must be random: a patch's slot then reveals nothing about its place. Places
+enter only through each block's attention bias, see ``attention.py``.
 """
 
 import re

@@ -1,10 +1,11 @@
 """Detection and instance segmentation: Mask R-CNN on a plain ViT, frozen or fine-tuned.
 
 It uses ViTDet's simple feature pyramid and heads on the encoder's last layer (see ``mask_rcnn``),
-without windows or relative positions, as in DropPos and Intertwined (published: finetune=true,
-size=1024, 22 128 iterations of 64 images or 88 750 of 16, lr=1e-4 to 3e-4, drop_path=0.1). It
-measures boxes, and masks if all objects have one; AP, AP50 and AP75 are pycocotools'. Images are
-scaled so that their long side is ``size``, times ``jitter`` in training, and padded to a square.
+as in DropPos and Intertwined. There are no windows and no relative positions. Published:
+finetune=true, size=1024, 22 128 iterations of 64 images or 88 750 of 16, lr=1e-4 to 3e-4,
+drop_path=0.1. It measures boxes, and masks if all objects have one; AP, AP50 and AP75 are
+pycocotools'. Images are scaled so that their long side is ``size``, times ``jitter`` in training,
+and padded to a square.
 """
 
 import itertools

@@ -1,9 +1,9 @@
 """Mask R-CNN on a plain ViT with a simple feature pyramid (ViTDet, Li et al. 2022).
 
 Everything except the pyramid is torchvision's. Heads, norms and levels are ViTDet's: two
-convolutions for region proposals, four and a linear layer for boxes, four for masks, layer norms,
-and anchors of 1/32 to 1/2 of the image. There are no windows: every block attends to the whole
-image.
+convolutions for region proposals, four and a linear layer for boxes, and four for masks. Norms are
+layer norms, and anchors have 1/32 to 1/2 of the image. There are no windows: every block attends to
+the whole image.
 """
 
 import math

@@ -1,10 +1,10 @@
 """Video object segmentation on DAVIS by label propagation of frozen features (DINO, StoP).
 
-The objects of a video's first frame are tracked without training: every patch takes the labels of
-its most similar patches in the first frame and in the last few. The figures are J (intersection
-over union) and F (contour), mean and recall (share of frames above 0.5), over all frames of every
-object except the first and the last, then over objects. Published: size=480, multiple=64, 5
-neighbours, 7 frames, radius 12, T = 0.1, on the list 2017/val.
+The objects of a video's first frame are tracked without training. Every patch takes the labels of
+its most similar patches in the first frame and in the last few. The figures are the mean and recall
+(share of frames above 0.5) of J (intersection over union) and F (contour). They are averaged over
+an object's frames, except the first and the last, then over objects. Published: size=480,
+multiple=64, 5 neighbours, 7 frames, radius 12, T = 0.1, on the list 2017/val.
 """
 
 import itertools
