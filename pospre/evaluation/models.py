@@ -88,14 +88,14 @@ def open_model(
     """Return the model at ``address``.
 
     Args:
-            address: a run folder or checkpoint; a weights file, ours or in a layout of
-                ``pospre.nn.weight_layouts`` (``FILE,positions=SCHEME`` if no tensor shows its
-                positions, ``none`` if it was trained without); ``timm:NAME`` (random weights); or
-                ``timm:NAME,FILE``.
-            weights: ``teacher`` takes the momentum teacher, if there is one.
-            shown: image size and normalisation of a foreign encoder.
-            seed: of random weights.
-            keys: names of the options in errors.
+        address: a run folder or checkpoint; a weights file, ours or in a layout of
+            ``pospre.nn.weight_layouts`` (``FILE,positions=SCHEME`` if no tensor shows its
+            positions, ``none`` if it was trained without); ``timm:NAME`` (random weights); or
+            ``timm:NAME,FILE``.
+        weights: ``teacher`` takes the momentum teacher, if there is one.
+        shown: image size and normalisation of a foreign encoder.
+        seed: of random weights.
+        keys: names of the options in errors.
 
     Raises:
         UserError: nothing is found, it cannot be read, or it is not an encoder like ours; or a

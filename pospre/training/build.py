@@ -1,6 +1,6 @@
-"""From a recipe to its model, and to all that a trainer is made of, in a straight line.
+"""Builds a recipe's model and the other components of its trainer.
 
-Everything the user can get wrong is found here, before anything is written.
+All user mistakes are found here, before anything is written.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from pospre.training.scale.fsdp import num_copies
 
 @dataclass(frozen=True)
 class Components:
-    """What a trainer is made of: checked, and nothing written yet."""
+    """The components of a trainer: checked, with nothing written yet."""
 
     recipe: Recipe
     device: Device
@@ -45,16 +45,16 @@ class Components:
 
 
 def build_components(recipe: Recipe, device: Device | None = None) -> Components:
-    """Return the recipe, resolved with its data, and what it is made of.
+    """Return the recipe, resolved with its data, and its components.
 
     Args:
         recipe: as written.
-        device: the recipe's, if it is known already.
+        device: the recipe's, if already known.
     """
     check_loggers(recipe)
     device = device or build_device(recipe)
     if recipe.trainer.fsdp is not None:
-        num_copies(recipe.trainer.fsdp)  # or an error
+        num_copies(recipe.trainer.fsdp)  # raises if it does not divide
     loader = build_data(recipe)
     recipe = decide_precision(resolve(recipe, loader.reader), device)
     return make_components(recipe, device, loader)
@@ -98,7 +98,7 @@ def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
 
 
 def build_model(recipe: Recipe) -> PretrainModel:
-    """Return a resolved recipe's model with algorithms of its own attached."""
+    """Return a resolved recipe's model with newly made algorithms attached."""
     return attached_model(recipe, build_algorithms(recipe))
 
 

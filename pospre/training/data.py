@@ -1,4 +1,4 @@
-"""The view groups of a recipe, and the loader that cuts them out of its data."""
+"""The view groups of a recipe, and the loader that crops them from its data."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def build_data(recipe: Recipe) -> ViewLoader:
 
 
 def rank_batch(recipe: Recipe, ranks: int) -> int:
-    """Return the samples of a step on each of so many ranks.
+    """Return the samples per step on each of ``ranks`` ranks.
 
     Raises:
         UserError: they cannot share the batch evenly.
@@ -58,7 +58,7 @@ def open_data(recipe: Recipe) -> Reader:
 
 
 def storage(recipe: Recipe) -> dict[str, Any]:
-    """Return how the recipe's data, and others beside them, are reached and read."""
+    """Return the options for accessing and reading the recipe's data and further data."""
     found = declared(recipe.data, Storage)
     if VARIABLE.search(str(found["cache_dir"])):  # a recorded one that the environment gave
         found["cache_dir"] = None
@@ -66,7 +66,7 @@ def storage(recipe: Recipe) -> dict[str, Any]:
 
 
 def build_views(recipe: Recipe) -> dict[str, ViewGroup]:
-    """Return the recipe's view groups by name; a view has the encoder's size unless it says one."""
+    """Return the recipe's view groups by name; the default size is the encoder's."""
     size = recipe.encoder.image_size
     return {name: _build_view(name, view, size) for name, view in recipe.data.views.items()}
 

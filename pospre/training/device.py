@@ -1,4 +1,4 @@
-"""The precision in which a device computes, and how it computes attention."""
+"""The precision and the attention kernels of a device."""
 
 import platform
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from pospre.recipe.recipe import Recipe
 
 
 def computes_bf16(device: Device) -> bool:
-    """Return whether a device has instructions for bf16; torch emulates it elsewhere.
+    """Return whether a device has bf16 instructions; otherwise torch emulates them.
 
     oneDNN's own emulation takes 2.4 times as long as float32 with AVX-512, 200 times with AVX2.
     """
@@ -34,7 +34,7 @@ def computes_bf16(device: Device) -> bool:
 
 
 def with_precision(recipe: Recipe, precision: str) -> Recipe:
-    """Return the recipe in another precision; the tokens between blocks are no less precise."""
+    """Return the recipe in another precision, without reducing that of tokens between blocks."""
     half = precision == "amp_bf16"
     residual = recipe.trainer.residual if half else "auto"
     trainer = recipe.trainer.model_copy(update={"precision": precision, "residual": residual})
@@ -42,7 +42,7 @@ def with_precision(recipe: Recipe, precision: str) -> Recipe:
 
 
 def decide_precision(recipe: Recipe, device: Device) -> Recipe:
-    """Return the recipe with ``precision: auto`` replaced by one that every rank computes fast."""
+    """Return the recipe with ``precision: auto`` replaced by one that is fast on every rank."""
     if recipe.trainer.precision != "auto":
         return recipe
     fast = all(on_every_rank(lambda: computes_bf16(device)))
@@ -50,7 +50,7 @@ def decide_precision(recipe: Recipe, device: Device) -> Recipe:
 
 
 def set_residual(model: PretrainModel, recipe: Recipe) -> None:
-    """Let the encoders keep tokens between blocks as precise as the recipe or a method says.
+    """Set the precision of tokens between blocks, from the recipe or the method.
 
     Raises:
         UserError: the recipe asks for bf16, and the encoder is no ViT.
@@ -69,7 +69,7 @@ def set_residual(model: PretrainModel, recipe: Recipe) -> None:
 
 
 def describe_precision(asked: str, precision: str, device: Device) -> str:
-    """Return the precision of a run in words, and why ``auto`` chose it."""
+    """Describe the precision of a run, and why ``auto`` chose it."""
     if asked != "auto":
         return precision
     kind = device.name.upper()
@@ -78,7 +78,7 @@ def describe_precision(asked: str, precision: str, device: Device) -> str:
 
 
 def slow_precision(recipe: Recipe, device: Device) -> str | None:
-    """Return a warning if the recipe asks for a precision that its device only emulates."""
+    """Return a warning if the recipe uses a precision that its device only emulates."""
     if recipe.trainer.precision != "amp_bf16" or computes_bf16(device):
         return None
     return (
@@ -88,7 +88,7 @@ def slow_precision(recipe: Recipe, device: Device) -> str | None:
 
 
 def composer_precision(model: ComposerModel, recipe: Recipe, device: Device) -> str:
-    """Return the precision for Composer, which has mixed ones on GPUs only.
+    """Return the precision for Composer, which only supports mixed ones on GPUs.
 
     On the CPU the model casts by itself: its forward is replaced.
     """

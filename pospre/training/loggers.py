@@ -1,4 +1,4 @@
-"""The loggers of a run: ``metrics.jsonl``, and those of Composer that the recipe asks for."""
+"""The loggers of a run: ``metrics.jsonl``, and Composer's loggers in the recipe."""
 
 import re
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from pospre.training.callbacks.metrics import MetricsFile
 
 
 class TensorBoard(TensorboardLogger):
-    """Composer's, but with one event file for a start; theirs begins another at every epoch."""
+    """Composer's, with one event file per start rather than one per epoch."""
 
     def _flush(self, logger: Logger) -> None:
         if self.writer is not None:
@@ -28,7 +28,7 @@ class TensorBoard(TensorboardLogger):
 
 
 class WandB(composer_loggers.WandBLogger):
-    """Composer's, which asks a run for ``get_url()``; since wandb 0.22 it is called ``url``."""
+    """Composer's, adapted to wandb 0.22, where ``get_url()`` became ``url``."""
 
     def init(self, state: State, logger: Logger) -> None:
         """Start the run."""
@@ -40,7 +40,7 @@ class WandB(composer_loggers.WandBLogger):
 
 
 class _Kind(NamedTuple):
-    """A logger's class, its package and how that is installed, and where its key belongs."""
+    """A logger's class, its package with the requirement, and the home of its key."""
 
     made_by: type[LoggerDestination]
     package: str
@@ -51,7 +51,7 @@ class _Kind(NamedTuple):
 _SECRET_NAME = re.compile(r"(?i)(api_?key|token|password|passwd|secret)$")
 _LOGIN = re.compile(r"://[^/\s]*:[^/\s]*@")  # https://name:password@host
 
-# versions that Composer's loggers work with and that live with our requirements' protobuf
+# versions that work with Composer's loggers and with the protobuf of our requirements
 _KINDS = {
     "tensorboard": _Kind(TensorBoard, "tensorboard", "tensorboard"),
     "wandb": _Kind(WandB, "wandb", "wandb>=0.26.1", "WANDB_API_KEY"),
@@ -71,7 +71,7 @@ _KINDS = {
 
 
 def check_loggers(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Return the arguments of every logger of the recipe but the file, checked and spelled out.
+    """Return the checked arguments of every logger in the recipe, except the file.
 
     Raises:
         UserError: an argument is unknown, of a wrong type or a secret, or a package is missing.
@@ -109,7 +109,7 @@ def _secret_in(given: Any, key: str) -> str | None:
 
 
 def build_metrics_file(recipe: Recipe) -> MetricsFile:
-    """Return the file of metrics, which hands every line of its on to the recipe's other loggers.
+    """Return the file of metrics, which forwards every line to the recipe's other loggers.
 
     Raises:
         UserError: as ``check_loggers``, or a logger cannot start.

@@ -1,4 +1,4 @@
-"""What a section of a recipe or an algorithm takes, read from what declares it: ``--options``."""
+"""The options of a section or an algorithm, read from their declaration, for ``--options``."""
 
 import inspect
 import re
@@ -29,14 +29,14 @@ _WIDTH = 88
 
 
 def options_text(name: str | None) -> str:
-    """Return the options of a section or an algorithm, one below the other; None: all names.
+    """Return the options of a section or an algorithm, one per line; None: all names.
 
     Args:
-        name: a dotted section (``encoder``, ``data.views``, ``trainer``), or an algorithm as
-            recipes name it.
+        name: a dotted section (``encoder``, ``data.views``, ``trainer``), or an algorithm's name in
+            recipes.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: the name is unknown.
     """
     sections = dict(_sections(Recipe))
     if name is None:
@@ -55,7 +55,7 @@ def options_text(name: str | None) -> str:
 
 
 def _lines(kind: type, declared: type[BaseModel]) -> Iterator[str]:
-    """Yield the lines of each option: its key, what it takes and its default, then its meaning."""
+    """Yield the lines of each option: its key, type and default, then its description."""
     meanings = _meanings(kind)
     schema = declared.model_json_schema(mode="validation")
     for key, field in declared.model_fields.items():
@@ -67,7 +67,7 @@ def _lines(kind: type, declared: type[BaseModel]) -> Iterator[str]:
 
 
 def _sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the sections in a section by their dotted names."""
+    """Yield the sub-sections of a section by their dotted names."""
     for name, field in model.model_fields.items():
         for kind in _models(field.annotation):
             yield prefix + name, kind
@@ -83,7 +83,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """Return what the docstrings of a class and of its bases say of each argument."""
+    """Return the descriptions of arguments from the docstrings of a class and its bases."""
     found: dict[str, str] = {}
     for each in reversed(inspect.getmro(kind)):
         found |= argument_texts(inspect.cleandoc(each.__doc__ or ""))
@@ -92,7 +92,7 @@ def _meanings(kind: type) -> dict[str, str]:
 
 
 def _plain(value: Any) -> str:
-    """Return a default as a recipe has it."""
+    """Return a default as written in a recipe."""
     if isinstance(value, BaseModel):
         return "{}"
     if isinstance(value, tuple):
@@ -101,7 +101,7 @@ def _plain(value: Any) -> str:
 
 
 def _takes(part: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Return what a part of a JSON schema takes, in words."""
+    """Describe in words what a part of a JSON schema accepts."""
     if "$ref" in part:
         part = schema["$defs"][part["$ref"].rpartition("/")[2]]
         return "section" if part.get("type") == "object" else _takes(part, schema)

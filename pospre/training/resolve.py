@@ -1,4 +1,4 @@
-"""Resolves a recipe: every argument is checked and filled in, also those that the data decide."""
+"""Resolves a recipe: every argument is checked and filled in, including those from the data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,17 +17,17 @@ _MEASURE = "python -m data_prep.statistics"
 
 
 def resolve(recipe: Recipe, reader: Reader | None = None) -> Recipe:
-    """Return the recipe with all its values, so that it alone says what is trained.
+    """Return the recipe with all values, so that it fully defines the training.
 
     Args:
-        recipe: as written; one that is resolved stays as it is.
-        reader: of the training data, which say how many classes there are and by what pixels or
-            features are normalised; without it these stay open. A checkpoint keeps them, so that
-            other data, such as those held out, are normalised alike.
+        recipe: as written; a resolved one is returned unchanged.
+        reader: of the training data, which determine the number of classes and the normalisation
+            of pixels or features; None: these stay open. A checkpoint keeps them, so that other
+            data, such as held-out ones, are normalised in the same way.
 
     Raises:
         UserError: an algorithm or one of its arguments is unknown or of a wrong type, or the data
-            are not for this recipe.
+            do not fit this recipe.
     """
     data = recipe.data
     if reader is not None:
@@ -43,12 +43,12 @@ def resolve(recipe: Recipe, reader: Reader | None = None) -> Recipe:
 
 
 def describe(path: Path, overrides: Sequence[str] = ()) -> str:
-    """Return the complete recipe in a file as YAML that says where each value comes from.
+    """Return the complete recipe in a file as YAML, with the origin of each value.
 
-    The data need not be there: then what they decide is left open, and a line says so.
+    The data need not exist: values that depend on them are then left open, with a note.
 
     Raises:
-        UserError: the recipe cannot be trained as it is.
+        UserError: the recipe cannot be trained.
     """
     path = find_recipe(path)
     recipe = resolve(load_recipe(path, overrides))
@@ -70,7 +70,7 @@ def describe(path: Path, overrides: Sequence[str] = ()) -> str:
 
 
 def _statistics(recipe: Recipe, reader: Reader) -> dict[str, tuple[float, ...] | None]:
-    """Return ``mean`` and ``std``: given, or noted by the data set; None for ImageNet's.
+    """Return ``mean`` and ``std``: given, or recorded by the data set; None for ImageNet's.
 
     Raises:
         UserError: the encoder is for images and the data are features; or images of other than
@@ -83,7 +83,7 @@ def _statistics(recipe: Recipe, reader: Reader) -> dict[str, tuple[float, ...] |
         )
     given = {"mean": recipe.data.mean, "std": recipe.data.std}
     noted = features or reader.noted
-    # of other channels than were stored, they say nothing
+    # for other channels than stored, they do not apply
     if isinstance(noted, Features) or (noted is not None and channels == noted.channels != 3):
         given = {key: given[key] or getattr(noted, key) or None for key in given}
     count = channels if features is None else features.shape[1]

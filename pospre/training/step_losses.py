@@ -1,4 +1,4 @@
-"""The losses of a step: computed on the device, fetched once, when somebody looks at them."""
+"""The losses of a step: computed on the device, fetched once, on first access."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,16 +8,16 @@ from torch import Tensor
 
 
 class StepLosses(Mapping[str, float]):
-    """Losses and metrics by name. The first look waits until the device has computed them.
+    """Losses and metrics by name. The first access waits until the device has computed them.
 
     Args:
-        losses: of this rank, (1,) each; what is found is their mean over all ranks.
+        losses: of this rank, (1,) each; the values are their means over all ranks.
     """
 
     def __init__(self, losses: Mapping[str, Tensor]) -> None:
         self._names, values = list(losses), torch.cat(list(losses.values()))
         dist.all_reduce(values)
-        # into pinned memory, beside the next step
+        # into pinned memory, during the next step
         self._values = values.to("cpu", non_blocking=True)
         self._copied = torch.cuda.Event() if values.is_cuda else None
         if self._copied is not None:
@@ -26,11 +26,11 @@ class StepLosses(Mapping[str, float]):
 
     @property
     def is_late(self) -> bool:
-        """Whether a look may wait, so that callbacks better look one step later."""
+        """Whether access may wait, so that callbacks should read them one step later."""
         return self._found is None and self._copied is not None
 
     def fetch(self) -> dict[str, float]:
-        """Return all, once the device has computed them."""
+        """Return all values, once the device has computed them."""
         if self._found is None:
             if self._copied is not None:
                 self._copied.synchronize()
@@ -46,7 +46,7 @@ class StepLosses(Mapping[str, float]):
         return self.fetch()[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names, which wait for nothing."""
+        """Iterate over the names, without waiting."""
         return iter(self._names)
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class StepLosses(Mapping[str, float]):
 
 
 def is_late(losses: Mapping[str, float]) -> bool:
-    """Tell whether to look at these losses now would wait for the device."""
+    """Return whether access to these losses would wait for the device."""
     return isinstance(losses, StepLosses) and losses.is_late
 
 

@@ -1,4 +1,4 @@
-"""Training a recipe: from the start of its run, or from where it stopped, to its end."""
+"""Training of a recipe, from the start or from where it stopped, to its end."""
 
 import warnings
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from pospre.training.trainer import build_trainer
 
 
 def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
-    """Train a recipe to its end, or go on where it stopped; tell whether it was finished before.
+    """Train a recipe to its end, or resume it; return whether it was already finished.
 
     Args:
         recipe: what to train.
@@ -37,11 +37,11 @@ def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
 
 
 def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
-    """Do what ``train`` does, in a run that the caller holds.
+    """Train like ``train``, in a run opened by the caller.
 
     Args:
         run: of the recipe, entered.
-        more_callbacks: at each event they come before the checkpoint is saved.
+        more_callbacks: at each event they run before the checkpoint is saved.
     """
     recipe = run.recipe
     parts = build_components(recipe, run.device)
@@ -71,7 +71,7 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
 
 
 def _describe(parts: Components, precision: str) -> str:
-    """Say in a line what is about to be trained, where it goes, and how to stop it."""
+    """Describe in a line the training, its output, and how to stop it."""
     recipe, ranks = parts.recipe, dist.get_world_size()
     parameters = sum(parameter.numel() for parameter in parts.model.parameters())
     device = parts.device.name if ranks == 1 else f"{ranks} × {parts.device.name}"
@@ -86,13 +86,13 @@ def _describe(parts: Components, precision: str) -> str:
 
 
 def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback]) -> None:
-    """Train from what the run has found to the end of the recipe."""
+    """Train from the run's latest state to the end of the recipe."""
     signals = StopSignals()
     callbacks = [*more_callbacks, *run.begin()]
     trainer = build_trainer(parts, signals=signals, callbacks=callbacks)
     for needless in (
-        "No batches were trained",  # of an epoch at whose very end the run goes on
-        "The current world size",  # is another: no draw depends on a rank's own random state
+        "No batches were trained",  # when resuming at the very end of an epoch
+        "The current world size",  # differs: no draw depends on a rank's own random state
     ):
         warnings.filterwarnings("ignore", message=needless)
     try:
@@ -105,10 +105,10 @@ def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback]) -> Non
         ) from error
     finally:
         signals.give_back()
-        trainer.engine.close()  # trainer.close() would also wait for ranks, and one may have failed
+        trainer.engine.close()  # trainer.close() would also wait for ranks, which may have failed
     dist.barrier()
     if signals.stopped is not None:
-        # the others may have disks of their own, without what makes files a checkpoint
+        # the others may have their own disks, without the files that complete a checkpoint
         step, local = trainer.state.timestamp.batch.value, str(parts.recipe.local_checkpoints())
         saved = from_rank_zero(lambda: next(x for x in checkpoints_in(local) if x.batch == step))
         raise Stopped(
@@ -119,7 +119,7 @@ def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback]) -> Non
 
 
 def _say_length(parts: Components, start: Checkpoint) -> None:
-    """Say what becomes of the schedules where the run goes on with another length."""
+    """Describe the schedules if the run resumes with another length."""
     before = recorded(start.content).recipe["trainer"]["max_duration"]
     now, batch_size = parts.recipe.trainer.max_duration, parts.recipe.data.batch_size
     steps = duration_steps(before, steps_per_epoch=len(parts.loader), batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""The Composer ``Trainer`` of a run: its components, callbacks and loggers put together."""
+"""The Composer ``Trainer`` of a run, with its components, callbacks and loggers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,8 +47,8 @@ def build_trainer(
     """Return the trainer of a run.
 
     Args:
-        components: what the recipe makes.
-        signals: ends the training when the process is told to stop.
+        components: of the recipe.
+        signals: ends the training when the process gets a signal.
         callbacks: further ones, such as those of ``Run.begin``; without a saver nothing is saved.
     """
     recipe, model, device = components.recipe, components.model, components.device
@@ -72,7 +72,7 @@ def build_trainer(
         algorithms=[
             *components.algorithms,
             *build_clipping(options.clip_grad),
-            # last here is first when gradients are there: Composer reverses the order then
+            # last here is first once gradients are available: Composer reverses the order then
             *([GradientNorms(options.log_interval)] if recipe.callbacks.gradient_norms else []),
             *([MeanOverRanks()] if sharding and device.dist_backend == "gloo" else []),
         ],
@@ -93,12 +93,12 @@ def build_trainer(
 
 
 def _compile(model: PretrainModel, recipe: Recipe, device: Device) -> list[Callback]:
-    """Compile what the recipe says; return what tells of it."""
+    """Compile as in the recipe; return the callback that reports it."""
     parts = choose_parts(recipe.trainer, device)
     if parts is None:
         return []
     if parts == "step" and recipe.trainer.activation_checkpointing:
-        torch._dynamo.config.optimize_ddp = False  # it refuses graphs that compute blocks again
+        torch._dynamo.config.optimize_ddp = False  # it does not support recomputed blocks
     compile_model(model, parts, device)
     return [Compiling(parts, open_cache())]
 
@@ -109,11 +109,11 @@ def _callbacks(
     recipe = components.recipe
     watchers, divergence = _watchers(recipe), Divergence(recipe)
     spikes = [each for each in watchers if isinstance(each, LossSpikes)]
-    # the step's line is written, and the step judged, before it is saved
+    # a step's line is written, and the step checked, before it is saved
     judges: list[MetricsFile | EachStep] = [metrics, *spikes, divergence]
     for saver in (each for each in more if isinstance(each, CheckpointSaver)):
         saver.before_save += [each.before_save for each in judges]
-        divergence.before_stop.append(saver.wait)  # what it names as good is whole
+        divergence.before_stop.append(saver.wait)  # so that the checkpoint it names is complete
     bar = [ProgressBar(components.total_steps)] if recipe.trainer.progress_bar else []
     return [
         signals,  # first: it decides whether a step is the last one
@@ -126,7 +126,7 @@ def _callbacks(
 
 
 def _watchers(recipe: Recipe) -> list[Callback]:
-    """Return the callbacks of the recipe; their warnings go into the run's folder."""
+    """Return the recipe's monitoring callbacks; their warnings go into the run's folder."""
     options, log = recipe.callbacks, recipe.run_path() / WARNINGS
     regularly = {"interval": recipe.trainer.log_interval}
     found: list[tuple[Callable[..., Callback], Section | None, dict[str, Any]]] = [

@@ -1,4 +1,4 @@
-"""The encoder in a file of weights or a checkpoint, under timm's names; nothing is executed."""
+"""The encoder in a weights file or a checkpoint, with timm's names; nothing is executed."""
 
 import contextlib
 import tempfile
@@ -31,7 +31,7 @@ _PREFIX = {"student": "encoder.", "teacher": "teacher.module."}
 
 
 class Keys(NamedTuple):
-    """What errors call the keys or options that name a file and choose an encoder of it."""
+    """Names in errors of the options that give a file and choose its encoder."""
 
     weights: str
     which: str
@@ -42,14 +42,14 @@ class Source:
     """Encoder tensors under timm's names.
 
     Attributes:
-        name: where they are from.
+        name: of the source.
         tensors: by timm's names.
         keys: for errors.
-        positions: as in a recipe, where known.
-        is_run: they are a run's, and rotary ones are in our layout; else in the publisher's.
-        left_out: names of tensors of the file that are no encoder's.
+        positions: as in a recipe, if known.
+        is_run: whether they are a run's, with rotary ones in our layout; otherwise the publisher's.
+        left_out: names of the file's tensors that are not an encoder's.
         metadata: of a ``.safetensors`` file.
-        resampling: of its positions at another grid, see ``nn.weight_layouts``.
+        resampling: of its positions to another grid, see ``nn.weight_layouts``.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Source:
 
     @property
     def named(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         return f"{self.keys.weights}{self.name}"
 
 
 def is_weights_file(uri: str) -> bool:
-    """Return whether ``uri`` names a file of weights, with ``,positions=…`` or without."""
+    """Return whether ``uri`` is a file of weights, with or without ``,positions=…``."""
     return uri.partition(POSITIONS)[0].endswith(EXPORTED)
 
 
@@ -79,14 +79,14 @@ def read_source(
 
     Args:
         uri: checkpoint, folder of them, run folder, or a file of weights; ``,positions=SCHEME``
-            behind one whose tensors do not tell says what it was trained with.
-        which: encoder of a file that holds several.
+            after it gives its positions, if no tensor shows them.
+        which: encoder of a file with several.
         keys: for errors.
-        otherwise: positions of a file whose tensors do not tell.
+        otherwise: positions of a file if no tensor shows them.
 
     Raises:
-        UserError: missing, damaged, without a teacher, or with values that are not finite, or no
-            floats at all.
+        UserError: it is missing or damaged, has no teacher, or has values that are not finite or
+            not floats.
     """
     if is_weights_file(uri):
         source = _read_file(uri, which, keys, otherwise)
@@ -149,7 +149,7 @@ def _read_file(uri: str, which: Weights, keys: Keys, otherwise: Positions | None
 
 @contextlib.contextmanager
 def _local_copy(uri: str) -> Iterator[Path]:
-    """Give the file at ``uri`` as a local path; a download is deleted afterwards."""
+    """Yield the file at ``uri`` as a local path; a download is deleted afterwards."""
     if not is_remote(uri):
         yield Path(uri)
         return
@@ -161,7 +161,7 @@ def _local_copy(uri: str) -> Iterator[Path]:
 
 
 def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
-    """Return what a file of tensors holds, and the header's texts of a ``.safetensors`` file."""
+    """Return the content of a file of tensors, and the texts of a ``.safetensors`` header."""
     try:
         with path.open("rb") as file:
             _refuse_text(file.read(256).lstrip(), name)
@@ -184,7 +184,7 @@ def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
 
 
 def _refuse_text(start: bytes, name: str) -> None:
-    """Raise ``UserError`` for what a download gives in place of weights."""
+    """Raise ``UserError`` if a download is text instead of weights."""
     if start.startswith(b"version https://git-lfs"):
         raise UserError(f"{name} is a pointer of Git LFS; 'git lfs pull' gets the weights.")
     if start[:1] == b"<":
@@ -195,7 +195,7 @@ def _refuse_text(start: bytes, name: str) -> None:
 
 
 def recipe_in(metadata: dict[str, str]) -> dict[str, Any] | None:
-    """Return the recipe that our export notes in a file; None in a file of others."""
+    """Return the recipe recorded in our export; None for other files."""
     try:
         recipe: dict[str, Any] = parse_object(metadata["recipe"])
         return recipe if isinstance(recipe["encoder"], dict) else None

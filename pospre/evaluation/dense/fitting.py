@@ -31,13 +31,13 @@ def fit(
     """Train with AdamW; return the mean loss of the last tenth.
 
     Args:
-            context: its progress setting, and its hook to stop early.
-            title: of the progress bar.
-            batches: one per iteration.
-            loss: of a batch.
-            groups: see ``trained_groups``.
-            rate: the learning rate at a share of training in [0, 1), as a share of its peak.
-            iterations: number of steps.
+        context: its progress setting, and its hook to stop early.
+        title: of the progress bar.
+        batches: one per iteration.
+        loss: of a batch.
+        groups: see ``trained_groups``.
+        rate: the learning rate at a share of training in [0, 1), as a share of its peak.
+        iterations: number of steps.
 
     Raises:
         UserError: the loss is not finite.

@@ -19,12 +19,12 @@ class FeatureMaps:
     """An encoder's patch tokens after some layers, as maps.
 
     Args:
-            model: with a ViT. It is not modified; fine-tuning trains a copy.
-            layers: see ``layer_tokens``.
-            norm: see ``layer_tokens``.
-            finetune: whether to train the encoder.
-            drop_path: of the last block of a trained encoder; it grows linearly over the blocks.
-            seed: of drop path.
+        model: with a ViT. It is not modified; fine-tuning trains a copy.
+        layers: see ``layer_tokens``.
+        norm: see ``layer_tokens``.
+        finetune: whether to train the encoder.
+        drop_path: of the last block of a trained encoder; it grows linearly over the blocks.
+        seed: of drop path.
 
     Attributes:
         model: the model or its copy; only its encoder is trained.

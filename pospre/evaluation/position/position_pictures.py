@@ -68,8 +68,8 @@ def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
     """Write the pictures.
 
     Returns:
-            ``pictures``: per image its index, three file names and the share of patches placed
-            right.
+        ``pictures``: per image its index, three file names and the share of patches placed
+        right.
 
     Raises:
         UserError: the pictures cannot be written, or mixed patches get their place.

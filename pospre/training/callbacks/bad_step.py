@@ -1,4 +1,4 @@
-"""Which samples a bad step has trained on, written down so that the step can be made again."""
+"""Records the samples of a bad step, so that it can be replayed."""
 
 import json
 import math
@@ -15,23 +15,23 @@ from pospre.training.callbacks.each_step import DoneStep
 from pospre.training.callbacks.metrics import plain_losses
 
 BAD_STEPS = "bad_steps"
-"""The folder in a run's that holds them."""
+"""Their folder in a run's folder."""
 
 
 def note_step(state: State, step: DoneStep, folder: Path | None, recipe: Recipe | None) -> str:
-    """Write ``ba<step>.json`` about a step that is done; all ranks call it together.
+    """Write ``ba<step>.json`` about a finished step; all ranks call it together.
 
-    It holds ``step``, ``seed``, the ``losses`` (as text where not finite), of each rank the
-    ``index`` and ``epoch`` of every sample (``ranks``), and the ``recipe``.
+    It has ``step``, ``seed``, the ``losses`` (as text if not finite), for each rank the ``index``
+    and ``epoch`` of every sample (``ranks``), and the ``recipe``.
 
     Args:
         state: of the training.
         step: the bad one.
-        folder: where to; None: ``bad_steps`` in the run's folder, or here.
-        recipe: of the run; None under a Trainer of one's own.
+        folder: for the file; None: ``bad_steps`` in the run's folder, or here.
+        recipe: of the run; None under your own Trainer.
 
     Returns:
-        A sentence that says where it is; of the failure, where it cannot be written.
+        A sentence with its path, or with the error if it cannot be written.
     """
     ranks = dist.all_gather_object({key: value.tolist() for key, value in step.samples.items()})
     folder = folder or (recipe.run_path() if recipe else Path()) / BAD_STEPS
@@ -57,7 +57,7 @@ def note_step(state: State, step: DoneStep, folder: Path | None, recipe: Recipe 
 
 
 def kept_checkpoints(recipe: Recipe, step: int) -> str:
-    """Say which checkpoint is good: one from which a step before ``step`` went well."""
+    """Describe the last good checkpoint: one from which a step before ``step`` succeeded."""
     found = checkpoints_of(recipe)
     good = next((checkpoint for checkpoint in found if checkpoint.batch < step - 1), None)
     kept = "there is no good one" if good is None else f"the last good one is {good.uri}"

@@ -1,4 +1,4 @@
-"""Collapse: features that tell the images apart no longer, and targets that say nothing."""
+"""Detects collapse: features that no longer distinguish images, or uninformative targets."""
 
 import math
 from pathlib import Path
@@ -14,19 +14,19 @@ from pospre.model.algorithm import pretrain_model
 from pospre.model.model import FEATURES, PretrainModel
 from pospre.training.callbacks.watcher import Watcher, is_due
 
-_ROWS = 256  # of features that are looked at, over all ranks
-_NOTHING = 1e-3  # a spread below is none, whatever it was at the start
-_ENTROPY = 0.005  # of log K: the demo runs that learn stay more than 0.02 away
+_ROWS = 256  # maximal number of features used, over all ranks
+_NOTHING = 1e-3  # a spread below this is none, whatever the initial value
+_ENTROPY = 0.005  # of log K: demo runs that learn stay more than 0.02 away
 
 
 class Quantity(NamedTuple):
-    """A watched quantity, and the values that it would have after a collapse.
+    """A watched quantity, and its values after a collapse.
 
     Attributes:
-        value: its present value.
+        value: its current value.
         ends: its possible values after a collapse.
-        nothing: nearer to an end than this is a collapse, whatever the value was at the start.
-        is_relative: whether being much nearer to an end than at the start is a collapse as well.
+        nothing: a distance to an end below this is a collapse, whatever the initial value.
+        is_relative: whether being much nearer to an end than initially is also a collapse.
     """
 
     value: float
@@ -36,23 +36,23 @@ class Quantity(NamedTuple):
 
 
 class Collapse(Watcher):
-    """Logs how much student and teacher tell the images apart; warns where little of it is left.
+    """Logs how well student and teacher distinguish images; warns if little of it is left.
 
-    The features are those of the step itself, one vector for each view: the mean of its patch
-    tokens, or the class token where a pass has no others. Looked at are up to 256 views over all
-    ranks, of the (last) microbatch.
+    It uses the step's own features, one vector per view: the mean of its patch tokens, or the class
+    token if a pass has no others. Up to 256 views over all ranks are used, from the (last)
+    microbatch.
 
     ``features/<pass>_std``: the standard deviation over the views of features of length 1, times
-    √D: 1 where directions are random, 0 where all are the same. ``features/<pass>_rank``: RankMe
-    (Garrido et al. 2023), from 1 (all the same, up to length) to min(views, D). Beside them it
-    looks at ``metric/<objective>_entropy``, of a teacher's targets: 0 where each is one prototype,
-    log K where it says nothing; within half a percent of log K, either is a collapse.
+    √D: 1 if directions are random, 0 if all are the same. ``features/<pass>_rank``: RankMe
+    (Garrido et al. 2023), from 1 (all the same, up to length) to min(views, D). It also checks
+    ``metric/<objective>_entropy`` of a teacher's targets: 0 if each is one prototype, log K if they
+    are uniform; both are a collapse, within half a percent of log K.
 
     Args:
-        share: features have collapsed whose std, or rank beyond 1, is below this share of what it
-            was at the first look.
-        every: steps between two looks.
-        interval: steps between lines of metrics; it looks only when there is one.
+        share: features have collapsed if their std, or their rank minus 1, is below this share of
+            its value at the first check.
+        every: steps between checks.
+        interval: steps between lines of metrics; checks happen only with a line.
         log: see ``Watcher``.
     """
 
@@ -69,15 +69,15 @@ class Collapse(Watcher):
         self._start: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was found at the start."""
+        """Return the initial values."""
         return {"start": dict(self._start)} if self._start else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint; one without such a start makes its first look the start."""
+        """Resume from a checkpoint; without initial values, the next check sets them."""
         self._start = dict(state.get("start", {}))
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Measure and judge, if it is time."""
+        """Measure and check, if due."""
         step, model = state.timestamp.batch.value, pretrain_model(state)
         if not is_due(step, self.interval, self.every):
             return
@@ -123,7 +123,7 @@ def effective_rank(features_RD: Tensor) -> float:
 
 
 def _watched(model: PretrainModel) -> list[str]:
-    """Return the first pass that learns, and the first of a teacher."""
+    """Return the first trained pass, and the first teacher pass."""
     passes = model.registry.passes
     student = [name for name, declared in passes.items() if declared.has_grad]
     teacher = [name for name, declared in passes.items() if declared.teacher]

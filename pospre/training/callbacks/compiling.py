@@ -1,4 +1,4 @@
-"""What a run says of its compiled step: that it compiles, for how long, and what went wrong."""
+"""Messages about the compiled step: that it compiles, for how long, and its problems."""
 
 import logging
 import sys
@@ -15,11 +15,11 @@ _DYNAMO = logging.getLogger("torch._dynamo.convert_frame")
 
 
 class Compiling(Callback):
-    """Says how long the first step compiles, where its graph breaks, and when it is given up.
+    """Reports how long the first step compiles, graph breaks, and when torch stops compiling.
 
     Args:
-        parts: what is compiled, see ``compile_model``.
-        cache: the folder that keeps it between starts.
+        parts: the compiled parts, see ``compile_model``.
+        cache: the folder that keeps compiled code between starts.
     """
 
     def __init__(self, parts: str, cache: str) -> None:
@@ -28,17 +28,17 @@ class Compiling(Callback):
         self.told = len(graph_break_reasons)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Begin to listen for what torch says of too many compilations."""
+        """Start listening to torch's messages about too many compilations."""
         _DYNAMO.addFilter(_shorten)
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Say before the first step that it takes longer."""
+        """Announce before the first step that it takes longer."""
         if self.began is None:
             self.began = time.monotonic()
             _say(f"compiling the {self.parts}: the first step takes longer, up to some minutes")
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Say after the first step how long it took; after each, which breaks are new."""
+        """Report the duration of the first step, and after each step new graph breaks."""
         if self.began is not None and self.began > 0:
             seconds, self.began = time.monotonic() - self.began, 0.0
             graphs = counters["stats"]["unique_graphs"]
@@ -51,19 +51,19 @@ class Compiling(Callback):
         self.told = len(graph_break_reasons)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Leave torch's log as it was."""
+        """Restore torch's log."""
         _DYNAMO.removeFilter(_shorten)
 
 
 def _describe(found: object) -> str:
-    """Return where a graph breaks, and torch's reason in a line."""
+    """Return the place of a graph break, and torch's reason in a line."""
     stack, reason = getattr(found, "user_stack", []), str(getattr(found, "reason", found))
     where = f"at {Path(stack[-1].filename)}:{stack[-1].lineno}: " if stack else ""
     return where + " ".join(reason.split())[:200]
 
 
 def _shorten(record: logging.LogRecord) -> bool:
-    """Say in one line that a function is not compiled any more; all else is torch's to say."""
+    """Shorten torch's message that a function is no longer compiled; pass on all others."""
     if not str(record.msg).startswith("torch._dynamo hit config."):
         return True
     kind, limit, function, reason, *_ = (str(each) for each in record.args or ())

@@ -1,4 +1,4 @@
-"""Ends a run whose loss or weights are not finite, before they spoil a checkpoint."""
+"""Ends a run with a loss or weights that are not finite, before they reach a checkpoint."""
 
 import math
 from collections.abc import Callable
@@ -20,15 +20,15 @@ from pospre.training.callbacks.metrics import plain_losses
 class Divergence(EachStep):
     """Raises a ``UserError`` after the first step with a loss that is not finite.
 
-    The losses are averaged over the ranks, so all ranks see the same ones. A gradient that is not
-    finite is no reason: with loss scaling such steps are skipped. It stands before the saver.
+    The losses are averaged over the ranks, so all ranks see the same ones. Gradients that are not
+    finite are ignored: with loss scaling such steps are skipped. It must come before the saver.
 
     Args:
-        recipe: of the run, for advice; None under a Trainer of one's own.
-        folder: where the step's samples are written; None: ``bad_steps`` in the run's folder.
+        recipe: of the run, for advice; None under your own Trainer.
+        folder: for the step's samples; None: ``bad_steps`` in the run's folder.
 
     Attributes:
-        before_stop: called on every rank before it is looked up which checkpoint is good.
+        before_stop: called on every rank before the last good checkpoint is determined.
     """
 
     def __init__(self, recipe: Recipe | None = None, folder: Path | None = None) -> None:
@@ -37,7 +37,7 @@ class Divergence(EachStep):
         self.before_stop: list[Callable[[], None]] = []
 
     def judge_step(self, state: State, step: DoneStep) -> None:
-        """Look at the losses of a step; its line is written by now."""
+        """Check the losses of a step; its line is already written."""
         losses = plain_losses(step.losses)
         bad = [
             f"{name} = {value}"
@@ -48,9 +48,9 @@ class Divergence(EachStep):
             self._stop(state, step, ", ".join(bad))
 
     def before_save(self, state: State) -> None:
-        """Raise where a loss or a weight is not finite, on every rank.
+        """Raise on every rank if a loss or a weight is not finite.
 
-        Of the weights one number is looked at for all of the model.
+        The weights are checked through a single number for the whole model.
         """
         super().before_save(state)
         tensors = {

@@ -1,4 +1,4 @@
-"""The norm of the gradient of every module, as it is before clipping."""
+"""The gradient norm of every module, before clipping."""
 
 import torch
 from composer.core import Algorithm, Event, State
@@ -12,13 +12,13 @@ from pospre.training.optimizer.clipping import gradient_norm, with_gradients
 class GradientNorms(Algorithm):
     """Logs ``gradient/encoder`` and ``gradient/<objective>`` at the steps that are logged.
 
-    The encoder counts together with what edits its tokens. An algorithm and not a callback, because
-    callbacks come after clipping: it stands after the clipping in the list, where Composer, which
-    reverses the order when the gradients are there, lets it run before. The host waits for the
-    norms only when the losses are there, too.
+    The encoder includes the modules that edit its tokens. This is an algorithm, because callbacks
+    come after clipping. It follows the clipping in the list; Composer reverses the order once
+    gradients are available, so it runs first. The host waits for the norms only when the losses
+    are available, too.
 
     Args:
-        interval: steps between two looks.
+        interval: steps between checks.
     """
 
     def __init__(self, interval: int = 10) -> None:
@@ -26,7 +26,7 @@ class GradientNorms(Algorithm):
         self._norms: dict[str, Tensor] = {}
 
     def match(self, event: Event, state: State) -> bool:
-        """Run when the gradients of all microbatches are there, and when the step is done."""
+        """Run when the gradients of all microbatches are available, and after the step."""
         step = state.timestamp.batch.value
         if event == Event.AFTER_TRAIN_BATCH:
             return is_due(step + 1, self.interval)
@@ -45,5 +45,5 @@ class GradientNorms(Algorithm):
 
 
 def _owner(name: str) -> str:
-    """Return ``encoder``, or the objective that a parameter is of."""
+    """Return ``encoder``, or the objective that owns a parameter."""
     return name.split(".")[2] if name.startswith("objectives.") else "encoder"

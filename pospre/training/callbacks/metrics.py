@@ -19,11 +19,11 @@ from pospre.training.step_losses import is_late
 from pospre.untrusted_json import parse_steps
 
 _SKIPPED = ("time/batch", "time/sample", "time/epoch", "time/token", "trainer/")  # Composer's
-_AXES = ("step", "time")  # every logger counts steps and notes the time by itself
+_AXES = ("step", "time")  # loggers record step and time themselves
 
 
 def plain_name(name: str) -> str:
-    """Return our name of a value that Composer logs: ``loss/mae``, ``metric/accuracy``."""
+    """Return our name of a value logged by Composer: ``loss/mae``, ``metric/accuracy``."""
     term = name.removeprefix("loss/train/")
     return term if term == name or term.startswith("metric/") else f"loss/{term}"
 
@@ -37,9 +37,9 @@ class MetricsFile(LoggerDestination):
     """Writes step, epoch, samples, time, lr, throughput, memory, losses and metrics.
 
     ``step`` counts finished steps, ``epoch`` is the one they belong to (from 0), ``time`` is in
-    seconds since 1970, ``throughput`` in samples per second since the line before, ``memory`` the
-    most that this process held so far, in GiB: of the GPU (``memory_reserved`` with what torch's
-    allocator keeps besides), or without one of the machine. A value that is not finite is ``null``.
+    seconds since 1970, ``throughput`` in samples per second since the previous line. ``memory`` is
+    the process's peak so far, in GiB: of the GPU (``memory_reserved`` includes torch's allocator),
+    or without one of the machine. A value that is not finite is ``null``.
 
     Args:
         path: the file; only rank 0 writes.
@@ -58,7 +58,7 @@ class MetricsFile(LoggerDestination):
         self._unwritten: tuple[dict[str, float], Mapping[str, float]] | None = None
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Pass the trainer's events on: Composer knows this logger alone."""
+        """Forward the trainer's events: Composer only has this logger."""
         super().run_event(event, state, logger)
         for name, other in self.others.items():
             try:
@@ -76,22 +76,22 @@ class MetricsFile(LoggerDestination):
             drop_after(self.path, state.timestamp.batch.value)
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Keep the (highest) learning rate of this step; at its end the schedule has moved on."""
+        """Store the (highest) learning rate of this step; at its end the schedule has advanced."""
         self.values["lr"] = max(float(group["lr"]) for group in state.optimizers[0].param_groups)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Keep values until the step's line is written."""
+        """Store values until the step's line is written."""
         for name, value in metrics.items():
             if not name.startswith(_SKIPPED):
                 self.values[plain_name(name)] = float(value)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
-        """Pass on what Composer and its loggers note about a run."""
+        """Forward what Composer and its loggers record about a run."""
         for other in self.others.values():
             other.log_hyperparameters(hyperparameters)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Write a line every ``interval`` steps, at the end, and where the loss is not finite."""
+        """Write a line every ``interval`` steps, at the end, and if the loss is not finite."""
         step, losses = state.timestamp.batch.value, state.total_loss_dict
         self.before_save(state)
         done = state.max_duration is not None and state.timestamp >= state.max_duration
@@ -111,16 +111,16 @@ class MetricsFile(LoggerDestination):
             self._write(state, *unwritten)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Write the line before others judge the last step."""
+        """Write the line before other callbacks check the last step."""
         self.before_save(state)
 
     def add_line(self, state: State, values: Mapping[str, float], seconds: float) -> None:
-        """Write a line of its own about the step that is done.
+        """Write a separate line about the finished step.
 
         Args:
             state: of the training.
-            values: what was measured, by name.
-            seconds: for how long training stood still meanwhile; throughput leaves them out.
+            values: the measured values, by name.
+            seconds: duration of the pause of training, which throughput excludes.
         """
         time_now = state.timestamp
         line = {
@@ -144,7 +144,7 @@ class MetricsFile(LoggerDestination):
             other.post_close()
 
     def _line(self, state: State) -> dict[str, float]:
-        """Return what is known of the step that is just done without waiting for it."""
+        """Return the known values of the finished step, without waiting for it."""
         now, samples = time.monotonic(), state.timestamp.sample.value
         throughput = (samples - self.last[1]) / max(now - self.last[0], 1e-9)
         return {
@@ -188,10 +188,10 @@ def drop_after(path: Path, step: int) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file of steps, see ``parse_steps``; none where there is no file."""
+    """Return the objects of a file of steps, see ``parse_steps``; empty if it does not exist."""
     return parse_steps(path.read_bytes()) if path.exists() else []
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write a file with one object per line, whole or not at all."""
+    """Write a file with one object per line, atomically."""
     write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines).encode())

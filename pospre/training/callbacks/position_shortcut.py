@@ -1,4 +1,4 @@
-"""Position shortcuts: accuracy that nothing in the images explains."""
+"""Detects position shortcuts: accuracy that the images' content does not explain."""
 
 import math
 from pathlib import Path
@@ -20,20 +20,20 @@ _DEVIATIONS = 4.0
 
 
 class PositionShortcut(Watcher):
-    """Lets the position heads guess where patches are that all look the same.
+    """Lets the position heads guess the places of patches that all look the same.
 
-    Now and then some images of the step are painted over in their mean colour, and the model is
-    asked (in evaluation mode, without gradient) where each patch is. Nothing that they show can
-    say it: whoever knows it all the same reads it elsewhere, from a position that was not dropped,
-    or from the order of the tokens. By guessing, so many are found as the same answers find where
-    the hidden places are drawn anew; ``metric/<objective>_blank_accuracy`` above that by more than
-    four standard deviations (taking the patches of an image for one guess) is a leak.
+    At intervals, some images of the step are filled with their mean colour, and the model predicts
+    (in evaluation mode, without gradient) the place of each patch. The content gives no
+    information, so correct predictions must come from elsewhere: a position that was not dropped,
+    or the order of tokens. The level of guessing is the accuracy of the same predictions for
+    redrawn hidden places. ``metric/<objective>_blank_accuracy`` above it by more than four standard
+    deviations (counting an image's patches as one guess) is a leak.
 
-    A leak that is in the pixels themselves (a camera's vignette) is none to it.
+    Leaks in the pixels themselves (a camera's vignette) are not detected.
 
     Args:
-        every: steps between two looks.
-        interval: steps between lines of metrics; it looks only when there is one.
+        every: steps between checks.
+        interval: steps between lines of metrics; checks happen only with a line.
         log: see ``Watcher``.
     """
 
@@ -42,7 +42,7 @@ class PositionShortcut(Watcher):
         self.every, self.interval = every, interval
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Ask, log and judge, if it is time and the model has a position head."""
+        """Measure, log and check, if due and the model has a position head."""
         step, model = state.timestamp.batch.value, pretrain_model(state)
         heads = [name for name in model.objectives if _head(model, name) is not None]
         if not heads or step == 1 or not is_due(step, self.interval, self.every):
@@ -67,7 +67,7 @@ class PositionShortcut(Watcher):
             self.judge(step, name, warning if found > limit else None)
 
     def _batch(self, state: State, model: PretrainModel) -> Batch:
-        """Return some samples of the step without what they show, masks drawn anew."""
+        """Return some samples of the step without their content, with new masks."""
         size = max(1, _SAMPLES // dist.get_world_size())
         few = {key: value[:size] for key, value in state.batch.items()}
         assert state.previous_timestamp is not None
@@ -82,7 +82,7 @@ class PositionShortcut(Watcher):
 
 
 def blank(images_BVCHW: Tensor) -> Tensor:
-    """Return the views each in its mean colour."""
+    """Return each view filled with its mean colour."""
     mean = images_BVCHW.float().mean((3, 4), keepdim=True)
     return mean.to(images_BVCHW.dtype).expand_as(images_BVCHW).contiguous()
 

@@ -1,4 +1,4 @@
-"""The progress of a run on stderr: the time left, loss and images per second."""
+"""The progress of a run on stderr: remaining time, loss and images per second."""
 
 import os
 import sys
@@ -13,16 +13,16 @@ from tqdm import tqdm
 from pospre.training.step_losses import is_late
 
 PAUSE = 30.0
-"""Seconds between lines where stderr is no terminal."""
+"""Seconds between lines if stderr is not a terminal."""
 
 _BAR = "{remaining} left {percentage:3.0f}%|{bar}| {desc}"
 _LINE = "{remaining} left, step {n_fmt}/{total_fmt}, {desc}"
-_COLUMNS = 80  # of a terminal that does not say
-_WIDEST = 100  # a short bar is seen at a glance
+_COLUMNS = 80  # of a terminal of unknown width
+_WIDEST = 100  # a short bar is easier to read
 
 
 class ProgressBar(Callback):
-    """One bar over the whole run, drawn by rank 0 on a terminal; elsewhere a line now and then.
+    """A bar over the whole run, drawn by rank 0 on a terminal; otherwise lines at intervals.
 
     Args:
         total_steps: number of steps of the run.
@@ -36,7 +36,7 @@ class ProgressBar(Callback):
         self._losses: Mapping[str, float] = {}
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Open the bar at the step to go on from."""
+        """Open the bar at the step to resume from."""
         self.said = time.monotonic()
         self.first = (self.said, state.timestamp.batch.value, state.timestamp.sample.value)
         if dist.get_global_rank() == 0 and sys.stderr.isatty():
@@ -44,7 +44,7 @@ class ProgressBar(Callback):
                 total=self.total_steps,
                 initial=state.timestamp.batch.value,
                 ncols=_columns(),
-                nrows=2,  # it takes one; a terminal may say that it has none
+                nrows=2,  # it needs one; a terminal may report none
                 smoothing=0.05,
                 mininterval=0.2,
                 bar_format=_BAR,
@@ -63,12 +63,12 @@ class ProgressBar(Callback):
             self._say(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Say where the run ends."""
+        """Print where the run ends."""
         if self.bar is None:
             self._say(state)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Leave the bar standing, also when the run ends early."""
+        """Keep the bar, also if the run ends early."""
         if self.bar is not None:
             self.bar.close()
 
@@ -90,7 +90,7 @@ class ProgressBar(Callback):
         start, _, samples = self.first
         rate = (state.timestamp.sample.value - samples) / (time.monotonic() - start)
         loss = losses.get("loss/train/total", float("nan"))
-        epoch = state.previous_timestamp or state.timestamp  # that of the step just done
+        epoch = state.previous_timestamp or state.timestamp  # of the finished step
         return f"epoch {epoch.epoch.value + 1}, loss {loss:.4f}, {rate:.0f} images/s"
 
 

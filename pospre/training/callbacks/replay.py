@@ -1,4 +1,4 @@
-"""A bad step made again: from the last checkpoint before it, on the same samples."""
+"""Replay of a bad step: from the last checkpoint before it, on the same samples."""
 
 import tempfile
 from collections.abc import Set
@@ -30,13 +30,13 @@ from pospre.untrusted_json import parse_object
 
 
 class Replay(NamedTuple):
-    """A step made again.
+    """A replayed step.
 
     Attributes:
         losses: of the step, now.
-        model: with the weights and in the mode that it had before the step.
+        model: with the weights and the mode before the step.
         algorithms: attached to it.
-        batch: the samples of the step, of all ranks, as the loader gives them.
+        batch: the samples of the step, from all ranks, as the loader returns them.
         progress: of the training when the step began.
     """
 
@@ -50,15 +50,15 @@ class Replay(NamedTuple):
 def replay(path: str | Path, *overrides: str) -> Replay:
     """Train again, in this process, from the last checkpoint before a bad step through that step.
 
-    Nothing is written into the run's folder. What lies in a bucket, or where a variable of the
-    environment said, is only read if ``overrides`` name it: the file may be anyone's.
+    Nothing is written into the run's folder. Buckets, and places from environment variables, are
+    only read if ``overrides`` name them, because the file may be untrusted.
 
     Args:
         path: ``bad_steps/ba<step>.json`` of a run folder.
-        overrides: ``key=value`` of its recipe, such as ``data.path=…``.
+        overrides: ``key=value`` for its recipe, such as ``data.path=…``.
 
     Raises:
-        UserError: the file is of no run, a place is to be named, or the data are others now.
+        UserError: the file is not a run's, a place must be named, or the data have changed.
     """
     path = Path(path)
     try:
@@ -91,13 +91,13 @@ def replay(path: str | Path, *overrides: str) -> Replay:
 
 
 def _check_place(key: str, place: str | None, named: Set[str]) -> None:
-    """Refuse a bucket, or what a variable named, that is only recorded."""
+    """Refuse a recorded bucket, or a place from a variable, that was not named."""
     if place is not None and key not in named and (is_remote(place) or VARIABLE.search(place)):
         raise UserError(f"{key} is recorded as {place!r}; name it, as in replay(…, '{key}=PLACE')")
 
 
 def _checkpoint_before(step: int, path: Path, recipe: Recipe, named: Set[str]) -> Checkpoint | None:
-    """Return the newest whole checkpoint before a step, None where there is none."""
+    """Return the newest complete checkpoint before a step; None if there is none."""
     folders = [str(path.absolute().parents[1] / "checkpoints")]
     folders += [
         folder
@@ -114,7 +114,7 @@ def _checkpoint_before(step: int, path: Path, recipe: Recipe, named: Set[str]) -
 
 
 def _apart(recipe: Recipe, folder: str) -> Recipe:
-    """Return the recipe of the same training that leaves and watches nothing, on one process."""
+    """Return the recipe for a replay on one process, without output or monitoring."""
     trainer = recipe.trainer.model_copy(
         update={
             "run_folder": folder,
@@ -142,7 +142,7 @@ def _train(recipe: Recipe, start: Checkpoint | None, step: int) -> Replay:
     try:
         trainer.fit()
     except UserError:
-        if not held.losses:  # else it is that step that diverges again
+        if not held.losses:  # otherwise the replayed step diverged again
             raise
     finally:
         signals.give_back()
@@ -153,7 +153,7 @@ def _train(recipe: Recipe, start: Checkpoint | None, step: int) -> Replay:
 
 
 class _Hold(Callback):
-    """Keeps what there was before a step, and its losses; ends the training after it."""
+    """Keeps the state before a step, and its losses; ends the training after it."""
 
     def __init__(self, step: int) -> None:
         self.step = step

@@ -1,4 +1,4 @@
-"""Loss spikes: a loss far above those of the steps before."""
+"""Detects loss spikes: losses far above those of previous steps."""
 
 import math
 from collections import deque
@@ -14,23 +14,23 @@ from pospre.training.callbacks.bad_step import kept_checkpoints, note_step
 from pospre.training.callbacks.each_step import DoneStep, EachStep
 from pospre.training.callbacks.watcher import Watcher
 
-_NORMAL = 1.4826  # times the median distance from the median: a normal distribution's deviation
-_LEAST = 0.01  # of the median, so that a loss that hardly moves has a deviation, too
+_NORMAL = 1.4826  # converts a median distance into a normal distribution's deviation
+_LEAST = 0.01  # of the median, so that a constant loss also has a deviation
 
 
 class LossSpikes(EachStep, Watcher):
-    """Warns of, or stops at, a total loss that lies ``factor`` deviations above the median.
+    """Warns of, or stops at, a total loss that is ``factor`` deviations above the median.
 
-    Median and deviation are those of the last ``window`` steps; the deviation comes from the median
-    distance from the median, so that neither follows a few outliers. It stands before the saver.
-    The samples of the step are written down.
+    Median and deviation are over the last ``window`` steps. The deviation follows from the median
+    distance to the median, so outliers hardly affect it. It must come before the saver. The step's
+    samples are recorded.
 
     Args:
-        action: ``warn``, or ``stop`` before the step can be saved.
-        window: steps to compare with; it judges from a third of it on.
+        action: ``warn``, or ``stop`` before the step is saved.
+        window: number of steps to compare with; checks begin after a third of it.
         factor: deviations above the median that make a spike.
-        recipe: of the run, for advice; None under a Trainer of one's own.
-        folder: where the step's samples are written; None: ``bad_steps`` in the run's folder.
+        recipe: of the run, for advice; None under your own Trainer.
+        folder: for the step's samples; None: ``bad_steps`` in the run's folder.
         log: see ``Watcher``.
     """
 
@@ -52,7 +52,7 @@ class LossSpikes(EachStep, Watcher):
         self._last = 0
 
     def judge_step(self, state: State, step: DoneStep) -> None:
-        """Compare the loss of a step with those before."""
+        """Compare the loss of a step with previous ones."""
         found = self.spike(step.number, step.losses["loss/train/total"])
         if found is None:
             return
@@ -68,9 +68,9 @@ class LossSpikes(EachStep, Watcher):
         )
 
     def spike(self, step: int, loss: float) -> str | None:
-        """Return what is wrong with the loss of a step, None if nothing; at most once a window."""
+        """Return a description of a spike, or None; at most one per window."""
         if not math.isfinite(loss):
-            return None  # another callback's business
+            return None  # handled by another callback
         before = list(self._losses)
         self._losses.append(loss)
         if 3 * len(before) < self.window or (self._last and step - self._last < self.window):

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and where it stands when no step ends."""
+"""Time per activity of a run, and where it hangs if no step finishes."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.training.callbacks.watcher import Watcher, is_due, note
 from pospre.training.step_losses import wait_for
 
-# what goes on from an event to the next of these
+# activities, each starting at an event and lasting until the next
 _PHASES = {
     Event.FIT_START: "step",
     Event.EPOCH_START: "data",
@@ -27,28 +27,28 @@ _PHASES = {
     Event.EPOCH_END: "evaluation",
     Event.EPOCH_CHECKPOINT: "save",
 }
-_PATIENT = 5  # times that long may the first step take (compilation), and an evaluation
-_DEPTH = 4  # functions that a line names
+_PATIENT = 5  # factor for the first step (compilation) and for evaluations
+_DEPTH = 4  # number of functions in a line
 
 
 class Stalls(Watcher):
-    """Logs the shares of wall time, and warns where the loader or anything else holds up training.
+    """Logs shares of wall time, and warns if the loader or anything else delays training.
 
-    ``time/data`` is the wait for batches (of the slowest rank: all wait for it), ``time/save`` that
-    for checkpoints, ``time/evaluation`` for evaluations and other callbacks, ``time/step`` the
-    rest; together they are 1, and each line has those since the line before. It stands first, so
-    that the other callbacks' time is booked where they run; with a saver of another kind than ours
-    all that follows a step's end counts as saving.
+    ``time/data`` is the wait for batches (of the slowest rank, for which all wait), ``time/save``
+    for checkpoints, ``time/evaluation`` for evaluations and other callbacks, and ``time/step`` the
+    rest. They sum to 1, and each line covers the time since the previous one. It must come first,
+    so that other callbacks' time is counted where they run. With another saver than ours,
+    everything after a step counts as saving.
 
-    A thread on every rank says when no step has ended for long, and in which functions the training
-    is then; again when twice that time has passed.
+    A thread on every rank reports if no step has finished for a long time, and the functions that
+    the training is in; it reports again after twice that time.
 
     Args:
-        loader_share: share of ``time/data`` that is too much.
-        patience: seconds for which it must be, before a warning.
-        silence: seconds without the end of a step before the thread speaks; five times as long for
-            the first step and in evaluations, and as long as five steps where these are long.
-        interval: steps between two lines.
+        loader_share: share of ``time/data`` above which to warn.
+        patience: seconds above it before the warning.
+        silence: seconds without a finished step before the thread reports; five times as long for
+            the first step and for evaluations, and at least the duration of five steps.
+        interval: steps between lines.
         log: see ``Watcher``.
     """
 
@@ -71,9 +71,9 @@ class Stalls(Watcher):
         self._waited = self._over = 0.0  # of the time that the loader has been too slow
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Book the time since the last event that begins something else."""
+        """Add the time since the last event to its activity."""
         if event == Event.BATCH_END and is_due(state.timestamp.batch.value, self.interval):
-            wait_for(state.total_loss_dict)  # others would: that is the step's time
+            wait_for(state.total_loss_dict)  # otherwise others would wait: this is step time
         if event in _PHASES:
             phase = _PHASES[event]
             self._begin("evaluation" if phase == "save" and self._hears_of_saves else phase)
@@ -87,7 +87,7 @@ class Stalls(Watcher):
         self._watchdog.phase = phase
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Begin to watch this thread."""
+        """Start watching this thread."""
         super().fit_start(state, logger)
         savers = [saver for saver in state.callbacks if isinstance(saver, CheckpointSaver)]
         for saver in savers:
@@ -96,7 +96,7 @@ class Stalls(Watcher):
         self._watchdog.start()
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Note that a step has ended; log the shares, and judge that of the loader."""
+        """Record the end of a step; log the shares, and check the loader's."""
         step = state.timestamp.batch.value
         self._watchdog.beat(step)
         if not is_due(step, self.interval):
@@ -108,7 +108,7 @@ class Stalls(Watcher):
         self._seconds = dict.fromkeys(self._seconds, 0.0)
 
     def close(self, state: State, logger: Logger) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._watchdog.stop()
 
     def _judge(self, step: int, total: float) -> None:
@@ -130,7 +130,7 @@ class Stalls(Watcher):
 
 
 class _Watchdog:
-    """Looks from a thread of its own whether another one still ends its steps."""
+    """Checks from its own thread whether another one still finishes steps."""
 
     def __init__(self, silence: float, log: Path | None) -> None:
         self.silence = silence
@@ -141,14 +141,14 @@ class _Watchdog:
         self._beat = self._told = 0.0
 
     def start(self) -> None:
-        """Begin to watch the thread that calls this."""
+        """Start watching the calling thread."""
         self._beat = time.monotonic()
         self._ended.clear()
         watched = threading.get_ident()
         threading.Thread(target=self._watch, args=(watched,), daemon=True).start()
 
     def beat(self, step: int) -> None:
-        """Take note of the end of a step."""
+        """Record the end of a step."""
         now = time.monotonic()
         if self._steps:  # the first one may compile
             self._longest = max(self._longest, now - self._beat)
@@ -156,7 +156,7 @@ class _Watchdog:
         self._beat, self._told = now, 0.0
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._ended.set()
 
     def _watch(self, watched: int) -> None:
@@ -182,7 +182,7 @@ class _Watchdog:
 
 
 def where(frame: FrameType) -> str:
-    """Return the innermost functions of a thread in one line, and the innermost of this package."""
+    """Return the innermost functions of a thread, and the innermost of this package, in a line."""
     found = traceback.extract_stack(frame)[::-1]
     named = found[:_DEPTH]
     package = f"{os.sep}pospre{os.sep}"

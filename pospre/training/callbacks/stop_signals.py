@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while training: the step is finished and saved, and the run can go on."""
+"""SIGTERM and Ctrl-C during training: the step is finished and saved, so the run can resume."""
 
 import os
 import signal
@@ -12,29 +12,29 @@ from composer.utils import dist
 
 from pospre.collectives import Greatest
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # of two at once the later one here counts
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # of two at once, the later one here counts
 _NOTICE = b"\nfinishing this step and saving; Ctrl-C once more stops at once\n"
 
 
 class StopSignals(Callback):
-    """Ends the training after a step, on all ranks after the same one.
+    """Ends the training on all ranks after the same step.
 
-    Composer's own handlers leave by ``sys.exit``, wherever the training is. Ours note the signal;
-    those before come back when training ends. One rank may get its signal a step before another,
-    or alone. So their CPUs exchange one number in each step, which no GPU waits for.
+    Composer's own handlers call ``sys.exit`` at any point of the training. Ours record the signal;
+    the previous handlers are restored when training ends. A rank may get its signal a step before
+    another, or alone. So the ranks' CPUs exchange one number per step, which no GPU waits for.
 
     Attributes:
-        stopped: the signal that all ranks follow; None while there is none.
+        stopped: the signal that all ranks follow; None: none.
     """
 
     def __init__(self) -> None:
         self.stopped: signal.Signals | None = None
-        self._seen = 0  # 1 + its place in _SIGNALS
+        self._seen = 0  # 1 + its index in _SIGNALS
         self._before: dict[signal.Signals, Any] = {}
         self._shared = Greatest()
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Take the signals over."""
+        """Install the handlers."""
         for number in _SIGNALS:
             try:
                 self._before[number] = signal.signal(number, self._note)
@@ -42,17 +42,17 @@ class StopSignals(Callback):
                 return
 
     def give_back(self) -> None:
-        """Put the handlers back that were there before the training."""
+        """Restore the previous handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Begin to compare notes."""
+        """Start the exchange between ranks."""
         self._shared.begin(self._seen)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Let this step be the last one, if any rank was told to stop when it began."""
+        """Make this step the last one, if any rank got a signal before it began."""
         shared = self._shared.end()
         seen = self._seen if shared is None else shared
         if seen:
@@ -60,13 +60,13 @@ class StopSignals(Callback):
 
     @property
     def seen(self) -> signal.Signals | None:
-        """What this rank was told, of which the others may not know yet."""
+        """The signal that this rank got, which the others may not have seen yet."""
         return _SIGNALS[self._seen - 1] if self._seen else None
 
     def follow(self, number: signal.Signals, state: State) -> None:
-        """Let this step be the last one; on all ranks together."""
+        """Make this step the last one, on all ranks together."""
         self.stopped = number
-        state.stop_training()  # the saver and the loggers take it for the end
+        state.stop_training()  # the saver and the loggers treat it as the end
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._seen and _SIGNALS[self._seen - 1] == number:

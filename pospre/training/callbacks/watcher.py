@@ -1,4 +1,4 @@
-"""What callbacks that watch a run share: when they look, and how they warn."""
+"""Base of monitoring callbacks: when they check, and how they warn."""
 
 import contextlib
 import json
@@ -14,15 +14,15 @@ from tqdm import tqdm
 from pospre.training.callbacks.metrics import drop_after
 
 WARNINGS = "watch.jsonl"
-"""The file of a run folder that holds its warnings."""
+"""The file with a run's warnings, in its folder."""
 
 
 class Watcher(Callback):
-    """Warns on stderr, and in a file if it has one: of each trouble once, until that is over.
+    """Warns on stderr, and in a file if there is one; each problem once, until it is over.
 
     Args:
-        log: file that gets a JSON line for every warning: ``step``, ``time`` (seconds since 1970),
-            ``watch`` (the name of the class) and ``warning``.
+        log: file for a JSON line per warning: ``step``, ``time`` (seconds since 1970), ``watch``
+            (the name of the class) and ``warning``.
     """
 
     def __init__(self, log: Path | None = None) -> None:
@@ -35,7 +35,7 @@ class Watcher(Callback):
             drop_after(self.log, state.timestamp.batch.value)
 
     def judge(self, step: int, trouble: str, warning: str | None) -> None:
-        """Warn of a trouble when it begins; ``warning`` is None while there is none."""
+        """Warn when a problem begins; ``warning`` is None while there is none."""
         if warning is None:
             self._troubled.discard(trouble)
         elif trouble not in self._troubled:
@@ -50,7 +50,7 @@ class Watcher(Callback):
 
 
 def note(log: Path | None, step: int, watch: str, warning: str) -> None:
-    """Add a warning to a file, if there is one; it was said, so a full disk is another's matter."""
+    """Append a warning to a file, if there is one; a full disk is ignored."""
     if log is None:
         return
     line = {"step": step, "time": round(time.time(), 3), "watch": watch, "warning": warning}
@@ -61,11 +61,11 @@ def note(log: Path | None, step: int, watch: str, warning: str) -> None:
 
 
 def is_due(step: int, interval: int, every: int = 1) -> bool:
-    """Tell whether to look at ``step``: the first, and the first logged one of every ``every``.
+    """Return whether to check at ``step``: the first, and the first logged one of every ``every``.
 
     Args:
         step: counted from 1.
         interval: steps between lines of ``metrics.jsonl``: only then may the host wait for a GPU.
-        every: steps between two looks.
+        every: steps between checks.
     """
     return step == 1 or (step % interval == 0 and step // every > (step - interval) // every)

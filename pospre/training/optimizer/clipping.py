@@ -1,4 +1,4 @@
-"""Gradient clipping by the three norms in use."""
+"""Gradient clipping by one of three norms."""
 
 from collections.abc import Callable, Iterable
 
@@ -15,7 +15,7 @@ from pospre.recipe.sections import ClipGrad
 
 
 class GroupClipping(Algorithm):
-    """Clip the gradients of every group of parameters to a norm of its own.
+    """Clips the gradients of every group of parameters by the group's own norm.
 
     Args:
         threshold: of each norm.
@@ -27,7 +27,7 @@ class GroupClipping(Algorithm):
         self.group_of = group_of
 
     def match(self, event: Event, state: State) -> bool:
-        """Run when the gradients of all microbatches are there."""
+        """Run when the gradients of all microbatches are available."""
         return event == Event.AFTER_TRAIN_BATCH
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
@@ -37,7 +37,7 @@ class GroupClipping(Algorithm):
 
 
 class TensorClipping(Algorithm):
-    """Clip the gradient of every tensor alone, all in a few kernels.
+    """Clips the gradient of every tensor separately, with few kernels.
 
     Args:
         threshold: of each norm.
@@ -47,14 +47,14 @@ class TensorClipping(Algorithm):
         self.threshold = threshold
 
     def match(self, event: Event, state: State) -> bool:
-        """Run when the gradients of all microbatches are there."""
+        """Run when the gradients of all microbatches are available."""
         return event == Event.AFTER_TRAIN_BATCH
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Scale down each gradient whose norm is above the threshold."""
         parameters = pretrain_model(state).parameters()
         gradients = [each.grad for each in parameters if each.grad is not None]
-        # as ``clip_grads_with_norm_`` has it, to the bit
+        # bit-equal to ``clip_grads_with_norm_``
         factors = (self.threshold / (tensor_norms(gradients) + 1e-6)).clamp(max=1.0)
         shards = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
         torch._foreach_mul_(shards, factors.unbind())
@@ -63,7 +63,7 @@ class TensorClipping(Algorithm):
 def module_of(name: str) -> str:
     """Return the module with which a parameter is clipped: ``encoder``, or a child of an objective.
 
-    Whatever is in the model besides the objectives makes tokens, and counts as the encoder.
+    Everything besides the objectives produces tokens, and counts as the encoder.
     """
     if not name.startswith("objectives."):
         return "encoder"
@@ -71,7 +71,7 @@ def module_of(name: str) -> str:
 
 
 def with_gradients(state: State, group_of: Callable[[str], str]) -> dict[str, list[nn.Parameter]]:
-    """Return the parameters that have gradients, by the group that their names stand for."""
+    """Return the parameters that have gradients, by group."""
     groups: dict[str, list[nn.Parameter]] = {}
     for name, parameter in pretrain_model(state).named_parameters():
         if parameter.grad is not None:
@@ -82,7 +82,7 @@ def with_gradients(state: State, group_of: Callable[[str], str]) -> dict[str, li
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return the norm of the gradients of some parameters, over all their shards."""
     norm = get_total_norm(each.grad for each in parameters if each.grad is not None)
-    # that of sharded tensors is a sum still to be made
+    # for sharded tensors it is a sum that is still to be computed
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
@@ -92,13 +92,13 @@ def tensor_norms(tensors: list[Tensor]) -> Tensor:
     first = norms[0]
     if not isinstance(first, DTensor):
         return torch.stack(norms)
-    # sums still to be made: one exchange for all
+    # sums still to be computed: one exchange for all
     parts = torch.stack([each.to_local() for each in norms])  # type: ignore[attr-defined]
     return DTensor.from_local(parts, first.device_mesh, first.placements).full_tensor()
 
 
 def build_clipping(options: ClipGrad | None) -> list[Algorithm]:
-    """Return the algorithm that clips gradients, if the recipe asks for one."""
+    """Return the algorithm that clips gradients, if the recipe has one."""
     if options is None:
         return []
     if options.mode == "norm":

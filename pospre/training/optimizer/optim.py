@@ -1,4 +1,4 @@
-"""The optimiser and its parameter groups: who is decayed, how fast each part learns, what waits."""
+"""The optimiser and its parameter groups: weight decay, learning rates, and initial freezes."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.recipe.sections import Optimizer
 
-# Whatever edits tokens on their way into the first block learns as the patch embedding does.
+# modules that edit tokens before the first block learn like the patch embedding
 _EDITORS = ("contents.", "places.")
 _TOKENS = ("cls_token", "reg_token", "patch_embed")
 
@@ -31,7 +31,7 @@ def build_optimizer(
 
 
 def batch_peak(options: Optimizer, batch_size: int) -> float:
-    """Return the peak rate of parameters that learn at the full rate, for this global batch."""
+    """Return the peak rate of parameters with the full rate, for this global batch."""
     ratio = batch_size / options.lr_batch
     factors = {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}
     return options.base_lr * factors[options.lr_rule]
@@ -47,28 +47,28 @@ def parameter_groups(
     patch_embed_lr: float = 1.0,
     no_decay: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Return what an optimiser of torch's takes: parameters by learning rate and weight decay.
+    """Return parameter groups for torch's optimisers, by learning rate and weight decay.
 
-    Vectors (biases, norms, layer scale) are never decayed; the class and mask tokens have three
-    dimensions and are, as in MAE's code. Besides torch's own keys a group says whether it is
+    Vectors (biases, norms, layer scale) are never decayed. The class and mask tokens have three
+    dimensions and are decayed, as in MAE's code. Besides torch's own keys, a group has the key
     ``decayed``.
 
     Args:
-        model: what is trained; parameters without gradient stay out.
+        model: the model to train; parameters without gradient are left out.
         lr: the full learning rate.
-        weight_decay: of what is decayed.
-        layer_decay: factor of the rate from each block of the encoder to the one below,
-            ``layer_decay ** (depth + 1 − id)`` (BEiT, MAE): id 0 for the patch embedding, tokens
-            and positions added to them, b + 1 for block b and its own relative positions,
-            depth + 1 for all else, those that blocks share included, which keeps the full rate.
-            Swin's blocks are counted through its stages (UM-MAE). None: one rate for all.
-            Of a ``PretrainModel`` only, or of the wrapper of DDP or ``torch.compile`` around it.
-        patch_embed_lr: factor of the patch embedding's rate.
-        no_decay: parts of names that are not decayed either.
+        weight_decay: of decayed parameters.
+        layer_decay: rate factor from each block of the encoder to the one below,
+            ``layer_decay ** (depth + 1 − id)`` (BEiT, MAE). id is 0 for the patch embedding, tokens
+            and positions added to them; b + 1 for block b and its own relative positions; and
+            depth + 1, the full rate, for all others, including those shared by blocks. Swin's
+            blocks are counted over its stages (UM-MAE). None: one rate for all. Only for a
+            ``PretrainModel``, or one wrapped by DDP or ``torch.compile``.
+        patch_embed_lr: rate factor of the patch embedding.
+        no_decay: parts of names of further parameters without decay.
 
     Raises:
-        UserError: an argument is unknown, of another type or out of its range, or there are no
-            blocks to count.
+        UserError: an argument is unknown, of a wrong type or out of range, or there are no blocks
+            to count.
     """
     options = Optimizer(
         weight_decay=weight_decay,
@@ -82,9 +82,9 @@ def parameter_groups(
 
 
 def recipe_groups(model: nn.Module, options: Optimizer, peak: float) -> list[dict[str, Any]]:
-    """Return the groups of a recipe's optimiser, which our schedule moves.
+    """Return the groups of a recipe's optimiser, for use with our schedule.
 
-    They also say for how many epochs they are ``frozen`` (``Objective.frozen_epochs``).
+    They also have the number of epochs for which they are ``frozen`` (``Objective.frozen_epochs``).
     """
     return _groups(model, options, peak, waiting=dict(_frozen_epochs(model)))
 
@@ -133,7 +133,7 @@ def _layer_id(name: str, encoder: PatchEncoder) -> int:
 
 
 def _frozen_epochs(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Yield (start of a full parameter name, epochs for which it waits)."""
+    """Yield (start of a full parameter name, number of frozen epochs)."""
     if isinstance(model, PretrainModel):
         for name in model.objectives:
             for start, epochs in model.objectives[name].frozen_epochs.items():

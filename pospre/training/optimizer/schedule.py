@@ -14,15 +14,15 @@ _COUNTS = ("last_epoch", "_step_count")
 
 
 class StepSchedule(LambdaLR):
-    """Gives step t the learning rates and the weight decay of step t.
+    """Sets the learning rates and the weight decay of step t at step t.
 
-    It counts its own steps. Composer's schedulers read the clock before it advances, so that each
-    step would get its predecessor's rate.
+    It counts its own steps. Composer's schedulers read the clock before it advances, so each step
+    would get its predecessor's rate.
 
     Args:
         optimizer: made by ``build_optimizer``.
-        rates: of every group, the learning rate at a step as a share of its peak.
-        decay: the weight decay at a step, of the groups that are decayed.
+        rates: for every group, the learning rate at a step as a share of its peak.
+        decay: the weight decay at a step, for groups with decay.
         steps_per_epoch: unit of the groups' ``frozen``.
         total_steps: of the whole run.
     """
@@ -45,7 +45,7 @@ class StepSchedule(LambdaLR):
         super().__init__(optimizer, shares)
 
     def get_lr(self) -> list[float]:
-        """Set the weight decay of the step to come and return its learning rates."""
+        """Set the weight decay of the next step and return its learning rates."""
         for group, decayed in zip(self.optimizer.param_groups, self.decayed, strict=True):
             if decayed:
                 group["weight_decay"] = self.decay(self.last_epoch)
@@ -53,14 +53,14 @@ class StepSchedule(LambdaLR):
         return [rate * share(self.last_epoch) for rate, share in pairs]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the count of steps; the step to come has the rates of this recipe's length."""
+        """Restore the step count; the next step gets the rates of this recipe's length."""
         self.last_epoch, self._step_count = (int(state_dict[key]) for key in _COUNTS)
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count of steps, and their rates; all else is made from the recipe."""
+        """Return the step count and the rates; everything else follows from the recipe."""
         return {key: getattr(self, key) for key in (*_COUNTS, "_last_lr")}
 
 
@@ -122,7 +122,7 @@ def build_schedule(
 def _share(
     options: Schedule, peak: float, steps: Callable[[str], int], length: int
 ) -> Callable[[int], float]:
-    """Return the learning rate by step, as a share of the peak (of 0, which stays 0: all of it)."""
+    """Return the learning rate by step, as a share of the peak (for a peak of 0: constant 1)."""
     warmup, endpoint = steps(options.warmup), options.warmup_endpoint
     start, floor = (rate / peak if peak else 0.0 for rate in (options.start_lr, options.min_lr))
     if options.name == "cosine":

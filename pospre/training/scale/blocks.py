@@ -1,7 +1,7 @@
-"""The transformer blocks of a model, and computing their activations again in the backward pass.
+"""The transformer blocks of a model, and recomputing their activations in the backward pass.
 
-Each block's ``forward`` is replaced, never the block: parameters keep their names, and the hooks of
-DDP and FSDP2 stay around what is computed again.
+Each block's ``forward`` is replaced rather than the block: parameters keep their names, and the
+hooks of DDP and FSDP2 stay outside of the recomputation.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from pospre.model.model import PretrainModel
 
 
 def blocks_of(model: PretrainModel) -> list[nn.Module]:
-    """Return the transformer blocks by which FSDP2 shards the model, those of teachers too."""
+    """Return the transformer blocks by which FSDP2 shards the model, including teachers'."""
     found: list[nn.Module] = []
     for child in model.children():
         is_block = getattr(child, "fsdp_wrap_fn", None)
@@ -26,13 +26,13 @@ def blocks_of(model: PretrainModel) -> list[nn.Module]:
 
 
 def recompute_blocks(model: PretrainModel, *, offload: bool) -> None:
-    """Let each trained block keep its inputs alone, and compute all else again when it is needed.
+    """Make each trained block keep only its inputs, and recompute everything else when needed.
 
-    What is drawn within a block is drawn from keys, so that it drops the same again.
+    Draws within a block come from keys, so the recomputation drops the same.
 
     Args:
         model: not yet wrapped by DDP or FSDP2.
-        offload: the inputs, too, leave the device between the two passes.
+        offload: also move the inputs off the device between the two passes.
     """
     for block in blocks_of(model):
         if any(parameter.requires_grad for parameter in block.parameters()):

@@ -1,6 +1,6 @@
-"""Compiling the training step: as one graph, or block by block.
+"""Compiles the training step, as one graph or block by block.
 
-Evaluations within a training stay as they are: other shapes would be compiled for each of them.
+Evaluations during training are not compiled: each would need other shapes.
 """
 
 import os
@@ -26,13 +26,13 @@ from pospre.training.scale.blocks import blocks_of
 
 Parts = Literal["step", "blocks"]
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-"""The variable that names the folder of compiled code."""
+"""The environment variable of the folder with compiled code."""
 
 
 def choose_parts(options: Trainer, device: Device) -> Parts | None:
     """Return what ``trainer.compile`` compiles on a device; None: nothing.
 
-    A machine without a compiler trains all the same, and says so.
+    A machine without a compiler trains without it, and prints a note.
     """
     if options.compile is False or (options.compile == "auto" and device.name == "cpu"):
         return None
@@ -42,7 +42,7 @@ def choose_parts(options: Trainer, device: Device) -> Parts | None:
         return None
     if options.compile != "auto":
         return "step" if options.compile is True else "blocks"
-    # FSDP2's hooks lie around blocks; torch 2.7 cuts no graph for DDP that computes blocks again
+    # FSDP2's hooks are around blocks; torch 2.7 does not split graphs for DDP that recompute blocks
     return "blocks" if options.fsdp is not None or options.activation_checkpointing else "step"
 
 
@@ -66,8 +66,8 @@ def compile_model(model: PretrainModel, parts: Parts, device: Device, **options:
 
     Args:
         model: not yet wrapped by DDP or FSDP2, nor changed by ``recompute_blocks``.
-        parts: ``step``: passes, objectives and losses as one graph; ``blocks``: each block and each
-            objective alone, and what changes the pixels. What is alike shares what was compiled.
+        parts: ``step``: passes, objectives and losses as one graph; ``blocks``: each block, each
+            objective and the pixel augmentation separately. Equal parts share compiled code.
         device: of the training.
         options: of ``torch.compile``.
     """
@@ -85,7 +85,7 @@ def compile_model(model: PretrainModel, parts: Parts, device: Device, **options:
         objective.loss = compiled(objective.loss)
         if not any(isinstance(module, Block) for module in objective.modules()):
             objective.forward = compiled(objective.forward)
-    if device.name != "cpu":  # for CPUs torch 2.7 writes C++ of colours that does not compile
+    if device.name != "cpu":  # on CPUs, torch 2.7's C++ code for colours does not compile
         augment: nn.Module = model.augment
         augment.forward = compiled(augment.forward)
 
@@ -93,7 +93,7 @@ def compile_model(model: PretrainModel, parts: Parts, device: Device, **options:
 def _in_training(
     model: PretrainModel, function: Callable[..., Any], **options: Any
 ) -> Callable[..., Any]:
-    """Return a function that is compiled while the model is in training, and plain elsewhere."""
+    """Return a function that is only compiled while the model is in training mode."""
     compiled = torch.compile(function, dynamic=False, **options)
 
     @wraps(function)
@@ -106,8 +106,8 @@ def _in_training(
 def open_cache() -> str:
     """Choose the folder that keeps compiled code between starts, and return it.
 
-    It is that of ``TORCHINDUCTOR_CACHE_DIR``, else ``pospre/compiled`` in the user's cache. A
-    temporary folder replaces one that cannot be written, which is said.
+    It is ``TORCHINDUCTOR_CACHE_DIR``, or else ``pospre/compiled`` in the user's cache. If it cannot
+    be written, a temporary folder is used, with a note.
     """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(os.environ.get(CACHE) or Path(home, "pospre", "compiled"))

@@ -1,4 +1,4 @@
-"""How a model is spread over ranks: FSDP2, by one copy or several, and gradients that are means."""
+"""Distribution of a model over ranks: FSDP2 with one or several copies, and mean gradients."""
 
 from types import SimpleNamespace
 
@@ -18,22 +18,22 @@ from pospre.recipe.sections import Fsdp
 
 
 class Sharding(FSDP2Config):
-    """FSDP2 with several copies of the sharded model, each on ranks of its own (hybrid sharding).
+    """FSDP2 with several copies of the sharded model, each on its own ranks (hybrid sharding).
 
-    Composer 0.32.1 makes the mesh of ranks from two degrees and puts it in the place of any other,
-    but its ``FSDP2Config`` has them fixed at one copy.
+    Composer 0.32.1 makes the mesh of ranks from two degrees and replaces any other, but its
+    ``FSDP2Config`` fixes them to one copy.
     """
 
     num_copies: int | None = None
 
     @property
     def data_parallel_replicate_degree(self) -> int | None:
-        """Return the number of copies; None: one, on a mesh of one dimension."""
+        """Return the number of copies; None: one, on a one-dimensional mesh."""
         return self.num_copies
 
 
 def num_copies(options: Fsdp) -> int:
-    """Return how many copies of the model there are on all ranks together.
+    """Return the number of copies of the model over all ranks.
 
     Raises:
         UserError: ``shard_degree`` does not divide the number of ranks.
@@ -50,7 +50,7 @@ def num_copies(options: Fsdp) -> int:
 
 
 def build_sharding(options: Fsdp | None) -> Sharding | None:
-    """Return FSDP2's configuration for as many ranks as there are; None without, and on one."""
+    """Return FSDP2's configuration for the number of ranks; None without FSDP2, and on one rank."""
     if options is None or dist.get_world_size() == 1:
         return None
     if distributed.is_initialized() and distributed.get_backend() == "gloo":
@@ -66,15 +66,15 @@ def build_sharding(options: Fsdp | None) -> Sharding | None:
 
 
 class MeanOverRanks(Algorithm):
-    """Divides FSDP2's gradients by the number of ranks where gloo returned their sum.
+    """Divides FSDP2's gradients by the number of ranks if gloo returned their sum.
 
-    AdamW hardly shows a sum, clipping does. NCCL averages.
+    AdamW is hardly affected by a sum, but clipping is. NCCL averages.
     """
 
     divisor: float = 1.0
 
     def match(self, event: Event, state: State) -> bool:
-        """Run once at the start, and when a step's gradients are there, before they are clipped."""
+        """Run once at the start, and when a step's gradients are available, before clipping."""
         return event in (Event.FIT_START, Event.AFTER_TRAIN_BATCH)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
@@ -88,18 +88,18 @@ class MeanOverRanks(Algorithm):
 
 
 def patch_fsdp_for_gloo() -> None:
-    """Change what keeps torch 2.7's FSDP2 from working on CPUs, where it is tested.
+    """Fix what keeps torch 2.7's FSDP2 from working on CPUs, where it is tested.
 
-    It asks for means over ranks: gloo's reduce-scatter returns the sum without a word, and its
-    all-reduce, which several copies need, refuses. So it shall ask for sums. It also checks that
-    there is an event of that all-reduce, and CPU streams record none.
+    It requests means over ranks. gloo's reduce-scatter silently returns the sum, and its
+    all-reduce, which several copies need, refuses. So it must request sums. It also checks that the
+    all-reduce has an event, but CPU streams record none.
     """
     _fsdp_collectives.ReduceOp = SimpleNamespace(AVG=ReduceOp.SUM, SUM=ReduceOp.SUM)  # type: ignore
     torch.cpu.Stream.record_event = lambda self: torch.cpu.Event()  # type: ignore
 
 
 def gradient_of_ones(mesh: DeviceMesh) -> float:
-    """Return what FSDP2 makes of a gradient that is 1 on every rank of gloo's ``mesh``."""
+    """Return FSDP2's result for a gradient that is 1 on every rank of gloo's ``mesh``."""
     layer = nn.Linear(1, 1, bias=False)
     fully_shard(layer, mesh=mesh)
     layer(torch.ones(1, 1)).sum().backward()

@@ -1,9 +1,9 @@
-"""How many samples of a rank's batch are on the device at once, and whether that changes the loss.
+"""The number of a rank's samples that are on the device at once, and its effect on the loss.
 
-``trainer.microbatch_size: auto`` tries steps before training, on a copy of the model that is thrown
-away. Meanwhile no rank talks to another: what others would send is made up, at its true size. So a
-rank that runs out of memory keeps nobody waiting, and the training that follows is the one that the
-size gives from the start.
+``trainer.microbatch_size: auto`` tries steps before training, on a copy of the model that is then
+discarded. Meanwhile ranks do not communicate: data from others is replaced by dummies of its true
+size. So a rank that runs out of memory blocks no other, and the following training is the same as
+with this size set explicitly.
 """
 
 import copy
@@ -32,11 +32,11 @@ from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.fsdp import build_sharding
 
-_SHARE = 0.9  # of a GPU's memory that a trial may take: training has collectives' buffers as well
+_SHARE = 0.9  # of a GPU's memory for a trial: training also has collectives' buffers
 
 
 def microbatch_size(run: Components) -> int | None:
-    """Return the samples of a rank that are on the device at once; None: all of them.
+    """Return the number of a rank's samples that are on the device at once; None: all.
 
     Raises:
         UserError: the recipe leaves it open, and not even one sample fits.
@@ -50,7 +50,7 @@ def microbatch_size(run: Components) -> int | None:
 
 
 def loss_change(algorithms: Sequence[PretrainAlgorithm], size: int, whole: int) -> str | None:
-    """Return a line on how microbatches of ``size`` samples change the losses; None: they do not.
+    """Return a line on how microbatches of ``size`` samples change the losses; None: no change.
 
     Args:
         algorithms: that train the model.
@@ -68,7 +68,7 @@ def loss_change(algorithms: Sequence[PretrainAlgorithm], size: int, whole: int) 
 
 
 def out_of_memory(recipe: Recipe) -> str:
-    """Return what to do about a model that does not fit on its device."""
+    """Return remedies for a model that does not fit on its device."""
     used, options = recipe.trainer, []
     if used.microbatch_size != 1:
         options.append("a smaller trainer.microbatch_size (or auto)")
@@ -114,7 +114,7 @@ def _failed_anywhere(run: Components, size: int) -> bool:
 
 
 def _try(run: Components, size: int) -> None:
-    """Take two steps on a copy of the model; the second has the optimiser's state beside it."""
+    """Run two steps on a copy of the model; the second includes the optimiser's state."""
     recipe, options = run.recipe, run.recipe.trainer
     model = copy.deepcopy(run.model)
     precision = composer_precision(model, recipe, run.device)
@@ -136,7 +136,7 @@ def _try(run: Components, size: int) -> None:
 def _place(
     run: Components, model: PretrainModel, optimizer: torch.optim.Optimizer, precision: str
 ) -> list[Tensor]:
-    """Put the model where the training has it; return what DDP would keep besides."""
+    """Move the model to its place in training; return what DDP would keep in addition."""
     config = build_sharding(run.recipe.trainer.fsdp)
     if config is None:
         run.device.module_to_device(model)
@@ -151,7 +151,7 @@ def _place(
 
 
 def _made_up(run: Components, size: int) -> Batch:
-    """Return a batch of black views of the sizes that the loader's have."""
+    """Return a batch of black views with the sizes of the loader's."""
     reader = run.loader.reader
     channels, dtype = reader.decoding.channels, torch.uint8
     if reader.features is not None:
@@ -166,10 +166,10 @@ def _made_up(run: Components, size: int) -> Batch:
 
 @contextmanager
 def _without_other_ranks() -> Iterator[None]:
-    """Make collectives return at once, without the other ranks; gathers copy this rank's data."""
+    """Make collectives return at once, without other ranks; gathers copy this rank's data."""
 
     def gather(output_tensor: Tensor, input_tensor: Tensor, *_: Any, **__: Any) -> None:
-        own = input_tensor.clone()  # which may be a part of the output
+        own = input_tensor.clone()  # it may be a part of the output
         output_tensor.view(-1, own.numel()).copy_(own.view(1, -1))
 
     def gather_list(tensor_list: list[Tensor], tensor: Tensor, *_: Any, **__: Any) -> None:
