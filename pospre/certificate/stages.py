@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pospre.certificate.observer import ProcessRecord, read_record
 from pospre.certificate.processes import (
     Job,
     Kill,
@@ -22,6 +21,7 @@ from pospre.certificate.processes import (
     is_due,
     send_when_due,
 )
+from pospre.certificate.step_records import ProcessRecord, read_record
 from pospre.certificate.verdicts import Verdict
 from pospre.errors import UserError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pospre.certificate.observer import DRAWN, ProcessRecord, Step
+from pospre.certificate.step_records import DRAWN, ProcessRecord, Step
 
 TOLERANCE = 1e-5
 """Relative tolerance of losses and weights if the order of sums differs."""

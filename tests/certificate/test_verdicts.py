@@ -10,9 +10,15 @@ import pytest
 import torch
 
 from pospre.certificate.certificate import Request, stages
-from pospre.certificate.observer import ProcessRecord, Step, hash_rows, hash_tensors, read_record
 from pospre.certificate.processes import KINDS, Pace, draw_kills
 from pospre.certificate.stages import Done, Stage, check_ends
+from pospre.certificate.step_records import (
+    ProcessRecord,
+    Step,
+    hash_rows,
+    hash_tensors,
+    read_record,
+)
 from pospre.certificate.verdicts import Verdict, check_lost, compare
 
 END = {"end": 4, "optimiser": "o", "random": "r"}

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import yaml
 
-from pospre.certificate.observer import ProcessRecord, read_record, train_observed
 from pospre.certificate.processes import (
     Job,
     Kill,
@@ -24,6 +23,7 @@ from pospre.certificate.processes import (
     send_when_due,
 )
 from pospre.certificate.stages import Runner, Stage
+from pospre.certificate.step_records import ProcessRecord, read_record, train_observed
 from pospre.certificate.verdicts import Verdict, compare
 from pospre.errors import UserError
 from pospre.run.checkpoints.files import DamagedCheckpoint
