@@ -105,8 +105,8 @@ def render(scene: Scene, size: int, frame: int = 0) -> tuple[ndarray, list[dict[
     """Draw a frame.
 
     Returns:
-        The picture, uint8 RGB (size, size, 3), and a description of every visible object, far ones
-        first: id, class, colour, distance, box (x0, y0, x1, y1 in pixels), area, mask (uint8).
+        The picture, uint8 RGB (size, size, 3), and descriptions of all visible objects, from far to
+        near: id, class, colour, distance, box (x0, y0, x1, y1 in pixels), area, mask (uint8).
     """
     picture = _background(scene, size)
     masks: list[tuple[int, SceneObject, ndarray]] = []

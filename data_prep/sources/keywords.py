@@ -101,7 +101,6 @@ def pieces(root: Path, files: Sequence[Item], split: Split) -> list[Item]:
 
     Raises:
         UserError: there is no such second, or a file cannot be read.
-        UserError: there is no such second, or a file cannot be read.
     """
     found = []
     for file in files:

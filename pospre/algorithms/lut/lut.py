@@ -126,17 +126,17 @@ class LUT(PretrainAlgorithm):
     the first: ``second/visible``, and beside simmim ``second/masked``.
 
     Args:
-        symmetric: false, the paper: the masked view is encoded once and learns from the second
-            symmetric: False (the paper): the masked view is encoded once and learns from the second
-                one. True (the published code): the second view is masked too and learns from the
-                first.
-            supervision: the mean over patches (``context``), every patch's own target (``tokens``),
-                or ``both``, with one head. For single patches the second view has the first one's
-                crop and flip, and differs only in colours.
-            pool: the mean of the ``patches``, or the ``class_token``.
-            steer: the ``unmasked`` patches, or ``both``, including masked ones. A host that drops
-                patches has no tokens for them; the complete view is then encoded a second time (the
-                paper does not say how it did this).
+        symmetric: False (the paper): the masked view is encoded once and learns from the second
+            one. True (the published code): the second view is masked too and learns from the first.
+        supervision: the mean over patches (``context``), every patch's own target (``tokens``), or
+            ``both``, with one head. For single patches the second view has the first one's crop and
+            flip, and differs only in colours.
+        pool: the mean of the ``patches``, or the ``class_token``.
+        steer: the ``unmasked`` patches, or ``both``, including masked ones. A host that drops
+            patches has no tokens for them; the complete view is then encoded a second time (the
+            paper does not say how it did this).
+        distance: ``cosine``, ``infonce`` (the other samples of this pass, or the image's other
+            patches, are the negatives) or ``smooth_l1`` of the unnormalised embeddings.
         temperature: of ``infonce``; the paper does not give it.
         target_mask_ratio: share of patches hidden from the teacher, in [0, 1).
         hidden_dim: width inside the heads.

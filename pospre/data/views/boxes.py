@@ -42,13 +42,14 @@ class PixelBox(NamedTuple):
 class Crops(NamedTuple):
     """All views of a group in one image: windows of boxes of the image that are resized first.
 
-    boxes: left, top, width, height of the parts of the image to resize, int64 (V, 4).
-    scaled: (width, height) after resizing.
-    windows: left, top, width, height of the views in pixels of the resized boxes, int64 (V, 4);
-        they may reach over the edge. None: the views are the resized boxes.
-    image: width and height of the upright image.
-    edge: content beyond a resized box: ``"reflect"`` mirrors the pixels, ``"black"`` is 0.
-    within: boxes (V, 4) of other views that these must stay inside; None: the image.
+    Attributes:
+        boxes: left, top, width, height of the parts of the image to resize, int64 (V, 4).
+        scaled: (width, height) after resizing.
+        windows: left, top, width, height of the views in pixels of the resized boxes, int64 (V, 4);
+            they may reach over the edge. None: the views are the resized boxes.
+        image: width and height of the upright image.
+        edge: content beyond a resized box: ``"reflect"`` mirrors the pixels, ``"black"`` is 0.
+        within: boxes (V, 4) of other views that these must stay inside; None: the image.
     """
 
     boxes: np.ndarray

@@ -42,15 +42,16 @@ class Accuracy(Sampling):
 class Knn(Sampling, Compared):
     """Settings of ``knn``.
 
-    bank: data set of the voters, for instance the training set; without it every image is
-        classified by all others.
-    k: number of neighbours that vote.
-    temperature: T; smaller values favour the nearest neighbours.
-    features: mean of the patch tokens, or the cls token. The default is mean, because neither
-        MAE nor DropPos trains the class token.
-    layers: layers to measure, such as 0,6,12, or all. 0 is the input of the first block, 1 its
-        output; the encoder's final norm is applied to each. Default: the last.
-    num_bank: number of bank images that vote, drawn by the seed; default: all.
+    Attributes:
+        bank: data set of the voters, for instance the training set; without it every image is
+            classified by all others.
+        k: number of neighbours that vote.
+        temperature: T; smaller values favour the nearest neighbours.
+        features: mean of the patch tokens, or the cls token. The default is mean, because neither
+            MAE nor DropPos trains the class token.
+        layers: layers to measure, such as 0,6,12, or all. 0 is the input of the first block, 1 its
+            output; the encoder's final norm is applied to each. Default: the last.
+        num_bank: number of bank images that vote, drawn by the seed; default: all.
     """
 
     bank: str | None = None

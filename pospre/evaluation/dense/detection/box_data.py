@@ -61,12 +61,13 @@ class Item:
 class BoxSet:
     """A split of a data set.
 
-    address: for messages.
-    images: files.
-    sides: height and width of each.
-    items: the objects of each.
-    classes: names; label 1 is the first.
-    dropped: number of boxes without area within their image, which are left out.
+    Attributes:
+        address: for messages.
+        images: files.
+        sides: height and width of each.
+        items: the objects of each.
+        classes: names; label 1 is the first.
+        dropped: number of boxes without area within their image, which are left out.
     """
 
     address: str
