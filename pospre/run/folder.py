@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, what may be deleted in it, and that only one run is in it."""
+"""A run's folder: who owns it, what may be deleted in it, and a lock for one run at a time."""
 
 import contextlib
 import errno
@@ -39,12 +39,11 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 @contextlib.contextmanager
 def hold_run(recipe: Recipe) -> Iterator[None]:
-    """Keep a run's folders to this run while it lasts, on rank 0.
+    """Lock a run's folders for this run, on rank 0.
 
-    The lock is the system's: it goes with the process, however that ends, and the file that stays
-    behind after ``kill -9`` blocks nobody. On NFS the server keeps it, so other machines are kept
-    out as well (where the mount says ``nolock`` or ``local_lock``, only this machine's processes).
-    A bucket's folder is kept by a lease (``lease.py``).
+    The operating system holds the lock and releases it when the process ends, even by ``kill -9``.
+    On NFS the server holds it, so it also excludes other machines (unless the mount has ``nolock``
+    or ``local_lock``). A lease protects a folder in a bucket (``lease.py``).
 
     Raises:
         UserError: another run is in one of the folders, or the disk is full.
@@ -75,7 +74,7 @@ def hold_run(recipe: Recipe) -> Iterator[None]:
 def _patience(recipe: Recipe) -> float:
     """Return how many seconds to wait at the start for a bucket that does not answer.
 
-    A resumed run waits an outage out, as nobody may be there to give the command again.
+    A resumed run waits until an outage is over: it may be unattended.
     """
     if not (recipe.run_path() / "recipe.yaml").exists():
         return 0.0  # a new run: somebody is there, and the address may be wrong
@@ -86,7 +85,7 @@ def _patience(recipe: Recipe) -> float:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock; in the end remove it, and the folder where nothing was written."""
+    """Hold a folder's lock; at the end remove it, and the folder if nothing was written."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +107,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(path: Path) -> TextIO:
-    """Return the locked file; while it is open nobody else gets it."""
+    """Return the locked file; while it is open no other process can lock it."""
     while True:
         file = path.open("a+", encoding="utf-8")
         try:
@@ -135,7 +134,7 @@ def _lock(path: Path) -> TextIO:
 
 
 def _check_folders(recipe: Recipe) -> None:
-    """Raise a ``UserError`` if the run's folders are no folders, or not writable."""
+    """Raise a ``UserError`` if one of the run's folders is a file, or not writable."""
     folder = recipe.checkpoint_folder()
     folders = {f"run folder {recipe.run_path()}": recipe.run_path()}
     if not is_remote(folder):
@@ -151,12 +150,12 @@ def _check_folders(recipe: Recipe) -> None:
 
 
 def starts_over(recipe: Recipe) -> bool:
-    """Tell whether to delete an earlier run: who gave the command wants it, not who repeats it."""
+    """Tell whether to delete an earlier run: a user's command does, an automatic restart not."""
     return recipe.trainer.overwrite and not is_restart()
 
 
 def clear(recipe: Recipe) -> None:
-    """Remove an earlier run of this name, if all that would go is of this name."""
+    """Remove an earlier run of this name, unless files of another run would go with it."""
     path, folder = recipe.run_path(), recipe.checkpoint_folder()
     if not (path / "recipe.yaml").exists() and _strangers(path):
         raise UserError(f"{path} is no run folder (no recipe.yaml); trainer.overwrite spares it")
@@ -182,7 +181,7 @@ def clear(recipe: Recipe) -> None:
 
 
 def _strangers(path: Path) -> list[Path]:
-    """Return what is in a run folder besides the leftovers of a failed start and a certificate."""
+    """Return the entries of a run folder, without leftovers of a failed start and certificates."""
     remains = {*_half_written(path), path / LOCK, path / "certificate"}
     checkpoints = path / "checkpoints"
     if checkpoints.is_dir() and not any(checkpoints.iterdir()):
@@ -191,7 +190,7 @@ def _strangers(path: Path) -> list[Path]:
 
 
 def check_folder(recipe: Recipe) -> None:
-    """Raise a ``UserError`` if the run's folder is of another run, or of something else."""
+    """Raise a ``UserError`` if the run's folder belongs to another run, or is no run folder."""
     path = recipe.run_path()
     if (path / "recipe.yaml").exists():
         compare_recipes(read_mapping(path / "recipe.yaml"), recipe, f"{path}/recipe.yaml")
@@ -202,7 +201,7 @@ def check_folder(recipe: Recipe) -> None:
 
 
 def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> None:
-    """Write the recipe, and what its algorithms ask, into the run's folder (``hold`` has made it).
+    """Write the recipe and its pretext tasks into the run's folder, which ``hold`` has made.
 
     Raises:
         UserError: it cannot be written.

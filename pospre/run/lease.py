@@ -1,8 +1,8 @@
-"""Keeps a bucket folder to one run, whichever machines the runs are on.
+"""A lease on a folder in a bucket: only one run uses it, on whichever machine.
 
-An object ``run.lease`` says who has the folder. It is written by conditional puts, so that of two
-starts at once one gets it, and written anew every few seconds: one that changes no more is of a
-run that is dead. Clocks are never compared: who comes later looks for a while, by its own.
+The object ``run.lease`` names the owner. Conditional puts write it, so that only one of two
+simultaneous starts gets it. The owner writes it again every few seconds; a lease that no longer
+changes belongs to a dead run. Machines never compare clocks: a later start watches by its own.
 """
 
 import json
@@ -35,8 +35,8 @@ _lost: set[str] = set()  # folders that other runs have taken over from this pro
 def lease(folder: str, patience: float = 0.0) -> Iterator[None]:
     """Hold an ``s3://`` folder while the body of ``with`` runs.
 
-    If another machine has taken it over meanwhile (this one could not write for ``EXPIRES``
-    seconds, the other one could), this process is told to stop as by SIGTERM.
+    Another machine can take it over if this one could not write for ``EXPIRES`` seconds. This
+    process is then stopped as by SIGTERM.
 
     Args:
         folder: of one run.
@@ -60,7 +60,7 @@ def check_held(folder: str) -> None:
 
 
 class _Found(NamedTuple):
-    """A lease in the bucket: who wrote it, and the tag of this very write, empty without one."""
+    """A lease in the bucket: its owner, and the tag of its last write; empty if there is none."""
 
     owner: dict[str, Any]
     tag: str

@@ -1,4 +1,4 @@
-"""What a checkpoint knows of its run, and how a run goes on from it."""
+"""What a checkpoint records of its run, and how a run resumes from it."""
 
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from pospre.run.checkpoints.content import callback_states
 class RecipeRecord(Callback):
     """Stores the resolved recipe and the identity of the data set in every checkpoint.
 
-    Of what the environment gave, and a resumed run may not change, there are fingerprints.
+    Values from the environment that a resumed run must not change are stored as fingerprints.
     """
 
     def __init__(self, recipe: Recipe, num_samples: int, data: Identity) -> None:
@@ -40,7 +40,7 @@ class RecipeRecord(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the recipe of this start: a checkpoint's own was compared with it before."""
+        """Keep the recipe of this start, which was compared with the checkpoint's before."""
 
 
 class Recorded(NamedTuple):
@@ -58,18 +58,18 @@ def recorded(content: dict[str, Any]) -> Recorded:
 
 
 class LoaderPosition(Callback):
-    """Keeps the loader where the run is, so that resuming neither replays nor skips a sample."""
+    """Keeps the loader at the run's position: resuming neither replays nor skips a sample."""
 
     def __init__(self, loader: ViewLoader) -> None:
         self.loader = loader
         self._bad: set[int] = set()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the order needs on another storage of the data set."""
+        """Return what the order of samples needs if the data set is stored elsewhere."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with that order, if it is not this storage's."""
+        """Continue with that order if this storage has another."""
         if state:
             self.loader.load_state_dict(state)
 
@@ -87,8 +87,8 @@ class LoaderPosition(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log how many samples were left out since the start, as soon as there is one.
 
-        They are counted over all ranks at the end of every epoch and of the run; in between a rank
-        adds what it met itself.
+        They are counted over all ranks at the end of every epoch and of the run. In between, a
+        rank adds the samples that it met itself.
         """
         if not self.loader.skips_bad:
             return
@@ -102,12 +102,12 @@ class LoaderPosition(Callback):
 
 
 class Resume(Callback):
-    """Loads the state where Composer would have read a file, and the random state with it.
+    """Loads the state and the random state at the moment when Composer would read a file.
 
-    Composer's ``load_path`` reads the file again, whatever it holds by then, and unpickles freely.
+    Composer's ``load_path`` reads the file a second time and unpickles without limits.
 
     Args:
-        content: of the checkpoint; emptied once it is loaded, so that its memory is free.
+        content: of the checkpoint; emptied after loading, to free its memory.
     """
 
     def __init__(self, content: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ class Resume(Callback):
         self._random: list[dict[str, Any]] | None = content.get("rng")
 
     def before_load(self, state: State, logger: Logger) -> None:
-        """Load weights, optimiser, clock and all else that the state keeps."""
+        """Load the weights, the optimiser, the clock and the rest of the state."""
         saved = self._content["state"]
         # What a file says of algorithms Composer would evaluate, as Python, were it a list (also
         # one under the old name, with an underscore); ours come from the recipe.

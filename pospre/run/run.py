@@ -1,4 +1,4 @@
-"""One door for a run: its folder, its ranks and its checkpoints, held while it trains."""
+"""One door for a run: it holds the folder, the ranks and the checkpoints while it trains."""
 
 import socket
 import uuid
@@ -36,11 +36,11 @@ _PAUSE = 0.5
 
 
 class Run:
-    """A run while it lasts: of all starts only this one is in its folders, on all of its ranks.
+    """A run that holds its folders on all of its ranks; no other start can enter them.
 
-    ``with Run(recipe) as run`` joins the other ranks, and locks the folder (a bucket by a lease);
-    ``find`` looks for the newest checkpoint that is whole; ``begin`` gives the callbacks that go on
-    from it, save, and upload beside the steps. At the end all is given back.
+    ``with Run(recipe) as run`` joins the other ranks and locks the folder (a bucket by a lease).
+    ``find`` looks for the newest complete checkpoint. ``begin`` returns the callbacks that resume
+    from it, save, and upload beside the steps. Leaving the block releases everything.
 
     Args:
         recipe: of the run.
@@ -76,12 +76,12 @@ class Run:
         self._held.__exit__(kind, error, trace)
 
     def is_new(self) -> bool:
-        """Tell, on every rank, whether there is no checkpoint to go on from, or none is wanted."""
+        """Tell every rank whether the run starts anew: no checkpoint exists, or none is wanted."""
         recipe = self.recipe
         return from_rank_zero(lambda: starts_over(recipe) or not checkpoints_of(recipe))
 
     def find(self, training: Training) -> int:
-        """Return after how many steps the run goes on, on every rank; 0: from the beginning.
+        """Return on every rank the step from which the run resumes; 0: from the beginning.
 
         Nothing is written before everything is checked.
 
@@ -108,7 +108,7 @@ class Run:
         return in_bucket(start, self._uploads)
 
     def begin(self) -> list[Callback]:
-        """Return the callbacks that load the checkpoint that was found, save and upload.
+        """Return the callbacks that load the checkpoint of ``find``, save and upload.
 
         All ranks call it together, after ``find``.
         """
@@ -143,7 +143,7 @@ class Run:
 
 
 def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
-    """Upload a local checkpoint that the bucket lacks; wait for it if other nodes must read it."""
+    """Upload a local checkpoint that the bucket lacks; wait if other nodes must read it."""
     if is_remote(start.uri):
         return start
     path = Path(start.uri)
@@ -158,7 +158,7 @@ def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
 
 
 def _open(training: Training) -> Checkpoint | None:
-    """Make or check the run's folder and return the checkpoint to go on from, if any."""
+    """Make or check the run's folder and return the checkpoint to resume from, if any."""
     recipe = training.recipe
     if starts_over(recipe):
         clear(recipe)
@@ -179,14 +179,15 @@ def _earlier(recipe: Recipe, start: Checkpoint) -> list[Path]:
 
 
 def has_shards(recipe: Recipe) -> bool:
-    """Tell whether every rank holds a part of the state alone."""
+    """Tell whether each rank holds only a part of the state."""
     return recipe.trainer.fsdp is not None and dist.get_world_size() > 1
 
 
 def is_one_place(recipe: Recipe) -> bool:
-    """Tell, on every rank, whether what all ranks write is in one place in the end.
+    """Tell every rank whether the files of all ranks end up in one place.
 
-    It is not on disks that the nodes do not share: then the first rank gathers all and writes it.
+    They do not if the nodes share neither a disk nor a bucket. The first rank then gathers the
+    whole state and writes it.
     """
     on_one_node = dist.get_world_size() == dist.get_local_world_size()
     if on_one_node or is_remote(recipe.checkpoint_folder()):

@@ -10,8 +10,8 @@ from pospre.batch import Batch
 class SideStream:
     """Runs functions that make a batch beside the main stream; on CPUs it calls them.
 
-    What a function reads must be in memory, or made by this stream: it does not wait for the main
-    one. The main stream waits for what it makes, and the CPU for neither.
+    It does not wait for the main stream, so a function must not read what that stream computes. The
+    main stream waits for the batch; the CPU waits for neither.
 
     Args:
         device: that of the batches, ``cuda`` or ``cpu``.

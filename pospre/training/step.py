@@ -1,6 +1,6 @@
 """Composer's Trainer with less work around a step: each override says what it leaves out.
 
-They are made for Composer 0.32.1, and a test notices when it changes what they stand for.
+They are made for Composer 0.32.1; a test fails if Composer changes what they rely on.
 """
 
 import itertools
@@ -33,15 +33,15 @@ OVERRIDDEN = (
     "_accumulate_time_across_ranks",
     "_use_closures",
 )
-"""What this module stands on: methods of Composer's Trainer."""
+"""What this module relies on: methods of Composer's Trainer."""
 
 
 class StepTrainer(Trainer):
-    """Composer's Trainer, its step without what a run of ours has no use for.
+    """Composer's Trainer without the parts of a step that our runs do not need.
 
-    It neither looks for the size of microbatches while it trains, nor counts tokens, nor has
-    training metrics: our model has none, and ``microbatch_size`` is known before. Ranks do not ask
-    each other for numbers of samples and batches, which ``ViewLoader`` makes equal.
+    It does not search for a microbatch size, which is known before, and has no token counts and no
+    training metrics. Ranks do not exchange their numbers of samples and batches: ``ViewLoader``
+    makes them equal.
 
     Args:
         arguments: of Composer's Trainer, as ``options``.
@@ -56,19 +56,19 @@ class StepTrainer(Trainer):
         self._beside = SideStream("cuda" if self.state.device.name == "gpu" else "cpu")
 
     def fit(self, *arguments: Any, **options: Any) -> None:
-        """Train; blocks that are computed again then choose the same attention as before."""
+        """Train. Recomputed blocks then choose the same attention kernel as in the forward pass."""
         with self._attention():
             super().fit(*arguments, **options)
 
     def _use_closures(self) -> bool:
-        """Say no: for a closure, Composer fetches the loss before the optimiser can begin."""
+        """Return false: with a closure, Composer fetches the loss before the optimiser starts."""
         return False
 
     def _train_batch(self, use_grad_scaling: bool) -> Any:
-        """Train on a batch and leave its losses on the device, where Composer fetches each.
+        """Train on a batch and leave its losses on the device; Composer fetches each one.
 
-        It waits for those of the step before, so that the device has one step to do, and not more.
-        Composer also looks for FSDP in all modules, and asks a GPU for statistics of its memory.
+        It waits for the losses of the previous step, so that at most one step is queued. Composer
+        also searches all modules for FSDP, and asks a GPU for memory statistics.
         """
         state, spec, size = (
             self.state,
@@ -161,7 +161,7 @@ class StepTrainer(Trainer):
 
     @contextmanager
     def _drawing_beside(self) -> Iterator[None]:
-        """Let algorithms draw on the side stream here alone: other batches do not come by it."""
+        """Let algorithms draw on the side stream, only here: other batches come another way."""
         model: Any = self._original_model
         others, model.draw_stream = model.draw_stream, self._beside
         try:
@@ -170,7 +170,7 @@ class StepTrainer(Trainer):
             model.draw_stream = others
 
     def _iter_dataloader(self, trainer_mode: TrainerMode) -> Iterator[Any]:
-        """Yield batches; all ranks have as many, so that none asks the others if any are left."""
+        """Yield batches. All ranks have equally many, so none asks the others if any are left."""
         if trainer_mode != TrainerMode.TRAIN:
             yield from super()._iter_dataloader(trainer_mode)
             return
