@@ -1,4 +1,4 @@
-"""The content of a checkpoint, made of the bytes of its files; nothing in them is ever executed."""
+"""The content of a checkpoint, read from the bytes of its files without executing any of them."""
 
 import io
 import pickle
@@ -11,14 +11,14 @@ from pospre.run.checkpoints.files import METADATA, REST, DamagedCheckpoint, veri
 
 
 def assemble(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """Return the content of a checkpoint, whole, on the CPU.
+    """Return the whole content of a checkpoint, on the CPU.
 
     Args:
-        files: all that its manifest lists, and the manifest.
-        name: what to call it in errors.
+        files: the manifest, and every file that it lists.
+        name: of the checkpoint, for errors.
 
     Raises:
-        DamagedCheckpoint: a file is not what was written, or holds more than plain data.
+        DamagedCheckpoint: a file differs from what was written, or holds more than plain data.
         UserError: it is no checkpoint of this package.
     """
     verify(files, name)
@@ -39,7 +39,7 @@ def assemble(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def _rest(data: bytes, name: str) -> dict[str, Any]:
-    """Return all but the tensors of model and optimiser."""
+    """Return everything but the tensors of the model and the optimiser."""
     try:
         content = torch_file.load(io.BytesIO(data))
     except pickle.UnpicklingError as error:
@@ -55,6 +55,6 @@ def _rest(data: bytes, name: str) -> dict[str, Any]:
 
 
 def callback_states(content: dict[str, Any]) -> dict[str, Any]:
-    """Return what callbacks have stored in a checkpoint's content."""
+    """Return the states of callbacks in a checkpoint's content."""
     state = content.get("state")
     return state.get("callbacks", {}) if isinstance(state, dict) else {}

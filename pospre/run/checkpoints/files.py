@@ -1,9 +1,9 @@
 """The files of a checkpoint: a folder with a manifest, written last.
 
-``ep1-ba4/`` holds torch's distributed checkpoint of the tensors of model and optimiser
-(``*.distcp``, ``.metadata``), ``rest.pt`` with all else, and ``manifest.json`` with the size and
-the SHA-256 of every file and the versions that wrote them. A folder without a manifest is no
-checkpoint. A reader compares size and SHA-256 before it uses a byte.
+``ep1-ba4/`` holds torch's distributed checkpoint of the model's and the optimiser's tensors
+(``*.distcp``, ``.metadata``), ``rest.pt`` with everything else, and ``manifest.json``. The manifest
+has the size and SHA-256 of every file, and the versions that wrote them. A folder without one is
+no checkpoint. Readers compare size and SHA-256 before they use a byte.
 """
 
 import errno
@@ -27,7 +27,7 @@ _NAME = re.compile(rf"{re.escape(METADATA)}|{re.escape(REST)}|\w+\.distcp")
 
 
 class DamagedCheckpoint(UserError):
-    """The folder is not what training wrote; another one may be whole."""
+    """The files of a checkpoint differ from what was written; an older one may be intact."""
 
 
 class Member(NamedTuple):
@@ -58,19 +58,19 @@ class HashedFile:
             raise
 
     def flush(self) -> None:
-        """Do what torch asks for at the end."""
+        """Flush the file; torch calls this at the end."""
         self.file.flush()
 
 
 def write_member(path: Path, save: Callable[[HashedFile], Any]) -> Member:
-    """Write a file that shows under its name when it is whole.
+    """Write a file that appears under its name only when it is complete.
 
     Args:
         path: of the file.
         save: writes into it.
 
     Raises:
-        OSError: the disk is full, or not writable; an earlier file of this name is as it was.
+        OSError: the disk is full or not writable; an earlier file of this name is unchanged.
     """
     with atomic_open(path) as file:
         hashed = HashedFile(file)
@@ -85,7 +85,7 @@ def write_member(path: Path, save: Callable[[HashedFile], Any]) -> Member:
 
 
 def write_manifest(folder: Path, members: Sequence[Member], versions: dict[str, Any]) -> None:
-    """Make a checkpoint of a folder, and remove from it what is not part of it."""
+    """Turn a folder into a checkpoint, and remove other files from it."""
     noted = {"files": [member._asdict() for member in members], "versions": versions}
     write_atomic(folder / MANIFEST, json.dumps(noted).encode())
     sync(folder.parent)  # the folder's own name, too, outlives a power cut
@@ -99,7 +99,7 @@ def read_manifest(manifest: bytes, name: str) -> list[Member]:
     """Return the files of a checkpoint.
 
     Raises:
-        DamagedCheckpoint: the manifest says nothing of the kind.
+        DamagedCheckpoint: the manifest is not valid.
     """
     try:
         members = [
@@ -115,10 +115,10 @@ def read_manifest(manifest: bytes, name: str) -> list[Member]:
 
 
 def verify(files: Mapping[str, bytes], name: str) -> None:
-    """Compare the files of a checkpoint with its manifest, which is one of them.
+    """Compare the files of a checkpoint with its manifest, which is among them.
 
     Raises:
-        DamagedCheckpoint: a file is not what was written.
+        DamagedCheckpoint: a file differs from what was written.
     """
     for member in read_manifest(files[MANIFEST], name):
         data = files[member.file]
@@ -130,13 +130,13 @@ def verify(files: Mapping[str, bytes], name: str) -> None:
 
 
 def files_of(checkpoint: Path) -> list[Path]:
-    """Return the files of a local checkpoint, but for its manifest."""
+    """Return the files of a local checkpoint, without its manifest."""
     members = read_manifest((checkpoint / MANIFEST).read_bytes(), str(checkpoint))
     return [checkpoint / member.file for member in members]
 
 
 def why_not_written(error: OSError, place: Path) -> str:
-    """Return why something could not be written to a folder, and what helps."""
+    """Return why a folder could not be written, and the remedy."""
     if error.errno == errno.EFBIG:
         return f"{error.strerror}. Raise this shell's limit on the size of files (ulimit -f)"
     try:

@@ -1,4 +1,4 @@
-"""Which checkpoints there are, on the disk and in the bucket, and removing old ones."""
+"""Lists the checkpoints on disk and in a bucket, and removes old ones."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ NAME = re.compile(r"ep(\d+)-ba(\d+)")
 
 
 class Found(NamedTuple):
-    """A checkpoint by progress: the greater, the newer; a local one before the same on S3."""
+    """A checkpoint, ordered by progress: the greatest is the newest; local before S3."""
 
     batch: int
     epoch: int
@@ -46,7 +46,7 @@ def checkpoints_in(*folders: str) -> list[Found]:
 
 
 def _named(names: list[str], folder: str) -> list[Found]:
-    """Return the checkpoints of a folder, of which the files in it have a manifest."""
+    """Return the checkpoints of a folder: those with a manifest."""
     found = []
     for name in names:
         checkpoint, _, file = name.partition("/")
@@ -58,7 +58,7 @@ def _named(names: list[str], folder: str) -> list[Found]:
 
 
 def checkpoints_of(recipe: Recipe) -> list[Found]:
-    """Return the checkpoints of a run, wherever they are, newest first."""
+    """Return the checkpoints of a run from all its folders, newest first."""
     return checkpoints_in(*checkpoint_folders(recipe))
 
 
@@ -74,19 +74,19 @@ def remove_checkpoints(folder: str) -> None:
 
 
 def incomplete(folder: Path) -> list[str]:
-    """Return the names of what killed saves have left in a local folder."""
+    """Return the names of incomplete checkpoints that killed saves left in a local folder."""
     paths = [path for path in folder.glob("ep*-ba*") if path.is_dir()]
     return [path.name for path in paths if not (path / MANIFEST).exists()]
 
 
 def remove(path: Path) -> None:
-    """Delete a local checkpoint, or what there is of it: its manifest first."""
+    """Delete a local checkpoint, complete or not: its manifest first."""
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)  # other nodes may be at it
 
 
 def named_best(note: bytes | None) -> str | None:
-    """Return the name of the best checkpoint that a note tells of, None without a whole note."""
+    """Return the name of the best checkpoint from its note; None if the note is not valid."""
     try:
         name = Path(parse_object(note or b"")["checkpoint"]).name
     except (ValueError, KeyError, TypeError):
@@ -97,15 +97,15 @@ def named_best(note: bytes | None) -> str | None:
 def remove_oldest(
     bucket: Bucket, keep: int, newest: str | None = None, best: str | None = None
 ) -> None:
-    """Delete the oldest checkpoints of a bucket's folder, each after its manifest.
+    """Delete the oldest checkpoints of a bucket's folder, the manifest of each first.
 
-    Shards without a manifest, which killed uploads leave, go with what is older than ``newest``.
+    Shards without a manifest, left by killed uploads, are deleted if older than ``newest``.
 
     Args:
         bucket: of the folder; in use.
-        keep: how many stay.
-        newest: the name of the one that counts as the newest; what is further stays as well.
-        best: the name of one that stays however old it is.
+        keep: how many to keep.
+        newest: the name of the one that counts as the newest; later ones are kept as well.
+        best: the name of one that is always kept.
     """
     objects = list(bucket.list(below=True))
     found = sorted(_named(objects, bucket.uri), reverse=True)

@@ -1,4 +1,4 @@
-"""What a rank writes of a checkpoint: all of it, or its part of what all ranks write together."""
+"""The files that one rank writes of a checkpoint: all of them, or its shards."""
 
 import contextlib
 import copy
@@ -34,7 +34,7 @@ _PARTS = ("model", "optimizers")
 
 @contextlib.contextmanager
 def sharded_state(state: State) -> Iterator[None]:
-    """Let FSDP give every rank its shards instead of the whole state to the first one."""
+    """Let FSDP give every rank its shards, instead of the whole state to the first rank."""
     config = state.fsdp_config
     before, config.state_dict_type = config.state_dict_type, "sharded"
     try:
@@ -44,9 +44,9 @@ def sharded_state(state: State) -> Iterator[None]:
 
 
 class Staging:
-    """Copies states into the CPU's memory: in the same buffers each time, pinned beside a GPU.
+    """Copies states into the CPU's memory, into the same buffers each time (pinned with a GPU).
 
-    What an earlier call returned is overwritten by the next one.
+    A call overwrites what an earlier call returned.
     """
 
     def __init__(self) -> None:
@@ -80,20 +80,20 @@ class Staging:
 
 
 class Written(NamedTuple):
-    """What a rank has written of a checkpoint: its files, and where in them the tensors are."""
+    """What a rank has written: its files, and the position of each tensor in them."""
 
     members: list[Member]
     tensors: dict[MetadataIndex, _StorageInfo]
 
 
 class Part:
-    """What this rank writes of a checkpoint, copied: training may go on while it is written.
+    """What this rank writes of a checkpoint: a copy, so training continues during the write.
 
     Args:
         content: with the tensors of this rank.
-        staging: what copies it.
-        together: whether all ranks make theirs now, by the plan of torch's distributed checkpoint.
-            Of tensors that several ranks have, the first one writes them.
+        staging: makes the copy.
+        together: whether all ranks write theirs, as torch's distributed checkpoint plans it. The
+            first of the ranks that hold a tensor writes it.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Part:
         self._rest = staged["rest"]
 
     def write(self, folder: Path) -> Written:
-        """Write this rank's files into a checkpoint's folder; without a manifest they are none yet.
+        """Write this rank's files into a checkpoint's folder, which has no manifest yet.
 
         Raises:
             OSError: the disk is full, or not writable.
@@ -140,7 +140,7 @@ class Part:
         return written
 
     def finish(self, folder: Path, parts: Sequence[Written]) -> None:
-        """Make a checkpoint of what the ranks have written; on the first rank."""
+        """Make a checkpoint of the files of all ranks; on the first rank."""
         places = {index: info for part in parts for index, info in part.tensors.items()}
         described = pickle.dumps(dataclasses.replace(self._described, storage_data=places))
         metadata = write_member(folder / METADATA, lambda file: file.write(described))
@@ -150,7 +150,7 @@ class Part:
 
 @contextlib.contextmanager
 def _without_crc32() -> Iterator[None]:
-    """Let torch leave out its own checksums: the manifest has a better one, in half the time."""
+    """Turn torch's own checksums off: the manifest has better ones, in half the time."""
     before = get_crc32_options()
     set_crc32_options(False)
     try:
@@ -160,7 +160,7 @@ def _without_crc32() -> Iterator[None]:
 
 
 def _split(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the tensors of model and optimiser by their place, and the rest as it was."""
+    """Return the tensors of model and optimiser by their path, and the rest unchanged."""
     tensors: dict[str, Any] = {}
 
     def without_tensors(value: Any, place: str) -> Any:

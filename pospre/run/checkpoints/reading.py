@@ -1,7 +1,7 @@
-"""The content of a checkpoint: of the newest that is whole, or of one by its name.
+"""Reads the content of a checkpoint: the newest intact one, or one by its name.
 
-A checkpoint is a folder ``ep<epoch>-ba<batch>``, locally or on S3. It is read once, into memory:
-the bytes that were checked are the bytes that are loaded, whatever becomes of the files meanwhile.
+A checkpoint is a folder ``ep<epoch>-ba<batch>``, local or on S3. It is read into memory once: the
+bytes that were checked are the bytes that are loaded, even if the files change meanwhile.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ _ONE_FOLDER = "All nodes must see one trainer.save_folder, or use a bucket"
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that was read and is whole.
+    """A checkpoint that was read and is intact.
 
     Attributes:
         uri: where it came from.
         sha256: of its manifest, which has those of the other files.
-        content: what they hold.
+        content: of its files.
         files: the bytes by file, if they came from a bucket and other ranks of this node need them.
     """
 
@@ -52,17 +52,17 @@ class Checkpoint(NamedTuple):
 
     @property
     def batch(self) -> int:
-        """How many steps it has been trained."""
+        """Number of steps that it was trained for."""
         return int(self.content["state"]["timestamp"]["Timestamp"]["batch"])
 
 
 def open_newest(folders: Sequence[str]) -> Checkpoint | None:
-    """Return the newest whole checkpoint of some folders, None where there is none at all.
+    """Return the newest intact checkpoint of some folders, None if they hold none at all.
 
-    Damaged ones are named and passed over.
+    Damaged ones are reported and skipped.
 
     Raises:
-        UserError: there are checkpoints, and none is whole.
+        UserError: there are checkpoints, and all are damaged.
     """
     failures: list[UserError] = []
     for found in checkpoints_in(*folders):
@@ -80,10 +80,10 @@ def open_newest(folders: Sequence[str]) -> Checkpoint | None:
 
 
 def read_checkpoint(uri: str) -> Checkpoint:
-    """Return one checkpoint, verified; nothing in it is ever executed.
+    """Return one checkpoint, verified; no part of it is executed.
 
     Raises:
-        DamagedCheckpoint: it is not what training wrote.
+        DamagedCheckpoint: it differs from what training wrote.
         UserError: it is missing, cannot be fetched, or is not one of this package.
     """
     try:
@@ -109,8 +109,8 @@ def _read(uri: str) -> Checkpoint:
 def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
     """Return on every rank the content of the checkpoint that rank 0 has read.
 
-    Each rank reads the bytes itself and compares their SHA-256 with that of rank 0's. From a bucket
-    every node fetches them once; on the first one that is what rank 0 has done already.
+    Each rank reads the bytes itself and compares their SHA-256 with rank 0's. Every node fetches
+    them from a bucket once; rank 0 has already done so for the first node.
 
     Args:
         start: on rank 0 the checkpoint, if there is one; None on the other ranks.
@@ -134,7 +134,7 @@ def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _on_this_node(uri: str, files: dict[str, bytes] | None) -> Iterator[str]:
-    """Give the ranks of a node one local copy, which is deleted in the end if it was a download.
+    """Give the ranks of a node one local copy; a downloaded one is deleted at the end.
 
     Args:
         uri: of the checkpoint.
@@ -180,7 +180,7 @@ def _copy(uri: str, target: Path, files: dict[str, bytes] | None) -> None:
 
 
 def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
-    """Return the content of a local copy, if it is what the first rank has read at ``uri``."""
+    """Return the content of a local copy if it equals what the first rank read at ``uri``."""
     host = socket.gethostname()
     try:
         found = read_checkpoint(place)
@@ -230,10 +230,10 @@ def _read_files(folder: str, names: list[str]) -> Iterator[bytes]:
 
 
 def open_checkpoint(uri: str) -> Checkpoint:
-    """Return the checkpoint that ``uri`` means: itself, or the newest of a folder or a run folder.
+    """Return the checkpoint at ``uri``, or the newest one of a folder or a run folder.
 
     Raises:
-        UserError: there is none, or none that is whole.
+        UserError: there is none, or all are damaged.
     """
     checkpoint = _find(uri)
     warn_of_other_versions(checkpoint.content, checkpoint.uri)
@@ -241,7 +241,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
 
 
 def _is_checkpoint(uri: str) -> bool:
-    """Tell whether an address is that of a checkpoint: by its name, or whatever its name."""
+    """Tell whether an address is that of a checkpoint, by its name or its manifest."""
     if NAME.fullmatch(Path(uri).name):
         return True
     if not is_remote(uri):

@@ -1,7 +1,7 @@
-"""Whether a checkpoint holds what training writes: its hash says only that it came whole.
+"""Checks that a checkpoint holds what training writes: its hash shows only that it is complete.
 
-What is odd is found when the file is read, where an older one can take its place, and not by the
-libraries that take it up later. Numpy, for one, reads memory at whatever place a state names.
+Odd content is found here, while an older checkpoint can still replace this one, not later in a
+library. Numpy, for example, would read memory at any address that a state names.
 """
 
 import math
@@ -21,7 +21,7 @@ _WORDS = 624  # of numpy's random state, a Mersenne twister
 
 
 def check_state(content: dict[str, Any], name: str) -> None:
-    """Look at a checkpoint's content, which ``assemble`` has given.
+    """Check the content of a checkpoint, as ``assemble`` returns it.
 
     Raises:
         DamagedCheckpoint: a part of it is not what training writes.

@@ -1,10 +1,10 @@
 """Saves checkpoints on the local disk while training goes on.
 
-Composer's own saver leaves a partial file under its final name when the disk is full, its uploader
-takes the run down with the bucket, and the step waits for both. Here a step waits for a copy of the
-state in memory; a thread writes it, whole or not at all. What all ranks write together becomes a
-checkpoint between two steps, when all have written their parts. What carries it into a bucket
-(``uploads.py``) hangs on ``after_save``.
+Composer's own saver leaves a partial file under its final name if the disk is full. Its uploader
+ends the run if the bucket fails, and each step waits for both. Here a step waits only for a copy of
+the state in memory, which a thread writes completely or not at all. Shards of several ranks become
+a checkpoint between two steps, when all ranks have written theirs. ``after_save`` starts the upload
+(``uploads.py``).
 """
 
 import sys
@@ -32,21 +32,22 @@ _WRITTEN, _WRITING, _FAILED = range(3)
 class CheckpointSaver(Callback):
     """Saves every ``interval`` and at the end; keeps the last ``keep`` checkpoints.
 
-    One save is written at a time: the next one, the end of training and whoever calls ``wait``
-    wait for it. One that fails ends the run, on all ranks after the next step.
+    It writes one save at a time. The next save, the end of training and callers of ``wait`` wait
+    for it. A failed save ends the run, on all ranks after the next step.
 
     Args:
         folder: local folder of the checkpoints.
         interval: between two saves, such as ``1ep`` or ``100ba``.
-        keep: checkpoints to keep; -1 keeps all. The oldest go, and only once a newer one is whole.
+        keep: checkpoints to keep; -1 keeps all. The oldest is deleted only after a newer one is
+            complete.
         earlier: checkpoints of an earlier start, oldest first; they count for ``keep``.
-        together: let every rank write the shards that FSDP gives it; else the first rank writes
-            all.
+        together: let every rank write the shards that FSDP gives it; otherwise the first rank
+            writes everything.
 
     Attributes:
-        before_save: called on every rank with the state before anything is written; one that
-            raises stops the save.
-        after_save: called on rank 0 with the path of every new checkpoint, mostly in the thread
+        before_save: called on every rank with the state before anything is written; an exception
+            stops the save.
+        after_save: called on rank 0 with the path of every new checkpoint, usually in the thread
             that writes.
         after_parts: called on every rank, between two steps, with the path of a new checkpoint
             that all wrote together, and the files of it that this rank has written.
@@ -78,7 +79,7 @@ class CheckpointSaver(Callback):
         self._shared = Greatest()
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Start from the checkpoint that is loaded; remove what killed saves left."""
+        """Continue from the loaded checkpoint; remove incomplete ones that killed saves left."""
         self._last_batch = state.timestamp.batch.value
         remains = from_rank_zero(lambda: incomplete(self.folder))
         if dist.get_local_rank() == 0:
@@ -86,12 +87,12 @@ class CheckpointSaver(Callback):
                 remove(self.folder / name)
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Begin to compare notes on the save that is being written, beside the step."""
+        """Start to compare the ranks' progress with the pending save, during the step."""
         if self._writing is not None:
             self._shared.begin(self._progress())
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Raise what a save has failed of; save in the middle of an epoch, when it is time."""
+        """Raise the error of a failed save; save within an epoch when it is time."""
         if self._writing is not None and self._progress_of_all() != _WRITING:
             self.wait()
         if self._is_due(state, Event.BATCH_CHECKPOINT):
@@ -103,21 +104,21 @@ class CheckpointSaver(Callback):
             self.save(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Let the last checkpoint be whole when training ends."""
+        """Complete the last checkpoint before training ends."""
         self.wait()
 
     def close(self, state: State, logger: Logger) -> None:
-        """Let what is being written be finished, also where training ends with an error."""
+        """Finish the pending save, even if training ends with an error."""
         self._thread.shutdown()
         failure = None if self._writing is None else self._writing.exception()
         if failure is not None:
             print(f"warning: {failure}", file=sys.stderr)
 
     def save(self, state: State) -> None:
-        """Save this step, on all ranks together; nothing happens where it is saved already.
+        """Save this step, on all ranks together; do nothing if it is saved already.
 
         Raises:
-            UserError: the save before cannot be written. The earlier checkpoints are as they were.
+            UserError: the previous save cannot be written. Earlier checkpoints are unchanged.
         """
         time = state.timestamp
         if time.batch.value == self._last_batch:
@@ -141,7 +142,7 @@ class CheckpointSaver(Callback):
         self._last_batch = time.batch.value
 
     def wait(self) -> None:
-        """Wait, on all ranks together, until what was saved is whole on the disk.
+        """Wait, on all ranks together, until the last save is complete on disk.
 
         Raises:
             UserError: it cannot be written.
@@ -168,14 +169,14 @@ class CheckpointSaver(Callback):
         return _FAILED if self._writing.exception() else _WRITTEN
 
     def _progress_of_all(self) -> int:
-        """Return what all ranks knew when this step began, or one rank knows now."""
+        """Return the progress of all ranks at the start of this step, or of one rank now."""
         progress = self._shared.end()
         if progress is not None:
             return progress
         return _WRITING if dist.get_world_size() > 1 else self._progress()
 
     def _write(self, part: Part | None, path: Path) -> Written | None:
-        """Write what this rank has; make a checkpoint of it if the others have nothing."""
+        """Write what this rank holds; complete the checkpoint if the other ranks hold nothing."""
         if part is None:
             return None
         with self._explained(path):
@@ -191,7 +192,7 @@ class CheckpointSaver(Callback):
             part.finish(path, parts)
 
     def _finish(self, path: Path) -> None:
-        """Remove the oldest, once for each node, which may have a disk of its own; say it."""
+        """Delete the oldest, once per node (each may have its own disk), and announce the save."""
         self._kept = [*(old for old in self._kept if old != path), path]
         while len(self._kept) > self.keep > 0:
             oldest = self._kept.pop(0)
@@ -217,7 +218,7 @@ class CheckpointSaver(Callback):
 def plain_random(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the random states of all ranks with lists in the place of numpy's arrays.
 
-    Where a file may name arrays, it may name addresses in memory; numpy takes a list as well.
+    A file that may name arrays may also name addresses in memory; numpy takes a list as well.
     """
     plain = []
     for state in ranks:

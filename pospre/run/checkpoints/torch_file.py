@@ -1,9 +1,9 @@
 """Files of ``torch.save``, read without calling anything that they name.
 
-``torch.load`` of torch 2.7 lets a file assign to what is no dict, and believes what it claims about
-its storages (CVE-2026-24747). Here a pickle makes records, which hold arguments and do nothing.
-Tensors are made of them afterwards: each within the bytes of its storage, and the storages together
-within those of the file.
+``torch.load`` of torch 2.7 lets a file assign to objects that are no dicts, and trusts its claims
+about storages (CVE-2026-24747). Here a pickle makes records, which hold arguments and do nothing.
+Tensors are built from them afterwards. Each stays within the bytes of its storage, and all storages
+together within those of the file.
 """
 
 import datetime
@@ -41,7 +41,7 @@ _LEAST = 1 << 20  # bytes that a tensor may claim in any file: a small one may b
 
 
 class _Storage:
-    """The values that tensors lie in, by what the pickle says of them."""
+    """The memory of tensors, as the pickle describes it."""
 
     def __init__(self, dtype: torch.dtype, count: int) -> None:
         self.dtype, self.num_bytes = dtype, count * dtype.itemsize
@@ -121,7 +121,7 @@ _KINDS: dict[str, type] = {
 
 
 class _Contents:
-    """Makes plain values and tensors of what a pickle held, each object once."""
+    """Converts the records of a pickle to plain values and tensors, each object once."""
 
     def __init__(self, storages: _Storages) -> None:
         self._storages = storages
@@ -167,9 +167,9 @@ class _Contents:
 
 
 def load(file: BinaryIO) -> Any:
-    """Return what ``torch.save`` has written: plain values, and tensors on the CPU.
+    """Return the content of a file of ``torch.save``: plain values, and tensors on the CPU.
 
-    An ``OrderedDict`` is a dict, a parameter a tensor, a namespace the dict of its names.
+    An ``OrderedDict`` becomes a dict, a parameter a tensor, a namespace the dict of its names.
 
     Raises:
         UnpicklingError: the file names anything else.
@@ -186,10 +186,10 @@ def load(file: BinaryIO) -> Any:
 
 
 def open_archive(file: BinaryIO) -> zipfile.ZipFile:
-    """Open a zip that holds its records as they are, as ``torch.save`` does.
+    """Open a zip whose records are not compressed, as ``torch.save`` writes it.
 
     Raises:
-        ValueError, BadZipFile: it is another one: 2 MB may become terabytes.
+        ValueError, BadZipFile: it is another kind: 2 MB may expand to terabytes.
     """
     archive, num_bytes = zipfile.ZipFile(file), file.seek(0, io.SEEK_END)
     records = archive.infolist()
@@ -224,7 +224,7 @@ def _read_archive(file: BinaryIO, storages: _Storages) -> Any:
 
 
 def _read_old(file: BinaryIO, storages: _Storages) -> Any:
-    """Read what ``torch.save`` of before 1.6 has written: five pickles, then the storages."""
+    """Read a file of ``torch.save`` before torch 1.6: five pickles, then the storages."""
     file.seek(0)
     if Records(file, {}).load() != _MAGIC:
         raise ValueError("it is no file of torch.save")

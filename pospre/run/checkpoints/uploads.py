@@ -1,8 +1,8 @@
-"""Carries what a run leaves in its folder into its bucket, beside the training.
+"""Copies the files of a run into its bucket, beside the training.
 
-Composer's uploader needs processes of its own, which outlive a killed run, and ends the run when
-the bucket is away for a minute. Here the checkpoint lies on the local disk first; one thread
-carries the newest one up, for as long as that takes, and no step waits for it.
+Composer's uploader needs processes of its own, which outlive a killed run, and ends the run if the
+bucket is unreachable for a minute. Here the checkpoint is on the local disk first. One thread
+uploads the newest one, however long that takes, and no step waits for it.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ _LONGEST_PAUSE = 30.0
 
 
 def stop_grace() -> float:
-    """Return how many seconds the last upload of a run that was stopped may take: ``POSPRE_GRACE``.
+    """Return how many seconds the last upload of a stopped run may take: ``POSPRE_GRACE``.
 
-    SIGKILL comes after SIGTERM, when the launcher wants.
+    The launcher decides when SIGKILL follows SIGTERM.
     """
     return seconds_in("POSPRE_GRACE", _GRACE)
 
@@ -49,14 +49,15 @@ class _Upload(NamedTuple):
 class Uploads:
     """Uploads the newest checkpoint of a run and its small files, in a thread of its own.
 
-    Where the bucket is slower than the run saves, checkpoints between are left out. Every rank
-    uploads what it has written; the first one adds the manifest when all of it is in the bucket.
+    If the bucket is slower than the run saves, checkpoints in between are skipped. Every rank
+    uploads what it has written; the first one adds the manifest when everything is in the bucket.
 
     Args:
         run_folder: the run's, with its small files.
         remote: ``s3://`` folder of the run's checkpoints.
-        keep: checkpoints kept there; -1 keeps all. The oldest go, once a newer one is whole there;
-            the best one, of which ``best/figure.json`` beside the local ones tells, stays.
+        keep: checkpoints kept there; -1 keeps all. The oldest is deleted after a newer one is
+            complete there. The best one, named by ``best/figure.json`` beside the local ones, is
+            always kept.
     """
 
     def __init__(self, run_folder: Path, remote: str, *, keep: int = -1) -> None:
@@ -90,13 +91,13 @@ class Uploads:
             print(f"warning: {missing}", file=sys.stderr)
 
     def offer(self, checkpoint: Path) -> None:
-        """Upload a checkpoint as soon as may be, instead of an older one that still waits."""
+        """Upload a checkpoint soon, instead of an older one that still waits."""
         self._begin(_Upload(checkpoint, tuple(files_of(checkpoint))))
 
     def offer_together(self, checkpoint: Path, files: Sequence[Path]) -> None:
-        """Offer on all ranks, or on none while one of them still uploads an older checkpoint.
+        """Offer on all ranks, or on none while any rank still uploads an older checkpoint.
 
-        So all ranks upload the same checkpoints, and none waits for a file that another left out.
+        So all ranks upload the same checkpoints, and none waits for a file that another skipped.
         """
         upload = _Upload(checkpoint, tuple(files), together=True)
         is_busy = any(on_every_rank(lambda: self._waiting is not None))
@@ -112,9 +113,9 @@ class Uploads:
             self._changed.notify_all()
 
     def finish(self, at_most: float = float("inf")) -> UserError | None:
-        """Wait until the last checkpoint is up; return an error that says so where it is not.
+        """Wait until the last checkpoint is uploaded; return an error if it is not.
 
-        It is given up when nothing has gone up for ``POSPRE_S3_PATIENCE`` seconds, and after
+        It gives up when no byte was uploaded for ``POSPRE_S3_PATIENCE`` seconds, and after
         ``at_most`` seconds.
         """
         start = time.monotonic()
@@ -141,7 +142,7 @@ class Uploads:
         return None
 
     def _given_up(self, upload: _Upload) -> UserError:
-        """Return what to say of a checkpoint that did not go up."""
+        """Return the message about a checkpoint that was not uploaded."""
         failure = self._failure or Unreachable("the server does not answer")
         place = f"It is whole at {upload.checkpoint}; give the command again to upload it"
         if upload.together and not _is_whole(upload.checkpoint):
@@ -180,7 +181,7 @@ class Uploads:
             pause, failed = _FIRST_PAUSE, None
 
     def _upload(self, upload: _Upload) -> None:
-        """Upload the small files, then the checkpoint, and last what says that it is whole."""
+        """Upload the small files, then the checkpoint, and the manifest last."""
         if self._leads:
             check_held(self.remote)
         name = upload.checkpoint.name
@@ -200,10 +201,10 @@ class Uploads:
                     bucket.put(f"{name}/{MANIFEST}", manifest)
 
     def _wait_for_others(self, checkpoint: Path, manifest: bytes, bucket: Bucket) -> None:
-        """Wait until what other ranks upload is there.
+        """Wait until the files of other ranks are in the bucket.
 
         Raises:
-            FileNotFoundError: the checkpoint has gone, so the others may have left it out.
+            FileNotFoundError: the checkpoint was deleted here, so other ranks may have skipped it.
         """
         expected = {part.file: part.bytes for part in read_manifest(manifest, checkpoint.name)}
         missing = len(expected)
@@ -220,7 +221,7 @@ class Uploads:
             time.sleep(_FIRST_PAUSE)
 
     def _keep_best(self, newest: Path) -> str | None:
-        """Let the best one be in the bucket, also where it was left out; return its name."""
+        """Upload the best checkpoint if it was skipped; return its name."""
         folder = newest.parent / BEST
         note = (folder / NOTE).read_bytes() if (folder / NOTE).exists() else None
         name = named_best(note)
@@ -260,7 +261,7 @@ class Uploads:
         self._warned = True
 
     def _rest(self, pause: float) -> None:
-        """Wait before the next try, not long when somebody waits for it."""
+        """Wait before the next try; only briefly if a caller waits for it."""
         with self._changed:
             hurried = self._hurry
             pause = min(pause, 2 * _FIRST_PAUSE) if hurried else pause
@@ -288,7 +289,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def lacks(remote: str, checkpoint: Path) -> bool:
-    """Tell whether a bucket has not, or not as a whole, what a local checkpoint holds."""
+    """Tell whether a bucket lacks a local checkpoint, or a part of it."""
     with Bucket(remote) as bucket:
         there = bucket.list(checkpoint.name)
         if any(there.get(path.name) != path.stat().st_size for path in files_of(checkpoint)):

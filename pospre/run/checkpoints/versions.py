@@ -1,4 +1,4 @@
-"""What a checkpoint was written with: said in it and in its manifest, compared when it is read."""
+"""The versions that wrote a checkpoint: stored in it and its manifest, compared on reading."""
 
 import functools
 import platform
@@ -19,8 +19,8 @@ _COMPARED = ("pospre", "revision", "torch", "composer", "python")
 def versions() -> dict[str, str | int | None]:
     """Return the versions of this process, for a checkpoint that is about to be written.
 
-    ``revision`` is the commit of the checkout that runs, with ``-dirty`` where tracked files differ
-    from it, and None where pospre is installed as a package. ``world_size`` counts the ranks.
+    ``revision`` is the commit of the running checkout, with ``-dirty`` if tracked files differ,
+    and None if pospre is installed as a package. ``world_size`` counts the ranks.
     """
     return {
         "pospre": pospre.__version__,
@@ -34,9 +34,9 @@ def versions() -> dict[str, str | int | None]:
 
 @functools.cache
 def revision(package: Path) -> str | None:
-    """Return the commit that a package's folder is checked out at, None if it is in no checkout.
+    """Return the commit that a package's folder is checked out at, None outside of a checkout.
 
-    One that merely lies inside a checkout, as an environment in a project's folder does, is none.
+    A package in an environment within a checkout does not count.
     """
     commands = (
         ("ls-files", "--error-unmatch", "__init__.py"),
@@ -60,7 +60,7 @@ def revision(package: Path) -> str | None:
 
 
 def warn_of_other_versions(content: dict[str, Any], uri: str) -> None:
-    """Say where a checkpoint was written with other versions; other ranks go without a word."""
+    """Warn if a checkpoint was written by other versions; other numbers of ranks are fine."""
     noted = content.get("versions")
     if not isinstance(noted, dict):
         return
