@@ -1,4 +1,4 @@
-"""The small files of a run in its bucket: beside its checkpoints, and back where they are gone."""
+"""Copies the small files of a run into its bucket, and back if they are missing."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ _RESTORED = re.compile(r"watch\.jsonl|evaluation/\w+\.jsonl?")
 
 
 def mirror_run(run_folder: Path, remote: Bucket) -> None:
-    """Copy a run's small files into its bucket: all but its checkpoints."""
+    """Copy a run's small files into its bucket: everything but the checkpoints."""
     paths = [run_folder / name for name in _NAMES]
     for folder in _FOLDERS:
         paths += sorted(path for path in (run_folder / folder).rglob("*") if path.is_file())
@@ -33,7 +33,7 @@ def remove_mirrored(remote: str) -> None:
 
 
 def restore_run(run_folder: Path, remote: str) -> None:
-    """Fetch what a run has measured, where its bucket is further than its local folder."""
+    """Fetch a run's measurements if its bucket is ahead of its local folder."""
     target = run_folder / "metrics.jsonl"
     with Bucket(remote) as bucket:
         theirs = bucket.find(target.name)
@@ -50,6 +50,6 @@ def restore_run(run_folder: Path, remote: str) -> None:
 
 
 def _last_step(metrics: bytes) -> int:
-    """Return the last step that a metrics file tells of, 0 without any."""
+    """Return the last step in a metrics file, 0 if there is none."""
     steps = parse_steps(metrics)
     return int(steps[-1]["step"]) if steps else 0

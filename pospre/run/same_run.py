@@ -1,4 +1,4 @@
-"""Whether a run that goes on is the same run: what was recorded beside what this start trains."""
+"""Checks that a resumed run is the same run: compares the record with this start."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -56,7 +56,7 @@ class Training(Protocol):
 
     @property
     def recipe(self) -> Recipe:
-        """Resolved, with what the data decide."""
+        """Resolved, including what the data decide."""
 
     @property
     def loader(self) -> ViewLoader:
@@ -68,7 +68,7 @@ class Training(Protocol):
 
     @property
     def model(self) -> PretrainModel:
-        """With the weights from which it would begin."""
+        """With the weights from which it would start."""
 
     @property
     def total_steps(self) -> int:
@@ -76,7 +76,7 @@ class Training(Protocol):
 
 
 def check_checkpoint(start: Checkpoint, training: Training) -> None:
-    """Raise a ``UserError`` if what is about to be trained cannot go on from a checkpoint."""
+    """Raise a ``UserError`` if this training cannot resume from a checkpoint."""
     recipe, loader = training.recipe, training.loader
     if not recipe.trainer.autoresume:
         raise UserError(
@@ -139,7 +139,7 @@ def compare_recipes(
         previous: as it was recorded.
         recipe: of this start.
         source: where the recorded one is, for errors.
-        fingerprints: of what the environment gave to it; None takes these keys for the same.
+        fingerprints: of the values from the environment; None treats these keys as equal.
     """
     now = recipe.record()
     key = first_difference(previous, _as_recorded(previous, recipe, fingerprints))
@@ -168,7 +168,7 @@ def compare_recipes(
 def _as_recorded(
     previous: dict[str, Any], recipe: Recipe, fingerprints: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Return a recipe with the recorded references where they stand for its very values."""
+    """Return a recipe with the recorded references in the place of equal values."""
     now = recipe.dump()
     for dotted in COMPARED:
         section, _, key = dotted.partition(".")

@@ -1,4 +1,4 @@
-"""What must be the same on all ranks of a run, and the error message where it is not."""
+"""What must be equal on all ranks of a run, and the error message if it is not."""
 
 import hashlib
 import os
@@ -33,9 +33,9 @@ _REVISION = "pospre's git revision"
 
 @dataclass(frozen=True)
 class Note:
-    """What a rank says of itself: where it runs and, by dotted key, what it is about to do.
+    """A rank's note about itself: where it runs and, by dotted key, what it is about to do.
 
-    A container that is started anew has the same host and process: ``start`` is another.
+    A restarted container has the same host and process, but another ``start``.
     """
 
     host: str
@@ -45,7 +45,7 @@ class Note:
 
 
 def facts_of(recipe: Recipe, world_size: int, device: str) -> dict[str, Any]:
-    """Return by key what must be the same on all ranks, before their data are opened."""
+    """Return by key what must be equal on all ranks, before their data are opened."""
     return {
         "pospre's version": pospre.__version__,
         _REVISION: revision(_sources()),
@@ -58,7 +58,7 @@ def facts_of(recipe: Recipe, world_size: int, device: str) -> dict[str, Any]:
 
 
 def check_data(recipe: Recipe, num_samples: int, identity: Identity) -> None:
-    """Raise a ``UserError`` on all ranks if they have opened other data.
+    """Raise a ``UserError`` on all ranks if they have opened different data.
 
     Args:
         recipe: of this rank, with what the data decide in it.
@@ -76,7 +76,7 @@ def check_data(recipe: Recipe, num_samples: int, identity: Identity) -> None:
 
 
 def _name_other_data(notes: Mapping[int, Note], data: Sequence[Identity]) -> str:
-    """Return which ranks have other data than rank 0, and in what; an empty text: none has."""
+    """Return which ranks have other data than rank 0, and how they differ; empty if none has."""
     others = [rank for rank, found in enumerate(data) if difference(data[0], found)]
     if not others:
         return ""
@@ -88,9 +88,10 @@ def _name_other_data(notes: Mapping[int, Note], data: Sequence[Identity]) -> str
 
 
 def name_difference(notes: Mapping[int, Note]) -> str:
-    """Return in which fact which ranks differ from rank 0, an empty text where none does.
+    """Return the first fact that differs from rank 0, and on which ranks; empty if all are equal.
 
-    A revision that git did not tell on a rank, as on a busy disk, is none: the sources have a hash.
+    A revision that git did not report on a rank, as on a busy disk, is ignored: the sources have a
+    hash.
     """
     first = notes[0]
     for key in dict.fromkeys(key for note in notes.values() for key in note.facts):
@@ -109,7 +110,7 @@ def name_difference(notes: Mapping[int, Note]) -> str:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as a person writes them: ``rank 3``, ``ranks 0 to 7, 12``."""
+    """Return ranks as readable text: ``rank 3``, ``ranks 0 to 7, 12``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][-1] == rank - 1:

@@ -1,7 +1,7 @@
-"""A sign of life each second between rank 0 and the others, beside the training.
+"""A sign of life every second between rank 0 and the others, beside the training.
 
-Over one connection of each rank to rank 0. One that ends without a farewell is that of a killed
-process; silence is that of a stopped one, or of a machine that is gone.
+Each rank has one connection to rank 0. If it ends without a farewell, the process was killed.
+Silence means that the process is stopped, or that its machine is gone.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ _KILLED = "ended without a word: its process was killed, or its machine went dow
 
 
 class Gone(NamedTuple):
-    """A rank whose process has ended before its time.
+    """A rank whose process ended early.
 
     Attributes:
-        words: what became of it.
-        code: the exit code of the others, which end because of it.
+        words: the reason.
+        code: the exit code of the other ranks, which end because of it.
         since: when this was noticed, on the monotonic clock.
     """
 
@@ -46,7 +46,7 @@ class Heartbeat:
         each_beat: called in the thread once a second.
 
     Attributes:
-        gone: the ranks of which is known that they have ended before their time.
+        gone: the ranks that are known to have ended early.
     """
 
     def __init__(self, rank: int, world_size: int, each_beat: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class Heartbeat:
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def serve(self) -> tuple[int, str]:
-        """Listen for the other ranks; return the port, and what they must say to be heard."""
+        """Listen for the other ranks; return the port, and the token that they must send."""
         self._token = secrets.token_hex()
         port: int = self._do(self._serve())
         return port, self._token
@@ -80,7 +80,7 @@ class Heartbeat:
         """Say farewell to the others and stop.
 
         Args:
-            words: why this rank ends before its time, if it does.
+            words: why this rank ends early, if it does.
             code: its exit code then.
         """
         if self._has_left:
@@ -95,7 +95,7 @@ class Heartbeat:
         wait_until(lambda: not self.rank or 0 not in self._writers, at_most)
 
     def silent(self, seconds: float) -> dict[int, float]:
-        """Return the ranks that have been silent for over ``seconds``, each with for how long."""
+        """Return the ranks that have been silent for over ``seconds``, each with the duration."""
         now = time.monotonic()
         heard = dict(self._heard)
         # of the others rank 0 tells: while it is silent itself nothing is known of them
@@ -162,7 +162,7 @@ class Heartbeat:
             self._part(rank, *said["farewell"])
 
     def _part(self, rank: int, words: str, code: int) -> None:
-        """Note that a rank has ended; an orderly end is none of the others' business."""
+        """Note that a rank has ended; a regular end does not concern the others."""
         self._writers.pop(rank, None)
         self._heard.pop(rank, None)
         if rank == 0:
@@ -172,7 +172,7 @@ class Heartbeat:
             self._tell()
 
     def _tell(self) -> None:
-        """Send a beat; that of rank 0 says what it knows of the others."""
+        """Send a beat; rank 0 adds what it knows about the others."""
         said: dict[str, Any] = {}
         if self.rank == 0:
             gone = self.gone.items()

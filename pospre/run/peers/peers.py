@@ -1,6 +1,6 @@
-"""Joining the other ranks of a run, and ending with them: a lost one is named, none waits for it.
+"""Joining the other ranks of a run and ending with them: no rank waits for a lost one.
 
-torch's collective operations say of a dead rank that a connection was closed, and of a stalled one
+If a rank dies, torch's collectives only report a closed connection. If a rank stalls, they report
 nothing for ``trainer.dist_timeout``.
 """
 
@@ -40,11 +40,11 @@ _TOGETHER = re.compile(
 
 @contextmanager
 def joined(recipe: Recipe, device: Device) -> Iterator[None]:
-    """Join the other ranks of a run, if there are any, and leave them in the end.
+    """Join the other ranks of a run, if there are any, and leave them at the end.
 
     Raises:
-        UserError: the ranks do not come together (see ``rendezvous.meet``).
-        Lost: another rank has ended before its time, or answers no more.
+        UserError: the ranks do not find each other (see ``rendezvous.meet``).
+        Lost: another rank ended early, or no longer answers.
     """
     process = read_process()
     if process is None or torch.distributed.is_initialized():  # a caller has joined them
@@ -100,7 +100,7 @@ class Peers:
             raise lost from None
 
     def _to_blame(self, error: BaseException | None) -> dict[int, Gone]:
-        """Return the lost ranks that made this one fail; wait a little for news of them."""
+        """Return the lost ranks that made this one fail; wait briefly for news of them."""
         if not _is_of_all_ranks(error):
             # SIGTERM, perhaps: a launcher ends the others when one is lost
             return dict(self._heartbeat.gone) if isinstance(error, SystemExit) else {}
@@ -111,7 +111,7 @@ class Peers:
         return self._missing()
 
     def _missing(self) -> dict[int, Gone]:
-        """Return the ranks that have ended and those that have been silent."""
+        """Return the ranks that ended and those that have been silent."""
         silent = {
             rank: Gone(f"has not answered for {length:.0f} s", _AGAIN, 0.0)
             for rank, length in self._heartbeat.silent(_SILENT).items()
@@ -119,7 +119,7 @@ class Peers:
         return silent | self._heartbeat.gone
 
     def _lost(self, gone: dict[int, Gone]) -> Lost:
-        """Return the error that ends this rank; only a node's first live rank gives it words."""
+        """Return the error that ends this rank; only the first live rank of a node explains it."""
         code = min(what.code for what in gone.values())
         first = self._process.rank - self._process.local_rank
         node = range(first, first + self._process.local_world_size)
@@ -156,7 +156,7 @@ class Peers:
 
 
 def _is_of_all_ranks(error: BaseException | None) -> bool:
-    """Tell whether an operation of all ranks failed; a signal may have come on top of it."""
+    """Tell whether a collective operation failed, even if a signal arrived as well."""
     while isinstance(error, RuntimeError | SystemExit | KeyboardInterrupt):
         if isinstance(error, RuntimeError) and _TOGETHER.search(str(error)):
             return True
@@ -165,7 +165,7 @@ def _is_of_all_ranks(error: BaseException | None) -> bool:
 
 
 def _farewell(error: BaseException) -> tuple[str, int]:
-    """Return what the other ranks are told of the end of this one, and their exit code."""
+    """Return the message to the other ranks about the end of this one, and their exit code."""
     if isinstance(error, Stopped):  # so do they
         return "", 0
     if isinstance(error, UserError):
@@ -177,13 +177,13 @@ def _farewell(error: BaseException) -> tuple[str, int]:
 
 
 def _say(text: str) -> None:
-    """Write a line to stderr, even in the middle of another line or when nobody reads it."""
+    """Write a line to stderr, even within another line or without a reader."""
     with suppress(OSError):
         os.write(2, f"\n{text}\n".encode() if text else b"")
 
 
 def _end(code: int) -> NoReturn:
-    """End here and now: the ends of torch and CUDA may wait for the lost rank."""
+    """End the process at once: the regular ends of torch and CUDA may wait for the lost rank."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

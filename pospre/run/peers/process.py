@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks of a run, as its launcher says in the environment."""
+"""The place of this process among the ranks, from the environment that its launcher sets."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _LAUNCH = "start it by composer, or as yamls/launch/ does"
 
 @dataclass(frozen=True)
 class Process:
-    """Where this process stands among the ranks, and where rank 0 keeps their store."""
+    """The place of this process among the ranks, and the address of rank 0's store."""
 
     rank: int
     world_size: int
@@ -29,10 +29,10 @@ class Process:
 
 
 def read_process(environment: Mapping[str, str] = os.environ) -> Process | None:
-    """Return what the launcher says of this process, None where it is the only one.
+    """Return the place of this process as the launcher sets it, None if it is the only process.
 
     Raises:
-        UserError: the variables contradict one another, or some are missing.
+        UserError: the variables contradict each other, or some are missing.
     """
     if _number(environment, "WORLD_SIZE", low=1, default=1) == 1:
         _number(environment, "RANK", high=0, default=0)
@@ -53,7 +53,7 @@ def read_process(environment: Mapping[str, str] = os.environ) -> Process | None:
 
 
 def is_restart(environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether SLURM or torchrun has given the same command again by itself."""
+    """Tell whether SLURM or torchrun has repeated the command by itself."""
     return any(environment.get(name, "0") not in ("", "0") for name in _RESTARTS)
 
 

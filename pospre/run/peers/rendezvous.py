@@ -1,8 +1,8 @@
-"""How the ranks of a run find one another, and that all are about to train the same thing.
+"""How the ranks of a run find each other and agree that they train the same thing.
 
-torch's own rendezvous waits for minutes and ends in its internal words. Here each rank looks for
-the store of rank 0 (torch's, on ``MASTER_PORT``) and leaves a note there of what it is about to do;
-rank 0 reads the notes and tells all ranks what is wrong.
+torch's own rendezvous waits for minutes and then fails with an internal message. Here each rank
+looks for the store of rank 0 (torch's, on ``MASTER_PORT``) and leaves a note about what it is about
+to do. Rank 0 reads the notes and tells all ranks what is wrong.
 """
 
 import atexit
@@ -40,12 +40,12 @@ _HEARD = 5.0  # seconds for the other ranks to hear why rank 0 ends
 
 @dataclass(frozen=True)
 class Meeting:
-    """What there is when all ranks have come.
+    """The result of a rendezvous of all ranks.
 
     Attributes:
         hosts: the host of each rank.
-        store: what all ranks share; torch's blocking one.
-        server: on rank 0 what keeps it, for as long as this object lives.
+        store: shared by all ranks; torch's blocking one.
+        server: on rank 0, keeps the store alive as long as this object.
     """
 
     hosts: list[str]
@@ -54,7 +54,7 @@ class Meeting:
 
 
 def meet(process: Process, recipe: Recipe, device: str) -> Meeting:
-    """Wait until all ranks have come, and see that they are about to do the same.
+    """Wait until all ranks have arrived, and check that they are about to do the same.
 
     Args:
         process: this one, among the ranks.
@@ -62,9 +62,8 @@ def meet(process: Process, recipe: Recipe, device: str) -> Meeting:
         device: its kind: ``cpu`` or ``gpu``.
 
     Raises:
-        Unreachable: on all ranks that have come: one of them is missing after
-            ``trainer.rendezvous_timeout``.
-        UserError: on all of them: one came twice, or has another recipe or version.
+        Unreachable: on all ranks that arrived: one is missing after ``trainer.rendezvous_timeout``.
+        UserError: on all of them: one arrived twice, or has another recipe or version.
     """
     limit = recipe.trainer.rendezvous_timeout
     end = time.monotonic() + limit
@@ -88,11 +87,11 @@ def meet(process: Process, recipe: Recipe, device: str) -> Meeting:
 
 
 class _OfAnother(Unreachable):
-    """Who answers is of another run: perhaps of this one's last start, of which rank 0 ends now."""
+    """The answer comes from another run, perhaps the last start of this one, which is ending."""
 
 
 def _join(process: Process, note: Note, limit: float, end: float) -> tuple[Store, dict[str, Any]]:
-    """Leave a note in the store of rank 0, and return the store and what rank 0 says of all."""
+    """Leave a note in the store of rank 0; return the store and rank 0's answer to all."""
     try:
         store = _connect(process, limit)
         is_first = _leave(store, process, note) == 1
@@ -132,7 +131,7 @@ def _serve(process: Process) -> Store:
 def _connect(process: Process, limit: float) -> Store:
     """Return a connection to the store.
 
-    torch waits for ever for one that takes the connection and says nothing: not so this thread.
+    torch waits forever for a peer that accepts the connection and stays silent; we do not.
     """
     connected: list[Store] = []
 
@@ -156,7 +155,7 @@ def _connect(process: Process, limit: float) -> Store:
 
 
 def _reach(process: Process, limit: float, end: float) -> str:
-    """Wait until something answers where rank 0 should be; return the address that led there."""
+    """Wait until rank 0 answers; return the address that led there."""
     while True:
         try:
             with socket.create_connection((process.address, process.port), timeout=5) as found:
@@ -182,9 +181,9 @@ def _reach(process: Process, limit: float, end: float) -> str:
 
 
 def _use_interface(address: str) -> None:
-    """Let gloo take the network that leads to rank 0, not the one that the host's name means.
+    """Let gloo use the network that leads to rank 0 instead of the one of the host's name.
 
-    On many machines that is 127.0.0.1, which no other node reaches.
+    On many machines the host's name means 127.0.0.1, which no other node reaches.
     """
     for name, addresses in psutil.net_if_addrs().items():
         if any(found.address == address for found in addresses):
@@ -192,7 +191,7 @@ def _use_interface(address: str) -> None:
 
 
 def _leave(store: Store, process: Process, note: Note) -> int:
-    """Leave this rank's note; return how many of this rank there are now."""
+    """Leave this rank's note; return how many notes of this rank there are now."""
     number = store.add(f"tickets/{process.rank}", 1)
     store.set(f"note/{process.rank}/{number}", json.dumps(asdict(note)))
     store.add(f"notes/{process.rank}", 1)
@@ -201,7 +200,7 @@ def _leave(store: Store, process: Process, note: Note) -> int:
 
 
 def _judge(store: Store, process: Process, limit: float, end: float) -> dict[str, Any]:
-    """Wait for all ranks; return what is wrong, and host and process of each rank."""
+    """Wait for all ranks; return the problem, and host and process of each rank."""
     wait_until(lambda: _have_come(store, process.world_size), end - time.monotonic())
     notes = {rank: _notes(store, rank) for rank in range(process.world_size)}
     newest = {rank: found[-1] for rank, found in notes.items() if found}
@@ -222,9 +221,9 @@ def _judge(store: Store, process: Process, limit: float, end: float) -> dict[str
 
 
 def _have_come(store: Store, world_size: int) -> bool:
-    """Tell whether all ranks have come, or one of them from two hosts.
+    """Tell whether all ranks have arrived, or one of them from two hosts.
 
-    From one host it may come again: it has ended and was started anew while others were waited for.
+    A rank may arrive again from the same host: it was restarted while others were waiting.
     """
     if store.add("came", 0) < world_size:
         return False
@@ -255,7 +254,7 @@ def _name_missing(first: Mapping[int, Note], process: Process, limit: float) -> 
 
 
 def _hear(store: Store, process: Process, limit: float) -> dict[str, Any]:
-    """Wait for what rank 0 says; it may have begun to wait just now."""
+    """Wait for rank 0's answer; it may have started to wait only now."""
     if not wait_until(lambda: store.add("said", 0) > 0, limit + _HEARD):
         raise Unreachable(
             f"rank 0 at {process.master} says nothing; end it and start all ranks again"
