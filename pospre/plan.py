@@ -1,4 +1,4 @@
-"""``python -m pospre.plan RECIPE [key=value …] --gpus N --gpu KIND``: what it costs, before."""
+"""``python -m pospre.plan RECIPE [key=value …] --gpus N --gpu KIND``: predict the cost of a run."""
 
 import argparse
 import json
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _nodes(gpus: int, nodes: int | None) -> int:
-    """Return the number of nodes, checked with that of the GPUs."""
+    """Return the number of nodes, checked against the number of GPUs."""
     for name, value in (("gpus", gpus), ("nodes", nodes)):
         if value is not None and value < 1:
             raise UserError(f"--{name} is {value}; give a number above 0.")
@@ -159,7 +159,7 @@ def _passes(plan: "Plan") -> str:
 
 
 def _settings(plan: "Plan") -> str:
-    """Say of every way what the largest microbatch that fits costs."""
+    """Return the cost of each layout with its largest microbatch that fits."""
     rows = []
     for _, group in _ways(plan):
         fitting = [choice for choice in group if plan.fits(choice)]

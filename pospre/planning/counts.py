@@ -1,8 +1,8 @@
-"""What a recipe is made of, counted once and whatever the GPUs: parameters, FLOPs, bytes.
+"""Counts a recipe's parameters, FLOPs and bytes once, for any number of GPUs.
 
 The memory of a step is what is alive at each moment, followed over fake tensors. torch's own
-``MemTracker`` (2.7) hooks every parameter's gradient and so refuses frozen ones, which teachers
-have.
+``MemTracker`` (2.7) hooks the gradient of every parameter, and so refuses frozen ones, which
+teachers have.
 """
 
 import math
@@ -32,7 +32,7 @@ _SIZES = 8, 16  # microbatches that are tracked; bytes grow linearly with them
 
 @dataclass(frozen=True)
 class KernelLines:
-    """Kernels of a step over any number of samples, from those over two numbers of samples.
+    """Kernels of a step over any number of samples, interpolated from two numbers of samples.
 
     Bytes and FLOPs of every kernel grow linearly with the samples.
 
@@ -45,7 +45,7 @@ class KernelLines:
     large: tuple[int, list[Kernel]]
 
     def at(self, samples: int) -> list[Kernel]:
-        """Return the kernels over so many samples."""
+        """Return the kernels over this number of samples."""
         (small, low), (large, high) = self.small, self.large
         share = (samples - small) / (large - small)
         return [
@@ -63,7 +63,7 @@ class StepCounts:
     """Forward and backward with or without activation checkpointing.
 
     Attributes:
-        flops: per image, with what is computed again.
+        flops: per image, including recomputation.
         memory: by microbatch.
         work: the kernels of forward and backward, by microbatch.
         update: the kernels of optimiser and teacher.
@@ -111,7 +111,7 @@ class Counts:
     pixels: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the counts as plain values."""
         return {
             "parameters": self.parts,
             "passes": {name: asdict(one) for name, one in self.passes.items()},
@@ -123,7 +123,7 @@ class Counts:
 
 
 def count(recipe: Recipe) -> Counts:
-    """Return what a recipe is made of; its data need not be there."""
+    """Count a recipe; its data need not exist."""
     training = FakeTraining(recipe)
     model, (small, large) = training.model, _SIZES
     batches = [training.batch(size) for size in _SIZES]
@@ -173,7 +173,7 @@ def _step(training: FakeTraining, batches: list[Batch]) -> StepCounts:
 
 
 def _kernels(training: FakeTraining, trace: StepTrace) -> list[Kernel]:
-    """Return what a GPU starts, where ``trainer.compile`` is on but for ``false``."""
+    """Return the kernels of a GPU's step: compiled, unless ``trainer.compile`` is false."""
     is_eager = training.recipe.trainer.compile is False
     return trace.kernels if is_eager else fused(trace.operators)
 
@@ -195,14 +195,14 @@ def _parts(training: FakeTraining) -> dict[str, int]:
 
 
 class Alive(TorchDispatchMode):
-    """Follows every storage that is made inside, until it is freed.
+    """Tracks every storage that is made inside, until it is freed.
 
     Args:
-        parameters: whose gradients are told apart from what else is alive.
+        parameters: their gradients are counted apart from everything else.
 
     Attributes:
-        working: by bytes of gradients that are there, the most bytes of anything else that was made
-            inside.
+        working: the most bytes of anything else that was made inside, by the bytes of gradients
+            that exist.
     """
 
     def __init__(self, parameters: list[Tensor]) -> None:
@@ -220,7 +220,7 @@ class Alive(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operator and note what it made."""
+        """Run an operator and note its results."""
         made = func(*args, **(kwargs or {}))
         for tensor in tensors(made):
             self._note(tensor.untyped_storage())
@@ -229,12 +229,12 @@ class Alive(TorchDispatchMode):
         return made
 
     def close(self) -> None:
-        """Leave the parameters as they were."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
 
     def know(self, *tensors: Tensor) -> None:
-        """Take tensors for those of others, which do not count."""
+        """Leave these tensors out of the count."""
         for tensor in tensors:
             self._known[tensor.untyped_storage()] = True
 

@@ -1,4 +1,4 @@
-"""From a recipe and GPUs to a plan: what fits, how long it takes, and what has to be fed."""
+"""From a recipe and GPUs to a plan: what fits, how long it takes, and the data rate it needs."""
 
 import math
 from collections.abc import Iterator
@@ -94,11 +94,11 @@ class Plan:
         return 24 * self.days(choice) * self.machine.gpus
 
     def warning(self) -> str | None:
-        """Return what the best setting's microbatches change of the losses; None: nothing."""
+        """Return how the best setting's microbatches change the losses; None: not at all."""
         return loss_change(self.counts.algorithms, self.best.microbatch, self.device_batch)
 
     def feed(self) -> dict[str, float]:
-        """Return what a node's loader must give to the best setting: rates, cores and bytes/s."""
+        """Return what a node's loader must deliver for the best setting: rates, cores, bytes/s."""
         rate = self.images_per_s(self.best) / self.machine.nodes
         one = decode_rate(self.assumed, self.counts.pixels)
         return {
@@ -170,7 +170,7 @@ def plan(recipe: Recipe, machine: Machine, assumed: Assumptions) -> Plan:
 def _choices(
     recipe: Recipe, counts: Counts, machine: Machine, assumed: Assumptions, device_batch: int
 ) -> Iterator[Choice]:
-    """Yield every setting, the plainest first, larger microbatches before smaller ones."""
+    """Yield every setting: simple layouts first, larger microbatches before smaller ones."""
     sizes = [size for size in range(device_batch, 0, -1) if device_batch % size == 0]
     for checkpointing, step in counts.steps.items():
         for layout in layouts(machine.gpus, machine.nodes):
@@ -198,7 +198,7 @@ def _choices(
 
 
 def _images(recipe: Recipe, assumed: Assumptions) -> tuple[int, str]:
-    """Return how many images there are, and who says so."""
+    """Return the number of images, and the source of this number."""
     if assumed.images is not None:
         return assumed.images, "--images"
     try:
@@ -215,7 +215,7 @@ def _nothing_fits(
     assumed: Assumptions,
     choices: list[Choice],
 ) -> str:
-    """Say how much is missing, and what would be enough."""
+    """Return by how much it does not fit, and what would be enough."""
     least = min(choices, key=lambda choice: choice.held.total)
     batch = recipe.data.batch_size
 

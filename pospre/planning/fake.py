@@ -1,7 +1,7 @@
-"""A recipe's training step over fake tensors: shapes and operators, no memory and no arithmetic.
+"""A recipe's training step over fake tensors: shapes and operators without memory or arithmetic.
 
-They are tensors of the CPU. A GPU's step has the same operators and sizes: attention is fused on
-both, and autocast casts the same products.
+The fake tensors are on the CPU. A GPU's step has the same operators and sizes: attention is fused
+on both, and autocast casts the same products.
 """
 
 from contextlib import AbstractContextManager, suppress
@@ -28,13 +28,13 @@ _CLASSES = [str(number) for number in range(1000)]  # ImageNet's, where the reci
 
 
 class FakeTraining:
-    """A recipe's model, algorithms and optimiser, whose tensors are fake.
+    """A recipe's model, algorithms and optimiser with fake tensors.
 
     Args:
-        recipe: what would be trained; its data need not be there.
+        recipe: what would be trained; its data need not exist.
 
     Attributes:
-        mode: the fake mode; nothing here may run outside of it.
+        mode: the fake mode; all work on this object runs inside of it.
         model: with the algorithms attached, in training.
         optimizer: over the trained parameters.
     """
@@ -68,7 +68,7 @@ class FakeTraining:
         return {k: v if fake.is_our_fake(v) else fake.from_tensor(v) for k, v in batch.items()}
 
     def _write(self, algorithm: PretrainAlgorithm, batch: Batch) -> None:
-        """Let an algorithm draw; for real where its shapes depend on what is drawn."""
+        """Let an algorithm draw; with real tensors if its shapes depend on the draws."""
         written = dict(batch)
         try:
             with self.mode:
@@ -102,14 +102,14 @@ class FakeTraining:
             self.optimizer.zero_grad()
 
     def update(self) -> None:
-        """Run what follows the gradients in a step: the optimiser, then the teacher."""
+        """Run the part of a step after the gradients: the optimiser, then the teacher."""
         with self.mode:
             self.optimizer.step()
             self.model.after_step(0.5)
 
 
 def trace_step(training: FakeTraining, batch: Batch) -> tuple[StepTrace, StepTrace]:
-    """Return what a training step moves and computes: (forward and backward, the update).
+    """Return the operators of a training step: (forward and backward, the update).
 
     The optimiser has its state; there are no gradients yet.
     """
@@ -121,7 +121,7 @@ def trace_step(training: FakeTraining, batch: Batch) -> tuple[StepTrace, StepTra
 
 
 def with_classes(recipe: Recipe) -> Recipe:
-    """Return the recipe with ImageNet's number of classes where only the data could tell it."""
+    """Return the recipe with ImageNet's number of classes if only the data could tell it."""
     algorithms: dict[str, Any] = dict(recipe.algorithms)
     for name, given in algorithms.items():
         with suppress(UserError):  # it says how many

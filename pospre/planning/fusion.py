@@ -1,13 +1,13 @@
-"""The kernels of a compiled step: a model of what Inductor makes of the operators.
+"""The kernels of a compiled step: a model of how Inductor fuses the operators.
 
-A product (of matrices, a convolution, attention) is a kernel. A reduction over rows, that is over
-more than the last dimension, is one, too, and computes again what it reads and is not in memory.
-Others that hand each other values, with none of these between them, are one kernel: it reads a
-value once, and writes what other kernels read and results. What is looked up is in memory.
+A product (of matrices, a convolution, attention) is one kernel. So is a reduction over rows, that
+is, over more than the last dimension; it recomputes inputs that are not in memory. All other
+operators that exchange values, with none of these between them, form one kernel. It reads each
+value once, and writes results and what other kernels read. Indexed values are in memory.
 
-Inductor also computes values again in the backward that this model stores. Against its own count
-(``gpu_report.py --count``) the bytes of nine methods are 5 % too low to 8 % too high, and those of
-Intertwined, with the losses of two heads over 65,536 prototypes, 14 % too high.
+Inductor also recomputes values in the backward that this model stores. Against Inductor's own count
+(``gpu_report.py --count``) the bytes of nine methods are 5 % too low to 8 % too high. Those of
+Intertwined, with the losses of two heads over 65,536 prototypes, are 14 % too high.
 """
 
 from collections import defaultdict
@@ -48,7 +48,7 @@ def fused(operators: Sequence[Operator]) -> list[Kernel]:
 
 
 def _parts(operator: Operator) -> list[Operator]:
-    """Return an operator as Inductor sees it: gradients of a norm's weights are reductions."""
+    """Return an operator as Inductor splits it: gradients of a norm's weights are reductions."""
     if operator.role != "norm backward":
         return [operator]
     (entered, *weights), seen = operator.writes.items(), list(operator.reads.items())[:2]
@@ -59,7 +59,7 @@ def _parts(operator: Operator) -> list[Operator]:
 
 
 def _makers(parts: Sequence[Operator]) -> list[dict[int, int]]:
-    """Return for each part who has made the values that it reads."""
+    """Return for each part the parts that made the values that it reads."""
     made: dict[int, int] = {}
     found = []
     for number, part in enumerate(parts):
@@ -69,7 +69,7 @@ def _makers(parts: Sequence[Operator]) -> list[dict[int, int]]:
 
 
 def _stages(parts: Sequence[Operator], makers: Sequence[dict[int, int]]) -> list[int]:
-    """Return for each part how many kernels must have ended before it, at least."""
+    """Return for each part the least number of kernels that must end before it."""
     stages: list[int] = []
     for part, made in zip(parts, makers, strict=True):
         looked_up = next(iter(part.reads), None) if part.role == "lookup" else None
@@ -84,7 +84,7 @@ def _stages(parts: Sequence[Operator], makers: Sequence[dict[int, int]]) -> list
 def _groups(
     parts: Sequence[Operator], makers: Sequence[dict[int, int]], stages: Sequence[int]
 ) -> list[int]:
-    """Return for each part the first one of its kernel."""
+    """Return for each part the first part of its kernel."""
     first = list(range(len(parts)))
 
     def find(number: int) -> int:
@@ -107,7 +107,7 @@ def _reads(
     makers: Sequence[dict[int, int]],
     stored: set[int],
 ) -> int:
-    """Return the bytes that a kernel reads: of what is in memory, each value once."""
+    """Return the bytes that a kernel reads from memory, each value once."""
     sizes: dict[int, int] = {}
     own, todo = set(numbers), list(numbers)
     while todo:

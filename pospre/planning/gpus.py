@@ -1,4 +1,4 @@
-"""What a plan is told: GPUs, as their vendor states them, and what it assumes of a training."""
+"""The inputs of a plan: GPUs as their vendors specify them, and assumptions about training."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -86,7 +86,7 @@ def _assumed(default: Any, unit: str, reason: str, limit: float | None = None) -
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is assumed and not counted; every field is an option of the command.
+    """What is assumed, not counted; every field is an option of the command.
 
     None stands for a value that follows from the recipe or the GPU.
     """
@@ -127,7 +127,7 @@ class Assumptions:
     price_per_gpu_hour: float | None = _assumed(None, "a GPU hour", "without it no cost is said")
 
     def __post_init__(self) -> None:
-        """Raise ``UserError`` for a number that cannot be."""
+        """Raise ``UserError`` for an impossible number."""
         for one in fields(self):
             value, limit = getattr(self, one.name), one.metadata["limit"] or float("inf")
             if value is None:

@@ -1,7 +1,7 @@
-"""What a step moves and computes, operator by operator, and how fast a GPU could do that.
+"""Bytes and FLOPs of a step, operator by operator, and the least time that a GPU needs for them.
 
-Counted over fake tensors, of which each operator reads what it is given and writes what it makes:
-what an eager GPU does with one kernel an operator. The compiled step has fewer: ``fusion.py``.
+Counted over fake tensors: each operator reads its inputs and writes its results, as an eager GPU
+does with one kernel per operator. The compiled step has fewer kernels: ``fusion.py``.
 """
 
 import itertools
@@ -59,20 +59,20 @@ Role = Literal["product", "row reduction", "lookup", "norm backward", "pointwise
 
 
 class Kernel(NamedTuple):
-    """What a GPU starts at once: its bytes read and written, FLOPs, whether they are in fp32."""
+    """A kernel of a GPU: bytes read and written, FLOPs, and whether these are in fp32."""
 
     bytes: int
     flops: int
     is_fp32: bool
 
     def seconds(self, gpu: Gpu) -> float:
-        """Return the least time on a GPU: of its memory or of its arithmetic, whichever is more."""
+        """Return the least time on a GPU: the longer of memory and arithmetic."""
         peak = gpu.fp32 if self.is_fp32 else gpu.bf16
         return max(self.bytes / gpu.memory_bandwidth, self.flops / peak)
 
 
 def floor_seconds(kernels: Iterable[Kernel], gpu: Gpu) -> float:
-    """Return the least time of kernels that run one after the other, as they do on one stream."""
+    """Return the least time of kernels that run one after the other, as on one stream."""
     return sum(kernel.seconds(gpu) for kernel in kernels)
 
 
@@ -95,7 +95,7 @@ class Operator(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """Return whether the compiled step has a kernel for it."""
+        """Whether it is a kernel of its own in the compiled step."""
         return self.role in ("product", "row reduction")
 
     @property
@@ -106,7 +106,7 @@ class Operator(NamedTuple):
 
 
 class StepTrace(TorchDispatchMode):
-    """Counts what the operators inside move and compute; views move nothing.
+    """Counts the bytes and FLOPs of the operators inside; views move nothing.
 
     Attributes:
         operators: that move something, in their order.
@@ -173,7 +173,7 @@ def count_flops(work: Callable[[], object]) -> int:
 
 
 def operator_flops(operator: Any, args: Any, kwargs: Any, made: Any) -> int:
-    """Return the FLOPs of one call, as ``count_flops`` counts them; 0 of what it does not."""
+    """Return the FLOPs of one call, as ``count_flops`` counts them; 0 for other operators."""
     known: Any = _COUNTED.get(operator)
     return 0 if known is None else int(known(*args, **kwargs, out_val=made))
 
@@ -195,7 +195,7 @@ def _role(packet: Any, args: Any, kwargs: Any, read: list[Tensor]) -> Role:
 
 
 def _written(func: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> list[Tensor]:
-    """Return what is written: what is new, and arguments that are changed."""
+    """Return the tensors that are written: new ones, and changed arguments."""
     given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
     changed = [
         each
@@ -213,7 +213,7 @@ def tensors(values: Any) -> list[Tensor]:
 
 
 def _size(tensor: Tensor) -> int:
-    """Return the bytes of a tensor; what is expanded is there once."""
+    """Return the bytes of a tensor; expanded dimensions count once."""
     if tensor.device.type == "meta":
         return tensor.nbytes
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())

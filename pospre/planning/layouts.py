@@ -40,20 +40,20 @@ class Parameters:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What a step needs on one GPU beside weights and optimiser, by the size of its microbatch.
+    """Memory of a step on one GPU beside weights and optimiser, by the size of the microbatch.
 
     Attributes:
-        moments: by bytes of gradients that are there, (bytes of activations and buffers whatever
-            the microbatch, bytes that each sample adds).
+        moments: by bytes of gradients that exist, (bytes of activations and buffers for any
+            microbatch, bytes that each sample adds).
     """
 
     moments: dict[int, tuple[float, float]]
 
     @classmethod
     def from_sizes(cls, tracked: dict[int, dict[int, int]]) -> "StepMemory":
-        """Return the line through what was tracked at two sizes of the microbatch.
+        """Return the line through the memory at two sizes of the microbatch.
 
-        The gradients come in the same order, so that every moment of one is there in the other.
+        The gradients come in the same order, so each moment of one size has its match in the other.
         """
         (small, low), (large, high) = sorted(tracked.items())
         assert low.keys() == high.keys()
@@ -69,7 +69,7 @@ class StepMemory:
         Args:
             microbatch: samples.
             grad_share: of the gradients that this GPU holds.
-            accumulates: whether gradients of earlier microbatches are there from the beginning.
+            accumulates: whether gradients of earlier microbatches exist from the beginning.
         """
         full = max(self.moments)
         return max(
@@ -101,7 +101,7 @@ class Layout:
     """One way.
 
     Attributes:
-        name: as it is said.
+        name: in messages.
         shards: GPUs over which weights, gradients and optimiser are split; 1: each holds all.
         replicas: groups of such GPUs.
     """
@@ -151,7 +151,7 @@ class Layout:
         )
 
     def _exchange(self, parameters: Parameters) -> float:
-        """Return the bytes of what is being exchanged."""
+        """Return the bytes that are being exchanged."""
         if self.shards > 1:
             # gathered: those in use, and those that come next; their gradients, whole, likewise
             return 2 * (parameters.unit + parameters.unit_trained) * _BYTES
@@ -174,7 +174,7 @@ class Layout:
 
 
 def layouts(gpus: int, nodes: int) -> list[Layout]:
-    """Return the ways that there are on so many GPUs, plainest first."""
+    """Return the possible layouts on this number of GPUs, the simplest first."""
     if gpus == 1:
         return [Layout("one GPU", 1, 1)]
     ways = [Layout("DDP", 1, gpus), Layout("FSDP2", gpus, 1)]
@@ -184,7 +184,7 @@ def layouts(gpus: int, nodes: int) -> list[Layout]:
 
 
 def count_parameters(model: PretrainModel) -> Parameters:
-    """Return how many parameters there are, also in what FSDP2 gathers at once."""
+    """Return the numbers of parameters, including those that FSDP2 gathers at once."""
     units = generate_composer_model_policy(model)._run_policy(model, set(), {})
     names = [name for name, module in model.named_modules() if module in units]
     own = {name: Counter[bool]() for name in names}  # those in no smaller unit, by requires_grad
@@ -279,12 +279,12 @@ def bus_bandwidth(machine: Machine, assumed: Assumptions, *, whole_nodes: bool) 
 
 
 def replica_bandwidth(assumed: Assumptions) -> float:
-    """Return the bytes/s between the replicas of a shard, on other nodes: each has its own port."""
+    """Return the bytes/s between a shard's replicas on other nodes; each has its own port."""
     if assumed.bandwidth is not None:
         return assumed.bandwidth * GIGA
     return _BUS_SHARE * assumed.network * GIGA
 
 
 def decode_rate(assumed: Assumptions, pixels: int) -> float:
-    """Return the images/s that a core loads, whose views have so many pixels together."""
+    """Return the images/s that a core loads if the views have this many pixels together."""
     return assumed.decode_rate or 1 / (_DECODE_S + _PIXEL_S * pixels)

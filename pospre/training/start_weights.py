@@ -1,12 +1,12 @@
-"""Starting an encoder from weights that another training left behind.
+"""Starts an encoder from the weights of another training.
 
-Every tensor of the encoder is taken from the file, or may be fresh and is named; nothing stays
-random without a word. Only positions may be fresh, when the file has none of their kind.
+Every tensor of the encoder comes from the file, or is fresh and named in the message; none stays
+random silently. Only positions may be fresh, if the file has none of their kind.
 
-Two things are resampled, and that is said: the positions of another grid, as the code that trained
-them does (``resample_positions``; relative ones by timm's ``resize_rel_pos_bias_table``), and patch
-kernels of another size, so that patches resized alike embed alike (FlexiViT's pseudo-inverse,
-timm's ``resample_patch_embed``).
+Two things are resampled, which the message reports. Positions of another grid are resampled as the
+code that trained them does (``resample_positions``; relative ones by timm's
+``resize_rel_pos_bias_table``). Patch kernels of another size are resampled so that equally resized
+patches have equal embeddings (FlexiViT's pseudo-inverse, timm's ``resample_patch_embed``).
 """
 
 import math
@@ -50,15 +50,15 @@ _COMPARE = (
 
 @dataclass
 class Loaded:
-    """What became of an encoder's weights.
+    """The result of loading an encoder's weights.
 
     Attributes:
-        source: where they are from.
+        source: where they come from.
         tensors: taken, by timm's names.
-        expected: how many the encoder has.
-        fresh: names of those that keep what they had.
-        unused: names in the source that the encoder has no use for.
-        resampled: what was brought to another size, in words.
+        expected: number of the encoder's tensors.
+        fresh: names of tensors that keep their initial values.
+        unused: names in the source that the encoder does not use.
+        resampled: descriptions of what was resampled.
     """
 
     source: Source
@@ -84,12 +84,12 @@ class Loaded:
 
 @typed
 def load_run(address: str | Path, weights: Weights = "student") -> PretrainModel:
-    """Return the model that a run has trained, in eval mode on the CPU, its algorithms attached.
+    """Return a run's trained model with its algorithms attached, in eval mode on the CPU.
 
     Args:
-        address: a run folder or a folder of checkpoints (the newest that is whole counts), or a
+        address: a run folder or a folder of checkpoints (the newest intact one counts), or a
             checkpoint; local or ``s3://``.
-        weights: ``teacher`` puts the teacher's where the trained ones are.
+        weights: ``teacher`` loads the teacher's weights in the place of the trained ones.
 
     Raises:
         UserError: there is none, it is damaged, or has no teacher; or it is a file of weights.
@@ -110,10 +110,10 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
         model: with its algorithms attached.
         uri: checkpoint, folder of them or run folder; or a file of weights (``.safetensors``,
             ``.pth``, ``.pth.tar``, ``.pt``, ``.bin``) of ours or of a layout that
-            ``pospre.nn.weight_layouts`` knows; local or S3. ``FILE,positions=SCHEME`` says what the
-            encoder of a file whose tensors do not tell knows of places: rotary ones are no tensors,
-            and it may have none (``positions=none``).
-        which: the encoder of a checkpoint, or of a file that holds a teacher beside it.
+            ``pospre.nn.weight_layouts`` lists; local or S3. ``FILE,positions=SCHEME`` names the
+            positions of a file whose tensors do not show them: rotary ones are no tensors, and it may
+            have none (``positions=none``).
+        which: the encoder of a checkpoint, or of a file that also holds a teacher.
 
     Returns:
         One line that says what was loaded, what is fresh, resampled, not used and left out.
@@ -165,10 +165,10 @@ def _check_kind(encoder: PatchEncoder, source: Source) -> None:
 
 
 def _in_our_layout(encoder: PatchEncoder, source: Source) -> Source:
-    """Return the tensors in the layout that our rotary positions turn; others stay as they are.
+    """Return the tensors in the layout of our rotary positions; others stay as they are.
 
     Raises:
-        UserError: encoder and file turn queries and keys in different ways.
+        UserError: encoder and file rotate queries and keys in different ways.
     """
     own = encoder.positions
     if (
@@ -196,9 +196,9 @@ def _in_our_layout(encoder: PatchEncoder, source: Source) -> Source:
 
 
 def _check_fixed(encoder: Encoder, source: Source) -> None:
-    """Raise ``UserError`` if a learned table would be taken for the fixed one, and frozen.
+    """Raise ``UserError`` if a learned table would be loaded as the fixed one, and frozen.
 
-    A run says which it is; a file's values do.
+    A run records which it is; a file is judged by its values.
     """
     told = source.positions or ""
     learned = bool({"learned", "learned_sincos"} & {*([told] if isinstance(told, str) else told)})
@@ -216,7 +216,7 @@ def _check_fixed(encoder: Encoder, source: Source) -> None:
 
 
 def _matching(key: str, own: Tensor, encoder: Encoder, done: Loaded) -> Tensor | None:
-    """Return the source's tensor for ``key``; None where a fresh one is allowed."""
+    """Return the source's tensor for ``key``; None if it may be fresh."""
     source = done.source
     found = source.tensors.get(key)
     is_table = key.endswith(f"rel_pos.{_TABLE}")
@@ -258,7 +258,7 @@ def _with_prefix(table: Tensor, encoder: Encoder) -> Tensor:
 
 
 def _resampled(found: Tensor, own: Tensor, encoder: Encoder, source: Source) -> Tensor:
-    """Return the position table of another grid at that of the encoder's table."""
+    """Return the position table of another grid, resampled to the grid of the encoder."""
     prefix = encoder.num_prefix_tokens
     count = found.shape[1] - prefix
     side = round(max(count, 0) ** 0.5)

@@ -1,4 +1,4 @@
-"""The model of a checkpoint."""
+"""Loads the model of a checkpoint."""
 
 from typing import Literal
 
@@ -21,8 +21,8 @@ def load_model(
 
     Args:
         uri: a checkpoint, a folder of them or a run folder (the newest counts), local or S3.
-        initial: give the same model with the random weights of its seed, before any training.
-        weights: ``teacher`` puts the teacher's weights where the trained ones are.
+        initial: return the same model with its initial random weights instead.
+        weights: ``teacher`` loads the teacher's weights in the place of the trained ones.
 
     Raises:
         UserError: no such checkpoint, the file is damaged or of another model, or it has no
@@ -34,7 +34,7 @@ def load_model(
 def model_of(
     checkpoint: Checkpoint, *, initial: bool = False, weights: Weights = "student"
 ) -> tuple[PretrainModel, Recipe]:
-    """Do what ``load_model`` does, with a checkpoint that was read already."""
+    """Do the same as ``load_model`` for a checkpoint that is already in memory."""
     uri, content = checkpoint.uri, checkpoint.content
     recipe = resolve(recorded_recipe(recorded(content).recipe, source=f"recipe in {uri}"))
     model = build_model(recipe)
@@ -48,7 +48,7 @@ def model_of(
 
 
 def _take_teacher(model: PretrainModel, name: str) -> None:
-    """Give every trained module that has a teacher its teacher's weights."""
+    """Load the teacher's weights into every trained module that has a teacher."""
     if model.teacher is None:
         raise UserError(
             f"{name} was trained without a teacher; leave out --weights teacher (the algorithm "

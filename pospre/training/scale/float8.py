@@ -1,4 +1,4 @@
-"""Matrix products of blocks in 8 bits: torchao's, scaled anew for each tensor and step."""
+"""Matrix products of blocks in 8 bits by torchao, with a new scale for each tensor and step."""
 
 from functools import partial
 from typing import Any
@@ -40,9 +40,9 @@ def use_float8(model: PretrainModel, device: Device) -> None:
 
 
 def convert_blocks(model: PretrainModel, **options: Any) -> None:
-    """Make the linear layers of all blocks multiply in float8 while they train.
+    """Make the linear layers of all blocks multiply in float8 in training.
 
-    Parameters, their names and what is saved stay. In evaluations the layers are as they were.
+    Parameters, their names and checkpoints stay the same. Evaluations use the original layers.
 
     Args:
         model: not yet compiled, nor wrapped by DDP or FSDP2.
