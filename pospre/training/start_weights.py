@@ -111,8 +111,8 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
         uri: checkpoint, folder of them or run folder; or a file of weights (``.safetensors``,
             ``.pth``, ``.pth.tar``, ``.pt``, ``.bin``) of ours or of a layout that
             ``pospre.nn.weight_layouts`` lists; local or S3. ``FILE,positions=SCHEME`` names the
-            positions of a file whose tensors do not show them: rotary ones are no tensors, and it may
-            have none (``positions=none``).
+            positions of a file whose tensors do not show them: rotary ones are no tensors, and a
+            file may have none (``positions=none``).
         which: the encoder of a checkpoint, or of a file that also holds a teacher.
 
     Returns:
