@@ -28,11 +28,10 @@ from pospre.planning.counts import flops_per_image
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device
 from pospre.training.build import Components, build_components, make_components
-from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.data import build_views
 from pospre.training.resolve import resolve
-from pospre.training.trainer import build_trainer
 from tests.benchmarks.bench_methods import make_batch, process_peak
+from tests.training.fitting import fit
 
 _MANY = 1_000_000  # batches that the synthetic loader has
 
@@ -116,14 +115,8 @@ def synthetic(recipe: Recipe) -> Components:
 def measure(recipe: Recipe, *, real: bool, warm_up: int) -> dict[str, Any]:
     """Train the recipe and return what was measured."""
     run = build_components(recipe) if real else synthetic(recipe)
-    signals = StopSignals()
     meter = Meter(warm_up)
-    trainer = build_trainer(run, signals=signals, callbacks=[meter])
-    try:
-        trainer.fit()
-    finally:
-        signals.give_back()
-        trainer.engine.close()
+    trainer = fit(run, meter)
     steps = len(meter.losses) - warm_up
     on_gpu = run.device.name == "gpu"
     peak = torch.tensor(torch.cuda.max_memory_allocated() if on_gpu else process_peak())

@@ -16,9 +16,8 @@ from composer.core import Callback, State
 
 from pospre.recipe.recipe import load_recipe
 from pospre.training.build import Components
-from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.trainer import build_trainer
 from tests.benchmarks.gpu_cell import synthetic
+from tests.training.fitting import fit
 
 _RECIPE = Path(__file__).parents[2] / "yamls/pretrain/mae_vitb16.yaml"
 _TINY = (
@@ -61,16 +60,12 @@ def loop_ms(steps: int = 200) -> float:
     """Return the CPU ms that the trainer's loop takes around a step: the median of ``steps``."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    signals = StopSignals()
     with tempfile.TemporaryDirectory(prefix="pospre-loop-") as folder:
         length = [f"trainer.run_folder={folder}", f"trainer.max_duration={steps + 20}ba"]
         run = synthetic(load_recipe(_RECIPE, [*_TINY, *length]))
         neighbour = _Neighbour(run)
-        trainer = build_trainer(run, signals=signals, callbacks=[neighbour])
         try:
-            trainer.fit()
+            fit(run, neighbour)
         finally:
-            signals.give_back()
-            trainer.engine.close()
             torch.set_num_threads(threads)
     return 1e3 * statistics.median(neighbour.loops[20:])

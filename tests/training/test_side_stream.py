@@ -13,10 +13,9 @@ from pospre.algorithms.mae import MAE
 from pospre.batch import Batch
 from pospre.recipe.recipe import load_recipe
 from pospre.training.build import build_components
-from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.side_stream import SideStream
-from pospre.training.trainer import build_trainer
 from tests.training import tiny_runs
+from tests.training.fitting import fit
 
 
 class Streams:
@@ -94,15 +93,9 @@ def test_a_step_copies_and_draws_beside_the_one_before(
         monkeypatch.setattr(MAE, name, noted(streams, name, getattr(MAE, name)))
     monkeypatch.setattr(run.model, "run_step", noted(streams, "forward", run.model.run_step))
     run.model.is_one_graph = True
-    signals = StopSignals()
-    trainer = build_trainer(run, signals=signals)
-    copy = trainer.state.device.batch_to_device
-    monkeypatch.setattr(trainer.state.device, "batch_to_device", noted(streams, "copy", copy))
-    try:
-        trainer.fit()
-    finally:
-        signals.give_back()
-        trainer.engine.close()
+    copy = noted(streams, "copy", run.device.batch_to_device)
+    monkeypatch.setattr(run.device, "batch_to_device", copy)
+    fit(run)
     one = ["copy on side", "main waits for side", "schedule on main", "write on side"]
     one += ["main waits for side", "forward on main", "after_step on main"]
     notes = [note for note in streams.notes if note != "copy on main"]  # Composer's

@@ -22,10 +22,10 @@ from pospre import train
 from pospre.recipe.recipe import load_recipe
 from pospre.training import trainer as ours
 from pospre.training.build import build_components
-from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.step import OVERRIDDEN, StepTrainer
 from pospre.training.step_losses import StepLosses
 from tests.operators import CountedOperators
+from tests.training.fitting import fit
 from tests.training.tiny_runs import MAE, look_late
 
 MADE_FOR = {
@@ -99,13 +99,7 @@ def trained(
     """Train three steps; return losses and weights."""
     options = (MAE, "trainer.max_duration=3ba", "trainer.log_interval=100", *overrides)
     run = build_components(load_recipe(recipe, options))
-    signals = StopSignals()
-    trainer = ours.build_trainer(run, signals=signals, callbacks=[counts])
-    try:
-        trainer.fit()
-    finally:
-        signals.give_back()
-        trainer.engine.close()
+    fit(run, counts)
     return counts.losses, {name: each.clone() for name, each in run.model.state_dict().items()}
 
 

@@ -11,9 +11,8 @@ from composer.loggers import LoggerDestination
 
 from pospre.recipe.recipe import load_recipe
 from pospre.training.build import build_components
-from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.step_engine import OVERRIDDEN, StepEngine
-from pospre.training.trainer import build_trainer
+from tests.training.fitting import fit
 from tests.training.tiny_runs import MAE
 
 MADE_FOR = {
@@ -66,7 +65,6 @@ def steps(recipe: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[See
     """Train four steps; return what was heard, and the calls of callbacks in the last one."""
     seen: Seen = []
     options = MAE, "trainer.max_duration=4ba", "trainer.log_interval=100", f"run_name={name}"
-    run, signals = build_components(load_recipe(recipe, options)), StopSignals()
     calls = 0
 
     def counted(callback: Callback, event: Event, state: Any, logger: Any) -> None:
@@ -76,12 +74,7 @@ def steps(recipe: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[See
 
     monkeypatch.setattr(Callback, "run_event", counted)
     # the logger is given first
-    trainer = build_trainer(run, signals=signals, callbacks=[Every(seen), Some(seen)])
-    try:
-        trainer.fit()
-    finally:
-        signals.give_back()
-        trainer.engine.close()
+    fit(build_components(load_recipe(recipe, options)), Every(seen), Some(seen))
     return seen, calls
 
 
