@@ -42,7 +42,7 @@ def test_view_groups_are_given_by_name_or_in_a_row(image_folder: Callable[..., P
         ("local", "local"),
     ]
     assert pospre.PretrainModel(encoder, seed=0, views=[group]).views == {"view": group}
-    with pytest.raises(UserError, match=r"with its own name, .* got view \(2 in all\)"):
+    with pytest.raises(UserError, match=r"with its own name, .* not view \(2 in all\)"):
         pospre.PretrainModel(encoder, seed=0, views=[group, group])
     loader = pospre.build_loader(image_folder(num_images=4), batch_size=2, views=named.views)
     assert {"global/image", "local/image"} <= next(iter(loader)).keys()

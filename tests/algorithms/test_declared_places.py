@@ -125,7 +125,7 @@ def batch_of() -> Batch:
 
 
 def test_a_task_of_places_in_another_view_is_refused_beside_a_field() -> None:
-    message = r"algorithms.Loca predicts places, but crop_field tells .* hide those"
+    message = r"algorithms.Loca predicts places, but crop_field gives .* hide those"
     model = model_of()
     pospre.attach(model, Loca)
     with pytest.raises(UserError, match=message):

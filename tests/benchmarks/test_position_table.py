@@ -102,7 +102,7 @@ def test_a_cell_is_measured_once_and_a_cut_line_again(
         ("Intertwined", "sin-cos", None),
         ("LUT", "none", None),
         ("MP3", "none", None),
-        ("DINOv2", "relative", "one grid"),
+        ("DINOv2", "relative", "supports only the grid of"),
     ],
 )
 def test_what_does_not_combine_says_why(method: str, positions: str, wanted: str | None) -> None:

@@ -29,7 +29,7 @@ def overrides(name: str, pictures: Path, folder: Path) -> tuple[Path, tuple[str,
 @pytest.mark.parametrize(
     ("name", "more", "options", "title"),
     [
-        ("dinov2", (), ("--ranks", "1,2"), "2 ranks beside 2: the targets and KoLeo see"),
+        ("dinov2", (), ("--ranks", "1,2"), "2 ranks beside 2: the targets and KoLeo couple"),
         (
             "mae",
             ("encoder.dropout=0.1", "trainer.precision=fp32", *SHARDED),

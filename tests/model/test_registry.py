@@ -109,7 +109,7 @@ def test_an_editor_that_was_never_added_is_refused_at_build() -> None:
 def test_places_that_nothing_tells_cannot_be_edited() -> None:
     model, _ = Case(("supervised",), encoder={"positions": "none"}).build()
     with pytest.raises(
-        UserError, match=r"test changes .* \(hidden\), .*encoder\.positions is none"
+        UserError, match=r"test changes .* \(hidden\), .*encoder\.positions = none has none"
     ):
         model.registry.join_pass("student", "test", places=("hidden",))
     model.registry.join_pass("student", "test")
@@ -143,7 +143,7 @@ def test_the_method_that_the_readme_shows_is_complete(rows_apart: str) -> None:
     refused = refusal_of(Case(("supervised", rows_apart)))
     assert refused is not None and "Set encoder.positions: none" in refused
     refused = refusal_of(Case(("mae", rows_apart)))
-    assert refused is not None and "over other tokens" in refused
+    assert refused is not None and "over different tokens" in refused
 
 
 def test_a_file_without_an_algorithm_says_what_it_lacks(

@@ -16,7 +16,7 @@ from pospre.nn.build import build_encoder
 from pospre.training.start_weights import load_weights
 
 SMALL: dict[str, Any] = {"embed_dim": 192, "num_heads": 3, "depth": 1, "num_classes": 0}
-SAID = r"holds no positions: .*\(RoPE\).*file.pth,positions=none"
+SAID = r"holds no positions: .*RoPE-ViT's.*file.pth,positions=none"
 
 
 def model_of(**options: Any) -> PretrainModel:

@@ -52,7 +52,8 @@ def drop_last(run_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "what"), [(relabelled, "labels are others"), (others, "files (paths and sizes) are")]
+    ("change", "what"),
+    [(relabelled, "the labels differ"), (others, "files (paths and sizes) differ")],
 )
 def test_a_run_does_not_go_on_with_as_many_other_images(
     tiny: Path, run: Run, tmp_path: Path, change: Callable[[Path], None], what: str

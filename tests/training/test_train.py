@@ -155,7 +155,10 @@ def check_figures(folder: Path, data: Path) -> None:
         ("evaluation={linear: {protocol: mae}}", ["evaluation.linear", "needs the setting bank"]),
         ("evaluation={knn: {dta: val}}", ["no setting 'dta'", "'data'"]),
         ("evaluation={knn: {data: 5}}", ["evaluation.knn", "data = 5"]),
-        ("evaluation={position_grid: {weights: teacher}}", ["droppos keeps one", "ema_teacher"]),
+        (
+            "evaluation={position_grid: {weights: teacher}}",
+            ["algorithms droppos has one", "ema_teacher"],
+        ),
         ("trainer.keep_best=knn/top1 evaluation={knn: {k: 3}}", ["evaluation.knn.every: 10ep"]),
         ("evaluation.knnn.data=val", ["evaluation.knnn", "Did you mean 'knn'"]),
     ],

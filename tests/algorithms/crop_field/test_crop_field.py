@@ -278,7 +278,7 @@ def test_bad_options_are_refused_at_attachment(options, message):
 @pytest.mark.parametrize("kind", ["none", "relative", "shared_relative"])
 def test_encoders_that_know_whole_cells_only_are_refused(kind):
     model, _ = Case(("simmim",), encoder={"positions": kind}).build()
-    with pytest.raises(UserError, match=rf"crop_field places .* = {kind} knows .* Use sincos"):
+    with pytest.raises(UserError, match=rf"crop_field places .* = {kind} supports .* Use sincos"):
         attach(model, "crop_field", field_size=9)
 
 

@@ -225,7 +225,11 @@ NARROW = Space(dim=36, num_heads=2, depth=1, grid=GRID)
         ({"alibi": {"distance": "euclid"}}, SPACE, r"alibi\.distance.*'cells' or 'torus'"),
         ({"alibi": {"base": 10.0}}, SPACE, r"positions\.alibi\.base"),
         ({"lookhere": {"fields": "halfs-none"}}, SPACE, r"'halfs'\. Did you mean 'halves'\?"),
-        ({"lookhere": {"fields": "halves-corners-none"}}, SPACE, r"names 3 .*8 heads\. Give 2 at"),
+        (
+            {"lookhere": {"fields": "halves-corners-none"}},
+            SPACE,
+            r"names 3 .*8 heads\. Give at most 2",
+        ),
         ({"lookhere": {"slope": 0.0}}, SPACE, r"positions\.lookhere\.slope.*greater than 0"),
         ({"lookhere": {"layer_slopes": [1, 0]}}, SPACE, r"layer_slopes.*greater than 0"),
         ({"rotary": {}, "alibi": {}}, SPACE, r"give a scheme's name"),
