@@ -132,14 +132,14 @@ class Greatest:
 
     def __init__(self) -> None:
         self._begun: tuple[torch.Tensor, Any] | None = None
-        self._group: Any = None
+        # made by all ranks at the start: to make it later would hang where one has ended
+        needs_own = dist.get_world_size() > 1 and torch.distributed.get_backend() != "gloo"
+        self._group = torch.distributed.new_group(backend="gloo") if needs_own else None
 
     def begin(self, number: int) -> None:
         """Contribute this rank's number; nothing happens on a single rank."""
         if dist.get_world_size() == 1:
             return
-        if self._group is None:
-            self._group = torch.distributed.new_group(backend="gloo")
         shared, maximum = torch.tensor([number]), torch.distributed.ReduceOp.MAX
         work = torch.distributed.all_reduce(shared, maximum, self._group, async_op=True)
         self._begun = shared, work

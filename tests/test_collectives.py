@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from composer.utils import dist
 
-from pospre.collectives import from_rank_zero, on_every_rank
+from pospre.collectives import Greatest, from_rank_zero, on_every_rank
 from pospre.errors import UserError
 from tests.processes import finished, launcher
 from tests.training.tiny_runs import environment
@@ -83,3 +84,27 @@ def test_no_rank_is_ended_by_a_disk_that_is_slower_than_collectives(tmp_path: Pa
     script = Path(__file__).parent / "run/peers/patient_ranks.py"
     done = finished([*launcher(2), str(script), str(tmp_path)], env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_cpus_of_gpu_ranks_have_a_group_from_the_start(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    used: list[object] = []
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
+
+    def new_group(backend: str) -> int:
+        made.append(backend)
+        return 7
+
+    monkeypatch.setattr(torch.distributed, "new_group", new_group)
+    monkeypatch.setattr(
+        torch.distributed, "all_reduce", lambda value, op, group, async_op: used.append(group)
+    )
+    greatest = Greatest()
+    assert made == ([] if backend == "gloo" else ["gloo"])
+    greatest.begin(1)
+    greatest.begin(2)
+    assert len(made) <= 1 and used == ([None] * 2 if backend == "gloo" else [7] * 2)
