@@ -1,7 +1,9 @@
 """Commands in processes of their own, of which nothing is left when the test is over."""
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,7 +26,16 @@ LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 
 def launcher(ranks: int) -> list[str]:
     """Return what stands before a program, or -m and a module, that so many ranks run."""
-    return [sys.executable, LAUNCHER, "-n", str(ranks)]
+    return [sys.executable, LAUNCHER, "-n", str(ranks), "--master_port", str(free_port())]
+
+
+def free_port() -> int:
+    """Return a free TCP port, below those that the system gives to other tests meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 30000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager

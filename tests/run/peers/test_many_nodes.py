@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.processes import LAUNCHER, LIMIT, started
+from tests.processes import LAUNCHER, LIMIT, free_port, started
 from tests.run.peers.networks import two_networks
-from tests.run.peers.test_rendezvous import free_port
 from tests.training.tiny_runs import (
     LONG,
     ROOT,

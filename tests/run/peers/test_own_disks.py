@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
-from tests.processes import LIMIT, launcher, started, until
-from tests.run.peers.test_rendezvous import free_port
+from tests.processes import LIMIT, free_port, launcher, started, until
 from tests.training.tiny_runs import LONG, environment, wait_for_step
 
 

@@ -17,6 +17,7 @@ from pospre.run.peers import rendezvous
 from pospre.run.peers.agreement import Note, name_difference, name_ranks
 from pospre.run.peers.process import Process, read_process
 from pospre.run.peers.rendezvous import Meeting, meet
+from tests.processes import free_port
 
 Outcome = Meeting | UserError
 FOUR = {
@@ -27,12 +28,6 @@ FOUR = {
     "MASTER_ADDR": "node0",
     "MASTER_PORT": "29500",
 }
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 @pytest.fixture
