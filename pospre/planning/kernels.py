@@ -80,9 +80,9 @@ class Operator(NamedTuple):
     """One call of an operator.
 
     Attributes:
-        role: of which ``fusion.fused`` makes kernels.
+        role: how ``fusion.fused`` puts it into a kernel.
         reads: bytes by the number of a value; what is written again has another number.
-        writes: likewise.
+        writes: bytes by the number of a value, for the values that it writes.
         flops: of a product.
         is_fp32: whether it computes in fp32.
     """

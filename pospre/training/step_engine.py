@@ -25,7 +25,7 @@ class StepEngine(Engine):
     """Composer's Engine without calls of empty methods.
 
     Composer calls every callback for each event of a step, and sorts the algorithms. The order is
-    the same here: algorithms, callbacks, loggers. ``match`` of an algorithm may be called twice.
+    the same here: algorithms, callbacks, loggers.
     """
 
     _callbacks: list[Callback]
