@@ -77,8 +77,10 @@ def meet(process: Process, recipe: Recipe, device: str) -> Meeting:
         try:
             store, verdict = _join(process, note, limit, end)
             break
-        except _OfAnother:
-            if process.rank == 0 or time.monotonic() + _AGAIN > end:
+        except _OfAnother as error:
+            # rank 0 knows that its port is its own
+            is_final = process.rank == 0 and not (serves and isinstance(error, _Broken))
+            if is_final or time.monotonic() + _AGAIN > end:
                 raise
             time.sleep(_AGAIN)
     if verdict["error"]:
@@ -90,19 +92,23 @@ class _OfAnother(Unreachable):
     """The answer comes from another run, perhaps the last start of this one, which is ending."""
 
 
+class _Broken(_OfAnother):
+    """The connection to the store was closed."""
+
+
 def _join(process: Process, note: Note, limit: float, end: float) -> tuple[Store, dict[str, Any]]:
     """Leave a note in the store of rank 0; return the store and rank 0's answer to all."""
     try:
         store = _connect(process, limit)
-        is_first = _leave(store, process, note) == 1
-        if process.rank == 0 and is_first:
+        _leave(store, process, note)
+        if process.rank == 0 and _notes(store, 0)[0].start == note.start:
             store.set("verdict", json.dumps(_judge(store, process, limit, end)))
             store.add("said", 1)
         verdict = _hear(store, process, limit)
         if verdict["error"] and process.rank == 0:
             wait_until(lambda: store.add("heard", 0) >= store.add("came", 0), _HEARD)
     except RuntimeError as error:  # torch's errors of connections are all of this kind
-        raise _OfAnother(
+        raise _Broken(
             f"{process.master} answered rank {process.rank} and is gone before all ranks had come: "
             "either rank 0 has ended (see its output), or that is not the port of this run"
         ) from error
@@ -190,13 +196,12 @@ def _use_interface(address: str) -> None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def _leave(store: Store, process: Process, note: Note) -> int:
-    """Leave this rank's note; return how many notes of this rank there are now."""
+def _leave(store: Store, process: Process, note: Note) -> None:
+    """Leave this rank's note, after those that it may have left before."""
     number = store.add(f"tickets/{process.rank}", 1)
     store.set(f"note/{process.rank}/{number}", json.dumps(asdict(note)))
     store.add(f"notes/{process.rank}", 1)
     store.add("came", 1)
-    return number
 
 
 def _judge(store: Store, process: Process, limit: float, end: float) -> dict[str, Any]:

@@ -196,6 +196,29 @@ def test_who_comes_back_waits_until_the_last_start_has_ended(
     assert all(isinstance(outcome, Meeting) for outcome in met), met
 
 
+def test_a_connection_to_the_store_that_breaks_is_made_again(
+    processes: list[Process],
+    together: Callable[..., list[Outcome]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judge, heard, broken = rendezvous._judge, rendezvous._hear, [0, 0, 2]
+
+    def breaking(step: Callable[..., Any]) -> Callable[..., Any]:
+        def broken_step(store: Any, process: Process, *rest: float) -> Any:
+            if process.rank in broken:
+                broken.remove(process.rank)
+                raise RuntimeError("failed to recv, got 0 bytes")
+            return step(store, process, *rest)
+
+        return broken_step
+
+    monkeypatch.setattr(rendezvous, "_judge", breaking(judge))
+    monkeypatch.setattr(rendezvous, "_hear", breaking(heard))
+    met = together(processes)
+    assert all(isinstance(outcome, Meeting) for outcome in met), met
+    assert not broken
+
+
 def test_what_is_no_store_at_all(
     processes: list[Process],
     together: Callable[..., list[Outcome]],
