@@ -12,7 +12,6 @@ from pospre.planning.fake import FakeTraining, trace_step
 from pospre.planning.gpus import EFFICIENCY, GIGA, GPUS
 from pospre.planning.kernels import StepTrace, floor_seconds
 from pospre.recipe.recipe import Recipe, load_recipe
-from tests.benchmarks.gpu_fused import fused
 from tests.benchmarks.gpu_loop import loop_ms
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +53,8 @@ def at_depth(
     """
     recipe = recipe_of(method, size, [*overrides, f"encoder.depth={depth}"])
     work, update = traced(recipe, batch)
+    from tests.benchmarks.gpu_fused import fused  # late: Inductor takes seconds to import
+
     compiled = fused(recipe, batch)
     eager, kernels = ([*part, *update.kernels] for part in (work.kernels, compiled.kernels))
     return {

@@ -12,6 +12,7 @@ from PIL import Image
 
 from data_prep import convert
 from tests.data.buckets import bucket, server, shards, upload  # noqa: F401 (fixtures)
+from tests.libraries import needs_ffcv
 
 NUM_IMAGES = 22
 CLASSES = ("ant", "bee", "cat")
@@ -45,7 +46,7 @@ def stored(photos: Path) -> Callable[[str], Path]:
         if data_format == "folder":
             return photos
         if data_format == "ffcv":
-            pytest.importorskip("ffcv", exc_type=ImportError)
+            needs_ffcv()
         target = photos.parent / ("photos.beton" if data_format == "ffcv" else "photos_mds")
         if not target.exists():
             with contextlib.redirect_stdout(io.StringIO()):

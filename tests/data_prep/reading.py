@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from data_prep import convert
 from pospre.errors import run_command
+from tests.libraries import needs_ffcv
 
 FORMATS = ("mds", "ffcv")
 
@@ -41,7 +40,7 @@ def description(target: Path) -> dict[str, Any]:
 def destination(folder: Path, data_format: str, name: str = "out") -> Path:
     """Where to write a data set of a format; skips the test where FFCV cannot be loaded."""
     if data_format == "ffcv":
-        pytest.importorskip("ffcv", exc_type=ImportError)
+        needs_ffcv()
         return folder / f"{name}.beton"
     return folder / name
 

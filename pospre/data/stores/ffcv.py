@@ -34,7 +34,7 @@ class FfcvReader(Reader):
             f"`python -m data_prep.convert SRC {path} --format ffcv`."
         )
         self.num_bytes: int = path.stat().st_size
-        self._ffcv = _import_ffcv(path)
+        self._ffcv = import_ffcv(path)
         self._check_header()
         self._open()
         sidecar_path = path.with_name(path.name + ".json")
@@ -156,13 +156,17 @@ class FfcvReader(Reader):
         return sizes
 
 
-def _import_ffcv(path: Path) -> Any:
-    """Return FFCV with the parts used here."""
-    # late, because it needs system libraries that MDS does not need. Importing FFCV sets torch to
-    # one
-    # thread for the whole program, and fills a numba dict with two names, which is compiled for 2 s
-    # at
-    # every start. A plain dict suffices, because FFCV reads it in Python
+def import_ffcv(path: Path) -> Any:
+    """Import FFCV, which needs system libraries that MDS does not need, and return it.
+
+    Args:
+        path: of the file to read, for the message.
+
+    Raises:
+        UserError: FFCV or a library that it needs is not installed.
+    """
+    # FFCV sets torch to one thread for the whole program. It fills a numba dict with two names,
+    # which takes 2 s to compile; a plain dict suffices, because FFCV reads it in Python
     num_threads = torch.get_num_threads()
     typed: Any = importlib.import_module("numba.typed")
     compiled_dict = typed.Dict

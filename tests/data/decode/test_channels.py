@@ -21,6 +21,7 @@ from pospre.data.views.resize import Views, resize_crops
 from pospre.errors import UserError, run_command
 from tests.conftest import draw_image
 from tests.data.deep_files import band_folder, bands, npy, saved
+from tests.libraries import needs_ffcv
 
 VIEWS = [ViewGroup(size=(24, 32), count=2), ViewGroup(name="pad", size=16, crop="pad")]
 OPTIONS: dict[str, Any] = {"views": VIEWS, "batch_size": 6, "seed": 3, "num_workers": 1}
@@ -108,7 +109,7 @@ def test_grey_is_pillows_whatever_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("store", ["mds", "beton"])
 def test_one_channel_from_every_store(store: str, tmp_path: Path) -> None:
     if store == "beton":
-        pytest.importorskip("ffcv")
+        needs_ffcv()
     source, target = tmp_path / "files", tmp_path / ("set" if store == "mds" else "set.beton")
     source.mkdir()
     for number in range(6):

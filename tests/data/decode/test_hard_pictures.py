@@ -17,6 +17,7 @@ from pospre.data.decode.decoder import OpenedImage, decode_image
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.views.options import ViewGroup
+from tests.libraries import needs_ffcv
 
 VIEWS = (
     ViewGroup(name="global", count=2, size=48, scale=(0.1, 0.6)),
@@ -67,7 +68,7 @@ def converted(hard: Path) -> Callable[[str], Path]:
         if data_format == "folder":
             return hard
         if data_format == "ffcv":
-            pytest.importorskip("ffcv", exc_type=ImportError)
+            needs_ffcv()
         target = hard.parent / ("hard.beton" if data_format == "ffcv" else "hard_mds")
         if not target.exists():
             command = [str(hard), str(target), "--format", data_format, "--quality", "95"]
@@ -136,7 +137,7 @@ def test_they_are_hard(hard, monkeypatch):
 @pytest.mark.parametrize("tolerance", [0.0, 1.0])
 def test_raw_pixels_agree_with_a_lossless_folder(hard, tmp_path, tolerance):
     """A ``.beton`` of raw pixels, as FFCV's own writer makes it, and PNGs of the same."""
-    pytest.importorskip("ffcv", exc_type=ImportError)
+    needs_ffcv()
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 

@@ -13,6 +13,7 @@ from pospre.data.decode import jpeg
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.views.options import ViewGroup
+from tests.libraries import needs_ffcv
 
 VIEWS = (
     ViewGroup(name="small", count=1, size=16, scale=(0.05, 0.2)),
@@ -40,7 +41,7 @@ def seekable(photos, tmp_path_factory):
     def path(name: str) -> Path:
         data_format = "ffcv" if name.endswith(".beton") else "mds"
         if data_format == "ffcv":
-            pytest.importorskip("ffcv", exc_type=ImportError)
+            needs_ffcv()
         command = [str(photos), str(root / name), "--format", data_format, "--seekable"]
         said = io.StringIO()
         with redirect_stdout(said):

@@ -1,5 +1,7 @@
 """.beton files: stock ones are read; those that FFCV would read as garbage are refused."""
 
+# ruff: noqa: E402
+
 import json
 import shutil
 import subprocess
@@ -16,8 +18,9 @@ from pospre.data.opening import open_reader
 from pospre.data.stores.ffcv import FfcvReader
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
+from tests.libraries import needs_ffcv
 
-pytest.importorskip("ffcv", exc_type=ImportError)
+needs_ffcv()
 
 from ffcv.fields import BytesField, FloatField, IntField, RGBImageField
 from ffcv.types import FieldDescType, HeaderType

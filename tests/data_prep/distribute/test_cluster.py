@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from pospre.errors import Unreachable
 from tests.data_prep.reading import call
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 
-pytest.importorskip("distributed")
+if find_spec("distributed") is None:
+    pytest.skip("Dask is not installed", allow_module_level=True)
 
 OPTIONS = ("--format", "mds", "--shard-mb", 0.02)
 

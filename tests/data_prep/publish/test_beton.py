@@ -1,5 +1,7 @@
 """The .beton file that we lay out beside the one that FFCV's own writer makes of the same bytes."""
 
+# ruff: noqa: E402
+
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("ffcv", exc_type=ImportError)
+from tests.libraries import needs_ffcv
+
+needs_ffcv()
 
 from ffcv.fields import BytesField, IntField, RGBImageField
 from ffcv.fields.rgb_image import IMAGE_MODES
