@@ -61,6 +61,15 @@ def read_mask(path: Path) -> ndarray:
     return values.astype(np.int64)
 
 
+def check_apart(train: Sequence[Path], val: Sequence[Path], address: str) -> None:
+    """Raise a ``UserError`` if the data set ``address`` has images of the training split."""
+    if {path.resolve() for path in train} & {path.resolve() for path in val}:
+        raise UserError(
+            f"{address} would be measured on training images; give another split=…, "
+            "train_split=… or bank=…."
+        )
+
+
 def check_not_smaller(path: Path, sides: Sequence[float], patch: int) -> None:
     """Raise a ``UserError`` for an image that is smaller than a patch."""
     if min(sides) < patch:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,9 @@ from pospre import draws
 from pospre.errors import UserError
 from pospre.evaluation.dense.settings import Learned
 from pospre.evaluation.layers import check_grid, layer_tokens, planned_encoder
+from pospre.evaluation.registry import Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
-from pospre.recipe.recipe import Recipe
 
 
 class FeatureMaps:
@@ -22,12 +23,12 @@ class FeatureMaps:
         model: with a ViT. It is not modified; fine-tuning trains a copy.
         layers: see ``layer_tokens``.
         norm: see ``layer_tokens``.
-        finetune: whether to train the encoder.
-        drop_path: of the last block of a trained encoder; it grows linearly over the blocks.
-        seed: of drop path.
+        learned: whether to train the encoder, with which drop path; None: it stays frozen.
 
     Attributes:
         model: the model or its copy; only its encoder is trained.
+        finetune: whether the encoder is trained.
+        fill: the mean colour as uint8 values of the channels.
     """
 
     def __init__(
@@ -36,19 +37,20 @@ class FeatureMaps:
         layers: Sequence[int],
         *,
         norm: bool,
-        finetune: bool,
-        drop_path: float = 0.0,
-        seed: int = 0,
+        learned: Learned | None = None,
     ) -> None:
-        self.layers, self.norm, self.finetune = layers, norm, finetune
-        self._seed, self._learned_from = seed, 0
-        self.model = copy.deepcopy(model) if finetune else model
-        if finetune:
+        learned = learned or Learned()
+        self.layers, self.norm, self.finetune = layers, norm, learned.finetune
+        self.fill = tuple((255 * model.augment.mean.flatten()).round().int().tolist())
+        self._seed, self._learned_from = learned.seed, 0
+        self.model = copy.deepcopy(model) if self.finetune else model
+        if self.finetune:
             self.model.objectives.requires_grad_(False)
             self.model.contents.requires_grad_(False)
             self.model.places.requires_grad_(False)
             encoder = self.model.encoder
-            encoder.drop_path, encoder.uniform_drop_path, encoder.dropout = drop_path, False, 0.0
+            encoder.drop_path, encoder.uniform_drop_path = learned.drop_path, False
+            encoder.dropout = 0.0
 
     def __call__(self, images_BCHW: Tensor) -> list[Tensor]:
         """Return a map (B, D, rows, columns) of each layer.
@@ -78,28 +80,25 @@ class FeatureMaps:
         return draws.sample_keys(self._seed, 0, index_B, 0, "dense/drop_path")
 
 
-def check_encoder(recipe: Recipe, layers: Sequence[int] | None = None) -> Encoder:
-    """Return a recipe's encoder without memory, after checks for feature maps.
+def check_encoder(plan: Plan[Any], layers: Sequence[int] | None = None) -> Encoder:
+    """Return the recipe's encoder without memory, after checks for feature maps.
 
     Raises:
-        UserError: it is not a ViT with square patches of RGB images, or has fewer layers.
+        UserError: it is not a ViT with square patches of RGB images, or has fewer layers; or drop
+            path is given for an encoder that is not trained.
     """
-    encoder = planned_encoder(recipe, layers)
+    encoder, settings = planned_encoder(plan.recipe, layers), plan.settings
     if encoder.channels != 3 or encoder.patch_size[0] != encoder.patch_size[1]:
         raise UserError(
             f"it takes RGB images and square patches; this encoder has {encoder.channels} "
             f"channels and patches of {encoder.patch_size[0]}×{encoder.patch_size[1]}."
         )
-    return encoder
-
-
-def check_drop_path(settings: Learned) -> None:
-    """Raise a ``UserError`` for drop path in an encoder that is not trained."""
-    if settings.drop_path and not settings.finetune:
+    if isinstance(settings, Learned) and settings.drop_path and not settings.finetune:
         raise UserError(
             f"drop_path={settings.drop_path} needs a trained encoder; give finetune=true, or leave "
             "it out."
         )
+    return encoder
 
 
 def check_side(key: str, sides: tuple[int, int], encoder: Encoder) -> None:

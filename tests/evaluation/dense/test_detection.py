@@ -160,7 +160,7 @@ def test_jittered_squares_keep_boxes_masks_and_pixels_together(coco: BoxSet):
 @pytest.mark.parametrize(("patch", "stride", "side"), [(8, 8, 64), (14, 16, 56)])
 def test_levels_have_the_strides_that_torchvision_counts(patch: int, stride: int, side: int):
     encoder = build_encoder("vit_tiny16", image_size=2 * patch, patch_size=patch, depth=1)
-    maps = FeatureMaps(PretrainModel(encoder, seed=0).eval(), (1,), norm=True, finetune=False)
+    maps = FeatureMaps(PretrainModel(encoder, seed=0).eval(), (1,), norm=True)
     detector = build_detector(maps, 2, size=64, channels=8, regions=4, has_masks=True)
     shown: list[tuple[int, ...]] = []
     encoder.register_forward_pre_hook(lambda _, args: shown.append(tuple(args[0].shape[-2:])))
@@ -189,7 +189,7 @@ def test_a_frozen_encoder_is_not_judged_by_the_scale_of_its_features(
             norm = model.encoder.get_submodule("norm")
             norm.get_parameter("weight").mul_(factor)
             norm.get_parameter("bias").add_(shift)
-        maps = FeatureMaps(model, (model.encoder.depth,), norm=True, finetune=False)
+        maps = FeatureMaps(model, (model.encoder.depth,), norm=True)
         torch.manual_seed(0)
         pyramid = Pyramid(maps, 8)
         if standardized:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.maps import FeatureMaps
+from pospre.evaluation.dense.settings import Learned
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from tests.evaluation.dense.pictures import mask_folder, voc_folder
@@ -26,7 +27,7 @@ def model() -> PretrainModel:
 
 def learned(model: PretrainModel, images_BCHW: Tensor, **options: Any) -> list[Tensor]:
     """Return what two steps of a fine-tuning see of the same images."""
-    maps = FeatureMaps(model, (3,), norm=True, finetune=True, **options)
+    maps = FeatureMaps(model, (3,), norm=True, learned=Learned(finetune=True, **options))
     return [maps(images_BCHW)[0] for _ in range(2)]
 
 
@@ -47,9 +48,10 @@ def test_paths_are_dropped_while_an_encoder_learns_and_by_the_seed(model: Pretra
 
 def test_nothing_is_dropped_where_it_is_measured_or_does_not_learn(model: PretrainModel) -> None:
     images = torch.randn(4, 3, 32, 32)
-    (wanted,) = FeatureMaps(model, (3,), norm=True, finetune=False)(images)
+    (wanted,) = FeatureMaps(model, (3,), norm=True)(images)
     with torch.no_grad():
-        (measured,) = FeatureMaps(model, (3,), norm=True, finetune=True, drop_path=0.5)(images)
+        learned = Learned(finetune=True, drop_path=0.5)
+        (measured,) = FeatureMaps(model, (3,), norm=True, learned=learned)(images)
     torch.testing.assert_close(measured, wanted)
     assert model.encoder.drop_path == 0.9
 
@@ -69,5 +71,5 @@ def test_both_evaluations_drop_paths(
     made = Mock(wraps=FeatureMaps)
     monkeypatch.setattr(f"pospre.evaluation.dense.{name}.{name}.FeatureMaps", made)
     measure(name, data, finetune=True, **settings)
-    assert [call.kwargs["drop_path"] for call in made.call_args_list] == [0.25]
-    assert [call.kwargs["seed"] for call in made.call_args_list] == [5]
+    (call,) = made.call_args_list
+    assert (call.kwargs["learned"].drop_path, call.kwargs["learned"].seed) == (0.25, 5)

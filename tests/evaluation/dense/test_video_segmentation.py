@@ -14,6 +14,7 @@ from sklearn.metrics import jaccard_score
 
 from data_prep.scenes import Settings, render_scenes
 from pospre.errors import UserError
+from pospre.evaluation.dense.settings import VideoSegmentation
 from pospre.evaluation.dense.video import propagation, video_segmentation
 from pospre.evaluation.dense.video.propagation import (
     contour,
@@ -112,16 +113,8 @@ def test_attention_to_near_patches_is_that_of_a_plain_loop(monkeypatch):
     rows, columns, radius, neighbours, temperature = 4, 5, 1, 3, 0.1
     features = [torch.randn(rows, columns, 6, generator=generator) for _ in range(4)]
     labels = torch.rand(rows, columns, 2, generator=generator)
-    found = list(
-        propagation.propagate(
-            features,
-            labels,
-            neighbours=neighbours,
-            context_frames=2,
-            radius=radius,
-            temperature=temperature,
-        )
-    )
+    settings = VideoSegmentation(neighbours=neighbours, context_frames=2, radius=radius)
+    found = list(propagation.propagate(features, labels, settings))
     known = [(features[0], labels)]
     for number, feature in enumerate(features[1:]):
         wanted = torch.zeros(rows, columns, 2)

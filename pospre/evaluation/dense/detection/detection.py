@@ -10,13 +10,12 @@ and padded to a square.
 
 import itertools
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pycocotools import mask as coco_mask
-from pydantic import BeforeValidator
 from torch import Tensor
 from torchvision.models.detection import FasterRCNN
 from tqdm import tqdm
@@ -26,20 +25,17 @@ from pospre.evaluation.dense.detection.average_precision import average_precisio
 from pospre.evaluation.dense.detection.box_data import BoxSet, open_boxes
 from pospre.evaluation.dense.detection.jittered import Jittered
 from pospre.evaluation.dense.detection.mask_rcnn import build_detector, stride_of
-from pospre.evaluation.dense.fitting import batches, fit, seeded, trained_groups
-from pospre.evaluation.dense.images import check_not_smaller, read_image
-from pospre.evaluation.dense.maps import FeatureMaps, check_drop_path, check_encoder, check_side
+from pospre.evaluation.dense.fitting import seeded, train_head
+from pospre.evaluation.dense.images import check_apart, check_not_smaller, read_image
+from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.dense.settings import Detection
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import as_tuple
 from pospre.model.model import PretrainModel
-from pospre.ranges import PositiveRange
 from pospre.schedules import linear, staircase
 from pospre.text_table import format_table, percent, percent_and_error
 
 FIGURES = {"AP": "max", "AP50": "max", "mask_AP": "max"}
 OWN_DATA = True
-Factors = Annotated[PositiveRange, BeforeValidator(as_tuple)]
 _RISE = 0.01  # share of the training, as 250 of 22 128
 _MILESTONES = (8 / 9, 26 / 27)
 _SCALED = 32  # number of images that determine the scale of features
@@ -94,9 +90,8 @@ def evaluate(context: Context, settings: Detection) -> dict[str, Any]:
 
 def check(plan: Plan[Detection]) -> Setup:
     """Return the data; raise a ``UserError`` for invalid annotations, classes or sizes."""
-    encoder = check_encoder(plan.recipe)
+    encoder = check_encoder(plan)
     settings, patch = plan.settings, encoder.patch_size[0]
-    check_drop_path(settings)
     train = open_boxes(settings.bank or plan.data, settings.train_split)
     val = open_boxes(plan.data, settings.split, train.classes)
     setup = Setup(train, val, settings.size or max(encoder.grid) * stride_of(patch))
@@ -106,12 +101,7 @@ def check(plan: Plan[Detection]) -> Setup:
         raise UserError(f"size={setup.size} is not a multiple of {unit}; use {near}.")
     side = setup.size * patch // stride_of(patch)
     check_side("size", (side, side), encoder)
-    both = {file.resolve() for file in setup.train.images}
-    if both & {file.resolve() for file in setup.val.images}:
-        raise UserError(
-            f"{setup.val.address} would be measured on training images; give another "
-            "split=…, train_split=… or bank=…."
-        )
+    check_apart(train.images, val.images, val.address)
     for part in (setup.train, setup.val):
         for path, sides in zip(part.images, part.sides, strict=True):
             factor = setup.size / max(sides)
@@ -129,9 +119,7 @@ def _train(
     context: Context, setup: Setup, model: PretrainModel, settings: Detection, title: str
 ) -> tuple[FasterRCNN, float]:
     """Return a trained detector, in eval mode, and the final loss."""
-    layers = (model.encoder.depth,)
-    learns = {key: getattr(settings, key) for key in ("finetune", "drop_path", "seed")}
-    maps = FeatureMaps(model, layers, norm=True, **learns)
+    maps = FeatureMaps(model, (model.encoder.depth,), norm=True, learned=settings)
     detector = build_detector(
         maps,
         len(setup.train.classes),
@@ -140,32 +128,30 @@ def _train(
         regions=settings.regions,
         has_masks=setup.has_masks,
     ).to(context.device)
-    rates = {key: getattr(settings, key) for key in ("lr", "weight_decay", "layer_decay")}
-    fill = tuple((255 * model.augment.mean.flatten()).round().int().tolist())
-    shown = fill, settings.seed, setup.has_masks
-    samples = Jittered(setup.train, setup.size, settings.jitter, *shown)
+    shown = maps.fill, settings.seed, setup.has_masks
     if not settings.finetune:
         whole = Jittered(setup.train, setup.size, (1, 1), *shown)
         _standardize(context, detector, whole, settings.batch_size)
-    steps = {
-        key: getattr(settings, key) for key in ("iterations", "batch_size", "num_workers", "seed")
-    }
 
     def loss(batch: list[tuple[Tensor, dict[str, Tensor]]]) -> Tensor:
         images = [image.to(context.device) / 255 for image, _ in batch]
         wanted = [{key: each.to(context.device) for key, each in t.items()} for _, t in batch]
         return torch.stack(list(detector(images, wanted).values())).sum()
 
-    last = fit(
+    last = train_head(
         context,
         title,
-        batches(samples, collate=list, **steps),
+        maps,
+        detector,
+        Jittered(setup.train, setup.size, settings.jitter, *shown),
         loss,
-        trained_groups(maps, detector, **rates),
         lambda share: (
             staircase(share, milestones=_MILESTONES, gamma=0.1) * linear(0.001, 1.0, share / _RISE)
         ),
-        settings.iterations,
+        settings,
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        collate=list,
     )
     return detector.eval(), last
 

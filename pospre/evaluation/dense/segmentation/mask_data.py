@@ -20,6 +20,7 @@ from pospre.errors import UserError
 from pospre.evaluation.dense.images import (
     LABELS,
     SCENE_CLASSES,
+    check_apart,
     image_sides,
     painted,
     read_mask,
@@ -160,11 +161,7 @@ def check_masks(train: MaskSet, val: MaskSet, num_classes: int) -> None:
         UserError: a mask has an unknown id or another size than its image, a split has no labelled
             pixel, or both contain the same files.
     """
-    if {path.resolve() for path in train.images} & {path.resolve() for path in val.images}:
-        raise UserError(
-            f"{val.address} would be measured on training images; give another split=…, "
-            "train_split=… or bank=…."
-        )
+    check_apart(train.images, val.images, val.address)
     named = train.classes is not None and len(train.classes) != num_classes
     if named or train.classes != val.classes:
         raise UserError(

@@ -20,14 +20,9 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from tqdm import tqdm
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.fitting import batches, fit, seeded, trained_groups
+from pospre.evaluation.dense.fitting import seeded, train_head
 from pospre.evaluation.dense.images import check_not_smaller, image_sides, read_image
-from pospre.evaluation.dense.maps import (
-    FeatureMaps,
-    check_drop_path,
-    check_encoder,
-    check_side,
-)
+from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.dense.segmentation.crops import Crops, Encoded, Showing, predict, show
 from pospre.evaluation.dense.segmentation.decoders import LinearDecoder, UperNet
 from pospre.evaluation.dense.segmentation.iou import class_iou, constant, summarise
@@ -104,8 +99,7 @@ def evaluate(context: Context, settings: Segmentation) -> dict[str, Any]:
 def check(plan: Plan[Segmentation]) -> Setup:
     """Return the data; raise a ``UserError`` for invalid masks, classes, sizes or layers."""
     settings = plan.settings
-    encoder = check_encoder(plan.recipe, settings.layers)
-    check_drop_path(settings)
+    encoder = check_encoder(plan, settings.layers)
     setup = open_setup(plan.data, settings, encoder)
     check_side("crop", setup.crop, encoder)
     if setup.showing.window is None and not encoder.positions.takes_any_grid:
@@ -133,8 +127,7 @@ def _measure(
 ) -> tuple[ndarray, float]:
     """Train a decoder on a model; return confusion matrices (N, C, C) and the training loss."""
     kind = settings.decoder
-    learns = {key: getattr(settings, key) for key in ("finetune", "drop_path", "seed")}
-    maps = FeatureMaps(model, setup.layers, norm=kind == "linear", **learns)
+    maps = FeatureMaps(model, setup.layers, norm=kind == "linear", learned=settings)
     dim = model.encoder.embed_dim
     decoder: LinearDecoder | UperNet
     if kind == "linear":
@@ -142,34 +135,24 @@ def _measure(
     else:
         decoder = UperNet(dim, setup.num_classes, settings.channels)
     decoder.to(context.device)
-    usual_lr, usual_decay = _RATES[kind]
-    groups = trained_groups(
-        maps,
-        decoder,
-        lr=settings.lr or usual_lr,
-        weight_decay=usual_decay if settings.weight_decay is None else settings.weight_decay,
-        layer_decay=settings.layer_decay,
-    )
     samples, encode = _samples(context, setup, maps, settings)
 
     def loss(batch: list[Tensor]) -> Tensor:
         shown, classes_BHW = (each.to(context.device) for each in batch)
         return decoder.loss(encode(shown), classes_BHW)
 
-    last = fit(
+    usual_lr, usual_decay = _RATES[kind]
+    last = train_head(
         context,
         f"segmentation, {title}",
-        batches(
-            samples,
-            iterations=settings.iterations,
-            batch_size=settings.batch_size,
-            num_workers=settings.num_workers,
-            seed=settings.seed,
-        ),
+        maps,
+        decoder,
+        samples,
         loss,
-        groups,
         lambda share: min(linear(1.0, 0.0, share), linear(0.0, 1.0, (share + 1e-6) / _RISE)),
-        settings.iterations,
+        settings,
+        lr=settings.lr or usual_lr,
+        weight_decay=usual_decay if settings.weight_decay is None else settings.weight_decay,
     )
     decoder.eval()
     matrices = _confusions(context, setup, maps, decoder, settings.batch_size)
@@ -182,10 +165,8 @@ def _samples(
     """Return the training samples, and the function that turns them into decoder inputs."""
     augment = maps.model.augment
     if settings.augment:
-        fill = tuple((255 * augment.mean.flatten()).round().int().tolist())
-        crops = Crops(
-            setup.train, setup.num_classes, setup.showing.size, setup.crop, fill, settings.seed
-        )
+        size, seed = setup.showing.size, settings.seed
+        crops = Crops(setup.train, setup.num_classes, size, setup.crop, maps.fill, seed)
         return crops, lambda levels: maps(augment.normalise(levels.float()))
     encoded = Encoded.of(context, setup.train, setup.num_classes, setup.showing, maps)
     return encoded, lambda joined: list(joined.unbind(dim=1))

@@ -15,76 +15,57 @@ from numpy import ndarray
 from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
+from pospre.evaluation.dense.settings import VideoSegmentation
+
 _ROWS = 1024  # patches at once: with 8 frames of 6000 patches, similarities take 200 MB
 
 
 def propagate(
-    features: Iterable[Tensor],
-    labels_hwC: Tensor,
-    *,
-    neighbours: int,
-    context_frames: int,
-    radius: int,
-    temperature: float,
+    features: Iterable[Tensor], labels_hwC: Tensor, settings: VideoSegmentation
 ) -> Iterator[Tensor]:
     """Yield the labels (h, w, C) of every frame after the first.
 
     Args:
         features: of every frame, (h, w, D).
         labels_hwC: of the first frame, shares of classes.
-        neighbours: number of context patches that determine a patch's label.
-        context_frames: number of last frames in the context, besides the first one.
-        radius: maximal distance of these patches in either direction, in patches.
-        temperature: T of the weights exp(cosine / T).
+        settings: the patches that determine a patch's label, and their weights.
     """
-    frames = iter(features)
-    first = next(frames)
+    frames = (F.normalize(each.flatten(0, 1), dim=-1) for each in features)
     rows, columns = labels_hwC.shape[:2]
-    near = _near(rows, columns, radius).to(labels_hwC.device)
-    known: deque[tuple[Tensor, Tensor]] = deque(maxlen=context_frames)
-    for feature in frames:
-        context = [(first, labels_hwC), *known]
-        labels = attend(
-            feature.flatten(0, 1),
-            torch.stack([each.flatten(0, 1) for each, _ in context]),
-            torch.stack([each.flatten(0, 1) for _, each in context]),
-            near,
-            neighbours=neighbours,
-            temperature=temperature,
-        ).unflatten(0, (rows, columns))
-        known.append((feature, labels))
-        yield labels
+    near_NN = _near(rows, columns, settings.radius).to(labels_hwC.device)
+    first = next(frames), labels_hwC.flatten(0, 1)
+    known: deque[tuple[Tensor, Tensor]] = deque(maxlen=settings.context_frames)
+    for queries_ND in frames:
+        keys_KD, labels_KC = map(torch.cat, zip(first, *known, strict=True))
+        labels_NC = _attend(queries_ND, keys_KD, labels_KC, near_NN, settings)
+        known.append((queries_ND, labels_NC))
+        yield labels_NC.unflatten(0, (rows, columns))
 
 
-def attend(
+def _attend(
     queries_ND: Tensor,
-    keys_FND: Tensor,
-    labels_FNC: Tensor,
+    keys_KD: Tensor,
+    labels_KC: Tensor,
     near_NN: Tensor,
-    *,
-    neighbours: int,
-    temperature: float,
+    settings: VideoSegmentation,
 ) -> Tensor:
     """Return labels (N, C): the mean of the most similar patches', weighted by exp(cosine / T).
 
     Args:
-        queries_ND: features of a frame's patches.
-        keys_FND: features of F other frames.
-        labels_FNC: their labels.
-        near_NN: bool, whether each patch (row) may use another (column).
-        neighbours: number of patches used.
-        temperature: T.
+        queries_ND: normalised features of a frame's patches.
+        keys_KD: those of the patches of other frames.
+        labels_KC: their labels.
+        near_NN: bool, whether a patch (row) may use one of another frame (column).
+        settings: T, and the number of patches used.
     """
-    queries_ND, keys_FND = F.normalize(queries_ND, dim=-1), F.normalize(keys_FND, dim=-1)
-    keys, labels = keys_FND.flatten(0, 1), labels_FNC.flatten(0, 1)
-    parts = []
+    frames, parts = len(keys_KD) // len(near_NN), []
     for start in range(0, len(queries_ND), _ROWS):
         rows = slice(start, start + _ROWS)
-        cosine = queries_ND[rows] @ keys.T
-        cosine = cosine.masked_fill(~near_NN[rows].repeat(1, len(keys_FND)), -torch.inf)
-        best = cosine.topk(min(neighbours, len(keys)), dim=1)
-        weights = (best.values / temperature).softmax(dim=1)
-        parts.append((weights.unsqueeze(-1) * labels[best.indices]).sum(1))
+        cosine = queries_ND[rows] @ keys_KD.T
+        cosine = cosine.masked_fill(~near_NN[rows].repeat(1, frames), -torch.inf)
+        best = cosine.topk(min(settings.neighbours, len(keys_KD)), dim=1)
+        weights = (best.values / settings.temperature).softmax(dim=1)
+        parts.append((weights.unsqueeze(-1) * labels_KC[best.indices]).sum(1))
     return torch.cat(parts)
 
 

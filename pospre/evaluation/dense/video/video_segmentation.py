@@ -75,7 +75,7 @@ def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
 
 def check(plan: Plan[VideoSegmentation]) -> list[Video]:
     """Return the videos; raise a ``UserError`` for invalid masks or frames."""
-    encoder = check_encoder(plan.recipe)
+    encoder = check_encoder(plan)
     if not encoder.positions.takes_any_grid:
         raise UserError(
             f"it uses frames of their own size, but encoder.positions = {encoder.positions.name} "
@@ -110,7 +110,7 @@ def follow(
 ) -> Iterator[ndarray]:
     """Yield the predicted objects, int64 (H, W), of every frame after the first."""
     objects, ids = video.objects(0), [0, *video.first_objects()]
-    maps = FeatureMaps(model, (model.encoder.depth,), norm=True, finetune=False)
+    maps = FeatureMaps(model, (model.encoder.depth,), norm=True)
     features = (
         _features(context, maps, video, index, settings) for index in range(len(video.frames))
     )
@@ -118,9 +118,7 @@ def follow(
     one_hot = torch.from_numpy(np.stack([objects == value for value in ids], axis=-1)).float()
     labels = F.interpolate(one_hot.permute(2, 0, 1)[None], first.shape[:2], mode="nearest-exact")
     labels_hwC = labels[0].permute(1, 2, 0).to(first)
-    names = ("neighbours", "context_frames", "radius", "temperature")
-    options: dict[str, Any] = {name: getattr(settings, name) for name in names}
-    for shares_hwC in propagate(itertools.chain([first], features), labels_hwC, **options):
+    for shares_hwC in propagate(itertools.chain([first], features), labels_hwC, settings):
         yield np.array(ids)[_decide(shares_hwC, objects.shape)]
 
 
