@@ -3,11 +3,12 @@
 Images are kept in memory as bytes. Of every image only some randomly chosen patch tokens are kept.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from pospre import draws
 from pospre.batch import INDEX, Batch
@@ -17,7 +18,7 @@ from pospre.errors import UserError
 from pospre.evaluation.classification.corruptions import reorder_tiles
 from pospre.evaluation.features import WHOLE, centre_batches
 from pospre.evaluation.layers import layer_tokens
-from pospre.evaluation.position.settings import LEAST_IMAGES
+from pospre.evaluation.position.settings import LEAST_IMAGES, ShiftedPositions, Tokens
 from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
@@ -31,6 +32,7 @@ shuffled, at the places where they are shown.
 """
 
 MASKED_SHARE = 0.75
+HELD_OUT = 0.25
 BATCH = 64
 
 
@@ -59,16 +61,17 @@ class Features(NamedTuple):
 
 
 def load_images(
-    context: Context, size: tuple[int, int], *, title: str, sampling: Sampling
+    context: Context, size: tuple[int, int], settings: Tokens | ShiftedPositions, *, title: str
 ) -> Batch:
     """Return centre views of images of ``context.data``, in the order of the data set.
 
     Args:
         context: gives the data.
         size: (height, width) of the views in pixels.
+        settings: the number of images, and the seed.
         title: of the progress bar.
-        sampling: the number of images, and the seed.
     """
+    sampling = Sampling(settings.num_samples, BATCH, settings.num_workers, settings.seed)
     # show the same part of each image at every size; for small encoders, all of it
     crop: Crop = "full" if max(context.image_size) <= WHOLE else "center"
     batches = [
@@ -85,49 +88,52 @@ def load_images(
     return {key: torch.cat([batch[key] for batch in batches])[order] for key in batches[0]}
 
 
-def hold_out(batch: Batch, share: float, seed: int) -> tuple[Batch, Batch]:
-    """Split images into those to fit on and the ``share`` to measure on, drawn by ``seed``."""
+def in_parts(context: Context, batch: Batch, title: str) -> Iterator[Batch]:
+    """Yield parts of images in memory, on the device, under a progress bar."""
+    starts = range(0, len(batch[INDEX]), BATCH)
+    for start in tqdm(starts, title, leave=False, disable=not context.progress):
+        yield {key: value[start : start + BATCH].to(context.device) for key, value in batch.items()}
+        context.go_on()
+
+
+def hold_out(batch: Batch, seed: int) -> tuple[Batch, Batch]:
+    """Split images into those to fit on and the quarter to measure on, drawn by ``seed``."""
     keys_B = draws.sample_keys(seed, 0, batch[INDEX], 0, "position_probe/held_out")
     order = draws.bits(keys_B, 1)[:, 0].argsort()
-    count = round(share * len(order))
+    count = round(HELD_OUT * len(order))
     parts = order[count:].sort().values, order[:count].sort().values
     learn, measure = ({key: value[rows] for key, value in batch.items()} for rows in parts)
     return learn, measure
 
 
 def layer_features(
+    context: Context,
     model: PretrainModel,
     batch: Batch,
     layers: Sequence[int],
     shown_as: Input,
-    *,
-    num_tokens: int,
-    seed: int,
-    device: torch.device,
-    step: Callable[[int], None] = lambda count: None,
+    settings: Tokens,
 ) -> Features:
     """Return some patch tokens of every layer, after the encoder's final norm.
 
     Args:
-        model: with a ViT, in eval mode on ``device``.
+        context: see ``in_parts``.
+        model: with a ViT, in eval mode on the device.
         batch: from ``load_images``.
         layers: see ``layer_tokens``.
         shown_as: input of the encoder.
-        num_tokens: maximal number of patches per image, drawn by ``seed``; for ``masked`` images
+        settings: the number of patches per image, and the seed of all draws; for ``masked`` images
             only patches with masked positions.
-        seed: of these, of the masked positions and of the order of shuffled patches.
-        device: of the model.
-        step: called with the number of images done after each forward pass.
     """
+    seed = settings.seed
     kept: list[list[Tensor]] = [[] for _ in layers]
     tokens_at: list[tuple[Tensor, Tensor]] = []
-    for start in range(0, len(batch[INDEX]), BATCH):
-        part = {key: value[start : start + BATCH].to(device) for key, value in batch.items()}
+    for part in in_parts(context, batch, f"encoding, {shown_as}"):
         images = model.images(part)[:, 0]
         rows, columns = model.encoder.grid_of(*images.shape[-2:])
         asked_BN = _permutation(part, rows * columns, seed, "asked")
         hidden_BH = asked_BN[:, : round(MASKED_SHARE * rows * columns)]
-        asked_BT = (hidden_BH if shown_as == "masked" else asked_BN)[:, :num_tokens]
+        asked_BT = (hidden_BH if shown_as == "masked" else asked_BN)[:, : settings.num_tokens]
         origin_BT, places = asked_BT, model.encoder.places_of(images)
         if shown_as == "masked":
             places = _without(places, model, slot_mask(hidden_BH, rows * columns))
@@ -144,7 +150,6 @@ def layer_features(
             patches = tokens_BTD[:, model.encoder.num_prefix_tokens :]
             into.append(gather_tokens(patches, asked_BT).float().cpu())
         tokens_at.append((asked_BT.cpu(), origin_BT.cpu()))
-        step(len(images))
     shown, origin = (torch.cat(part) for part in zip(*tokens_at, strict=True))
     return Features([torch.cat(parts) for parts in kept], shown, origin)
 

@@ -45,6 +45,7 @@ def compose_views(
     image_3HW: Tensor,
     patch_size: int,
     *,
+    original_3HW: Tensor,
     keep_K: Tensor,
     framed_K: Tensor,
     strewn_K: Tensor,
@@ -53,8 +54,9 @@ def compose_views(
     """Return the three pictures of one image, uint8 (H', W', 3), enlarged by an integer.
 
     Args:
-        image_3HW: uint8 pixels.
+        image_3HW: uint8 pixels of the patches.
         patch_size: side of a patch in pixels.
+        original_3HW: uint8 pixels of the first picture.
         keep_K: true positions of the visible patches.
         framed_K: bool, which of them get a frame.
         strewn_K: their places in the shuffled picture.
@@ -62,20 +64,14 @@ def compose_views(
     """
     patches_NF = patchify(image_3HW[None], (patch_size, patch_size))[0]
     grid = (image_3HW.shape[1] // patch_size, image_3HW.shape[2] // patch_size)
-    factor = enlargement(image_3HW)
-    views = {"original": enlarged(image_3HW, factor)}
+    factor = -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
+
+    def enlarged(pixels_3HW: Tensor) -> np.ndarray:
+        return enlarge(pixels_3HW.permute(1, 2, 0).cpu().numpy(), factor)
+
+    views = {"original": enlarged(original_3HW)}
     for name, places_K in (("shuffled", strewn_K), ("reconstructed", placed_K)):
-        picture = enlarged(place_patches(patches_NF[keep_K], places_K, grid), factor)
+        picture = enlarged(place_patches(patches_NF[keep_K], places_K, grid))
         frame_cells(picture, places_K[framed_K].tolist(), grid[1], patch_size * factor)
         views[name] = picture
     return views
-
-
-def enlargement(image_3HW: Tensor) -> int:
-    """Return the integer factor that enlarges an image to ``SHORTEST_SIDE``."""
-    return -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
-
-
-def enlarged(image_3HW: Tensor, factor: int) -> np.ndarray:
-    """Return a picture (H', W', 3) of an image, enlarged ``factor`` times in both directions."""
-    return enlarge(image_3HW.permute(1, 2, 0).cpu().numpy(), factor)

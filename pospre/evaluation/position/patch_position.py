@@ -8,24 +8,18 @@ predict positions, the ratio is their ``mask_ratio``; methods without it are mea
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator, Field
+from typing import Any
 
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import ratios_of
 from pospre.evaluation.position.predictions import TOP, Placer, Tally, tally
 from pospre.evaluation.position.settings import PatchPosition
 from pospre.evaluation.registry import Context
-from pospre.evaluation.settings import as_tuple
 from pospre.model.position_task import PositionObjective
-from pospre.ranges import Ratio
 from pospre.text_table import format_table, percent
 
 NEEDS = PositionObjective
 FIGURES = {"mean": "max"}
-
-Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1), BeforeValidator(as_tuple)]
 
 
 def evaluate(context: Context, settings: PatchPosition) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from pospre.evaluation.drawing import check_folder
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import method_in, takes
 from pospre.evaluation.layers import blank_encoder
-from pospre.evaluation.position.mosaic import compose_views, enlarged, enlargement
+from pospre.evaluation.position.mosaic import compose_views
 from pospre.evaluation.position.predictions import Placer
 from pospre.evaluation.position.settings import PositionPictures
 from pospre.evaluation.registry import Context, Plan
@@ -178,18 +178,17 @@ def _draw(
     """Write the pictures of a batch; return the results for its images."""
     pictures = []
     for row, index in enumerate(batch[INDEX].tolist()):
+        first = row // 2 * 2
+        pair = batch[image_key()][first : first + 2, 0]
         views = compose_views(
             puzzle.pixels[row],
             patch_size,
+            original_3HW=torch.cat(list(pair), dim=2) if mixed else puzzle.pixels[row],
             keep_K=puzzle.keep[row],
             framed_K=puzzle.framed[row],
             strewn_K=puzzle.strewn[row],
             placed_K=puzzle.placed[row],
         )
-        if mixed:
-            pair = batch[image_key()][row // 2 * 2 : row // 2 * 2 + 2, 0]
-            beside = torch.cat(list(pair), dim=2)
-            views["original"] = enlarged(beside, enlargement(puzzle.pixels[row]))
         right_K = (puzzle.placed[row] == puzzle.true[row])[puzzle.asked[row]]
         names = _write(folder, index, views)
         pictures.append({"index": index, **names, "accuracy": float(right_K.double().mean())})

@@ -12,32 +12,28 @@ With many places, accuracy depends on the number of training patches. The accura
 patches is therefore given too; if it is much higher, there were too few.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
-
-from tqdm import tqdm
+from pathlib import Path
+from typing import Any
 
 from pospre.batch import INDEX, Batch
 from pospre.errors import UserError
 from pospre.evaluation.classification.knn import all_layers
-from pospre.evaluation.drawing import check_pictures
+from pospre.evaluation.drawing import check_pictures, new_figure, save_figure
 from pospre.evaluation.layers import check_grid, planned_encoder
 from pospre.evaluation.models import open_model
 from pospre.evaluation.position.layer_features import (
-    BATCH,
-    Features,
     Input,
     check_images,
     hold_out,
     layer_features,
     load_images,
 )
-from pospre.evaluation.position.probe_picture import draw_depth
 from pospre.evaluation.position.probes import fit_probes, scores
 from pospre.evaluation.position.settings import PositionProbe
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.text_table import format_table
 
@@ -48,9 +44,10 @@ FIGURES = {
     "r2": "max",
     "content_r2": "max",
 }
-HELD_OUT = 0.25
 MEMORY = 2**30  # bytes of tokens at once; layers that do not fit are encoded in turn
 PICTURE = "position_over_depth.png"
+COLOURS = {"image": "C0", "masked": "C1", "content": "C2", "constant": "C7", "shuffled": "C3"}
+LINES = {"trained": "-", "versus": "--", "untrained": ":"}
 TRAINED: tuple[Input, ...] = ("image", "masked", "content", "constant")
 UNTRAINED: tuple[Input, ...] = ("image", "masked", "content")
 SHOWN_AS = {
@@ -60,42 +57,6 @@ SHOWN_AS = {
     "constant": "one colour",
     "shuffled": "shuffled",
 }
-
-
-class Work(NamedTuple):
-    """The work per model: see the settings of ``evaluate``."""
-
-    settings: PositionProbe
-    layers: tuple[int, ...]
-    num_tokens: int
-    context: Context
-    bar: Any
-
-    def features(
-        self, model: PretrainModel, batch: Batch, layers: Sequence[int], shown_as: Input
-    ) -> Features:
-        """Return ``layer_features``; the progress bar moves with every forward pass."""
-
-        def step(count: int) -> None:
-            self.bar.update(count)
-            self.context.go_on()
-
-        return layer_features(
-            model,
-            batch,
-            layers,
-            shown_as,
-            num_tokens=self.num_tokens,
-            seed=self.settings.seed,
-            device=self.context.device,
-            step=step,
-        )
-
-    def parts(self, width: int, images: int) -> Iterator[tuple[int, ...]]:
-        """Yield groups of layers whose tokens fit into ``MEMORY``."""
-        most = max(1, MEMORY // (4 * width * images * self.num_tokens))
-        for start in range(0, len(self.layers), most):
-            yield self.layers[start : start + most]
 
 
 def evaluate(context: Context, settings: PositionProbe) -> dict[str, Any]:
@@ -112,33 +73,26 @@ def evaluate(context: Context, settings: PositionProbe) -> dict[str, Any]:
     if settings.baseline:
         models["untrained"] = context.initial()
     encoder = context.model.encoder
-    chosen = all_layers(settings.layers, encoder.depth) or ()
     rows: list[dict[str, Any]] = []
-    counts: list[int] = []
-    sampling = Sampling(settings.num_samples, BATCH, settings.num_workers, settings.seed)
     for grid in dict.fromkeys([encoder.grid, *settings.grids]):
         size = grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
         title = f"position_probe {grid[0]}x{grid[1]}"
-        batch = load_images(context, size, title=title, sampling=sampling)
-        learn, measure = hold_out(batch, HELD_OUT, settings.seed)
-        counts = [len(learn[INDEX]), len(measure[INDEX])]
-        with tqdm(desc="encoding, fitting", unit="img", disable=not context.progress) as bar:
-            tokens = min(settings.num_tokens, grid[0] * grid[1])
-            work = Work(settings, chosen, tokens, context, bar)
-            for name, model in models.items():
-                found = probe_model(work, model, learn, measure, grid, name)
-                rows += [{"grid": list(grid), "model": name, **row} for row in found]
+        batch = load_images(context, size, settings, title=title)
+        for name, model in models.items():
+            found = probe_model(context, settings, name, model, batch, grid)
+            rows += [{"grid": list(grid), "model": name, **row} for row in found]
+    learn, measure = hold_out(batch, settings.seed)
     results = {
-        **_figures(rows, list(encoder.grid), chosen[-1]),
+        **_figures(rows, list(encoder.grid), max(row["layer"] for row in rows)),
         "rows": rows,
         "chance": 1 / encoder.num_patches,
-        "images_learned": counts[0],
-        "images_measured": counts[1],
+        "images_learned": len(learn[INDEX]),
+        "images_measured": len(measure[INDEX]),
         "num_tokens": settings.num_tokens,
         "pictures": [] if context.folder is None else [PICTURE],
     }
     if context.folder is not None:
-        draw_depth(results, SHOWN_AS, context.folder / PICTURE)
+        _draw(results, context.folder)
     return results
 
 
@@ -166,41 +120,43 @@ def check(plan: Plan[PositionProbe]) -> PretrainModel | None:
 
 
 def probe_model(
-    work: Work,
-    model: PretrainModel,
-    learn: Batch,
-    measure: Batch,
-    grid: tuple[int, int],
+    context: Context,
+    settings: PositionProbe,
     name: str,
+    model: PretrainModel,
+    batch: Batch,
+    grid: tuple[int, int],
 ) -> list[dict[str, Any]]:
     """Return the figures of one model at one grid, one dict per input and layer."""
     inputs = UNTRAINED if name == "untrained" else TRAINED
     if not model.encoder.positions.can_forget:
         inputs = ("image",)  # without positions, nothing can be forgotten
+    layers = all_layers(settings.layers, model.encoder.depth) or ()
+    learn, measure = hold_out(batch, settings.seed)
+    tokens = len(learn[INDEX]) * min(settings.num_tokens, grid[0] * grid[1])
+    most = max(1, MEMORY // (4 * model.encoder.embed_dim * tokens))
     rows = []
-    images = len(learn[INDEX])
-    decay, steps = work.settings.weight_decay, work.settings.iterations
-    fit = partial(fit_probes, grid=grid, weight_decay=decay, iterations=steps)
-    for shown_as in inputs:
-        for layers in work.parts(model.encoder.embed_dim, images):
-            known = work.features(model, learn, layers, shown_as)
-            asked = work.features(model, measure, layers, shown_as)
-            shuffled = None
-            if shown_as == "image" and name != "untrained":
-                shuffled = work.features(model, measure, layers, "shuffled")
-            for number, layer in enumerate(layers):
-                work.context.go_on()
-                tokens_MD = known.tokens[number].flatten(0, 1).to(work.context.device)
-                probes = fit(tokens_MD, known.shown.flatten().to(tokens_MD.device))
-                again = scores(probes, known.tokens[number], known.shown, grid)
-                learned = {f"learned_{key}": again[key] for key in ("top1", "r2")}
-                row = {"shown_as": shown_as, "layer": layer, **learned}
-                rows.append({**row, **scores(probes, asked.tokens[number], asked.shown, grid)})
-                if shuffled is not None:
-                    found = scores(
-                        probes, shuffled.tokens[number], shuffled.shown, grid, shuffled.origin
-                    )
-                    rows.append({"shown_as": "shuffled", "layer": layer, **found})
+    for shown_as, start in itertools.product(inputs, range(0, len(layers), most)):
+        some = layers[start : start + most]
+        read = partial(layer_features, context, model, layers=some, settings=settings)
+        known, asked = (read(part, shown_as=shown_as) for part in (learn, measure))
+        shuffled = None
+        if shown_as == "image" and name != "untrained":
+            shuffled = read(measure, shown_as="shuffled")
+        for number, layer in enumerate(some):
+            context.go_on()
+            tokens_MD = known.tokens[number].flatten(0, 1).to(context.device)
+            places_M = known.shown.flatten().to(context.device)
+            decay, steps = settings.weight_decay, settings.iterations
+            probes = fit_probes(tokens_MD, places_M, grid, weight_decay=decay, iterations=steps)
+            again = scores(probes, known.tokens[number], known.shown, grid)
+            learned = {f"learned_{key}": again[key] for key in ("top1", "r2")}
+            row = {"shown_as": shown_as, "layer": layer, **learned}
+            rows.append({**row, **scores(probes, asked.tokens[number], asked.shown, grid)})
+            if shuffled is not None:
+                moved = shuffled.tokens[number], shuffled.shown
+                found = scores(probes, *moved, grid, shuffled.origin)
+                rows.append({"shown_as": "shuffled", "layer": layer, **found})
     return rows
 
 
@@ -217,6 +173,33 @@ def _figures(rows: list[dict[str, Any]], grid: list[int], layer: int) -> dict[st
         for prefix, shown_as in names.items()
         for key in ("top1", "top1_se", "r2", "r2_se")
     }
+
+
+def _draw(results: Mapping[str, Any], folder: Path) -> None:
+    """Draw top-1 and R² over the layers, one row of panels per grid, with two standard errors."""
+    grids = list(dict.fromkeys(tuple(row["grid"]) for row in results["rows"]))
+    figure = new_figure(11, 4 * len(grids))
+    panels = figure.subplots(len(grids), 2, squeeze=False)
+    for grid, (left, right) in zip(grids, panels, strict=True):
+        rows = [row for row in results["rows"] if tuple(row["grid"]) == grid]
+        for model, shown_as in dict.fromkeys((row["model"], row["shown_as"]) for row in rows):
+            line = [row for row in rows if (row["model"], row["shown_as"]) == (model, shown_as)]
+            layers = [row["layer"] for row in line]
+            style = {"color": COLOURS[shown_as], "linestyle": LINES[model], "capsize": 2}
+            heights, errors = [100 * r["top1"] for r in line], [200 * r["top1_se"] for r in line]
+            left.errorbar(layers, heights, errors, label=f"{model}: {SHOWN_AS[shown_as]}", **style)
+            if shown_as != "shuffled":
+                heights, errors = [r["r2"] for r in line], [2 * r["r2_se"] for r in line]
+                right.errorbar(layers, heights, errors, **style)
+        left.axhline(100 / (grid[0] * grid[1]), color="0.6", linewidth=0.8)
+        right.axhline(0, color="0.6", linewidth=0.8)
+        right.set_ylim(-0.3, 1.05)
+        left.set_title(f"which of {grid[0]} × {grid[1]} places: top-1 in % (grey: chance)")
+        right.set_title("row and column: R²")
+        for panel in (left, right):
+            panel.set_xlabel("layer (0: embedding)")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    save_figure(figure, folder, PICTURE)
 
 
 def table(results: Mapping[str, Any]) -> str:

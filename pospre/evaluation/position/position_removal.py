@@ -13,16 +13,14 @@ after its last norm.
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from pospre.errors import UserError
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.position.layer_features import (
-    BATCH,
     Features,
     check_images,
     hold_out,
@@ -45,15 +43,10 @@ from pospre.evaluation.registry import (
     figures_of,
 )
 from pospre.evaluation.run import check_evaluation
-from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.text_table import format_table
 
 FIGURES = {"r2_left": "min", "top1_left": "min"}
-HELD_OUT = 0.25
-
-Direction = Literal["regression", "covariance"]
-Planes = Annotated[int, Field(ge=1, le=15)]
 
 
 class PlanesRemoved(nn.Module):
@@ -82,20 +75,10 @@ def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
     """
     model = context.model
     size, grid = model.encoder.image_size, model.encoder.grid
-    sampling = Sampling(settings.num_samples, BATCH, settings.num_workers, settings.seed)
-    batch = load_images(context, size, title="position_removal", sampling=sampling)
+    batch = load_images(context, size, settings, title="position_removal")
     learn, measure = (
-        layer_features(
-            model,
-            part,
-            [model.encoder.depth],
-            "image",
-            num_tokens=settings.num_tokens,
-            seed=settings.seed,
-            device=context.device,
-            step=lambda count: context.go_on(),
-        )
-        for part in hold_out(batch, HELD_OUT, settings.seed)
+        layer_features(context, model, part, [model.encoder.depth], "image", settings)
+        for part in hold_out(batch, settings.seed)
     )
     tokens_MD, places_M = learn.tokens[0].flatten(0, 1), learn.shown.flatten()
     if settings.by == "covariance":

@@ -11,14 +11,13 @@ which moves every cosine towards 1. For comparison, the cosine of two different 
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
-from pospre.batch import INDEX, Batch
+from pospre.batch import Batch
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.classification.corruptions import (
@@ -31,10 +30,10 @@ from pospre.evaluation.classification.knn import nearest_class
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import check_pooling, pool_tokens
 from pospre.evaluation.layers import planned_encoder
-from pospre.evaluation.position.layer_features import BATCH, load_images
+from pospre.evaluation.position.layer_features import in_parts, load_images
 from pospre.evaluation.position.settings import ShiftedPositions
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Pooling, Sampling
+from pospre.evaluation.settings import Pooling
 from pospre.model.model import PretrainModel
 from pospre.nn.positions.scheme import Scheme
 from pospre.text_table import format_table
@@ -43,8 +42,6 @@ FIGURES = {"cosine": "max"}
 TEMPERATURE = 0.07
 OTHERS = "another image"
 SETTINGS = ("shifts", "zooms", "scales")
-
-Zoom = Annotated[float, Field(gt=1)]
 
 
 def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
@@ -57,8 +54,7 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
         not support.
     """
     models = context.models("trained", "untrained", baseline=settings.baseline)
-    sampling = Sampling(settings.num_samples, BATCH, settings.num_workers, settings.seed)
-    load = partial(load_images, context, title="shifted_positions", sampling=sampling)
+    load = partial(load_images, context, settings=settings, title="shifted_positions")
     encoder = context.model.encoder
     batch = load(encoder.image_size)
     labels_B = batch["label"]
@@ -151,15 +147,11 @@ def _encode(
 ) -> Tensor:
     """Return one feature (B, D) of each image, on the CPU."""
     found = []
-    for start in range(0, len(batch[INDEX]), BATCH):
-        part = {
-            key: value[start : start + BATCH].to(context.device) for key, value in batch.items()
-        }
+    for part in in_parts(context, batch, "encoding"):
         images = model.images(part)[:, 0]
         places = model.encoder.places_of(images)
         tokens_BND = model.tokens(images, places if move is None else move(places, images.device))
         found.append(pool_tokens(model, tokens_BND, features).cpu())
-        context.go_on()
     return torch.cat(found)
 
 

@@ -1,5 +1,7 @@
 """What the encoder is shown for the position probe: positions left out, masked, patches moved."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,8 @@ from pospre.evaluation.position.layer_features import (
     hold_out,
     layer_features,
 )
+from pospre.evaluation.position.settings import Tokens
+from pospre.evaluation.registry import Context
 from pospre.model.algorithm import attach
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -43,10 +47,9 @@ def batch() -> Batch:
 
 
 def features(model: PretrainModel, batch: Batch, shown_as: Input, num_tokens: int = 12) -> Features:
-    device = torch.device("cpu")
-    return layer_features(
-        model, batch, [0, 2], shown_as, num_tokens=num_tokens, seed=0, device=device
-    )
+    alone: dict[str, Any] = {"initial": lambda: model, "data": "", "device": torch.device("cpu")}
+    context = Context(model, progress=False, **alone)
+    return layer_features(context, model, batch, [0, 2], shown_as, Tokens(num_tokens=num_tokens))
 
 
 def in_order(found: Features, places: Tensor, layer: int) -> Tensor:
@@ -129,8 +132,8 @@ def test_images_of_one_colour_hold_no_more_than_it(batch: Batch) -> None:
 
 
 def test_what_is_held_out_does_not_depend_on_the_order(batch: Batch) -> None:
-    learn, measure = hold_out(batch, 0.34, seed=0)
+    learn, measure = hold_out(batch, seed=0)
     assert len(learn["index"]) == 4 and len(measure["index"]) == 2
     assert set(learn["index"].tolist()) | set(measure["index"].tolist()) == set(range(10, 16))
     mixed = {key: value.flip(0) for key, value in batch.items()}
-    assert set(hold_out(mixed, 0.34, seed=0)[1]["index"].tolist()) == set(measure["index"].tolist())
+    assert set(hold_out(mixed, seed=0)[1]["index"].tolist()) == set(measure["index"].tolist())
