@@ -77,7 +77,7 @@ class StepTrainer(Trainer):
         )
         assert spec is not None and size is not None
         before = state.total_loss_dict
-        losses = {"loss/train/total": state.device.tensor_to_device(torch.zeros(1))}
+        losses: dict[str, Tensor] = {}
         self._train_microbatches(spec.split_batch(state.batch, size), losses)
         for optimizer in state.optimizers:
             if use_grad_scaling:
@@ -111,9 +111,8 @@ class StepTrainer(Trainer):
             is_last = number == len(microbatches)
             for name, loss in self._train_microbatch(use_grad_scaling, size, is_last).items():
                 key = f"loss/train/{name}"
-                if key not in total_loss_dict:
-                    total_loss_dict[key] = state.device.tensor_to_device(torch.zeros(1))
-                total_loss_dict[key] += loss
+                known = total_loss_dict.get(key)
+                total_loss_dict[key] = loss if known is None else known + loss
         state.batch = whole
         if use_grad_scaling:
             assert state.scaler is not None
@@ -150,14 +149,15 @@ class StepTrainer(Trainer):
             run_event(Event.AFTER_LOSS)
             run_event(Event.BEFORE_BACKWARD)
             losses = state.loss  # an algorithm may have replaced them
-            logged = {name: loss.detach().mean() * share for name, loss in losses.items()}
+            if share != 1:
+                losses = {name: loss * share for name, loss in losses.items()}
             total = losses["total"]
             if use_grad_scaling:
                 assert state.scaler is not None
                 total = state.scaler.scale(total)
-            (total * share).backward()
+            total.backward()
             run_event(Event.AFTER_BACKWARD)
-        return logged
+        return {name: loss.detach() for name, loss in losses.items()}
 
     @contextmanager
     def _drawing_beside(self) -> Iterator[None]:

@@ -11,11 +11,12 @@ class StepLosses(Mapping[str, float]):
     """Losses and metrics by name. The first access waits until the device has computed them.
 
     Args:
-        losses: of this rank, (1,) each; the values are their means over all ranks.
+        losses: of this rank, a number each; the values are their means over all ranks.
     """
 
     def __init__(self, losses: Mapping[str, Tensor]) -> None:
-        self._names, values = list(losses), torch.cat(list(losses.values()))
+        self._names = list(losses)
+        values = torch.cat([loss.reshape(1) for loss in losses.values()])
         dist.all_reduce(values)
         # into pinned memory, during the next step
         self._values = values.to("cpu", non_blocking=True)
@@ -34,10 +35,8 @@ class StepLosses(Mapping[str, float]):
         if self._found is None:
             if self._copied is not None:
                 self._copied.synchronize()
-            ranks, pairs = (
-                dist.get_world_size(),
-                zip(self._names, self._values.tolist(), strict=True),
-            )
+            ranks, values = dist.get_world_size(), self._values.tolist()
+            pairs = zip(self._names, values, strict=True)
             self._found = {name: value / ranks for name, value in pairs}
         return self._found
 
