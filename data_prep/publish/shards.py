@@ -53,8 +53,7 @@ class BlockWriter:
     def finish(self, record: Record) -> None:
         """Write the rest, and give the shards names that no other block uses."""
         # not MDSWriter.finish: the index is written for all blocks, and it sleeps a second if its
-        # thread
-        # is late
+        # thread is late
         self._writer.flush_shard()
         self._writer.executor.shutdown()
         for place, shard in enumerate(self._writer.shards):

@@ -39,8 +39,7 @@ class BatchMemory:
             memory = torch.empty(num_bytes, dtype=torch.uint8).numpy()
         lent = memory[:]
         # A Ctrl-C during Python code in a callback would be swallowed; this callback runs none. It
-        # is
-        # called with the dead reference, which ``next`` takes as its default.
+        # is called with the dead reference, which ``next`` takes as its default.
         give_back = partial(next, map(free.append, (memory,)))
         self._lent = [reference for reference in self._lent if reference() is not None]
         self._lent.append(weakref.ref(lent, give_back))
