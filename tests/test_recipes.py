@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pospre.algorithms.dinov2.dinov2 import PrototypeMatching
-from pospre.algorithms.dinov2.head import PrototypeHead
+from pospre.algorithms.dinov2.prototype_task import PrototypeHead
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import load_recipe
 from pospre.train import main

@@ -23,9 +23,8 @@ from data_prep.plan.blocks import Block, Share
 from data_prep.plan.plan import Plan, check_complete, check_own, check_samples
 from data_prep.plan.records import Record, Settings, Summary
 from data_prep.publish.atomic import writing
-from data_prep.publish.destination import Destination
+from data_prep.publish.destination import Destination, open_destination
 from data_prep.publish.locks import WHOLE
-from data_prep.publish.opening import open_destination
 from data_prep.sources.source import Item
 from pospre.errors import UserError
 

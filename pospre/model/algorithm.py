@@ -18,10 +18,10 @@ from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
 from pospre.model.attached import attach_algorithm, check_given, write_draws
 from pospre.model.external_class import is_outside, load_class
+from pospre.model.loop_checks import check_optimized
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Objective
-from pospre.model.optimizer_check import check_optimized
 from pospre.model.pretext_task import PretextTask
 from pospre.model.progress import Progress, training_progress
 from pospre.nn.patch_encoder import PatchEncoder

@@ -11,9 +11,8 @@ from composer.core import Algorithm
 from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, whole_numbers
 from pospre.errors import UserError
 from pospre.model.attachment_checks import check_places
-from pospre.model.batch_check import check_is_batch, lacking
+from pospre.model.loop_checks import check_followed, check_is_batch, lacking
 from pospre.model.needs import check_needs
-from pospre.model.optimizer_check import check_followed
 from pospre.model.progress import Progress, as_progress
 
 if TYPE_CHECKING:  # circular imports

@@ -17,10 +17,14 @@ from pospre.data.views.plan import first_view
 from pospre.errors import UserError
 from pospre.model.attached import attach_algorithm, begin_step
 from pospre.model.attachment_checks import check_complete
-from pospre.model.batch_check import check_batch, lacking
-from pospre.model.loop_check import NumberCheck, check_unwrapped
+from pospre.model.loop_checks import (
+    NumberCheck,
+    check_batch,
+    check_stepped,
+    check_unwrapped,
+    lacking,
+)
 from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs, StepOutputs
-from pospre.model.optimizer_check import check_stepped
 from pospre.model.passes import EditSet, EncoderPass
 from pospre.model.progress import Progress, as_progress
 from pospre.model.registry import Registry

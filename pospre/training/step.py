@@ -10,7 +10,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch
 from composer import Trainer
 from composer.core import Event, get_precision_context
 from composer.core.types import TrainerMode

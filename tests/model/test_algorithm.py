@@ -15,7 +15,7 @@ from pospre.algorithms.mae import MAE
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.attached import check_given
-from pospre.model.optimizer_check import check_optimized
+from pospre.model.loop_checks import check_optimized
 from pospre.model.teacher import Momentum
 from tests.algorithms.cases import DECODER, Case
 

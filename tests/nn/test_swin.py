@@ -11,8 +11,8 @@ from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.decoder import unpatchify
 from pospre.nn.places import Places
+from pospre.nn.swin.attention import cut, join, merged_places, shift_mask
 from pospre.nn.swin.encoder import SwinBlock, SwinEncoder
-from pospre.nn.swin.windows import cut, join, merged_places, shift_mask
 
 SIDE, PATCHES, VISIBLE = 128, 64, 16
 

@@ -26,7 +26,7 @@ from pospre.algorithms.crop_field.field import (
 from pospre.batch import EPOCH, INDEX, Batch, box_key, field_box_key, flip_key
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
-from pospre.model.loop_check import check_unwrapped
+from pospre.model.loop_checks import check_unwrapped
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.pretext_task import PretextTask

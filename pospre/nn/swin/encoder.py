@@ -21,8 +21,8 @@ from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme, Space
 from pospre.nn.sizes import pair
-from pospre.nn.swin.attention import WindowAttention
-from pospre.nn.swin.windows import (
+from pospre.nn.swin.attention import (
+    WindowAttention,
     cut,
     inner_places,
     join,

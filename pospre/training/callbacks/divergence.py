@@ -12,8 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
-from pospre.training.callbacks.bad_step import kept_checkpoints, note_step
-from pospre.training.callbacks.each_step import DoneStep, EachStep, done_step
+from pospre.training.callbacks.each_step import (
+    DoneStep,
+    EachStep,
+    done_step,
+    kept_checkpoints,
+    note_step,
+)
 from pospre.training.callbacks.metrics import plain_losses
 
 

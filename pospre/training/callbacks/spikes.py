@@ -10,8 +10,7 @@ from composer.core import State
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
-from pospre.training.callbacks.bad_step import kept_checkpoints, note_step
-from pospre.training.callbacks.each_step import DoneStep, EachStep
+from pospre.training.callbacks.each_step import DoneStep, EachStep, kept_checkpoints, note_step
 from pospre.training.callbacks.watcher import Watcher
 
 _NORMAL = 1.4826  # converts a median distance into a normal distribution's deviation

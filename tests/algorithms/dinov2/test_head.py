@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pospre.algorithms.dinov2.head import PrototypeHead
+from pospre.algorithms.dinov2.prototype_task import PrototypeHead
 
 
 def small_head(**options):

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 from pospre.object_store import Bucket
-from pospre.run.checkpoints import tensors
+from pospre.run.checkpoints.content import load_tensors
 from pospre.run.checkpoints.files import files_of
 from pospre.run.checkpoints.finding import checkpoints_in
 from pospre.run.checkpoints.reading import read_checkpoint
@@ -67,10 +67,10 @@ def test_a_tensor_that_is_not_as_described_is_refused(tmp_path: Path) -> None:
     whole = held[name]
     for content in (other.ljust(len(whole), b"\0"), whole[:-1], b""):
         with pytest.raises(ValueError, match=r"\w"):
-            tensors.load({**held, name: content})
-    assert tensors.load(held).keys() == {"model/a"}
+            load_tensors({**held, name: content})
+    assert load_tensors(held).keys() == {"model/a"}
     with pytest.raises(ValueError, match="more is described than there is"):
-        tensors.load({".metadata": held[".metadata"]})
+        load_tensors({".metadata": held[".metadata"]})
 
 
 @pytest.fixture(scope="module")
