@@ -114,15 +114,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     check_settings(arguments.name, settings)
     from pospre.evaluation.figures import run_folder_of
     from pospre.evaluation.models import Shown, open_model
-    from pospre.evaluation.run import run_evaluation
+    from pospre.evaluation.run import run_subject
     from pospre.run.checkpoints.finding import checkpoints_in
 
     shown = Shown(image_size, mean, std)
     subject = open_model(
         arguments.model, weights=arguments.weights, shown=shown, seed=arguments.seed
     )
-    if subject.origin:
-        print(subject.origin, file=sys.stderr)
     run = None if subject.origin else run_folder_of(arguments.model)
     output = arguments.output
     if output is None and run is not None:
@@ -131,18 +129,15 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         if any(found.batch != subject.step for found in newest):  # the newest one's is NAME.json
             ending += f"_step{subject.step}"
         output = run / "evaluation" / f"{arguments.name}{ending}.json"
-    document = run_evaluation(
+    document = run_subject(
         arguments.name,
-        subject.model,
-        subject.recipe,
+        subject,
         arguments.data,
         settings,
         output,
         address=arguments.model,
         weights=arguments.weights,
         device=arguments.device,
-        step=subject.step,
-        initial=subject.initial,
     )
     print(evaluation_module(arguments.name).table(document["results"]))
     if output is None:

@@ -24,9 +24,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from pospre.collectives import from_rank_zero, while_others_wait
 from pospre.errors import UserError
 from pospre.evaluation.best_checkpoint import BestCheckpoint
-from pospre.evaluation.recipe_evaluations import Planned, best_figure, planned_evaluations
+from pospre.evaluation.recipe_evaluations import (
+    Planned,
+    best_figure,
+    measure_checkpoint,
+    planned_evaluations,
+)
 from pospre.evaluation.registry import default_settings, figures_of
-from pospre.evaluation.run import run_evaluation
 from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.reading import Checkpoint
@@ -35,7 +39,6 @@ from pospre.run.resume import RecipeRecord
 from pospre.schedules import duration_steps
 from pospre.training.callbacks.metrics import MetricsFile, drop_after, read_lines, write_lines
 from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.trained import model_of
 
 HISTORY = "history.jsonl"
 _FAILURES = (UserError, OSError, torch.OutOfMemoryError)
@@ -210,21 +213,9 @@ class OnlineEvaluations(Callback):
         if not self._is_last(state) and "baseline" in default_settings(entry.name):
             settings["baseline"] = False
         with unchanged_random_state():
-            model, made_of = model_of(snapshot, weights=entry.weights)
-            document = run_evaluation(
-                entry.name,
-                model,
-                made_of.with_places_of(self.recipe),
-                entry.data,
-                settings,
-                entry.output,
-                address=snapshot.uri,
-                weights=entry.weights,
-                device=self.recipe.trainer.device,
-                progress=False,
-                step=step,
-                go_on=go_on,
-            )
+            options = {"progress": False, "step": step, "go_on": go_on}
+            changed = entry._replace(settings=settings)
+            document = measure_checkpoint(changed, self.recipe, snapshot, **options)
         _note(entry.output.with_name(HISTORY), document)
         results: dict[str, Any] = document["results"]
         return results

@@ -1,10 +1,15 @@
 """Means over images or draws, with standard errors, as results and as table rows."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+
+from pospre.text_table import percent_and_error
+
+MODELS = {"trained": "", "untrained": "initial_"}
+"""Titles of the rows of a model and its baseline, and prefixes of their figures."""
 
 
 def rate_error(rate: float, count: int) -> float:
@@ -42,3 +47,26 @@ def estimate_rows(results: Mapping[str, Any], titles: Mapping[str, str]) -> list
         error = results[f"{name}_se"]
         rows.append([title, f"{results[name]:.4f}", "–" if error is None else f"{error:.4f}"])
     return rows
+
+
+def percent_rows(
+    results: Mapping[str, Any], columns: Sequence[str], prefixes: Mapping[str, str] = MODELS
+) -> list[list[str]]:
+    """Return rows with title and percentages, with standard errors if there are any.
+
+    Args:
+        results: of an evaluation; a row whose first figure is None is left out.
+        columns: names of figures.
+        prefixes: of these names, by the row's title.
+    """
+    return [
+        [
+            title,
+            *(
+                percent_and_error(results[f"{prefix}{name}"], results.get(f"{prefix}{name}_se"))
+                for name in columns
+            ),
+        ]
+        for title, prefix in prefixes.items()
+        if results[f"{prefix}{columns[0]}"] is not None
+    ]

@@ -16,7 +16,7 @@ from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.recipe.environment import concealed
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_of
-from pospre.run.checkpoints.reading import open_newest
+from pospre.run.checkpoints.reading import Checkpoint, open_newest
 from pospre.training.build import build_model
 from pospre.training.data import open_data
 from pospre.training.resolve import resolve
@@ -131,31 +131,35 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
     checkpoint.content["state"].pop("optimizers", None)  # twice the weights' size, not needed here
     failures = []
     for entry in due:
-        name, data, weights, _, settings, output = entry
-        done = _done(entry, recipe, checkpoint.batch)
-        if done is not None:
-            print(evaluation_module(name).table(done["results"]))
-            continue
+        options = {"progress": recipe.trainer.progress_bar, "step": checkpoint.batch}
         try:
-            model, made_of = model_of(checkpoint, weights=weights)
-            document = run_evaluation(
-                name,
-                model,
-                made_of.with_places_of(recipe),
-                data,
-                settings,
-                output,
-                address=checkpoint.uri,
-                weights=weights,
-                device=recipe.trainer.device,
-                progress=recipe.trainer.progress_bar,
-                step=checkpoint.batch,
+            document = _done(entry, recipe, checkpoint.batch) or measure_checkpoint(
+                entry, recipe, checkpoint, **options
             )
         except UserError as error:
             failures.append(error)
         else:
-            print(evaluation_module(name).table(document["results"]))
+            print(evaluation_module(entry.name).table(document["results"]))
     return failures
+
+
+def measure_checkpoint(
+    entry: Planned, recipe: Recipe, checkpoint: Checkpoint, **options: Any
+) -> dict[str, Any]:
+    """Return the document of a recipe's evaluation; ``options`` are those of ``run_evaluation``."""
+    model, made_of = model_of(checkpoint, weights=entry.weights)
+    return run_evaluation(
+        entry.name,
+        model,
+        made_of.with_places_of(recipe),
+        entry.data,
+        entry.settings,
+        entry.output,
+        address=checkpoint.uri,
+        weights=entry.weights,
+        device=recipe.trainer.device,
+        **options,
+    )
 
 
 def _measured_step(entry: Planned) -> int | None:
@@ -176,7 +180,7 @@ def _done(entry: Planned, recipe: Recipe, step: int) -> dict[str, Any] | None:
         found = [document[key] for key in ("step", "data", "weights", "settings")]
     except (OSError, ValueError, KeyError):
         return None
-    settings = check_settings(entry.name, entry.settings)
+    settings = check_settings(entry.name, entry.settings).values()
     wanted = concealed([step, entry.data, entry.weights, settings], recipe.environment)
     return document if found == json.loads(json.dumps(wanted)) else None
 

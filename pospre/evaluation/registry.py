@@ -23,7 +23,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +31,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticUndefined
 
 import pospre.evaluation
 from pospre.command_line import argument_texts, spelled
@@ -127,8 +128,9 @@ def settings_class(name: str) -> type[Settings]:
 
 
 def default_settings(name: str) -> dict[str, Any]:
-    """Return the default settings of ``name``; required ones are ``MISSING``."""
-    return settings_class(name).defaults()
+    """Return the default settings of ``name``; required ones are ``PydanticUndefined``."""
+    kind = settings_class(name)
+    return {key: kind.model_fields[key].default for key in kind.names()}
 
 
 def evaluation_module(name: str) -> ModuleType:
@@ -148,8 +150,8 @@ def figures_of(name: str) -> dict[str, Literal["max", "min"]]:
     return dict(getattr(evaluation_module(name), "FIGURES", {}))
 
 
-def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all settings of evaluation ``name``: given ones, typed, and other defaults.
+def check_settings(name: str, settings: Mapping[str, Any]) -> Settings:
+    """Return the settings of evaluation ``name``: given ones, typed, and other defaults.
 
     Args:
         name: an evaluation.
@@ -159,17 +161,18 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         UserError: a key is unknown (with a suggestion), a value has the wrong type or range, or a
             required setting is missing.
     """
-    hints = get_type_hints(settings_class(name), include_extras=True)
-    checked = default_settings(name)
+    kind, defaults = settings_class(name), default_settings(name)
+    hints = get_type_hints(kind, include_extras=True)
+    typed = {}
     for key, value in settings.items():
-        if key not in checked:
-            near = suggestion(key, [*checked, *_ELSEWHERE])
+        if key not in defaults:
+            near = suggestion(key, [*defaults, *_ELSEWHERE])
             raise UserError(f"{name} has no setting '{key}'.{_ELSEWHERE.get(key, near)}")
-        checked[key] = _typed(f"{name}: {key}={value}", hints[key], value)
-    for key, value in checked.items():
-        if value is MISSING:
+        typed[key] = _typed(f"{name}: {key}={value}", hints[key], value)
+    for key, value in {**defaults, **typed}.items():
+        if value is PydanticUndefined:
             raise UserError(f"{name} needs the setting {key}=…: {_texts(name).get(key, '')}")
-    return checked
+    return kind(**typed)
 
 
 @contextmanager
@@ -181,11 +184,10 @@ def named_in_errors(name: str) -> Iterator[None]:
         raise error.restated(f"{name}: {error}") from error
 
 
-def evaluate_by_name(name: str, context: Context, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results of evaluation ``name`` with settings from ``check_settings``."""
-    evaluate = evaluation_module(name).evaluate
+def evaluate_by_name(name: str, context: Context, settings: Settings) -> dict[str, Any]:
+    """Return the results of evaluation ``name``."""
     with named_in_errors(name):
-        results: dict[str, Any] = evaluate(context, settings_class(name)(**settings))
+        results: dict[str, Any] = evaluation_module(name).evaluate(context, settings)
     return results
 
 
@@ -253,8 +255,8 @@ def _docstring(name: str) -> str:
 
 def _texts(name: str) -> dict[str, str]:
     """Return the description of every setting."""
-    bases = reversed(settings_class(name).__mro__[:-1])
-    return {key: text for base in bases for key, text in _told(base).items()}
+    bases = [base for base in settings_class(name).__mro__ if issubclass(base, Settings)]
+    return {key: text for base in reversed(bases) for key, text in _told(base).items()}
 
 
 def _told(base: type) -> dict[str, str]:
@@ -268,4 +270,4 @@ def _wrap(label: str, text: str, width: int) -> str:
 
 
 def _default(value: Any) -> str:
-    return "… (required)" if value is MISSING else spelled(value)
+    return "… (required)" if value is PydanticUndefined else spelled(value)

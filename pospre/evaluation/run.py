@@ -14,7 +14,7 @@ from torch import nn
 
 from pospre.errors import UserError
 from pospre.evaluation.features import check_views
-from pospre.evaluation.models import open_model, subject_of
+from pospre.evaluation.models import Subject, open_model, subject_of
 from pospre.evaluation.registry import (
     Context,
     Plan,
@@ -22,8 +22,8 @@ from pospre.evaluation.registry import (
     evaluate_by_name,
     evaluation_module,
     named_in_errors,
-    settings_class,
 )
+from pospre.evaluation.settings import Settings
 from pospre.model.algorithm import algorithm_class, algorithm_names, method_of
 from pospre.model.model import PretrainModel
 from pospre.output import check_output, write_output
@@ -40,7 +40,7 @@ def check_evaluation(
     data_path: str | Path,
     settings: Mapping[str, Any],
     output: Path | None,
-) -> tuple[dict[str, Any], Any]:
+) -> tuple[Settings, Any]:
     """Check without a model whether ``run_evaluation`` would fail with these arguments.
 
     Returns:
@@ -68,10 +68,10 @@ def check_evaluation(
     opened = None
     with named_in_errors(name):
         if hasattr(module, "check"):
-            plan = Plan(name, recipe, str(data_path), settings_class(name)(**checked), folder)
+            plan = Plan(name, recipe, str(data_path), checked, folder)
             opened = module.check(plan)
         if not getattr(module, "OWN_DATA", False):
-            for path in filter(None, (str(data_path), checked.get("bank"))):
+            for path in filter(None, (str(data_path), getattr(checked, "bank", None))):
                 check_views(recipe, path)
     return checked, opened
 
@@ -166,7 +166,7 @@ def run_evaluation(
         "encoder_sha256": measured,
         "data": concealed(str(data_path), taken),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "settings": concealed(checked, taken),
+        "settings": concealed(checked.values(), taken),
         "results": results,
         **({} if recipe.algorithms else {"encoder": recipe.encoder.model_dump(mode="json")}),
     }
@@ -258,20 +258,22 @@ def measure(
         subject, address = open_model(model, seed=seed), model
     else:
         subject, address = subject_of(model, seed=seed), type(model).__name__
-    if subject.origin:
-        print(subject.origin, file=sys.stderr)
-    document = run_evaluation(
-        name,
-        subject.model,
-        subject.recipe,
-        data,
-        settings,
-        output,
-        address=address,
-        device=device,
-        progress=progress,
-        step=subject.step,
-        initial=subject.initial,
-    )
+    options: dict[str, Any] = {"address": address, "device": device, "progress": progress}
+    document = run_subject(name, subject, data, settings, output, **options)
     results: dict[str, Any] = document["results"]
     return results
+
+
+def run_subject(
+    name: str,
+    subject: Subject,
+    data: str | Path,
+    settings: Mapping[str, Any] | None,
+    output: Path | None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Say where a model is from, and evaluate it; see ``run_evaluation``."""
+    if subject.origin:
+        print(subject.origin, file=sys.stderr)
+    options |= {"step": subject.step, "initial": subject.initial}
+    return run_evaluation(name, subject.model, subject.recipe, data, settings, output, **options)

@@ -1,31 +1,33 @@
-"""Common settings of evaluations. Each kind's ``settings.py`` has the classes.
+"""Common settings of evaluations. Each kind's ``settings.py`` has the classes, one each.
 
 These modules import neither torch nor the evaluations, so ``--help`` and errors in settings are
 fast.
 """
 
-from dataclasses import dataclass, fields
 from inspect import get_annotations
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 Pooling = Literal["mean", "cls"]
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(BaseModel):
     """Base class: an evaluation's settings class has its name in CamelCase (``Knn``)."""
 
+    model_config = ConfigDict(frozen=True)
+
     @classmethod
-    def defaults(cls) -> dict[str, Any]:
-        """Return the default of every setting, own ones before shared ones; or ``MISSING``."""
-        values = {each.name: each.default for each in fields(cls)}
-        own = [name for base in cls.__mro__ for name in get_annotations(base)]
-        return {name: values[name] for name in dict.fromkeys(own)}
+    def names(cls) -> list[str]:
+        """Return the names of all settings, own ones before shared ones."""
+        own = dict.fromkeys(name for base in cls.__mro__ for name in get_annotations(base))
+        return [name for name in own if name in cls.model_fields]
+
+    def values(self) -> dict[str, Any]:
+        """Return all settings by name."""
+        return {name: getattr(self, name) for name in self.names()}
 
 
-@dataclass(frozen=True)
 class Sampling(Settings):
     """Choice and reading of the measured images.
 
@@ -42,7 +44,6 @@ class Sampling(Settings):
     seed: int = 0
 
 
-@dataclass(frozen=True)
 class Compared(Settings):
     """Comparison with the untrained model.
 

@@ -7,7 +7,9 @@ import torch
 import yaml
 from composer.core import Timestamp
 
+from pospre.evaluation.registry import evaluation_module, figures_of
 from pospre.evaluation.run import run_evaluation
+from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.trained import load_model
@@ -48,12 +50,26 @@ def save_checkpoint(recipe: Recipe, *, weight_seed: int = 1) -> Path:
     return path
 
 
+def results_of(
+    name: str,
+    recipe: Recipe,
+    data: Path,
+    output: Path | None = None,
+    model: PretrainModel | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Return the results of evaluation ``name``, by default of a recipe's untrained model."""
+    model = build_model(recipe) if model is None else model
+    document = run_evaluation(name, model, recipe, data, settings, output, progress=False)
+    results: dict[str, Any] = document["results"]
+    assert {*figures_of(name)} <= {*results} and evaluation_module(name).table(results)
+    return results
+
+
 def measured(name: str, checkpoint: Path, data: Path, **settings: Any) -> dict[str, Any]:
     """Return the results of evaluation ``name`` of a checkpoint."""
     model, recipe = load_model(str(checkpoint))
-    document = run_evaluation(name, model, recipe, data, settings, progress=False)
-    results: dict[str, Any] = document["results"]
-    return results
+    return results_of(name, recipe, data, model=model, **settings)
 
 
 def printed_model(lines: list[str]) -> Any:

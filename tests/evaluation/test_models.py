@@ -102,6 +102,14 @@ def test_an_export_is_measured_as_the_checkpoint_it_is_from(
     assert figures[0]["top1"] == figures[1]["top1"]
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    checkpoint = save_checkpoint(tiny_recipe(folder, "mae"))
+    export(str(checkpoint), folder / "encoder.safetensors", format="safetensors")
+    return folder / "encoder.safetensors"
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -114,17 +122,15 @@ def test_an_export_is_measured_as_the_checkpoint_it_is_from(
     ],
 )
 def test_a_header_that_no_export_writes_is_one_message(
-    key: str, value: str | None, tmp_path: Path
+    key: str, value: str | None, exported: Path, tmp_path: Path
 ) -> None:
-    checkpoint = save_checkpoint(tiny_recipe(tmp_path, "mae"))
-    exported = tmp_path / "encoder.safetensors"
-    export(str(checkpoint), exported, format="safetensors")
     with safe_open(exported, "pt") as file:
         header = {**file.metadata(), key: value}
     kept = {name: text for name, text in header.items() if text is not None}
-    save_file(load_file(exported), exported, metadata=kept)
+    spoiled = tmp_path / "encoder.safetensors"
+    save_file(load_file(exported), spoiled, metadata=kept)
     with pytest.raises(UserError, match=f"'{key}' in its header is not what pospre.export writes"):
-        open_model(str(exported))
+        open_model(str(spoiled))
 
 
 def test_a_name_of_timm_has_random_weights_of_a_seed_and_says_so(

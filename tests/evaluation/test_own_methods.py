@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pospre.batch import VISIBLE, Batch
-from pospre.evaluation.run import run_evaluation
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
@@ -28,7 +27,7 @@ from pospre.recipe.recipe import Recipe
 from pospre.report.live import draw_views
 from pospre.report.page import write_report
 from pospre.training.build import build_model
-from tests.evaluation.checkpoints import tiny_recipe
+from tests.evaluation.checkpoints import results_of, tiny_recipe
 from tests.report.fabricated_run import fabricate_run
 
 
@@ -117,12 +116,8 @@ Measure = Callable[..., dict[str, Any]]
 @pytest.fixture
 def measure(tmp_path: Path, image_folder: Callable[..., Path]) -> Measure:
     def run(name: str, kind: type[PretrainAlgorithm], **settings: Any) -> dict[str, Any]:
-        recipe = recipe_of(tmp_path, kind)
-        model, output = build_model(recipe), tmp_path / f"{name}.json"
-        data = image_folder(num_images=3)
-        document = run_evaluation(name, model, recipe, data, settings, output, progress=False)
-        results: dict[str, Any] = document["results"]
-        return results
+        recipe, output = recipe_of(tmp_path, kind), tmp_path / f"{name}.json"
+        return results_of(name, recipe, image_folder(num_images=3), output, **settings)
 
     return run
 

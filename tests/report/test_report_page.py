@@ -203,7 +203,7 @@ def test_a_printed_command_means_what_was_measured(tmp_path: Path, name: str) ->
     if name == "logistic":  # whose protocol is another, and may be left out
         needed["protocol"] = "stop"
     folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
-    settings = check_settings(name, needed)
+    settings = check_settings(name, needed).values()
     document = {"name": name, "model": "runs/x", "data": "p", "settings": settings, "results": {}}
     (folder / "evaluation").mkdir()
     (folder / "evaluation" / f"{name}.json").write_text(json.dumps(document))
@@ -213,7 +213,7 @@ def test_a_printed_command_means_what_was_measured(tmp_path: Path, name: str) ->
         name,
         *["--model", "runs/x", "--data", "p"],
     ]
-    assert check_settings(name, parse_settings(words[8:])) == settings
+    assert check_settings(name, parse_settings(words[8:])).values() == settings
 
 
 def test_printed_commands_name_what_was_planned(tmp_path: Path) -> None:

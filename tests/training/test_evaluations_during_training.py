@@ -89,17 +89,17 @@ def test_training_does_not_notice_and_checkpoints_measure_the_same(
 def test_told_to_stop_while_measuring_it_goes_on_without_a_gap(
     quiet: Path, tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, run_evaluation, seen = tmp_path / "runs" / "tiny", during_training.run_evaluation, []
+    folder, measure, seen = tmp_path / "runs" / "tiny", during_training.measure_checkpoint, []
 
-    def interrupted(name: str, *arguments: Any, **options: Any) -> Any:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
         seen.append(options["step"])
         if len(seen) == 3:  # the second of knn; the first of position_grid is between them
             os.kill(os.getpid(), signal.SIGTERM)
-        document = run_evaluation(name, *arguments, **options)
+        document = measure(*arguments, **options)
         document["results"]["top1"] = options["step"] / 100  # the later the better
         return document
 
-    monkeypatch.setattr(during_training, "run_evaluation", interrupted)
+    monkeypatch.setattr(during_training, "measure_checkpoint", interrupted)
     options = (*DROPOUT, OFTEN, "trainer.keep_best=knn/top1")
     code, said = run(tiny, *options)
     assert code == 75 and "after step 6 of 12, saved in" in said
@@ -161,7 +161,7 @@ def test_an_evaluation_that_fails_does_not_end_the_training(
     def fails(*arguments: Any, **options: Any) -> Any:
         raise UserError("the data are gone")
 
-    monkeypatch.setattr(during_training, "run_evaluation", fails)
+    monkeypatch.setattr(during_training, "measure_checkpoint", fails)
     short = ("trainer.max_duration=1ep", "evaluation={knn: {every: 2ba, k: 3}}")
     code, said = run(tiny, *short)
     assert code == 0, said

@@ -23,14 +23,6 @@ import torch
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.evaluation.analysis.patches import (
-    attention_entropy,
-    check_attention,
-    check_queries,
-    chosen_layers,
-    patch_attention,
-    three_patches,
-)
 from pospre.evaluation.analysis.settings import Attention
 from pospre.evaluation.drawing import (
     Cell,
@@ -44,6 +36,14 @@ from pospre.evaluation.drawing import (
 )
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
+from pospre.evaluation.layers import (
+    attention_entropy,
+    check_attention,
+    check_queries,
+    chosen_layers,
+    patch_attention,
+    three_patches,
+)
 from pospre.evaluation.registry import Context, Plan
 from pospre.nn.grid import grid_distances
 from pospre.text_table import format_table
@@ -62,14 +62,9 @@ def evaluate(context: Context, settings: Attention) -> dict[str, Any]:
         over layers; ``uniform``: the values of uniform attention.
     """
     chosen = chosen_layers(context.model, settings.layers)
-    batches = centre_batches(
-        context,
-        context.data,
-        title="attention",
-        sampling=settings,
-        size=settings.image_size,
-    )
-    size = (settings.image_size, settings.image_size) if settings.image_size else context.image_size
+    side = settings.image_size
+    size = (side, side) if side else context.image_size
+    batches = centre_batches(context, context.data, title="attention", sampling=settings, size=size)
     grid = context.model.encoder.grid_of(*size)
     asked = list(settings.queries or three_patches(grid))
     found, cells = _measure(context, batches, chosen, asked, settings.num_pictures)

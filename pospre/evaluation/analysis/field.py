@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.analysis.patches import three_patches
 from pospre.evaluation.analysis.settings import Field
 from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
-from pospre.evaluation.layers import planned_encoder
+from pospre.evaluation.layers import planned_encoder, three_patches
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.positions import schemes_that

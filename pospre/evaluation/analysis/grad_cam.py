@@ -152,14 +152,7 @@ def _cells(context: Context, batch: Batch, row: int, map_N: Tensor, name: str) -
 
 def table(results: Mapping[str, Any]) -> str:
     """Return the areas as text, in percent."""
-    area, error = results["area"], results["area_se"]
-    rows = [
-        [
-            "–" if area is None else percent(area),
-            "–" if error is None else percent(error),
-            percent(results["empty"]),
-        ]
-    ]
+    rows = [[percent(results[key]) for key in ("area", "area_se", "empty")]]
     notes = [
         "area: of the image, where the map has half its greatest value or more",
         f"{results['samples']} images, layer {results['layer']}, classes: {results['target']}",

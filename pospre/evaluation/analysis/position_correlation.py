@@ -18,12 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.evaluation.analysis.patches import require_two_images
 from pospre.evaluation.analysis.settings import PositionCorrelation
 from pospre.evaluation.drawing import check_pictures, new_figure, save_arrays, save_figure
 from pospre.evaluation.estimates import estimate_rows
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.layers import layer_tokens, planned_encoder
+from pospre.evaluation.layers import layer_tokens, planned_encoder, require_two_images
 from pospre.evaluation.registry import Context, Plan
 from pospre.text_table import format_table
 

@@ -13,12 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pospre.evaluation.analysis.patches import (
-    attention_entropy,
-    check_attention,
-    chosen_layers,
-    patch_attention,
-)
 from pospre.evaluation.analysis.settings import RelativeAttention
 from pospre.evaluation.drawing import (
     Cell,
@@ -29,6 +23,12 @@ from pospre.evaluation.drawing import (
 )
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
+from pospre.evaluation.layers import (
+    attention_entropy,
+    check_attention,
+    chosen_layers,
+    patch_attention,
+)
 from pospre.evaluation.registry import Context, Plan
 from pospre.nn.grid import grid_offsets
 from pospre.text_table import format_table, percent
@@ -47,14 +47,11 @@ def evaluate(context: Context, settings: RelativeAttention) -> dict[str, Any]:
     """
     model = context.model
     chosen = chosen_layers(model, settings.layers)
+    side = settings.image_size
+    size = (side, side) if side else context.image_size
     batches = centre_batches(
-        context,
-        context.data,
-        title="relative_attention",
-        sampling=settings,
-        size=settings.image_size,
+        context, context.data, title="relative_attention", sampling=settings, size=size
     )
-    size = (settings.image_size, settings.image_size) if settings.image_size else context.image_size
     grid = model.encoder.grid_of(*size)
     sums: dict[int, Tensor] = {}
     parts: dict[int, list[Tensor]] = {layer: [] for layer in chosen}

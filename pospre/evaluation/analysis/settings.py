@@ -1,6 +1,5 @@
 """Settings of the evaluations that analyse an encoder."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
@@ -11,7 +10,6 @@ from pospre.ranges import Ratio
 Source = Literal["mean", "cls", "patches"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Attention(Sampling):
     """Settings of ``attention``.
 
@@ -29,12 +27,10 @@ class Attention(Sampling):
     batch_size: PositiveInt = 32
 
 
-@dataclass(frozen=True, kw_only=True)
 class Field(Settings):
     """Settings of ``field``."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class GradCam(Sampling):
     """Settings of ``grad_cam``.
 
@@ -50,7 +46,6 @@ class GradCam(Sampling):
     batch_size: PositiveInt = 32
 
 
-@dataclass(frozen=True, kw_only=True)
 class PositionCorrelation(Sampling):
     """Settings of ``position_correlation``.
 
@@ -61,7 +56,6 @@ class PositionCorrelation(Sampling):
     layer: NonNegativeInt | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reconstructions(Sampling, Compared):
     """Settings of ``reconstructions``.
 
@@ -75,7 +69,6 @@ class Reconstructions(Sampling, Compared):
     batch_size: PositiveInt = 32
 
 
-@dataclass(frozen=True, kw_only=True)
 class RelativeAttention(Sampling):
     """Settings of ``relative_attention``.
 
@@ -91,7 +84,6 @@ class RelativeAttention(Sampling):
     batch_size: PositiveInt = 32
 
 
-@dataclass(frozen=True, kw_only=True)
 class Spectrum(Sampling):
     """Settings of ``spectrum``.
 
@@ -113,7 +105,6 @@ class Spectrum(Sampling):
     batch_size: PositiveInt = 32
 
 
-@dataclass(frozen=True, kw_only=True)
 class StopHeatmaps(Sampling):
     """Settings of ``stop_heatmaps``.
 
@@ -127,7 +118,6 @@ class StopHeatmaps(Sampling):
     batch_size: PositiveInt = 32
 
 
-@dataclass(frozen=True, kw_only=True)
 class StopSimilarity(Settings):
     """Settings of ``stop_similarity``.
 

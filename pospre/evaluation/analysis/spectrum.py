@@ -10,14 +10,13 @@ artefacts: tokens several times longer than their image's median (Darcet et al. 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pospre.evaluation.analysis.patches import require_two_images
-from pospre.evaluation.analysis.settings import Spectrum
+from pospre.evaluation.analysis.settings import Source, Spectrum
 from pospre.evaluation.drawing import (
     Cell,
     as_map,
@@ -30,12 +29,11 @@ from pospre.evaluation.drawing import (
 )
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches, check_pooling
-from pospre.evaluation.layers import layer_tokens, planned_encoder
+from pospre.evaluation.layers import layer_tokens, planned_encoder, require_two_images
 from pospre.evaluation.registry import Context, Plan
 from pospre.text_table import format_table, percent
 
 FIGURES = {"rankme": "max", "artefacts": "min"}
-Source = Literal["mean", "cls", "patches"]
 IN_A_ROW = 2  # pictures
 LENGTHS = ("length", "longest", "artefacts")
 

@@ -21,11 +21,10 @@ from pospre.algorithms.stop.noise import StochasticTokens
 from pospre.algorithms.stop.stop import StoP
 from pospre.algorithms.stop.variants import NOISY, VARIANTS
 from pospre.errors import UserError
-from pospre.evaluation.analysis.patches import check_queries, three_patches
 from pospre.evaluation.analysis.settings import StopSimilarity
 from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
-from pospre.evaluation.layers import planned_encoder
+from pospre.evaluation.layers import check_queries, planned_encoder, three_patches
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.algorithm import method_of
 from pospre.nn.grid import grid_distances

@@ -146,19 +146,15 @@ def rank_of(logits_BC: Tensor, label_B: Tensor) -> Tensor:
 def table(results: Mapping[str, Any]) -> str:
     """Return the accuracies as text, in percent."""
     five = results["top5"]
-    chance_five = percent(min(1.0, 5 * results["chance"]))
+    chance = results["chance"], None if five is None else min(1.0, 5 * results["chance"])
     alone = [
         [f"model {number} alone", percent(top1), ""]
         for number, top1 in enumerate(results["members"] or (), start=1)
     ]
     rows = [
-        [
-            "ensemble" if alone else "trained",
-            percent(results["top1"]),
-            "–" if five is None else percent(five),
-        ],
+        ["ensemble" if alone else "trained", percent(results["top1"]), percent(five)],
         *alone,
-        ["chance", percent(results["chance"]), "–" if five is None else chance_five],
+        ["chance", *map(percent, chance)],
     ]
     notes = [
         f"{results['samples']} images of {results['classes']} classes, centre views; standard "

@@ -13,12 +13,14 @@ import torch
 import torch.nn.functional as F
 from timm.optim import Lars
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 from pospre import draws
 from pospre.evaluation.classification.settings import ProtocolName
 from pospre.evaluation.features import Part, Parts
 from pospre.evaluation.settings import Pooling
+from pospre.schedules import staircase
 
 Norm = Literal["none", "batch", "affine"]
 
@@ -207,21 +209,21 @@ def train_heads(
     batch = min(protocol.batch, len(label_M))
     steps = len(label_M) // batch
     optimizer = _optimizer(heads, protocol, batch)
-    peaks = [group["lr"] for group in optimizer.param_groups]
+    schedule = LambdaLR(
+        optimizer, lambda step: rate(protocol, step // steps + step % steps / steps)
+    )
     with tqdm(total=protocol.epochs, desc="linear heads", unit="ep", disable=not progress) as bar:
         for epoch in range(protocol.epochs):
             vectors = {part: values.to(device) for part, values in bank(epoch).items()}
             order = torch.from_numpy(draws.order(seed, epoch, len(label_M))).to(device)
             for step in range(steps):
                 rows = order[step * batch : (step + 1) * batch]
-                factor = rate(protocol, epoch + step / steps)
-                for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                    group["lr"] = peak * factor
                 seen = {part: values[rows] for part, values in vectors.items()}
                 loss = torch.stack([F.cross_entropy(h(seen), label_M[rows]) for h in heads]).sum()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                schedule.step()
             bar.update()
             go_on()
     whole.eval()
@@ -233,7 +235,7 @@ def rate(protocol: Protocol, epoch: float) -> float:
     if epoch < protocol.warmup:
         return epoch / protocol.warmup
     if protocol.milestones:
-        return 0.1 ** sum(epoch >= milestone for milestone in protocol.milestones)
+        return staircase(epoch, milestones=protocol.milestones, gamma=0.1)
     done = (epoch - protocol.warmup) / (protocol.epochs - protocol.warmup)
     return protocol.floor + (1 - protocol.floor) * (1 + math.cos(math.pi * done)) / 2
 

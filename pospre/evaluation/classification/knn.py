@@ -7,7 +7,6 @@ output of every block (Zhai et al. 2022, Fig. 9; the η of that figure is the ru
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.classification.settings import Knn
-from pospre.evaluation.estimates import rate_error
+from pospre.evaluation.estimates import percent_rows, rate_error
 from pospre.evaluation.features import Part, check_probe, encode_parts
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
@@ -51,7 +50,7 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
         else encode(
             data=settings.bank,
             title="knn bank",
-            sampling=replace(settings, num_samples=settings.num_bank),
+            sampling=settings.model_copy(update={"num_samples": settings.num_bank}),
         )
     )
     answerable_Q = _answerable(labels_Q, bank_labels_M, context.data, settings.bank)
@@ -176,10 +175,7 @@ def _answerable(labels_Q: Tensor, bank_labels_M: Tensor, data: str, bank: str | 
 
 def table(results: Mapping[str, Any]) -> str:
     """Return the accuracies as text, in percent."""
-    rows = [["trained", percent(results["top1"])]]
-    if results["initial_top1"] is not None:
-        rows.append(["untrained", percent(results["initial_top1"])])
-    rows.append(["chance", percent(results["chance"])])
+    rows = [*percent_rows(results, ["top1"]), ["chance", percent(results["chance"])]]
     for row in results["layers"] or ():
         untrained = row["initial_top1"]
         beside = "" if untrained is None else f" (untrained {percent(untrained)})"

@@ -65,7 +65,7 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
     from_bank = partial(
         encode,
         data=settings.bank,
-        sampling=replace(settings, num_samples=None),
+        sampling=settings.model_copy(update={"num_samples": None}),
         label_fraction=settings.label_fraction,
         labels=settings.labels,
     )
@@ -138,7 +138,7 @@ def check(plan: Plan[Linear]) -> None:
     protocol = PROTOCOLS[settings.protocol]
     pooling = settings.features or protocol.pooling
     depth, wanted = planned_encoder(plan.recipe).depth, max(protocol.blocks)
-    bank = check_probe(replace(plan, settings=replace(settings, features=pooling)))
+    bank = check_probe(replace(plan, settings=settings.model_copy(update={"features": pooling})))
     if depth < wanted:
         raise UserError(
             f"protocol={settings.protocol} uses the last {wanted} blocks, but the encoder has "
@@ -226,9 +226,8 @@ def table(results: Mapping[str, Any]) -> str:
     """Return the accuracies as text, in percent."""
     rows = []
     for row in results["features"]:
-        initial = "–" if row["initial_top1"] is None else percent(row["initial_top1"])
-        cells = [row["norm"], f"{row['base_lr']:g}", percent(row["top1"])]
-        rows.append([row["features"], *cells, percent(row["best_top1"]), initial])
+        accuracies = (percent(row[key]) for key in ("top1", "best_top1", "initial_top1"))
+        rows.append([row["features"], row["norm"], f"{row['base_lr']:g}", *accuracies])
     seen = "new random crops every epoch" if results["augment"] else "one centre view each"
     size = results["bank_samples"] - results["held_back"]
     notes = [

@@ -13,7 +13,6 @@ It uses the measured images as one set, so its figures only compare with that pa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from pospre import draws
 from pospre.data.stores.subset import subset
 from pospre.data.views.options import ViewGroup
 from pospre.evaluation.classification.settings import Logistic
-from pospre.evaluation.estimates import rate_error
+from pospre.evaluation.estimates import percent_rows, rate_error
 from pospre.evaluation.features import Part, check_enough, check_probe, encode_parts
 from pospre.evaluation.registry import Context, Plan
 from pospre.text_table import format_table, percent
@@ -52,7 +51,7 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
     banks, bank_labels_M = encode(
         data=settings.bank,
         title="logistic bank",
-        sampling=replace(settings, num_samples=settings.num_bank),
+        sampling=settings.model_copy(update={"num_samples": settings.num_bank}),
         label_fraction=settings.label_fraction,
         labels=settings.labels,
     )
@@ -174,10 +173,7 @@ def classify(queries_QD: Tensor, weights_DC: Tensor) -> Tensor:
 
 def table(results: Mapping[str, Any]) -> str:
     """Return the accuracies as text, in percent."""
-    rows = [["trained", percent(results["top1"])]]
-    if results["initial_top1"] is not None:
-        rows.append(["untrained", percent(results["initial_top1"])])
-    rows.append(["chance", percent(results["chance"])])
+    rows = [*percent_rows(results, ["top1"]), ["chance", percent(results["chance"])]]
     notes = [
         f"logistic regression on standardised {results['features']} features, weight decay "
         f"{results['top1_weight_decay']:g}",

@@ -11,10 +11,9 @@ share of outliers, which is the chance level, would be a quarter of that.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from pospre.algorithms.supervised.supervised import Classification
@@ -37,11 +36,10 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
 from pospre.nn.masking import num_visible
 from pospre.nn.sizes import pair
-from pospre.text_table import format_table, percent
+from pospre.text_table import format_table, percent, percent_and_error
 
 NEEDS = Classification
 FIGURES = {"mean": "max"}
-Count = Annotated[int, Field(ge=2)]
 
 
 def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
@@ -217,7 +215,7 @@ def table(results: Mapping[str, Any]) -> str:
     rows = [
         [
             row["name"],
-            f"{percent(row['top1'])} ± {percent(row['standard_error'])}",
+            percent_and_error(row["top1"], row["standard_error"]),
             str(row["images"]),
             str(row["classes"]),
         ]

@@ -1,6 +1,5 @@
 """Settings of the evaluations that classify images."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
@@ -26,7 +25,6 @@ ProtocolName = Literal[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Accuracy(Sampling):
     """Settings of ``accuracy``.
 
@@ -38,7 +36,6 @@ class Accuracy(Sampling):
     ensemble: Listed[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Knn(Sampling, Compared):
     """Settings of ``knn``.
 
@@ -62,7 +59,6 @@ class Knn(Sampling, Compared):
     num_bank: PositiveInt | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Linear(Sampling, Compared):
     """Settings of ``linear``.
 
@@ -93,7 +89,6 @@ class Linear(Sampling, Compared):
     augment: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class Logistic(Sampling, Compared):
     """Settings of ``logistic``.
 
@@ -121,7 +116,6 @@ class Logistic(Sampling, Compared):
     num_bank: PositiveInt | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Robustness(Sampling):
     """Settings of ``robustness``.
 

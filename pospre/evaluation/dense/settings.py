@@ -1,6 +1,5 @@
 """Settings of the evaluations of dense tasks."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -11,7 +10,6 @@ from pospre.ranges import PositiveRange, PositiveShare, Ratio
 Factors = Annotated[PositiveRange, BeforeValidator(as_tuple)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Learned(Compared):
     """Training on images with dense labels.
 
@@ -36,7 +34,6 @@ class Learned(Compared):
     seed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Detection(Learned):
     """Settings of ``detection``.
 
@@ -64,7 +61,6 @@ class Detection(Learned):
     layer_decay: PositiveShare = 0.7
 
 
-@dataclass(frozen=True, kw_only=True)
 class Segmentation(Learned):
     """Settings of ``segmentation``.
 
@@ -103,7 +99,6 @@ class Segmentation(Learned):
     channels: PositiveInt = 512
 
 
-@dataclass(frozen=True, kw_only=True)
 class VideoSegmentation(Compared):
     """Settings of ``video_segmentation``.
 

@@ -101,7 +101,5 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def _cell(row: Mapping[str, Any], key: str) -> str:
-    if row[key] is None:
-        return "–"
     initial = row[f"initial_{key}"]
     return percent(row[key]) + ("" if initial is None else f" ({percent(initial)})")

@@ -80,7 +80,9 @@ def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
         context.data,
         title="position_pictures",
         sampling=Sampling(
-            settings.num_pictures, min(settings.num_pictures, 32), seed=settings.seed
+            num_samples=settings.num_pictures,
+            batch_size=min(settings.num_pictures, 32),
+            seed=settings.seed,
         ),
     )
     pictures: list[dict[str, Any]] = []

@@ -147,8 +147,7 @@ def probe_model(
             context.go_on()
             tokens_MD = known.tokens[number].flatten(0, 1).to(context.device)
             places_M = known.shown.flatten().to(context.device)
-            decay, steps = settings.weight_decay, settings.iterations
-            probes = fit_probes(tokens_MD, places_M, grid, weight_decay=decay, iterations=steps)
+            probes = fit_probes(tokens_MD, places_M, grid, settings)
             again = scores(probes, known.tokens[number], known.shown, grid)
             learned = {f"learned_{key}": again[key] for key in ("top1", "r2")}
             row = {"shown_as": shown_as, "layer": layer, **learned}

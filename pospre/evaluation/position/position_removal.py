@@ -43,6 +43,7 @@ from pospre.evaluation.registry import (
     figures_of,
 )
 from pospre.evaluation.run import check_evaluation
+from pospre.evaluation.settings import Settings
 from pospre.model.model import PretrainModel
 from pospre.text_table import format_table
 
@@ -107,7 +108,7 @@ def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
     }
 
 
-def check(plan: Plan[PositionRemoval]) -> dict[str, tuple[dict[str, Any], Any]]:
+def check(plan: Plan[PositionRemoval]) -> dict[str, tuple[Settings, Any]]:
     """Return the other evaluations; raise a ``UserError`` if one would fail, or for ``planes``."""
     planned_encoder(plan.recipe)
     check_images(plan)
@@ -179,9 +180,7 @@ def _measure(
     known_BTD, asked_BTD = learn.tokens[0], measure.tokens[0]
     known_MD = known_BTD.flatten(0, 1)
     left_MD = removed(known_MD)
-    decay, steps = settings.weight_decay, settings.iterations
-    places_M = learn.shown.flatten()
-    probes = fit_probes(left_MD, places_M, grid, weight_decay=decay, iterations=steps)
+    probes = fit_probes(left_MD, learn.shown.flatten(), grid, settings)
     left_BTD = removed(asked_BTD.flatten(0, 1)).view_as(asked_BTD)
     gone = 1 - left_MD.var(0).sum() / known_MD.var(0).sum()
     return {**scores(probes, left_BTD, measure.shown, grid), "variance_removed": float(gone)}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pospre.evaluation.classification.logistic import classify, logistic
 from pospre.evaluation.estimates import mean_and_error, standard_error
+from pospre.evaluation.position.settings import Tokens
 
 SHRINKAGE = 1e-3
 
@@ -66,12 +67,7 @@ def fit_whitening(tokens_MD: Tensor) -> Whitening:
 
 
 def fit_probes(
-    tokens_MD: Tensor,
-    places_M: Tensor,
-    grid: tuple[int, int],
-    *,
-    weight_decay: float,
-    iterations: int,
+    tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int], settings: Tokens
 ) -> Probes:
     """Fit both probes.
 
@@ -79,15 +75,14 @@ def fit_probes(
         tokens_MD: float32 tokens.
         places_M: int64, the place of each, row-major.
         grid: (rows, columns).
-        weight_decay: factor of half the squared weights, added to the mean cross-entropy; and of
-            the squared weights, added to the mean squared error.
-        iterations: maximal number of L-BFGS iterations.
+        settings: their weight decay is the factor of half the squared weights, added to the mean
+            cross-entropy; and of the squared weights, added to the mean squared error.
     """
-    whiten = fit_whitening(tokens_MD)
+    whiten, decay = fit_whitening(tokens_MD), settings.weight_decay
     white_MD = whiten(tokens_MD)
     count = grid[0] * grid[1]
-    classifier = logistic(_with_one(white_MD), places_M, count, weight_decay, iterations)
-    return Probes(whiten, classifier, ridge(white_MD, coordinates_of(places_M, grid), weight_decay))
+    classifier = logistic(_with_one(white_MD), places_M, count, decay, settings.iterations)
+    return Probes(whiten, classifier, ridge(white_MD, coordinates_of(places_M, grid), decay))
 
 
 def ridge(features_MD: Tensor, targets_MK: Tensor, weight_decay: float) -> Tensor:

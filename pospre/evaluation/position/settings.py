@@ -1,7 +1,6 @@
 """Settings of the position evaluations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
@@ -43,7 +42,6 @@ Direction = Literal["regression", "covariance"]
 Planes = Annotated[int, Field(ge=1, le=15)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class PatchPosition(Sampling, Compared):
     """Settings of ``patch_position``.
 
@@ -54,12 +52,10 @@ class PatchPosition(Sampling, Compared):
     mask_ratios: Ratios = (0.0, 0.25, 0.5, 0.75)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PositionGrid(Sampling, Compared):
     """Settings of ``position_grid``."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PositionPictures(Settings):
     """Settings of ``position_pictures``.
 
@@ -80,7 +76,6 @@ class PositionPictures(Settings):
     seed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tokens(Settings):
     """Patch tokens for position probes, and how these are fitted.
 
@@ -101,7 +96,6 @@ class Tokens(Settings):
     seed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class PositionProbe(Tokens, Compared):
     """Settings of ``position_probe``.
 
@@ -116,7 +110,6 @@ class PositionProbe(Tokens, Compared):
     versus: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class PositionRemoval(Tokens):
     """Settings of ``position_removal``.
 
@@ -133,7 +126,6 @@ class PositionRemoval(Tokens):
     bank: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShiftedPositions(Compared):
     """Settings of ``shifted_positions``.
 

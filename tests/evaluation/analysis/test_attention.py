@@ -13,7 +13,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 from pospre import evaluate
 from pospre.errors import UserError
-from pospre.evaluation.analysis import patches as module
+from pospre.evaluation import layers as module
 from pospre.evaluation.analysis.attention import (
     head_figures,
     line_shares,
@@ -22,7 +22,6 @@ from pospre.evaluation.analysis.attention import (
 )
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.layers import attention_maps
-from pospre.evaluation.registry import figures_of
 from pospre.evaluation.run import check_evaluation
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -124,7 +123,6 @@ def test_evaluation_measures_every_layer_and_draws(analyse: Analyse, tmp_path: P
             assert len(heads[name]) == len(heads[f"{name}_se"]) == 4
             assert 0 < row[name] <= limit and row[f"{name}_se"] >= 0
             assert row[name] == pytest.approx(np.mean(heads[name]))
-    assert set(figures_of("attention")) <= set(results)
     assert json.loads(json.dumps(results)) == results
     assert f"{results['layers'][1]['nmi']:.3f}" in table(results)
     other = analyse("attention", recipe, batch_size=1, folder=False, layers=[2])

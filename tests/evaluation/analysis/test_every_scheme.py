@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pospre.evaluation.registry import evaluation_module, figures_of
+from pospre.evaluation.registry import figures_of
 from pospre.nn.positions import scheme_class
 from tests.evaluation.analysis.small import Analyse, small_recipe
 from tests.evaluation.schemes import SCHEME_NAMES
@@ -14,11 +14,7 @@ CLASSIFIER = {"supervised": {"num_classes": 2}}
 PROBE = {"num_samples": 12, "iterations": 2}
 EVALUATIONS: dict[str, dict[str, Any]] = {
     "position_probe": {**PROBE, "layers": "0,2"},
-    "position_removal": {**PROBE, "planes": 1},
-    "shifted_positions": {"k": 2},
     "attention": {},
-    "relative_attention": {},
-    "position_correlation": {},
 }
 OF_FORGOTTEN = {"masked_top1", "content_top1", "content_r2"}
 
@@ -32,4 +28,3 @@ def test_every_scheme_is_measured(analyse: Analyse, name: str, scheme: str) -> N
     missing = {figure for figure in figures if results[figure] is None}
     assert missing == (set() if scheme_class(scheme).can_forget else OF_FORGOTTEN & {*figures})
     assert all(math.isfinite(results[figure]) for figure in figures if figure not in missing)
-    assert evaluation_module(name).table(results)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pospre.evaluation.analysis.relative_attention import by_offset, near_attention, table
-from pospre.evaluation.registry import figures_of
 from tests.evaluation.analysis.small import Analyse, small_recipe
 
 
@@ -64,7 +63,6 @@ def test_evaluation_sorts_heads_and_keeps_the_maps(analyse: Analyse, tmp_path: P
             assert map_RC[3, 3] == pytest.approx(head["own"], rel=1e-5)
             down, across = head["peak"]
             assert map_RC[3 + down, 3 + across] == map_RC.max()
-    assert set(figures_of("relative_attention")) <= set(results)
     near = [head["near"] for row in results["layers"] for head in row["heads"]]
     assert results["near"] == pytest.approx(np.mean(near)) and results["near_se"] > 0
     assert "uniform" in table(results)

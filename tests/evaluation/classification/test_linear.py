@@ -148,7 +148,7 @@ def test_results_state_what_was_measured(deep: Path, image_folder: Images, proto
     data = image_folder(num_images=20)
     settings = {"protocol": protocol, "epochs": 2, "batch": 8}
     results = evaluate(deep, data, **settings)
-    assert set(linear.FIGURES) <= set(results) and results["chance"] == 0.5
+    assert results["chance"] == 0.5
     held = 0 if protocol == "mae" else 2
     assert (results["bank_samples"], results["held_back"], results["epochs"]) == (20, held, 2)
     assert 0 <= results["initial_top1"] <= 1 and results["best_top1"] >= results["top1"]

@@ -1,15 +1,12 @@
 """A small model for the dense evaluations."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_model
-from tests.evaluation.checkpoints import tiny_recipe
+from tests.evaluation.checkpoints import results_of, tiny_recipe
 
 Run = Callable[..., dict[str, Any]]
 
@@ -24,11 +21,4 @@ def dense_recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 @pytest.fixture(scope="package")
 def measure(dense_recipe: Recipe) -> Run:
     """Return ``measure(name, data, **settings)``: results of the recipe's untrained model."""
-
-    def run(name: str, data: Path, **settings: Any) -> dict[str, Any]:
-        model = build_model(dense_recipe)
-        document = run_evaluation(name, model, dense_recipe, data, settings, progress=False)
-        results: dict[str, Any] = document["results"]
-        return results
-
-    return run
+    return lambda name, data, **settings: results_of(name, dense_recipe, data, **settings)

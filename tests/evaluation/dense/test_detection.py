@@ -242,13 +242,12 @@ def standardize(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 def test_rectangles_are_found_by_a_frozen_encoder(measure: Run, voc: Path, standardize: Mock):
-    settings = {**SMALL, "iterations": 80, "lr": 0.003, "jitter": "1,1", "baseline": False}
-    results = measure("detection", voc, **settings)
-    assert results["AP50"] > 0.1  # 0.29 on two kinds of CPU, 0.01 after two iterations
+    settings = {**SMALL, "iterations": 60, "batch_size": 1, "lr": 0.004, "jitter": "1,1"}
+    results = measure("detection", voc, **settings, baseline=False)
+    assert results["AP50"] > 0.1  # 0.23 on one kind of CPU, 0.01 after two iterations
     assert results["mask_AP"] is None and results["initial_AP"] is None
     assert (results["images"], results["boxes"], results["train_images"]) == (4, 8, 8)
-    assert set(detection.FIGURES) <= set(results)
-    assert "encoder frozen; 80 iterations, long side 64" in detection.table(results)
+    assert "encoder frozen; 60 iterations, long side 64" in detection.table(results)
     standardize.assert_called_once()
 
 

@@ -1,5 +1,7 @@
 """Pictures by predicted positions: every patch lands where it should."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from pospre.evaluation.run import run_evaluation
 from pospre.nn.decoder import patchify
 from pospre.training.build import build_model
 from pospre.training.trained import load_model
-from tests.evaluation.checkpoints import tiny_recipe
+from tests.evaluation.checkpoints import results_of, tiny_recipe
 
 
 def random_image(height=32, width=48):
@@ -73,11 +75,7 @@ def test_evaluation_writes_pictures_and_removes_older_ones(
     model, recipe = load_model(str(droppos_checkpoint))
     data, output = image_folder(num_images=6), tmp_path / "pictures.json"
 
-    def evaluate(**settings):
-        return run_evaluation(
-            "position_pictures", model, recipe, data, settings, output, progress=False
-        )["results"]
-
+    evaluate = partial(results_of, "position_pictures", recipe, data, output, model)
     assert len(evaluate(num_pictures=4)["pictures"]) == 4
     results = evaluate(num_pictures=2, mask_ratio=0.5, seed=3)
     written = sorted(path.name for path in (tmp_path / "pictures").iterdir())
@@ -128,10 +126,7 @@ def read_red(self, batch, *ratios):
 
 def run_pictures(mp3, data, output, **settings):
     model, recipe = mp3
-    document = run_evaluation(
-        "position_pictures", model, recipe, data, settings, output, progress=False
-    )
-    return document["results"]
+    return results_of("position_pictures", recipe, data, output, model, **settings)
 
 
 def test_pictures_of_mp3_frame_the_context(mp3, numbered, tmp_path, monkeypatch):

@@ -10,14 +10,14 @@ import torch
 
 from pospre.errors import UserError
 from pospre.evaluation.position.position_probe import table
-from pospre.evaluation.registry import check_settings, figures_of
-from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.evaluation.registry import check_settings
+from pospre.evaluation.run import check_evaluation
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from tests.conftest import draw_image
-from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.evaluation.checkpoints import results_of, save_checkpoint, tiny_recipe
 
-SETTINGS = {"num_samples": 56, "layers": [0, 2], "iterations": 15}
+SETTINGS: dict[str, Any] = {"num_samples": 56, "layers": [0, 2], "iterations": 15}
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +40,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def probe(recipe: Recipe, images: Path) -> Callable[..., dict[str, Any]]:
-    def run(output: Path | None = None, **settings: Any) -> dict[str, Any]:
-        data, model = images, build_model(recipe)
-        given = {**SETTINGS, **settings}
-        document = run_evaluation(
-            "position_probe", model, recipe, data, given, output, progress=False
-        )
-        results: dict[str, Any] = document["results"]
-        return results
-
-    return run
+    return lambda output=None, **settings: results_of(
+        "position_probe", recipe, images, output, **{**SETTINGS, **settings}
+    )
 
 
 def test_positions_are_found_and_leaving_them_out_is_seen(
@@ -75,7 +68,7 @@ def test_positions_are_found_and_leaving_them_out_is_seen(
     assert results["images_learned"] == 42 and results["images_measured"] == 14
     assert results["masked_top1"] == rows[(4, 4), "trained", "masked", 2]["top1"]
     assert results["r2_se"] == rows[(4, 4), "trained", "image", 2]["r2_se"] > 0
-    assert results["chance"] == 1 / 16 and set(figures_of("position_probe")) <= set(results)
+    assert results["chance"] == 1 / 16
     assert (tmp_path / "probe" / results["pictures"][0]).stat().st_size > 10_000
     assert json.loads(output.read_text())["results"] == results
     text = table(results)
@@ -106,9 +99,7 @@ def sorted_like(results: dict[str, Any], other: dict[str, Any]) -> list[dict[str
 def test_an_encoder_that_knows_no_places_has_none_to_forget(images: Path, tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, "mae", image_size=32, patch_size=8, positions="none")
     settings = {**SETTINGS, "layers": [2], "baseline": False}
-    model = build_model(recipe)
-    results = run_evaluation("position_probe", model, recipe, images, settings, progress=False)
-    found = results["results"]
+    found = results_of("position_probe", recipe, images, **settings)
     assert {row["shown_as"] for row in found["rows"]} == {"image", "shuffled"}
     assert found["content_top1"] is None and "one colour" not in table(found)
 
@@ -129,9 +120,9 @@ def test_a_grid_that_positions_do_not_know_is_said(
 
 
 def test_settings_as_written_on_a_command_line() -> None:
-    read = check_settings("position_probe", {"layers": "0,2", "grids": "7,2x3"})
+    read = check_settings("position_probe", {"layers": "0,2", "grids": "7,2x3"}).values()
     assert read["layers"] == (0, 2) and read["grids"] == ((7, 7), (2, 3))
-    assert check_settings("position_probe", {})["layers"] == "all"
+    assert check_settings("position_probe", {}).values()["layers"] == "all"
     for key, value, message in (
         ("layers", "0,x", "layers=0,x"),
         ("layers", "-1", "greater than or equal to 0"),
@@ -171,5 +162,5 @@ def test_positions_of_a_field_are_left_out_too(images: Path, tmp_path: Path) -> 
     model = build_model(recipe)
     torch.nn.init.normal_(model.encoder.get_parameter("positions.pos_embed"), std=3.0)
     settings = {**SETTINGS, "layers": [0], "baseline": False}
-    found = run_evaluation("position_probe", model, recipe, images, settings, progress=False)
-    assert found["results"]["top1"] > 0.95 > 0.6 > found["results"]["content_top1"]
+    found = results_of("position_probe", recipe, images, model=model, **settings)
+    assert found["top1"] > 0.95 > 0.6 > found["content_top1"]

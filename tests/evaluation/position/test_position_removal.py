@@ -1,6 +1,7 @@
 """Planes of position: found where they are planted, gone afterwards, and nothing else with them."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ from pospre.evaluation.position.position_removal import (
     without_planes,
 )
 from pospre.evaluation.position.probes import coordinates_of
-from pospre.evaluation.registry import evaluation_module, figures_of
-from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.evaluation.run import check_evaluation
 from pospre.training.build import build_model
-from tests.evaluation.checkpoints import tiny_recipe
+from tests.evaluation.checkpoints import results_of, tiny_recipe
 
 GRID = (4, 5)
 
@@ -99,25 +99,19 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_evaluation_says_what_is_left_and_what_knn_becomes(
     recipe: Any, image_folder: Callable[..., Path]
 ) -> None:
-    data, model = image_folder(num_images=60, size=(40, 40)), build_model(recipe)
-    settings = {"planes": 2, "num_samples": 60, "evaluations": ["logistic"], "bank": str(data)}
-    results = run_evaluation("position_removal", model, recipe, data, settings, progress=False)
-    found = results["results"]
+    data = image_folder(num_images=60, size=(40, 40))
+    measure = partial(results_of, "position_removal", recipe, data, num_samples=60)
+    found = measure(planes=2, evaluations=["logistic"], bank=str(data))
     assert [step["planes"] for step in found["steps"]] == [0, 1, 2]
     assert found["steps"][0]["variance_removed"] == pytest.approx(0, abs=1e-6)
     assert 0 < found["steps"][1]["variance_removed"] < found["steps"][2]["variance_removed"] < 1
-    assert set(figures_of("position_removal")) <= set(found)
     assert found["r2_left"] == found["steps"][2]["r2"]
-    alone = run_evaluation(
-        "logistic", model, recipe, data, {"bank": str(data), "baseline": False}, progress=False
-    )
+    alone = results_of("logistic", recipe, data, bank=str(data), baseline=False)
     before, after = found["evaluations"]["logistic"]["top1"]
-    assert before == alone["results"]["top1"] and 0 <= after <= 1
+    assert before == alone["top1"] and 0 <= after <= 1
     assert "logistic: top1" in table(found) and "6.25" in table(found)
-    settings = {"by": "covariance", "num_samples": 60}
-    results = run_evaluation("position_removal", model, recipe, data, settings, progress=False)
-    assert len(results["results"]["steps"]) == 2
-    assert results["results"]["r2_left"] < 0.2 < 0.8 < found["steps"][0]["r2"]
+    other = measure(by="covariance")
+    assert len(other["steps"]) == 2 and other["r2_left"] < 0.2 < 0.8 < found["steps"][0]["r2"]
 
 
 def test_the_copy_lacks_the_planes_and_the_model_keeps_them(recipe: Any) -> None:
@@ -143,4 +137,3 @@ def test_mistakes_are_said_before_any_work(recipe: Any, image_folder: Callable[.
     ):
         with pytest.raises(UserError, match=wanted):
             check_evaluation("position_removal", recipe, data, settings, None)
-    assert evaluation_module("position_removal").FIGURES["r2_left"] == "min"

@@ -14,6 +14,7 @@ from pospre.evaluation.position.probes import (
     r_squared,
     scores,
 )
+from pospre.evaluation.position.settings import Tokens
 
 GRID = (3, 4)
 DECAY = 1e-2
@@ -32,7 +33,7 @@ def tokens() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def probes(tokens: tuple[torch.Tensor, torch.Tensor]) -> Probes:
-    return fit_probes(*tokens, GRID, weight_decay=DECAY, iterations=500)
+    return fit_probes(*tokens, GRID, Tokens(weight_decay=DECAY, iterations=500))
 
 
 def test_the_classifier_is_that_of_scikit_learn(

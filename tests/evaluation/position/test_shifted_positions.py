@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +17,13 @@ from pospre.evaluation.position.shifted_positions import (
     moves_of,
     table,
 )
-from pospre.evaluation.registry import figures_of
-from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.evaluation.run import check_evaluation
 from pospre.nn.interpolation import interpolation_weights
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
 from pospre.nn.positions.scheme import Space
 from pospre.training.build import build_model
-from tests.evaluation.checkpoints import tiny_recipe
+from tests.evaluation.checkpoints import results_of, tiny_recipe
 
 GRID = (3, 4)
 
@@ -81,11 +81,8 @@ def test_beside_cosines_stands_that_of_two_images() -> None:
 def test_disturbances_of_a_model(image_folder: Callable[..., Path], tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path, "mae", image_size=32, patch_size=8)
     data = image_folder(num_images=9)
-    settings = {"k": 2, "shifts": "4,1", "zooms": "2", "scales": "1,0.5"}
-    document = run_evaluation(
-        "shifted_positions", build_model(recipe), recipe, data, settings, progress=False
-    )
-    results = document["results"]
+    settings: dict[str, Any] = {"k": 2, "shifts": "4,1", "zooms": "2", "scales": "1,0.5"}
+    results = results_of("shifted_positions", recipe, data, **settings)
     rows = {row["what"]: row for row in results["rows"] if row["model"] == "trained"}
     assert list(rows) == [
         "as usual", "shifted by 4", "shifted by 1", "the middle, x 2", "no positions",
@@ -99,7 +96,6 @@ def test_disturbances_of_a_model(image_folder: Callable[..., Path], tmp_path: Pa
         assert rows[what]["cosine"] < 0.9999
     disturbed = [rows[what]["cosine"] for what in list(rows)[1:-1]]
     assert results["cosine"] == pytest.approx(sum(disturbed) / len(disturbed))
-    assert set(figures_of("shifted_positions")) <= set(results)
     assert "untrained: shifted by 1" in table(results)
 
 
@@ -126,10 +122,15 @@ def test_what_a_scheme_does_not_take_is_left_out_and_said(
     model = build_model(recipe)
     for parameter in model.encoder.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))  # biases are 0 at first
-    settings = {"k": 2, "shifts": "1", "zooms": "2", "scales": "0.5", "baseline": False}
+    settings: dict[str, Any] = {
+        "k": 2,
+        "shifts": "1",
+        "zooms": "2",
+        "scales": "0.5",
+        "baseline": False,
+    }
     data = image_folder(num_images=5)
-    run = run_evaluation("shifted_positions", model, recipe, data, settings, progress=False)
-    results = run["results"]
+    results = results_of("shifted_positions", recipe, data, model=model, **settings)
     rows = {row["what"]: row["cosine"] for row in results["rows"]}
     assert [*rows] == ["as usual", *measured, "another image"]
     assert all(rows[what] < 0.9999 for what in measured)

@@ -7,8 +7,8 @@ year may follow the split's name), Pascal VOC (``ImageSets/Main/<split>.txt``,
 
 import math
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,28 +57,65 @@ class Item:
         return mask
 
 
-@dataclass(frozen=True)
+@dataclass
 class BoxSet:
     """A split of a data set.
 
     Attributes:
         address: for messages.
+        classes: names; label 1 is the first.
         images: files.
         sides: height and width of each.
         items: the objects of each.
-        classes: names; label 1 is the first.
         dropped: number of boxes without area within their image, which are left out.
     """
 
     address: str
-    images: Sequence[Path]
-    sides: Sequence[tuple[int, int]]
-    items: Sequence[Sequence[Item]]
     classes: Sequence[str]
-    dropped: int
+    images: list[Path] = field(default_factory=list)
+    sides: list[tuple[int, int]] = field(default_factory=list)
+    items: list[list[Item]] = field(default_factory=list)
+    dropped: int = 0
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def add_image(self, file: Path, annotation: Path) -> tuple[int, int]:
+        """Add an image without objects; return its height and width.
+
+        Args:
+            file: the image.
+            annotation: the file that describes it, for messages.
+
+        Raises:
+            UserError: it does not exist, or cannot be read.
+        """
+        if not file.is_file():
+            raise UserError(f"{annotation} describes {file}, which does not exist.")
+        self.images.append(file)
+        self.sides.append(image_sides(file))
+        self.items.append([])
+        return self.sides[-1]
+
+    def add(
+        self,
+        box: Sequence[float],
+        label: int,
+        *,
+        place: int = -1,
+        crowd: bool = False,
+        area: float | None = None,
+        mask: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add an object to the image at ``place``, with its box clipped to the image."""
+        height, width = self.sides[place]
+        x0, x1 = (min(max(float(x), 0.0), float(width)) for x in box[::2])
+        y0, y1 = (min(max(float(y), 0.0), float(height)) for y in box[1::2])
+        if x1 <= x0 or y1 <= y0:
+            self.dropped += 1
+            return
+        area = area or (x1 - x0) * (y1 - y0)
+        self.items[place].append(Item((x0, y0, x1, y1), label, crowd, area, mask))
 
     @property
     def has_masks(self) -> bool:
@@ -166,19 +203,19 @@ def _coco(base: Path, path: Path) -> BoxSet:
         files = [folder / each["file_name"] for each in images]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a COCO annotation file ({error!r}).") from error
+    found = BoxSet(str(path), names)
     bar = tqdm(files, "images", unit="img", disable=None, delay=2)
-    sides = [_sides(file, path) for file in bar]
-    for image, file, (rows, cols) in zip(images, files, sides, strict=True):
+    for image, file in zip(images, bar, strict=True):
+        rows, cols = found.add_image(file, path)
         told = (image.get("height") or rows, image.get("width") or cols)
         if told != (rows, cols):
             raise UserError(
                 f"{path} says that {file} has height and width {told}, but it has "
                 f"{(rows, cols)}, so its boxes and masks would not fit. Correct one of them."
             )
-    items: list[list[Item | None]] = [[] for _ in images]
     for number, each in enumerate(annotations):
         try:
-            place, item = _coco_item(each, labels, places, sides)
+            _add_annotation(found, each, labels, places)
         except UserError as error:
             raise UserError(f"{path}: annotation {each.get('id')} {error}") from error
         except Exception as error:  # pycocotools raises a bare Exception for unknown formats
@@ -186,17 +223,12 @@ def _coco(base: Path, path: Path) -> BoxSet:
                 f"{path}: annotation {number}, counted from 0, is not in COCO's format "
                 f"({error!r}); correct or remove it."
             ) from error
-        items[place].append(item)
-    return _set(str(path), files, sides, items, names)
+    return found
 
 
-def _coco_item(
-    each: dict[str, Any],
-    labels: Mapping[Any, int],
-    places: Mapping[Any, int],
-    sides: Sequence[tuple[int, int]],
-) -> tuple[int, Item | None]:
-    """Return an annotation's object and the index of its image."""
+def _add_annotation(
+    found: BoxSet, each: dict[str, Any], labels: Mapping[Any, int], places: Mapping[Any, int]
+) -> None:
     if each.get("category_id") not in labels:
         known = ", ".join(map(str, labels))
         raise UserError(f"has the category {each.get('category_id')}; known are {known}.")
@@ -209,10 +241,14 @@ def _coco_item(
     if not all(map(math.isfinite, (x, y, width, height))):
         raise UserError("has no bbox of four numbers; add it.")
     place = places[each["image_id"]]
-    mask = _coco_mask(each.get("segmentation"), *sides[place])
-    label, crowd = labels[each["category_id"]], bool(each.get("iscrowd", 0))
-    box = (x, y, x + width, y + height)
-    return place, _item(box, label, crowd, sides[place], mask, each.get("area"))
+    found.add(
+        (x, y, x + width, y + height),
+        labels[each["category_id"]],
+        place=place,
+        crowd=bool(each.get("iscrowd", 0)),
+        area=each.get("area"),
+        mask=_coco_mask(each.get("segmentation"), *found.sides[place]),
+    )
 
 
 def _coco_mask(given: Any, height: int, width: int) -> Mapping[str, Any] | None:
@@ -233,21 +269,16 @@ def _voc(base: Path, split: str, classes: Sequence[str] | None) -> BoxSet:
     names = [line.split()[0] for line in listed.read_text(encoding="utf-8").splitlines() if line]
     paths = [base / "Annotations" / f"{name}.xml" for name in names]
     objects = [_voc_objects(path) for path in paths]
-    known = list(classes or sorted({name for found in objects for name, *_ in found}))
-    files, sides, items = [], [], []
-    for name, path, found in zip(names, paths, objects, strict=True):
+    known = list(classes or sorted({name for some in objects for name, *_ in some}))
+    found = BoxSet(f"{base} ({split})", known)
+    for name, path, some in zip(names, paths, objects, strict=True):
         images = [base / "JPEGImages" / f"{name}{suffix}" for suffix in _IMAGES]
-        file = next((image for image in images if image.is_file()), images[0])
-        side = _sides(file, path)
-        row = []
-        for kind, box, difficult in found:
+        found.add_image(next((image for image in images if image.is_file()), images[0]), path)
+        for kind, box, difficult in some:
             if kind not in known:
                 raise UserError(f"{path} has the class '{kind}'; known are {', '.join(known)}.")
-            row.append(_item(box, known.index(kind) + 1, difficult, side, None, None))
-        files.append(file)
-        sides.append(side)
-        items.append(row)
-    return _set(f"{base} ({split})", files, sides, items, known)
+            found.add(box, known.index(kind) + 1, crowd=difficult)
+    return found
 
 
 def _voc_objects(path: Path) -> list[tuple[str, tuple[float, float, float, float], bool]]:
@@ -272,56 +303,10 @@ def _voc_objects(path: Path) -> list[tuple[str, tuple[float, float, float, float
 
 
 def _scenes(folder: Path) -> BoxSet:
-    lines = scene_lines(folder)
-    files = [folder / line["path"] for line in lines]
-    sides = [image_sides(file) for file in files]
-    items = [
-        [
-            _item(
-                tuple(item["box"]),
-                SCENE_CLASSES.index(item["class"]) + 1,
-                False,
-                side,
-                _coco_mask(item["mask"], *side),
-                item["area"],
-            )
-            for item in line["objects"]
-        ]
-        for line, side in zip(lines, sides, strict=True)
-    ]
-    return _set(str(folder), files, sides, items, SCENE_CLASSES)
-
-
-def _sides(file: Path, annotation: Path) -> tuple[int, int]:
-    if not file.is_file():
-        raise UserError(f"{annotation} describes {file}, which does not exist.")
-    return image_sides(file)
-
-
-def _item(
-    box: Sequence[float],
-    label: int,
-    crowd: bool,
-    sides: tuple[int, int],
-    mask: Mapping[str, Any] | None,
-    area: float | None,
-) -> Item | None:
-    """Return an object with its box clipped to the image; None if nothing is left."""
-    x0, x1 = (min(max(float(x), 0.0), float(sides[1])) for x in box[::2])
-    y0, y1 = (min(max(float(y), 0.0), float(sides[0])) for y in box[1::2])
-    if x1 <= x0 or y1 <= y0:
-        return None
-    return Item((x0, y0, x1, y1), label, crowd, area or (x1 - x0) * (y1 - y0), mask)
-
-
-def _set(
-    address: str,
-    files: Sequence[Path],
-    sides: Sequence[tuple[int, int]],
-    items: Iterable[Sequence[Item | None]],
-    classes: Sequence[str],
-) -> BoxSet:
-    rows = [list(row) for row in items]
-    kept = [[item for item in row if item is not None] for row in rows]
-    dropped = sum(map(len, rows)) - sum(map(len, kept))
-    return BoxSet(address, files, sides, kept, classes, dropped)
+    found = BoxSet(str(folder), SCENE_CLASSES)
+    for line in scene_lines(folder):
+        sides = found.add_image(folder / line["path"], folder / LABELS)
+        for item in line["objects"]:
+            label, mask = SCENE_CLASSES.index(item["class"]) + 1, _coco_mask(item["mask"], *sides)
+            found.add(item["box"], label, area=item["area"], mask=mask)
+    return found

@@ -8,7 +8,6 @@ pycocotools'. Images are scaled so that their long side is ``size``, times ``jit
 and padded to a square.
 """
 
-import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -29,10 +28,11 @@ from pospre.evaluation.dense.fitting import seeded, train_head
 from pospre.evaluation.dense.images import check_apart, check_not_smaller, read_image
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.dense.settings import Detection
+from pospre.evaluation.estimates import MODELS, percent_rows
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.schedules import linear, staircase
-from pospre.text_table import format_table, percent, percent_and_error
+from pospre.text_table import format_table, percent
 
 FIGURES = {"AP": "max", "AP50": "max", "mask_AP": "max"}
 OWN_DATA = True
@@ -203,19 +203,13 @@ def _detect(context: Context, setup: Setup, detector: FasterRCNN) -> list[dict[s
 
 def table(results: Mapping[str, Any]) -> str:
     """Return the figures as text, in percent, with standard errors over images."""
-    kinds = [("boxes", "")] + ([("masks", "mask_")] if results["mask_AP"] is not None else [])
-    who = [("trained", "")] + (
-        [("untrained", "initial_")] if results["initial_AP"] is not None else []
-    )
     columns = ("AP", "AP50", "AP75")
-    rows = []
-    for (kind, second), (name, first) in itertools.product(kinds, who):
-        keys = [f"{first}{second}{column}" for column in columns]
-        cells = [
-            "–" if results[key] is None else percent_and_error(results[key], results[f"{key}_se"])
-            for key in keys
-        ]
-        rows.append([f"{name}, {kind}", *cells])
+    prefixes = {
+        f"{who}, {kind}": f"{first}{second}"
+        for kind, second in (("boxes", ""), ("masks", "mask_"))
+        for who, first in MODELS.items()
+    }
+    rows = percent_rows(results, columns, prefixes)
     classes = ", ".join(f"{key} {percent(value or 0)}" for key, value in results["classes"].items())
     notes = [
         f"Mask R-CNN with a simple feature pyramid, encoder "

@@ -34,11 +34,12 @@ from pospre.evaluation.dense.segmentation.mask_data import (
     open_masks,
 )
 from pospre.evaluation.dense.settings import Segmentation
+from pospre.evaluation.estimates import MODELS, percent_rows
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
 from pospre.schedules import linear
-from pospre.text_table import format_table, percent, percent_and_error
+from pospre.text_table import format_table, percent
 
 FIGURES = {"mIoU": "max", "aAcc": "max"}
 OWN_DATA = True
@@ -207,10 +208,8 @@ def _number(value: float) -> float | None:
 
 def table(results: Mapping[str, Any]) -> str:
     """Return the figures as text, in percent, with standard errors over images."""
-    rows = [["trained", *_cells(results, "")]]
-    if results["initial_mIoU"] is not None:
-        rows.append(["untrained", *_cells(results, "initial_")])
-    rows.append(["commonest class", *_cells(results, "constant_")])
+    columns = ("mIoU", "aAcc", "mAcc")
+    rows = percent_rows(results, columns, {**MODELS, "commonest class": "constant_"})
     worst = sorted((value, key) for key, value in results["IoU"].items() if value is not None)
     how = "fine-tuned" if results["finetune"] else "frozen"
     notes = [
@@ -222,14 +221,7 @@ def table(results: Mapping[str, Any]) -> str:
     ]
     if results["absent"]:
         notes.append(f"not in the measured images: {', '.join(results['absent'])}")
-    return format_table(
-        "Semantic segmentation in %", ["encoder", "mIoU", "aAcc", "mAcc"], rows, notes
-    )
-
-
-def _cells(results: Mapping[str, Any], prefix: str) -> list[str]:
-    names = [f"{prefix}{name}" for name in ("mIoU", "aAcc", "mAcc")]
-    return [percent_and_error(results[name], results.get(f"{name}_se")) for name in names]
+    return format_table("Semantic segmentation in %", ["encoder", *columns], rows, notes)
 
 
 def open_setup(data: str, settings: Segmentation, encoder: Encoder) -> Setup:

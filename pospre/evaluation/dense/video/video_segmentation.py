@@ -24,9 +24,10 @@ from pospre.evaluation.dense.maps import FeatureMaps, check_encoder
 from pospre.evaluation.dense.settings import VideoSegmentation
 from pospre.evaluation.dense.video.propagation import contour_accuracy, propagate, region_similarity
 from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, open_videos
+from pospre.evaluation.estimates import MODELS, percent_rows
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.text_table import format_table, percent_and_error
+from pospre.text_table import format_table
 
 FIGURES = {"JF": "max", "J": "max", "F": "max"}
 OWN_DATA = True
@@ -195,15 +196,8 @@ def _mean(objects: list[dict[str, float]], key: str) -> float:
 
 def table(results: Mapping[str, Any]) -> str:
     """Return the figures as text, in percent, with standard errors over objects."""
-    names = {"trained": "", "untrained": "initial_", "first mask": "still_"}
     columns = ("JF", "J", "J_recall", "F", "F_recall")
-    rows = [
-        [name, *(percent_and_error(results[key], results.get(f"{key}_se")) for key in keys)]
-        for name, keys in (
-            (name, [f"{prefix}{column}" for column in columns]) for name, prefix in names.items()
-        )
-        if results[keys[0]] is not None
-    ]
+    rows = percent_rows(results, columns, {**MODELS, "first mask": "still_"})
     notes = [
         f"{results['neighbours']} neighbours in the first and the last {results['context_frames']} "
         f"frames, radius {results['radius']} patches, T = {results['temperature']}",
