@@ -124,7 +124,7 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
     """
     newest = [found.batch for found in checkpoints_of(recipe)[:1]]
     planned = planned_evaluations(recipe)
-    due = [entry for entry in planned if again or [_measured_step(entry)] != newest]
+    due = [entry for entry in planned if again or [_existing(entry).get("step")] != newest]
     checkpoint = open_newest(checkpoint_folders(recipe)) if newest and due else None
     if checkpoint is None:
         return []
@@ -162,25 +162,20 @@ def measure_checkpoint(
     )
 
 
-def _measured_step(entry: Planned) -> int | None:
-    """Return the step of the existing results."""
+def _existing(entry: Planned) -> dict[str, Any]:
+    """Return the existing results, or nothing if there are none."""
     try:
-        step: int | None = parse_object(entry.output.read_bytes()).get("step")
+        return parse_object(entry.output.read_bytes())
     except (OSError, ValueError):
-        return None
-    return step
+        return {}
 
 
 def _done(entry: Planned, recipe: Recipe, step: int) -> dict[str, Any] | None:
     """Return the results that training measured after its last step, if they are as requested."""
     if entry.every is None:
         return None
-    try:
-        document: dict[str, Any] = parse_object(entry.output.read_bytes())
-        found = [document[key] for key in ("step", "data", "weights", "settings")]
-    except (OSError, ValueError, KeyError):
-        return None
-    settings = check_settings(entry.name, entry.settings).values()
+    document, settings = _existing(entry), check_settings(entry.name, entry.settings).values()
+    found = [document.get(key) for key in ("step", "data", "weights", "settings")]
     wanted = concealed([step, entry.data, entry.weights, settings], recipe.environment)
     return document if found == json.loads(json.dumps(wanted)) else None
 

@@ -23,9 +23,9 @@ class Settings(BaseModel):
         own = dict.fromkeys(name for base in cls.__mro__ for name in get_annotations(base))
         return [name for name in own if name in cls.model_fields]
 
-    def values(self) -> dict[str, Any]:
-        """Return all settings by name."""
-        return {name: getattr(self, name) for name in self.names()}
+    def values(self, *names: str) -> dict[str, Any]:
+        """Return settings by name; default: all."""
+        return {name: getattr(self, name) for name in names or self.names()}
 
 
 class Sampling(Settings):

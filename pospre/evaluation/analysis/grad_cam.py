@@ -5,8 +5,7 @@ logit, averaged over patches, weights A's channels. The map is the positive part
 sum. Pictures: the maps over their images.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -106,11 +105,12 @@ def class_maps(
 
     def hold(_: nn.Module, __: Any, output: Tensor) -> Tensor:
         found["tokens"] = output.detach().requires_grad_()
+        torch.set_grad_enabled(True)  # from here on: earlier blocks store nothing
         return found["tokens"]
 
     block: Any = model.encoder.blocks[layer - 1]
     hook = block.norm1.register_forward_hook(hold)
-    with hook, _frozen(model), torch.enable_grad():
+    with hook, torch.no_grad():
         logits_BC = head({"student": model.tokens(images_BCHW)}, {})["logits"]
         asked_B = logits_BC.argmax(-1) if class_B is None else class_B
         asked = logits_BC.gather(1, asked_B[:, None]).sum()
@@ -119,19 +119,6 @@ def class_maps(
     weight_B1D = gradient_BTD[:, patches].mean(1, keepdim=True)
     maps_BN = (found["tokens"].detach()[:, patches] * weight_B1D).sum(-1).clamp_min(0)
     return maps_BN, asked_B
-
-
-@contextmanager
-def _frozen(model: PretrainModel) -> Iterator[None]:
-    """Disable gradients of parameters, so that earlier blocks store nothing."""
-    learning = [each for each in model.parameters() if each.requires_grad]
-    try:
-        for parameter in learning:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
 
 
 def covered(maps_BN: Tensor) -> Tensor:

@@ -95,9 +95,7 @@ def evaluate(context: Context, settings: Spectrum) -> dict[str, Any]:
     results = {
         "layers": rows,
         **{key: rows[-1][key] for key in ("rankme", "artefacts", "artefacts_se")},
-        "features": settings.features,
-        "norm": settings.norm,
-        "artefact": settings.artefact,
+        **settings.values("features", "norm", "artefact"),
         "vectors": last.count,
         "samples": sum(map(len, last.lengths)),
     }

@@ -75,9 +75,7 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
     return {
         **last,
         "layers": None if settings.layers is None else rows,
-        "k": settings.k,
-        "temperature": settings.temperature,
-        "features": settings.features,
+        **settings.values("k", "temperature", "features"),
         "bank_samples": len(bank_labels_M),
         "query_samples": asked,
         "left_out": int((~answerable_Q).sum()),

@@ -52,7 +52,7 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
     Raises:
         UserError: an image has no label.
     """
-    given = {"epochs": settings.epochs, "batch": settings.batch, "base_lr": settings.base_lr}
+    given = settings.values("epochs", "batch", "base_lr")
     published = adjusted(PROTOCOLS[settings.protocol], given)
     depth = context.model.encoder.depth
     kinds = kinds_of(published, settings.features or published.pooling, depth)
@@ -103,12 +103,9 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
     classes = len(label_M.unique())
     return {
         **summarise(measured, len(label_Q)),
-        "protocol": settings.protocol,
+        **settings.values("protocol", "augment", "label_fraction", "labels"),
         "epochs": published.epochs,
         "batch": min(published.batch, len(rest)),
-        "augment": settings.augment,
-        "label_fraction": settings.label_fraction,
-        "labels": settings.labels,
         "classifiers": len(kinds),
         "bank_samples": len(label_M),
         "held_back": len(held),

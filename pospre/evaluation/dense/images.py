@@ -111,10 +111,22 @@ def scene_lines(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def painted(line: dict[str, Any], sides: tuple[int, int], value: Callable[[Any], int]) -> ndarray:
-    """Return each pixel's value, int64 (H, W): ``value`` of the visible object, or 0."""
+def read_labels(mask: Any, image: Path, value: Callable[[Any], int]) -> ndarray:
+    """Return each pixel's value, int64 (H, W).
+
+    Args:
+        mask: a mask file, or the label line of a rendered scene.
+        image: the image.
+        value: of a scene's visible object; pixels without one are 0.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    if isinstance(mask, Path):
+        return read_mask(mask)
+    sides = image_sides(image)
     values = np.zeros(sides, np.int64)
-    for item in line["objects"]:
-        mask = coco_mask.decode(coco_mask.frPyObjects(item["mask"], *sides))
-        values[mask.astype(bool)] = value(item)
+    for item in mask["objects"]:
+        shown = coco_mask.decode(coco_mask.frPyObjects(item["mask"], *sides))
+        values[shown.astype(bool)] = value(item)
     return values

@@ -71,7 +71,7 @@ def load_images(
         settings: the number of images, and the seed.
         title: of the progress bar.
     """
-    chosen = {key: getattr(settings, key) for key in ("num_samples", "num_workers", "seed")}
+    chosen = settings.values("num_samples", "num_workers", "seed")
     sampling = Sampling(batch_size=BATCH, **chosen)
     # show the same part of each image at every size; for small encoders, all of it
     crop: Crop = "full" if max(context.image_size) <= WHOLE else "center"

@@ -99,9 +99,8 @@ def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
     _remove_others(context.folder, pictures)
     return {
         "pictures": sorted(pictures, key=lambda picture: picture["index"]),
-        "mask_ratio": settings.mask_ratio,
+        **settings.values("mask_ratio", "mixed"),
         "position_mask_ratio": shown_ratio,
-        "mixed": settings.mixed,
     }
 
 

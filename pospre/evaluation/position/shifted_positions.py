@@ -87,8 +87,7 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
         "rows": rows,
         "positions": encoder.positions.name,
         "left_out": [name for name in SETTINGS if name not in takes],
-        "features": settings.features,
-        "k": settings.k,
+        **settings.values("features", "k"),
         "samples": len(labels_B),
         "grid": list(encoder.grid),
     }

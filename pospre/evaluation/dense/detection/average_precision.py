@@ -41,7 +41,8 @@ def average_precision(
         run.evaluate()
         run.accumulate()
         run.summarize()
-        figures = {key: _or_none(value) for key, value in zip(FIGURES, run.stats, strict=False)}
+        stats = (None if value < 0 else float(value) for value in run.stats)
+        figures = dict(zip(FIGURES, stats, strict=False))
         precision = run.eval["precision"]
         classes = {
             each["name"]: _mean(precision[:, :, place, 0, -1])
@@ -78,7 +79,3 @@ def _index(annotations: Mapping[str, Any]) -> COCO:
 def _mean(precision: ndarray) -> float | None:
     known = precision[precision > -1]
     return float(known.mean()) if known.size else None
-
-
-def _or_none(value: float) -> float | None:
-    return None if value < 0 else float(value)

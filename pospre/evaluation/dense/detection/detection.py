@@ -77,9 +77,8 @@ def evaluate(context: Context, settings: Detection) -> dict[str, Any]:
         results |= {f"{prefix}{key}": value for key, value in found.items()}
     return {
         **results,
-        "finetune": settings.finetune,
+        **settings.values("finetune", "iterations"),
         "size": setup.size,
-        "iterations": settings.iterations,
         "train_images": len(setup.train),
         "images": len(setup.val),
         "boxes": sum(map(len, setup.val.items)),

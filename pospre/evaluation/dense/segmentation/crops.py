@@ -157,22 +157,17 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Encoded(Dataset[tuple[Tensor, Tensor]]):
-    """Windows encoded by a frozen encoder: maps (L, D, h, w) and int64 classes (H, W).
+    """Windows encoded by a frozen encoder: maps (L, D, h, w) and int64 classes (H, W)."""
 
-    Args:
-        maps: of every window.
-        classes: of every window.
-    """
-
-    def __init__(self, maps: list[Tensor], classes: list[Tensor]) -> None:
-        self.maps, self.classes = maps, classes
+    def __init__(self, windows: list[tuple[Tensor, Tensor]]) -> None:
+        self.windows = windows
 
     def __len__(self) -> int:
-        return len(self.maps)
+        return len(self.windows)
 
     def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return the window of (epoch, index), the same in every epoch."""
-        return self.maps[place[1]], self.classes[place[1]]
+        return self.windows[place[1]]
 
     @classmethod
     @torch.no_grad()
@@ -189,7 +184,7 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
         Raises:
             UserError: they do not fit.
         """
-        found, classes = [], []
+        found: list[tuple[Tensor, Tensor]] = []
         paths = tqdm(masks.images, "windows", unit="img", disable=not context.progress)
         for index, path in enumerate(paths):
             image = show(maps.model, read_image(path), showing)
@@ -200,16 +195,12 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
             labels = F.pad(labels, (0, width - columns, 0, height - rows), value=IGNORED)
             for window in showing.windows(height, width):
                 joined = torch.cat(maps(image[:, :, *window])).cpu()
-                found.append(joined)
-                classes.append(labels[0, 0, *window].long())
-                _check_memory(masks, joined.nbytes + classes[-1].nbytes)
+                found.append((joined, labels[0, 0, *window].long()))
+                wanted = sum(each.nbytes for each in found[-1])
+                if psutil.virtual_memory().available < 4 * wanted:
+                    raise UserError(
+                        f"the encoded windows of {masks.address} do not fit into memory; give "
+                        "augment=true, or a smaller size=…."
+                    )
             context.go_on()
-        return cls(found, classes)
-
-
-def _check_memory(masks: MaskSet, wanted: int) -> None:
-    if psutil.virtual_memory().available < 4 * wanted:
-        raise UserError(
-            f"the encoded windows of {masks.address} do not fit into memory; give augment=true, or "
-            "a smaller size=…."
-        )
+        return cls(found)

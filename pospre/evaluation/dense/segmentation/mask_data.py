@@ -22,8 +22,7 @@ from pospre.evaluation.dense.images import (
     SCENE_CLASSES,
     check_apart,
     image_sides,
-    painted,
-    read_mask,
+    read_labels,
     scene_lines,
 )
 
@@ -90,11 +89,8 @@ class MaskSet:
         return str(mask) if isinstance(mask, Path) else f"{self.address}/{LABELS}: {mask['path']}"
 
     def _values(self, index: int) -> ndarray:
-        mask = self.masks[index]
-        if isinstance(mask, Path):
-            return read_mask(mask)
-        sides = image_sides(self.images[index])
-        return painted(mask, sides, lambda item: 1 + SCENE_CLASSES.index(item["class"]))
+        mask, image = self.masks[index], self.images[index]
+        return read_labels(mask, image, lambda item: 1 + SCENE_CLASSES.index(item["class"]))
 
 
 def open_masks(root: str, split: str, ignore: int | None) -> MaskSet:

@@ -84,12 +84,9 @@ def evaluate(context: Context, settings: Segmentation) -> dict[str, Any]:
     return {
         **results,
         **constant(pixels),
-        "decoder": settings.decoder,
-        "finetune": settings.finetune,
+        **settings.values("decoder", "finetune", "inference", "iterations"),
         "layers": list(setup.layers),
         "crop": list(setup.crop),
-        "inference": settings.inference,
-        "iterations": settings.iterations,
         "train_images": len(setup.train),
         "images": len(setup.val),
         "classes": setup.num_classes,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.images import LABELS, image_sides, painted, read_mask, scene_lines
+from pospre.evaluation.dense.images import LABELS, image_sides, read_labels, scene_lines
 
 VOID = 255
 _RESOLUTION = "480p"
@@ -41,10 +41,7 @@ class Video:
         Raises:
             UserError: the mask cannot be read.
         """
-        mask = self.masks[index]
-        if isinstance(mask, Path):
-            return read_mask(mask)
-        return painted(mask, image_sides(self.frames[index]), lambda item: int(item["id"]) + 1)
+        return read_labels(self.masks[index], self.frames[index], lambda item: int(item["id"]) + 1)
 
     def first_objects(self) -> list[int]:
         """Return the ids in the first frame, which are tracked."""

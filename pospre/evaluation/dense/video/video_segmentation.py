@@ -32,6 +32,7 @@ from pospre.text_table import format_table
 FIGURES = {"JF": "max", "J": "max", "F": "max"}
 OWN_DATA = True
 _ENOUGH = 0.5
+_TOLD = ("neighbours", "context_frames", "radius", "temperature", "size", "multiple")
 _MEASURES = {"J": region_similarity, "F": contour_accuracy}
 
 
@@ -62,12 +63,7 @@ def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
         results |= {f"{name}{key}": value for key, value in _summary(objects).items()}
     return {
         **results,
-        "neighbours": settings.neighbours,
-        "context_frames": settings.context_frames,
-        "radius": settings.radius,
-        "temperature": settings.temperature,
-        "size": settings.size,
-        "multiple": settings.multiple,
+        **settings.values(*_TOLD),
         "videos": rows,
         "objects": len(found[""]),
         "frames": sum(len(video.frames) for video in videos),
