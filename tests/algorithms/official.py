@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pospre import draws
 from pospre.model.model import PretrainModel
@@ -30,11 +30,16 @@ def tensor(name: str, shape: tuple[int, ...], scale: float) -> Tensor:
     return torch.from_numpy((values - 0.5).reshape(shape) * 2 * scale)
 
 
-def small_model() -> PretrainModel:
-    """Return the model of the fixtures: 48 px, 6x6 patches of 8 px, width 48, two blocks."""
+def small_encoder(**options: Any) -> Encoder:
+    """Return the encoder of the fixtures: 48 px, 6x6 patches of 8 px, width 48, two blocks."""
     size = EncoderSize("vit_tiny_patch16_224", 16, 48, 12, 3)
-    encoder = Encoder(size, EncoderOptions("", image_size=(48, 48), patch_size=(8, 8), depth=2))
-    return PretrainModel(encoder, seed=0)
+    grid: dict[str, Any] = {"image_size": (48, 48), "patch_size": (8, 8), "depth": 2}
+    return Encoder(size, EncoderOptions("", **grid, **options))
+
+
+def small_model() -> PretrainModel:
+    """Return the model of the fixtures, which nothing is attached to."""
+    return PretrainModel(small_encoder(), seed=0)
 
 
 def official_name(name: str, *, position_task: bool) -> str:
@@ -79,15 +84,34 @@ def official_images() -> Tensor:
     return torch.stack([tensor(f"image{i}", (3, 48, 48), 2.0) for i in range(4)]).unsqueeze(1)
 
 
+class RecordedImages(nn.Module):
+    """Stands where flip and normalisation stand, and returns the recorded images."""
+
+    def forward(self, *given: object) -> Tensor:
+        """Return them, whatever is given."""
+        return official_images()
+
+
 def fixture(name: str) -> dict[str, Any]:
     """Return the recorded cases of one official repository."""
     return json.loads((FIXTURES / f"{name}_official.json").read_text())["cases"]
 
 
+def assert_recorded(value: Tensor | None, recorded: dict[str, float], name: str) -> None:
+    """Compare a tensor's norm and its projection on a recorded direction, to 1e-4."""
+    assert value is not None, name
+    probe = tensor(f"probe/{name}", tuple(value.shape), 1.0).double()
+    # a k-bias has no gradient in exact arithmetic: rounding is all there is to compare
+    tolerance = 1e-4 * recorded["norm"] + 1e-7
+    assert abs(float(value.double().norm()) - recorded["norm"]) <= tolerance, name
+    bound = tolerance * float(probe.norm())
+    assert abs(float((value.double() * probe).sum()) - recorded["probe"]) <= bound, name
+
+
 def assert_same_gradients(
     model: PretrainModel, recorded: dict[str, Any], *, position_task: bool
 ) -> None:
-    """Compare every gradient's norm and its projection on a recorded direction, to 1e-4."""
+    """Compare every gradient with the recorded one."""
     checked = set()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -97,13 +121,5 @@ def assert_same_gradients(
             assert parameter.grad is None or not parameter.grad.any(), name
             continue
         checked.add(theirs)
-        assert parameter.grad is not None, name
-        gradient = parameter.grad.double()
-        probe = tensor(f"probe/{theirs}", parameter.shape, 1.0).double()
-        norm = recorded[theirs]["norm"]
-        # a k-bias has no gradient in exact arithmetic: rounding is all there is to compare
-        tolerance = 1e-4 * norm + 1e-7
-        assert abs(float(gradient.norm()) - norm) <= tolerance, name
-        bound = tolerance * float(probe.norm())
-        assert abs(float((gradient * probe).sum()) - recorded[theirs]["probe"]) <= bound, name
+        assert_recorded(parameter.grad, recorded[theirs], theirs)
     assert checked == set(recorded)

@@ -32,7 +32,6 @@ RELATIVE = [
         (("mae",), "relative"),
         (("mae", "droppos"), "shared_relative"),
         (("droppos", "lut"), "relative"),
-        (("ijepa", "stop"), "shared_relative"),
     )
 ]
 """Encoders that know offsets between cells, of which a pass leaves some out, or forgets them."""
@@ -58,9 +57,8 @@ def test_the_table_in_the_readme_is_what_happens(found: Found) -> None:
     assert written_table() == table(found)
 
 
-@pytest.mark.parametrize("names", WORKING, ids="+".join)
-def test_the_promised_pairs_work(names: tuple[str, ...], found: Found) -> None:
-    assert found[names].refusal is None
+def test_the_promised_pairs_work(found: Found) -> None:
+    assert {names: found[names].refusal for names in WORKING} == dict.fromkeys(WORKING)
 
 
 @pytest.mark.parametrize("names", TRIPLES, ids="+".join)
@@ -76,13 +74,6 @@ def test_relative_positions_work_where_patches_are_left_out(case: Case) -> None:
 @pytest.mark.parametrize("case", [SMOOTHED_MP3, ONE_TEACHER], ids=lambda case: case.title)
 def test_the_promised_options_work(case: Case) -> None:
     assert refusal_of(case) is None
-
-
-def test_lut_and_droppos_share_one_teacher_pass() -> None:
-    model, _ = ONE_TEACHER.build()
-    teachers = {name: done.group for name, done in model.registry.passes.items() if done.teacher}
-    assert sorted(teachers.values()) == ["second", "view"]
-    assert "affinity" not in model.registry.passes
 
 
 def test_every_refusal_says_what_would_work(found: Found) -> None:

@@ -61,10 +61,3 @@ def test_ties_are_broken_at_random():
     for step in (-4, -1, 1, 4):
         share = ((second - first)[inner] == step).float().mean()
         assert share == pytest.approx(0.25, abs=0.06)
-
-
-def test_a_sample_is_masked_alike_in_any_batch_and_shape():
-    assert torch.equal(
-        cross_order(keys(6).view(3, 2), (5, 4)).flatten(0, 1)[2:4],
-        cross_order(keys(6)[2:4], (5, 4)),
-    )

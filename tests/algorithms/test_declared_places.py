@@ -9,18 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pospre
-from pospre.algorithms.crop_field.crop_field import CropField
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
-from pospre.model.attached import attach_algorithm
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs, Predicts
 from pospre.model.passes import EncoderPass
 from pospre.nn.places import Places
 from pospre.nn.vit import Encoder
-from tests.algorithms.cases import GROUPS, Case
+from tests.algorithms.cases import GROUPS
 
 
 class PlaceInReference(Objective):
@@ -146,27 +144,6 @@ def test_alone_it_trains_with_a_table_that_knows_its_own_view_only(positions: st
     model.loss(model(batch), batch)["total"].backward()
 
 
-def test_under_a_trainer_it_is_refused_when_the_training_starts() -> None:
-    model = model_of()
-    attach_algorithm(model, Loca())  # as at ``Event.INIT``: one after the other
-    with pytest.raises(UserError, match=r"Loca predicts places"):
-        attach_algorithm(model, CropField())
-
-
 def test_an_editor_of_places_must_say_what_it_predicts() -> None:
     with pytest.raises(UserError, match=r"Loca changes the places .* must say what"):
         pospre.attach(model_of(), SilentLoca)
-
-
-def test_two_may_not_change_the_places_of_one_pass() -> None:
-    model, _ = Case(("mae", "droppos")).build()
-    model.places.named["forgetting"] = Forgetting()
-    with pytest.raises(UserError, match=r"droppos and forgetting both change .* pass 'student'"):
-        model.registry.join_pass("student", "forgetting", places=("forgetting",))
-    assert model.registry.passes["student"].places == ("droppos",)
-    model.check_complete()
-
-
-def test_places_that_its_own_editor_hides_may_be_given() -> None:
-    Case(("mae", "droppos", "crop_field")).build()
-    Case(("dinov2", "crop_field", "masked_position")).build()

@@ -67,25 +67,26 @@ def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
     algorithms = build_algorithms(resolve(recipe))
     model = build_model(recipe)
     optimizer = make_optimizer(model)
-    losses = train(model, algorithms, optimizer, batch, range(2))
+    losses = train(model, algorithms, optimizer, batch, range(1))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    losses += train(model, algorithms, optimizer, batch, range(2, 4))
+    losses += train(model, algorithms, optimizer, batch, range(1, 2))
     assert losses[-1] < losses[0]
     resumed = build_model(recipe)
     optimizer = make_optimizer(resumed)
     resumed.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
-    again = train(resumed, build_algorithms(resolve(recipe)), optimizer, batch, range(2, 4))
-    assert again == losses[2:]
+    again = train(resumed, build_algorithms(resolve(recipe)), optimizer, batch, range(1, 2))
+    assert again == losses[1:]
     for key, value in model.state_dict().items():
         assert torch.equal(resumed.state_dict()[key], value), key
 
 
 def test_swin_is_one_graph_with_the_same_loss_and_near_it_in_bf16(whole_graph: Any) -> None:
     recipe, inputs = swin_recipe(), two_images(seed=4)
-    model = build_model(recipe)
+    model: Any = build_model(recipe)
+    del model.encoder.layers[2].blocks[2:]  # of six; each takes time to compile
     build_algorithms(resolve(recipe))[0].write(inputs, model)
-    with torch.no_grad():  # half the time to compile
+    with torch.no_grad():  # half the time
         eager = model.loss(model(inputs), inputs)["total"]
         with torch.autocast("cpu", torch.bfloat16):
             half = model.loss(model(inputs), inputs)["total"]
@@ -101,18 +102,18 @@ def test_swin_is_one_graph_with_the_same_loss_and_near_it_in_bf16(whole_graph: A
         ({"position_token": "learned"}, r"swin_tiny has offsets.*Use zeros"),
         ({"temperature": 0.1}, r"encoder\.class_token is false"),
         ({"mask_ratio": 0.5}, r"one patch of every 2×2.*must be 0\.75, not 0\.5"),
-        ({"sampling": "unifrom"}, r"sampling' is 'unifrom'"),
     ],
 )
 def test_impossible_swin_recipes_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message), torch.device("meta"):
         build_model(swin_recipe(**options))
 
 
 def test_other_algorithms_refuse_swin() -> None:
     recipe = swin_recipe()
     changed = recipe.model_copy(update={"algorithms": {"simmim": {}}})
-    with pytest.raises(UserError, match=r"algorithms\.simmim needs a token for every patch"):
+    said = r"algorithms\.simmim needs a token for every patch"
+    with pytest.raises(UserError, match=said), torch.device("meta"):
         build_model(changed)
 
 

@@ -73,5 +73,3 @@ def test_two_momenta_are_refused() -> None:
     for options in ({"momentum_start": 1.0}, {"momentum_start": 0.9, "momentum_end": 0.5}):
         with pytest.raises(UserError, match=r"ema_teacher: the teacher's momentum"):
             attach(small_model(), "ema_teacher", **options)
-    with pytest.raises(UserError, match=r"'ema_teacher.shape' is 'round'"):
-        attach(small_model(), "ema_teacher", shape="round")

@@ -113,17 +113,17 @@ def test_it_learns_and_resumes() -> None:
     model = build_model(recipe)
     algorithms = build_algorithms(resolve(recipe))
     optimizer = make_optimizer(model)
-    losses = train(model, algorithms, optimizer, batch, range(2))
+    losses = train(model, algorithms, optimizer, batch, range(1))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    losses += train(model, algorithms, optimizer, batch, range(2, 4))
+    losses += train(model, algorithms, optimizer, batch, range(1, 2))
     assert losses[-1] < losses[0]
     assert model.contents.named["mae"].token.grad.any()
     resumed = build_model(recipe)
     optimizer = make_optimizer(resumed)
     resumed.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
-    again = train(resumed, build_algorithms(resolve(recipe)), optimizer, batch, range(2, 4))
-    assert again == losses[2:]
+    again = train(resumed, build_algorithms(resolve(recipe)), optimizer, batch, range(1, 2))
+    assert again == losses[1:]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,6 @@ def test_it_learns_and_resumes() -> None:
             {"mask_ratio": 0.5, "sampling": "random"},
             r"mae leaves 32 patches visible, but .* needs a square of them.*uniform",
         ),
-        ({"second_mask_ratio": 1.0}, r"second_mask_ratio' is 1"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:

@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from pospre import attach
 from tests.algorithms.official import (
     DECODER,
+    RecordedImages,
     assert_same_gradients,
     batch,
     fixture,
     load_weights,
-    official_images,
     small_model,
 )
 
@@ -25,13 +24,6 @@ DROPPOS: dict[str, dict[str, Any]] = {
     "multi_task": {"weight": 0.05},
     "ignore_confident": {"temperature": None, "ignore_confident": True},
 }
-
-
-class RecordedImages(nn.Module):
-    """Stands where flip and normalisation stand, and returns the recorded images."""
-
-    def forward(self, image, flip):
-        return official_images()
 
 
 @pytest.mark.parametrize("case", ["norm_pix", "raw_pixels"])

@@ -8,40 +8,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre import attach
-from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
+from pospre.algorithms.ijepa.ijepa import IJEPA
 from pospre.algorithms.ijepa.predictor import Predictor
 from pospre.algorithms.stop.stop import StoP
 from pospre.algorithms.stop.variants import SecondScale, Variant
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.nn.build import build_encoder
 from pospre.nn.positions.sincos import SinCos
-
-PREDICTOR: dict[str, Any] = {"predictor_dim": 32, "predictor_depth": 2, "predictor_heads": 4}
-DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 4}
-
-
-def small_model() -> PretrainModel:
-    torch.manual_seed(0)
-    encoder = build_encoder(
-        "vit_tiny16", image_size=64, patch_size=8, depth=1, class_token=False, init="trunc_normal"
-    )
-    return PretrainModel(encoder, seed=3)
-
-
-def make_batch(epoch: int = 0) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    shape = (4, 1, 3, 64, 64)
-    return {
-        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
-        "view/flip": torch.zeros(4, 1, dtype=torch.bool),
-        "index": torch.arange(4),
-        "epoch": torch.full((4,), epoch),
-    }
+from tests.algorithms.cases import DECODER
+from tests.algorithms.ijepa.test_ijepa import PREDICTOR, make_batch, objective_of, small_model
 
 
 def attached(**options: Any) -> tuple[PretrainModel, StoP, dict[str, Tensor]]:
-    model = small_model()
+    model = small_model(init="trunc_normal")
     host: Any = attach(model, "ijepa", **PREDICTOR)
     algorithm: Any = attach(model, "stop", **options)
     return model, algorithm, written(model, host, algorithm)
@@ -50,16 +29,10 @@ def attached(**options: Any) -> tuple[PretrainModel, StoP, dict[str, Tensor]]:
 def written(
     model: PretrainModel, host: IJEPA, algorithm: StoP, epoch: int = 0
 ) -> dict[str, Tensor]:
-    inputs = make_batch(epoch)
+    inputs = make_batch(epoch=epoch)
     host.write(inputs, model)
     algorithm.write(inputs, model)
     return inputs
-
-
-def objective_of(model: PretrainModel) -> FeaturePrediction:
-    objective = model.objectives["ijepa"]
-    assert isinstance(objective, FeaturePrediction)
-    return objective
 
 
 def predictor_of(model: PretrainModel) -> Predictor:
@@ -73,7 +46,7 @@ def masked_tokens(model: PretrainModel, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def plain_loss() -> tuple[PretrainModel, Tensor]:
-    model = small_model()
+    model = small_model(init="trunc_normal")
     host: Any = attach(model, "ijepa", **PREDICTOR)
     inputs = make_batch()
     host.write(inputs, model)
@@ -146,23 +119,10 @@ def test_the_noise_has_mean_mask_token_and_covariance_of_the_projection() -> Non
     assert float((covariance - expected).abs().max()) < 6 * scale * (2 / len(noise)) ** 0.5
 
 
-def test_the_noise_grows_linearly_with_its_standard_deviation() -> None:
-    spread = []
-    for std in (0.25, 0.5):
-        model, _, inputs = attached(noise_std=std)
-        spread.append((masked_tokens(model, inputs) - predictor_of(model).mask_token).std())
-    torch.testing.assert_close(spread[1], 2 * spread[0])
-
-
-def test_noise_is_fresh_per_epoch_block_and_token_and_the_same_when_repeated() -> None:
-    model, algorithm, inputs = attached()
-    host = IJEPA(**PREDICTOR)
-    noise = inputs["stop/masked"]
+def test_noise_is_fresh_per_block_and_token() -> None:
+    noise = attached()[2]["stop/masked"]
     assert noise.shape == (4, 4, 9, 192)
     assert len(torch.unique(noise.flatten(0, 2), dim=0)) == 4 * 4 * 9
-    assert torch.equal(written(model, host, algorithm)["stop/masked"], noise)
-    later = written(model, host, algorithm, epoch=1)["stop/masked"]
-    assert not (later == noise).all(-1).any()
 
 
 def test_there_is_no_noise_at_evaluation() -> None:
@@ -173,23 +133,6 @@ def test_there_is_no_noise_at_evaluation() -> None:
         IJEPA(**PREDICTOR).write(inputs, model)
         model.eval()
         assert torch.equal(model.loss(model(inputs), inputs)["total"], expected)
-
-
-def test_the_projection_learns_through_context_and_noise() -> None:
-    def gradient(**changed: Tensor) -> Tensor:
-        model, _, inputs = attached()
-        passes = {
-            name: model.encode(name, model.images(inputs), inputs) for name in model.registry.passes
-        }
-        passes["student"] = torch.zeros_like(passes["student"])
-        outputs = {"ijepa": objective_of(model)(passes, inputs | changed)}
-        model.loss(outputs, inputs)["total"].backward()
-        weight = predictor_of(model).embed.weight.grad
-        assert weight is not None
-        return weight
-
-    assert gradient().any()
-    assert not gradient(**{"stop/masked": torch.zeros(4, 4, 9, 192)}).any()
 
 
 @pytest.mark.parametrize("variant", get_args(Variant))
@@ -205,7 +148,7 @@ def test_every_variant_trains_what_it_has(variant: Any) -> None:
     assert ("stop/context" in inputs) == (variant in ("context", "both"))
 
 
-@pytest.mark.parametrize("variant", ["both", "l1", "lowres_maxpool", "learned_pos"])
+@pytest.mark.parametrize("variant", ["both", "lowres_maxpool", "learned_pos"])
 def test_variants_compile_to_one_graph(variant: Any, whole_graph: Any) -> None:
     model, _, inputs = attached(variant=variant)
     expected = model.loss(model(inputs), inputs)["total"]
@@ -271,27 +214,16 @@ def test_metrics_say_both_readings_of_sigma_and_what_is_traded() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"variant": "noisy"}, r"'stop.variant' is 'noisy' .*'masked', 'context'"),
-        ({"noise_std": -0.1}, r"'stop.noise_std' is -0.1"),
-        ({"noise_std": float("nan")}, r"'stop.noise_std' is nan"),
         (
             {"official": True, "variant": "both"},
             r"stop.official = True has no effect with stop.variant",
         ),
         ({"l1_weight": 1e-4}, r"stop.l1_weight = 0.0001 has no effect with stop.variant"),
-        ({"l1_weight": 0.0, "variant": "l1"}, r"'stop.l1_weight' is 0.0"),
     ],
 )
 def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         attached(**options)
-
-
-def test_hosts_without_a_projecting_predictor_are_refused() -> None:
-    model = small_model()
-    attach(model, "mae", **DECODER)
-    with pytest.raises(UserError, match=r"stop needs algorithms.ijepa.*projects the context"):
-        attach(model, "stop")
 
 
 def test_noise_beside_dropped_positions_of_the_context_is_refused() -> None:

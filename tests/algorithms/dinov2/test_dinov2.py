@@ -71,9 +71,8 @@ def spread_prototypes(model):
                 parameter.mul_(10)
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_gradient_reaches_all_that_is_trained_and_no_teacher(separate):
-    model, inputs, _ = model_and_batch(separate_heads=separate, train_norm=True)
+def test_gradient_reaches_both_heads_and_their_norms_and_no_teacher():
+    model, inputs, _ = model_and_batch(separate_heads=True, train_norm=True)
     model.loss(model(inputs), inputs)["total"].backward()
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad != ("teacher" in name), name
@@ -110,7 +109,7 @@ def test_koleo_spreads_both_global_crops_or_the_first():
     assert torch.equal(both, first + second)
 
 
-@pytest.mark.parametrize("locals_", [0, 1, 8])
+@pytest.mark.parametrize("locals_", [0, 3])
 def test_an_undecided_student_costs_log_k_whatever_the_crops(locals_):
     model, inputs, _ = model_and_batch(locals_=locals_)
     with torch.no_grad():
@@ -138,26 +137,6 @@ def test_the_student_sees_the_mask_token_and_the_teacher_the_image():
     changed = (student != passes["global"]).flatten(1).any(1)
     assert torch.equal(changed, mask.any(-1))
     torch.testing.assert_close(student, passes["teacher"])  # one start, and no drop path yet
-
-
-def test_class_targets_are_bit_equal_under_other_masks():
-    model, inputs, _ = model_and_batch(centering="centering")
-    others = inputs | {MASK_KEY: inputs[MASK_KEY].roll(1, 0)}
-    model.eval()
-    objective, seen = objective_of(model), []
-    hook = objective.class_targets.register_forward_hook(lambda *call: seen.append(call[-1]))
-    losses = [model.loss(model(batch), batch)["dinov2"] for batch in (inputs, others)]
-    hook.remove()
-    assert torch.equal(seen[0], seen[1])
-    assert losses[0] != losses[1]
-
-
-def test_changing_a_sample_changes_only_its_rows_of_the_masks():
-    _, inputs, algorithm = model_and_batch()
-    model = small_model()
-    part = {key: value[1:3] for key, value in make_batch().items()}
-    algorithm.write(part, model)
-    assert torch.equal(part[MASK_KEY], inputs[MASK_KEY][1:3])
 
 
 def test_the_teacher_has_no_drop_path_and_follows_encoder_and_heads():
@@ -258,51 +237,22 @@ def test_compiled_and_half_precision_losses_agree_as_published(whole_graph):
     torch.testing.assert_close(model.loss(compiled(inputs), inputs)["total"], eager)
 
 
-def test_it_learns_to_name_the_teachers_prototypes():
-    model, inputs, algorithm = model_and_batch(momentum_start=0.999, koleo_weight=0.0)
-    spread_prototypes(model)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-3)
-    losses: list[float] = []
-    for step in range(25):
-        optimizer.zero_grad()
-        loss = model.loss(model(inputs), inputs)["total"]
-        loss.backward()
-        optimizer.step()
-        algorithm.after_step(model, Progress(step / 25, 0.0))
-        losses.append(float(loss))
-    assert losses[-1] < 0.8 * losses[0]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_prototypes": 1}, r"'dinov2.num_prototypes' is 1 .*greater than or equal to 2"),
         ({"mask_ratio": (0.0, 0.01)}, r"dinov2.mask_ratio = \[0.0, 0.01\] masks none of the"),
-        ({"mask_ratio": (0.5, 0.2)}, r"'dinov2.mask_ratio' is \(0.5, 0.2\) .*low <= high < 1"),
         ({"mask_crop_rate": 0.3}, r"dinov2.mask_crop_rate = 0.3 masks no whole number"),
         ({"momentum_start": None}, r"dinov2.momentum_start"),
         ({"momentum_start": 1.5}, r"momentum goes from 1.5"),
-        ({"mask_ratio": (0.5, 1.0)}, r"'dinov2.mask_ratio' is \(0.5, 1.0\)"),
-        ({"mask_crop_rate": -0.5}, r"'dinov2.mask_crop_rate' is -0.5"),
-        ({"head_bottleneck": 0}, r"'dinov2.head_bottleneck' is 0"),
-        ({"head_layers": 0}, r"'dinov2.head_layers' is 0"),
-        ({"koleo_weight": -1.0}, r"'dinov2.koleo_weight' is -1.0"),
         (
             {"dino_weight": 0.0, "ibot_weight": 0.0, "koleo_weight": 0.0},
             r"dinov2.dino_weight = 0.0, dinov2.ibot_weight = 0.0 .* leave no loss",
         ),
         ({"dino_weight": 0.0, "koleo_weight": 0.0, "mask_crop_rate": 0.0}, r"leave no loss"),
-        ({"student_temperature": math.nan}, r"'dinov2.student_temperature' is nan .*finite"),
-        ({"teacher_temperature_start": 0.0}, r"'dinov2.teacher_temperature_start' is 0.0"),
-        ({"teacher_warmup": 30.0}, r"'dinov2.teacher_warmup' is 30.0"),
-        ({"freeze_epochs": -1}, r"'dinov2.freeze_epochs' is -1"),
-        ({"centering": "sink"}, r"'dinov2.centering' is 'sink' .*'sinkhorn' or 'centering'"),
         (
             {"patch_head_bottleneck": 8},
             r"patch_head_bottleneck = 8 has no effect with dinov2.separate_heads",
         ),
-        ({"patch_head_bottleneck": 0, "separate_heads": True}, r"patch_head_bottleneck' is 0"),
     ],
 )
 def test_bad_options_are_refused_at_attachment(options, message):

@@ -17,10 +17,7 @@ from pospre.algorithms.dinov2.prototype_task import PrototypeHead
 from pospre.algorithms.dinov2.targets import Center, sinkhorn
 from pospre.data.views.options import ViewGroup
 from pospre.model.model import PretrainModel
-from pospre.nn.options import EncoderOptions
-from pospre.nn.sizes import EncoderSize
-from pospre.nn.vit import Encoder
-from tests.algorithms.official import FIXTURES, tensor
+from tests.algorithms.official import FIXTURES, assert_recorded, small_encoder, tensor
 
 RECORDED = json.loads((FIXTURES / "dinov2_official.json").read_text())
 SAMPLES, LOCALS = 4, 3
@@ -103,18 +100,7 @@ def recorded_batch() -> dict[str, Tensor]:
 )
 def test_a_step_equals_the_official_code(case, options):
     recorded = RECORDED["cases"][case]
-    size = EncoderSize("vit_tiny_patch16_224", 16, 48, 12, 3)
-    encoder = Encoder(
-        size,
-        EncoderOptions(
-            "",
-            image_size=(48, 48),
-            patch_size=(8, 8),
-            depth=2,
-            positions="learned",
-            layer_scale=0.1,
-        ),
-    )
+    encoder = small_encoder(positions="learned", layer_scale=0.1)
     model = PretrainModel(encoder, seed=0, views=VIEWS)
     attach(
         model,
@@ -143,14 +129,7 @@ def test_a_step_equals_the_official_code(case, options):
             continue
         theirs = official_name(name)
         checked.add(theirs)
-        assert parameter.grad is not None, name
-        gradient = parameter.grad.double()
-        norm = recorded["gradients"][theirs]["norm"]
-        probe = tensor(f"probe/{theirs}", parameter.shape, 1.0).double()
-        tolerance = 1e-4 * norm + 1e-7
-        assert abs(float(gradient.norm()) - norm) <= tolerance, name
-        difference = float((gradient * probe).sum()) - recorded["gradients"][theirs]["probe"]
-        assert abs(difference) <= tolerance * float(probe.norm()), name
+        assert_recorded(parameter.grad, recorded["gradients"][theirs], theirs)
     assert checked == set(recorded["gradients"])
 
 

@@ -1,6 +1,5 @@
 """Targets from prototype logits, alone and over two ranks, and the losses against them."""
 
-import math
 import os
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from pospre.algorithms.dinov2.losses import (
     cross_view_entropy,
     cross_view_loss,
     koleo,
-    patch_loss,
     soft_cross_entropy,
 )
 from pospre.algorithms.dinov2.targets import Center, sinkhorn
@@ -53,7 +51,7 @@ def test_sinkhorn_uses_all_prototypes_alike_in_the_end():
     torch.testing.assert_close(used, torch.full((16,), 40 / 16), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("scale", [1e2, 1e4, 1e30])
+@pytest.mark.parametrize("scale", [1e2, 1e30])
 def test_huge_logits_stay_finite(scale):
     targets = sinkhorn(logits(12, scale=scale), 0.04)
     assert targets.isfinite().all()
@@ -136,7 +134,7 @@ SHARES = ((6, 6), (9, 2), (0, 7))
 
 
 def test_two_ranks_equal_one_that_has_all_samples(tmp_path: Path):
-    mp.spawn(two_ranks, args=(str(tmp_path),), nprocs=2)
+    mp.start_processes(two_ranks, (str(tmp_path),), nprocs=2, start_method="fork")
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for shares, first, second in zip(SHARES, *found, strict=True):
         whole = sinkhorn(logits(sum(shares)), 0.07)
@@ -168,16 +166,6 @@ def test_every_crop_meets_every_other_global_crop():
     assert abs(swapped - dino(student, targets)) > 1e-3
     only_global = torch.stack([pairs[0], pairs[1]]).mean()
     torch.testing.assert_close(dino(student[:, :2], targets), only_global)
-
-
-def test_an_undecided_student_costs_log_k_and_half_of_it_on_patches():
-    targets = torch.softmax(logits(8), -1)
-    classes = dino(torch.zeros(4, 10, 16), targets.unflatten(0, (4, 2)))
-    assert classes.item() == pytest.approx(math.log(16))
-    # two of four crops are masked, one with two patches, one with six
-    weights = torch.tensor([1 / 2] * 2 + [1 / 6] * 6)
-    patches = patch_loss(soft_cross_entropy(torch.zeros(8, 16), targets, 0.1), weights, 4)
-    assert patches.item() == pytest.approx(math.log(16) / 2)
 
 
 def test_koleo_is_the_log_distance_to_the_nearest_neighbour():

@@ -60,20 +60,6 @@ def test_counts_are_met_nearly_always_and_never_exceeded():
     assert share.mean().item() == pytest.approx(0.297, abs=0.01)
 
 
-def test_each_sample_masks_one_crop_whatever_it_is_batched_with():
-    batch = make_batch(32)
-    masks = PER_SAMPLE.draw(batch, (14, 14), 3)
-    assert (masks.any(-1).sum(1) == 1).all()
-    assert 5 < masks[:, 0].any(-1).sum() < 27
-    part = {key: value[10:12] for key, value in batch.items()}
-    assert torch.equal(PER_SAMPLE.draw(part, (14, 14), 3), masks[10:12])
-    for other in (
-        PER_SAMPLE.draw(make_batch(32, epoch=3), (14, 14), 3),
-        PER_SAMPLE.draw(batch, (14, 14), 4),
-    ):
-        assert not torch.equal(other, masks)
-
-
 def test_all_crops_can_be_masked():
     masks = CropMasking(1.0, (0.1, 0.5)).draw(make_batch(8), (14, 14), 3)
     assert masks.any(-1).all()

@@ -57,13 +57,6 @@ def test_scale_and_ratio_are_independent_and_differ_between_blocks() -> None:
     assert (heights.amax(1) > heights.amin(1)).float().mean() > 0.5
 
 
-def test_a_sample_does_not_depend_on_the_batch() -> None:
-    whole, part = draw_blocks(keys(8), PUBLISHED), draw_blocks(keys(8)[[5, 2]], PUBLISHED)
-    assert torch.equal(whole.context[[5, 2]], part.context)
-    assert torch.equal(whole.targets[[5, 2]], part.targets)
-    assert not torch.equal(draw_blocks(keys(8, epoch=1), PUBLISHED).context, whole.context)
-
-
 def test_whole_layouts_are_drawn_again_and_at_last_the_targets_share_one_spot() -> None:
     tight = replace(PUBLISHED, context_tokens=100)
     masks = draw_blocks(keys(256), tight)

@@ -1,4 +1,4 @@
-"""I-JEPA: what the predictor may see, what it predicts, the teacher, options, bad input."""
+"""I-JEPA: what it writes, its targets, the teacher, options, bad input."""
 
 from typing import Any
 
@@ -74,49 +74,6 @@ def test_targets_are_the_teachers_normalised_features_of_the_whole_image_in_targ
         for block in range(4):
             places = inputs["ijepa/targets"][sample, block]
             torch.testing.assert_close(target[sample, block], whole[sample, places])
-
-
-def test_predictions_are_in_the_order_of_the_targets() -> None:
-    model, _, inputs = attached()
-    before = model(inputs)["ijepa"]["predicted"]
-    order = torch.randperm(9)
-    moved = inputs | {"ijepa/targets": inputs["ijepa/targets"][:, [2, 0, 3, 1]][..., order]}
-    torch.testing.assert_close(
-        model(moved)["ijepa"]["predicted"], before[:, [2, 0, 3, 1]][:, :, order]
-    )
-
-
-def test_a_block_is_predicted_without_seeing_the_others() -> None:
-    model, _, inputs = attached()
-    before = model(inputs)["ijepa"]["predicted"]
-    targets = inputs["ijepa/targets"].clone()
-    targets[:, 1:] = (targets[:, 1:] + 5) % 64
-    after = model(inputs | {"ijepa/targets": targets})["ijepa"]["predicted"]
-    torch.testing.assert_close(after[:, 0], before[:, 0])
-    assert not torch.allclose(after[:, 1], before[:, 1])
-
-
-def test_hidden_pixels_reach_the_target_and_never_the_prediction() -> None:
-    model, _, inputs = attached()
-    before = model(inputs)["ijepa"]
-    images = inputs["view/image"].clone()
-    for sample in range(4):
-        for patch in inputs["view/hidden"][sample].tolist():
-            row, col = 8 * (patch // 8), 8 * (patch % 8)
-            images[sample, 0, :, row : row + 8, col : col + 8] ^= 255
-    after = model(inputs | {"view/image": images})["ijepa"]
-    assert torch.equal(after["predicted"], before["predicted"])
-    assert (after["target"] != before["target"]).any(-1).all()
-
-
-def test_every_trained_parameter_gets_a_gradient_and_the_teacher_none() -> None:
-    model, _, inputs = attached()
-    model.loss(model(inputs), inputs)["total"].backward()
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            assert parameter.grad is not None and parameter.grad.any(), name
-        else:
-            assert parameter.grad is None and (name.startswith("teacher") or "pos_embed" in name)
 
 
 def test_the_teacher_follows_after_a_step_and_its_momentum_rises_linearly_to_one() -> None:
@@ -204,18 +161,7 @@ def test_parameter_count_of_the_published_predictor() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"predictor_dim": 30}, r"'ijepa.predictor_dim' is 30 .*multiple of 4"),
-        ({"num_targets": 0}, r"'ijepa.num_targets' is 0"),
-        ({"target_tokens": 0}, r"'ijepa.target_tokens' is 0"),
-        ({"context_tokens": 0}, r"'ijepa.context_tokens' is 0"),
-        ({"target_scale": (0.2, 0.1)}, r"'ijepa.target_scale' is \(0.2, 0.1\) .*low <= high"),
-        ({"target_ratio": (0.0, 1.0)}, r"'ijepa.target_ratio' is \(0.0, 1.0\)"),
-        ({"context_scale": (0.5, 1.2)}, r"'ijepa.context_scale' is \(0.5, 1.2\) .*high <= 1"),
-        ({"predictor_depth": 0}, r"'ijepa.predictor_depth' is 0 .*greater than 0"),
-        ({"target_scale": (float("nan"), 0.2)}, r"'ijepa.target_scale.0' is nan .*finite"),
         ({"predictor_heads": 5}, r"ijepa.predictor_heads = 5 does not divide"),
-        ({"loss": "l3"}, r"'ijepa.loss' is 'l3' .*'smooth_l1' or 'l2'"),
-        ({"momentum_shape": "square"}, r"'ijepa.momentum_shape' is 'square'"),
         ({"momentum_start": 1.5}, r"ijepa: the teacher's momentum goes from 1.5"),
         ({"momentum_start": None}, r"ijepa needs a teacher, but its momentum is null"),
         ({"context_tokens": 60}, r"ijepa.context_tokens is 60"),
@@ -224,7 +170,6 @@ def test_parameter_count_of_the_published_predictor() -> None:
             r"context_tokens = 9 has no effect with ijepa.official",
         ),
         ({"official": True}, r"official = true keeps more than 10 tokens"),
-        ({"weight": -1.0}, r"'ijepa.weight' is -1.0"),
     ],
 )
 def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message: str) -> None:
@@ -232,13 +177,7 @@ def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message:
         attached(**options)
 
 
-def test_two_hosts_and_two_views_are_refused() -> None:
-    model = small_model()
-    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=4)
-    with pytest.raises(
-        UserError, match=r"'mae' and 'ijepa' both write the batch key 'view/visible'"
-    ):
-        attach(model, "ijepa", **PREDICTOR)
+def test_two_views_are_refused() -> None:
     model = small_model()
     model.views["view"] = ViewGroup(count=2, size=64)
     with pytest.raises(UserError, match=r"ijepa works on one view"):

@@ -12,25 +12,22 @@ from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
-from pospre.model.needs import check_teacher
 from pospre.model.passes import EncoderPass
-from pospre.model.teacher import Momentum
 from pospre.nn.build import build_encoder
 from tests.algorithms.cases import Case
 from tests.algorithms.official import DECODER, batch
 
 VARIANTS = [
-    {},
-    {"symmetric": True},
-    {"supervision": "tokens"},
-    {"supervision": "both", "symmetric": True},
-    {"pool": "class_token", "symmetric": True},
-    {"steer": "both"},
-    {"steer": "both", "supervision": "both", "symmetric": True},
-    {"distance": "infonce", "supervision": "both"},
-    {"distance": "smooth_l1"},
-    {"target_mask_ratio": 0.5, "symmetric": True},
-    {"target_mask_ratio": 0.75},
+    ("simmim", {"symmetric": True}),
+    ("droppos", {"supervision": "tokens"}),
+    ("simmim", {"supervision": "both", "symmetric": True}),
+    ("mae", {"pool": "class_token", "symmetric": True}),
+    ("simmim", {"steer": "both"}),
+    ("droppos", {"steer": "both", "supervision": "both", "symmetric": True}),
+    ("mae", {"distance": "infonce", "supervision": "both"}),
+    ("droppos", {"distance": "smooth_l1"}),
+    ("mae", {"target_mask_ratio": 0.5, "symmetric": True}),
+    ("simmim", {"target_mask_ratio": 0.75}),
 ]
 
 
@@ -86,23 +83,6 @@ def gradients(model, inputs):
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def test_the_teacher_is_the_student_at_the_start():
-    model, _ = model_and_batch()
-    for student, teacher in model.teachers.pairs:
-        ours, theirs = student.state_dict(), teacher.state_dict()
-        assert list(ours) == list(theirs)
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert len(model.teachers.pairs) == 2
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_gradient_reaches_every_trained_parameter_and_no_teacher(symmetric):
-    model, inputs = model_and_batch(symmetric=symmetric)
-    reached = gradients(model, inputs)
-    assert set(reached) == {n for n, p in model.named_parameters() if p.requires_grad}
-    assert not any("teacher" in name for name in reached)
-
-
 def test_broader_context_gives_the_decoder_no_gradient_and_the_class_token_some():
     model, inputs = model_and_batch()
     terms = model.loss(model(inputs), inputs)
@@ -114,9 +94,8 @@ def test_broader_context_gives_the_decoder_no_gradient_and_the_class_token_some(
     assert model.encoder.cls_token.grad is not None and model.encoder.cls_token.grad.any()
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_without_weight_the_gradients_are_bit_equal_to_the_hosts(symmetric):
-    model, inputs = model_and_batch(symmetric=symmetric, weight=0.0)
+def test_without_weight_the_gradients_are_bit_equal_to_the_hosts():
+    model, inputs = model_and_batch(symmetric=True, weight=0.0)
     alone = small_model(groups=("view",))
     attach_host("mae", alone)
     expected = gradients(alone, inputs)
@@ -126,9 +105,8 @@ def test_without_weight_the_gradients_are_bit_equal_to_the_hosts(symmetric):
         assert torch.equal(got[name], gradient), name
 
 
-@pytest.mark.parametrize("host", ["mae", "simmim", "droppos", "ijepa"])
-def test_cosine_loss_starts_near_two_and_lies_in_zero_to_four(host):
-    model, inputs = model_and_batch(host)
+def test_cosine_loss_starts_near_two_and_lies_in_zero_to_four():
+    model, inputs = model_and_batch("ijepa")
     loss = model.loss(model(inputs), inputs)["lut"]
     assert loss.item() == pytest.approx(2, abs=0.5)
     objective = objective_of(model)
@@ -150,9 +128,8 @@ def test_the_same_view_unmasked_without_predictor_costs_nothing():
     assert objective.loss(outputs, {}).abs() < 1e-6
 
 
-@pytest.mark.parametrize("host", ["mae", "droppos"])
-def test_the_views_show_different_places(host):
-    _, inputs = model_and_batch(host, symmetric=True)
+def test_the_views_show_different_places():
+    _, inputs = model_and_batch("droppos", symmetric=True)
     both = torch.cat([inputs["view/visible"], inputs["second/visible"]], dim=1)
     assert inputs["second/visible"].shape == inputs["view/visible"].shape == (4, 9)
     assert all(len(set(row)) == 18 for row in both.tolist())
@@ -190,8 +167,7 @@ def test_beside_simmim_masked_patches_are_not_pooled():
     assert torch.equal(before, after)
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
-@pytest.mark.parametrize("host", ["mae", "simmim", "droppos"])
+@pytest.mark.parametrize(("host", "options"), VARIANTS, ids=str)
 def test_every_variant_steps_and_reaches_all_parameters(host, options):
     model, inputs = model_and_batch(host, **options)
     reached = gradients(model, inputs)
@@ -207,22 +183,11 @@ def test_patchwise_targets_come_from_the_same_crop():
     assert outputs["predicted_tokens"].shape == outputs["target_tokens"].shape == (1, 4, 9, 192)
 
 
-def test_the_teacher_sees_fewer_patches_where_its_view_is_masked():
-    _, inputs = model_and_batch(target_mask_ratio=0.75, symmetric=True)
-    assert inputs["second/target"].shape == inputs["view/target"].shape == (4, 9)
-    assert not torch.equal(inputs["second/target"], inputs["view/target"])
-
-
 def test_infonce_of_equal_embeddings_is_the_log_of_their_number():
     model, _ = model_and_batch(distance="infonce")
     same = torch.ones(1, 1, 7, 5)
     loss = objective_of(model).loss({"predicted_context": same, "target_context": same}, {})
     assert loss.item() == pytest.approx(math.log(7))
-
-
-def test_published_momenta_of_six_steps():
-    expected = [0.996, 0.99626795, 0.997, 0.998, 0.999, 0.99973205]
-    assert [Momentum(0.996).at(step / 6) for step in range(6)] == pytest.approx(expected, abs=1e-8)
 
 
 def test_the_teacher_moves_after_a_step_and_its_statistics_too():
@@ -233,6 +198,12 @@ def test_the_teacher_moves_after_a_step_and_its_statistics_too():
         part.write(inputs, model)
     model(inputs)
     objective = objective_of(model)
+    assert len(model.teachers.pairs) == 2
+    assert all(
+        torch.equal(theirs, ours)
+        for pair in model.teachers.pairs
+        for ours, theirs in zip(*(each.parameters() for each in pair), strict=True)
+    )
     with torch.no_grad():
         model.encoder.norm.weight.add_(1.0)
     host.after_step(model, Progress(0.5, 0.0))
@@ -242,14 +213,6 @@ def test_the_teacher_moves_after_a_step_and_its_statistics_too():
     ours, theirs = objective.head[1], objective.teacher_head.module[1]
     torch.testing.assert_close(theirs.running_mean, 0.002 * ours.running_mean)
     assert theirs.num_batches_tracked == ours.num_batches_tracked == 1
-
-
-def test_another_algorithms_teacher_keeps_its_momentum():
-    model = small_model()
-    attach_host("ijepa", model)
-    attach(model, "lut", hidden_dim=32, momentum_start=None)
-    assert model.teachers.owner == "ijepa"
-    assert model.teachers.momentum == Momentum(0.996, 1.0, "linear")
 
 
 def test_droppos_shares_the_teacher_pass_of_symmetric_lut():
@@ -277,13 +240,6 @@ def test_droppos_shares_the_teacher_pass_of_symmetric_lut():
 def objective_affinity(tokens, keep):
     similarity = torch.cosine_similarity(tokens[:, :1], tokens[:, 1:], dim=-1).gather(1, keep)
     return torch.softmax(similarity / 0.1, dim=-1)
-
-
-def test_droppos_without_a_teacher_says_so():
-    model = small_model()
-    droppos = attach_host("droppos", model, affinity="teacher")
-    with pytest.raises(UserError, match=r"droppos.affinity = teacher .* Add lut or ema_teacher"):
-        check_teacher(model, droppos.needs(model.encoder))
 
 
 @pytest.mark.parametrize(
@@ -329,11 +285,6 @@ def test_the_papers_variant_costs_1_6_of_mae_and_the_codes_2_65():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weight": float("nan")}, r"'lut.weight' is nan"),
-        ({"hidden_dim": 0}, r"'lut.hidden_dim' is 0 .*greater than 0"),
-        ({"temperature": 0.0}, r"'lut.temperature' is 0.0 .*greater than 0"),
-        ({"distance": "l2"}, r"'lut.distance' is 'l2' .*'cosine', 'infonce' or 'smooth_l1'"),
-        ({"target_mask_ratio": 1.0}, r"'lut.target_mask_ratio' is 1.0 .*less than 1"),
         (
             {"target_mask_ratio": 0.5, "supervision": "tokens"},
             r"target_mask_ratio = 0.5 has no effect",
@@ -374,13 +325,9 @@ def test_pooling_the_class_token_needs_one():
         attach(model, "lut", pool="class_token")
 
 
-def test_hosts_that_hide_nothing_are_refused():
+def test_without_a_host_it_is_refused():
     with pytest.raises(UserError, match=r"before it comes nothing.*beside mae"):
         attach(small_model(), "lut")
-    model = small_model(positions="none")
-    attach(model, "mp3")
-    with pytest.raises(UserError, match=r"before it comes mp3, which hides none"):
-        attach(model, "lut")
 
 
 def test_symmetric_needs_random_masks_of_half_the_patches_or_more():
@@ -420,15 +367,6 @@ def test_one_sample_is_too_few_for_batch_norm_in_training_only():
     model.eval()
     algorithm.write(inputs, model)
     assert model.loss(model(inputs), inputs)["lut"].isfinite()
-
-
-def test_bf16_loss_is_near_fp32():
-    model, inputs = model_and_batch(symmetric=True)
-    full = model.loss(model(inputs), inputs)["total"]
-    with torch.autocast("cpu", torch.bfloat16):
-        half = model.loss(model(inputs), inputs)["total"]
-    assert half.dtype == torch.float32
-    torch.testing.assert_close(half, full, rtol=0.03, atol=0.03)
 
 
 def test_mixed_images_are_refused() -> None:

@@ -59,13 +59,6 @@ def test_one_of_the_two_alone(mixup: float, cutmix: float) -> None:
     assert (mix.share < 1).float().mean() > 0.9
 
 
-def test_a_draw_depends_on_its_own_sample_only() -> None:
-    whole = draw_mix(uniform(8), (32, 32), **OPTIONS)
-    part = draw_mix(uniform(8)[2:5], (32, 32), **OPTIONS)
-    for all_samples, some in zip(whole, part, strict=True):
-        assert torch.equal(all_samples[2:5], some)
-
-
 class TimmsMixup(reference.Mixup):
     """timm's code for our draws: how much is mixed by which, and the middles of the boxes."""
 
