@@ -23,7 +23,9 @@ OVER_SCHEMES = (  # on FSDP2 alone; rotary_mixed is that of the compiled step
     "mp3@relative",
     "stop@shared_relative",
 )
-CASES = (*("+".join((*HOST_OF.get(name, ()), name)) for name in algorithm_names()), *TOGETHER)
+OTHERS = [name for name in algorithm_names() if name not in "+".join(TOGETHER).split("+")]
+CASES = (*("+".join((*HOST_OF.get(name, ()), name)) for name in OTHERS), *TOGETHER)
+"""Every algorithm, beside others where it can be."""
 
 
 @pytest.mark.timeout(900)
@@ -39,7 +41,7 @@ def test_several_ranks_equal_one_process(
     environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
     done = finished([*launcher(ranks), str(script), *cases], limit=600, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    compiled = ["compiled"] if ranks == 2 else []
-    for case in (*cases, "centering", "KoLeo alone", *compiled):
+    more = ("centering", "KoLeo alone", "compiled") if ranks == 2 else ()
+    for case in (*cases, *more):
         for shape in shapes[:1] if "@" in case else shapes:
             assert f"{case} on {shape}: loss" in done.stdout
