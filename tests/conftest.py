@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from composer.core import Engine
 from hypothesis import HealthCheck, settings
 from PIL import Image
@@ -81,6 +82,14 @@ def whole_graph() -> Iterator[Callable[..., Any]]:
     """
     yield partial(torch.compile, backend="eager", fullgraph=True)
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """Make a process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -132,7 +132,7 @@ def test_what_masks_cannot_be_drawn_from_is_said(value: Any) -> None:
 
 
 def test_a_wrapped_model_is_prepared_as_well() -> None:
-    model = Case(("mae",)).build()[0]
+    model = Case(("mae",)).of_one_block().build()[0]
 
     class Wrapper(nn.Module):  # as DistributedDataParallel has it
         def __init__(self) -> None:

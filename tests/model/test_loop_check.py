@@ -1,11 +1,9 @@
 """Mistakes of a loop that train without an error: parts added too late, samples without number."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore, destroy_process_group, init_process_group
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,13 +13,6 @@ from pospre.errors import UserError
 from pospre.model.attached import attach_algorithm
 from tests.algorithms.cases import DECODER, Case
 from tests.model.test_algorithm import empty_model
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    destroy_process_group()
 
 
 @pytest.mark.parametrize("wrapper", [DistributedDataParallel, fully_shard])

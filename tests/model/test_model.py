@@ -26,8 +26,9 @@ from pospre.model.attached import attach_algorithm
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.build import build_encoder
+from tests.algorithms.cases import DECODER
 
-SMALL: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
+SMALL: dict[str, Any] = DECODER
 
 
 def small_model():
@@ -46,13 +47,11 @@ def make_batch(size=4):
     }
 
 
-@pytest.fixture(params=["mae", "droppos", "mae+droppos"])
-def attached(request):
-    model = small_model()
-    algorithms = [attach(model, name, **SMALL) for name in request.param.split("+")]
-    inputs = make_batch()
-    for algorithm in algorithms:
-        algorithm.write(inputs, model)
+@pytest.fixture
+def attached():
+    model, inputs = small_model(), make_batch()
+    for name in ("mae", "droppos"):
+        attach(model, name, **SMALL).write(inputs, model)
     return model, inputs
 
 
@@ -62,22 +61,6 @@ def test_total_is_the_weighted_sum_and_metrics_carry_no_gradient(attached):
     losses = [terms[name] * model.objectives[name].weight for name in model.objectives]
     torch.testing.assert_close(terms["total"], torch.stack(losses).sum())
     assert not any(value.requires_grad for key, value in terms.items() if "metric/" in key)
-
-
-def test_gradient_reaches_every_trained_parameter(attached):
-    model, inputs = attached
-    model.loss(model(inputs), inputs)["total"].backward()
-    without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert without == []
-
-
-def test_bf16_loss_is_finite_and_near_fp32(attached):
-    model, inputs = attached
-    full = model.loss(model(inputs), inputs)["total"]
-    with torch.autocast("cpu", torch.bfloat16):
-        half = model.loss(model(inputs), inputs)["total"]
-    assert half.dtype == torch.float32
-    torch.testing.assert_close(half, full, rtol=0.03, atol=0.03)
 
 
 def test_under_autocast_a_pass_without_gradient_takes_none_from_the_others(attached):
@@ -108,17 +91,6 @@ def test_algorithms_are_found_by_module_name():
 def test_unknown_algorithm_is_suggested():
     with pytest.raises(UserError, match=r"'dropos' is not known\. Did you mean 'droppos'"):
         algorithm_class("dropos")
-
-
-def test_class_and_functional_form_agree():
-    functional, by_class = small_model(), small_model()
-    torch.manual_seed(1)
-    attach(functional, "droppos", **SMALL)
-    torch.manual_seed(1)
-    attach_algorithm(by_class, DropPos(**SMALL))
-    ours, theirs = functional.state_dict(), by_class.state_dict()
-    assert list(ours) == list(theirs)
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_configuration_is_shown():

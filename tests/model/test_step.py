@@ -1,6 +1,5 @@
 """A step without Composer: ``out = model(batch, progress=t)``, ``out.loss``, ``after_step``."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from composer import Trainer
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.distributed import HashStore, destroy_process_group, init_process_group
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -104,13 +102,6 @@ def test_under_a_trainer_the_same_model_takes_the_same_step() -> None:
     found = by_trainer.state_dict()
     for key, value in by_loop.state_dict().items():
         torch.testing.assert_close(found[key], value, msg=key)
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    destroy_process_group()
 
 
 @pytest.mark.parametrize("kind", ["ddp", "static", "fsdp2"])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pospre import draws
@@ -33,6 +33,7 @@ def test_ratio_that_leaves_no_token_is_refused():
         num_visible(4, 0.9)
 
 
+@settings(max_examples=25)
 @given(slots=st.integers(1, 60), seed=st.integers(0, 2**40), data=st.data())
 def test_kept_and_removed_partition_the_slots(slots, seed, data):
     kept = data.draw(st.integers(1, slots))
@@ -41,15 +42,6 @@ def test_kept_and_removed_partition_the_slots(slots, seed, data):
     assert masking.visible.shape == (3, kept)
     both = torch.cat(masking, dim=1).sort(1).values
     assert torch.equal(both, torch.arange(slots).expand(3, -1))
-
-
-def test_a_mask_depends_on_its_own_sample_only():
-    index = torch.tensor([5, 11, 2])
-    whole = random_masking(draws.sample_keys(0, 4, index, 0, "mask"), 36, 9).visible
-    alone = random_masking(draws.sample_keys(0, 4, index[1:2], 0, "mask"), 36, 9).visible
-    assert torch.equal(whole[1:2], alone)
-    later = random_masking(draws.sample_keys(0, 5, index, 0, "mask"), 36, 9).visible
-    assert not torch.equal(whole, later)
 
 
 def test_scatter_undoes_gather():
@@ -61,18 +53,14 @@ def test_scatter_undoes_gather():
 
 
 def test_uniform_masking_keeps_one_of_every_square():
-    batch = {"index": torch.arange(300), "epoch": torch.ones(300, dtype=torch.int64)}
+    batch = {"index": torch.arange(30), "epoch": torch.ones(30, dtype=torch.int64)}
     masking = Masking(*PatchMasking((4, 6), 6, "uniform").draw(batch, seed=3).values())
-    assert masking.visible.shape == (300, 6) and masking.hidden.shape == (300, 18)
+    assert masking.visible.shape == (30, 6) and masking.hidden.shape == (30, 18)
     both = torch.cat([masking.visible, masking.hidden], dim=1).sort(dim=1).values
-    assert torch.equal(both, torch.arange(24).expand(300, -1))
+    assert torch.equal(both, torch.arange(24).expand(30, -1))
     row, col = masking.visible // 6, masking.visible % 6
     squares = (row // 2 * 3 + col // 2).sort(dim=1).values
-    assert torch.equal(squares, torch.arange(6).expand(300, -1))
-    # every patch is kept a quarter of the time, and every slot holds any square
-    kept = torch.bincount(masking.visible.flatten(), minlength=24) / 300
-    assert float((kept - 0.25).abs().max()) < 0.12
-    assert len((row // 2 * 3 + col // 2)[:, 0].unique()) == 6
+    assert torch.equal(squares, torch.arange(6).expand(30, -1))
 
 
 def test_the_others_are_what_is_left_in_order() -> None:

@@ -1,12 +1,9 @@
 """Places: coordinates in the frame, what moving and forgetting does, and what FSDP2 rounds."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed import HashStore, destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._pytree import tree_leaves, tree_map
@@ -36,6 +33,7 @@ def test_the_cells_of_a_view_lie_in_its_box() -> None:
     torch.testing.assert_close(view.coordinates(CPU)[0], expected)
 
 
+@settings(max_examples=25)
 @given(rows=SIDES, cols=SIDES)
 def test_a_mirrored_box_mirrors_the_columns(rows: int, cols: int) -> None:
     upright = Places((rows, cols), box=boxes(0.2, 0.1, 0.9, 0.6)).coordinates(CPU)
@@ -44,6 +42,7 @@ def test_a_mirrored_box_mirrors_the_columns(rows: int, cols: int) -> None:
     torch.testing.assert_close(mirrored, columns)
 
 
+@settings(max_examples=25)
 @given(rows=SIDES, cols=SIDES, seed=st.integers(0, 99))
 def test_the_whole_frame_is_no_box_and_some_cells_are_those_of_all(
     rows: int, cols: int, seed: int
@@ -57,6 +56,7 @@ def test_the_whole_frame_is_no_box_and_some_cells_are_those_of_all(
     torch.testing.assert_close(some, torch.stack([whole[0, row] for row in cells]))
 
 
+@settings(max_examples=25)
 @given(grid=st.tuples(SIDES, SIDES), seed=st.integers(0, 99))
 def test_forgotten_stays_forgotten_and_moved_ones_have_other_cells(
     grid: tuple[int, int], seed: int
@@ -90,13 +90,6 @@ def test_views_lie_where_the_batch_says() -> None:
     assert found.box is not None and torch.equal(found.box, box.flatten(0, 1))
     whole = view_places({"local/field_box": box}, "global", (4, 4))
     assert whole.grid == (4, 4) and whole.box is None and whole.cells is None
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    destroy_process_group()
 
 
 def test_fsdp_is_shown_the_mark_and_rounds_no_box(

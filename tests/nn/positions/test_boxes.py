@@ -1,14 +1,12 @@
 """Tables and waves read in boxes of the frame, against torch's own sampling."""
 
-from typing import Literal
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.nn.positions.scheme import Space
-from pospre.nn.positions.sincos import SinCos, sincos_positions
+from pospre.nn.positions.sincos import SinCos
 from pospre.nn.positions.table import Table
 
 WHOLE = torch.tensor([[0.0, 0.0, 1.0, 1.0]], dtype=torch.float64)
@@ -31,46 +29,14 @@ def space(dim: int, grid: tuple[int, int], *, class_token: bool = False) -> Spac
     return Space(dim, 1, 1, grid, class_token)
 
 
-def in_boxes(
-    field_HWD: Tensor,
-    box_R4: Tensor,
-    grid: tuple[int, int],
-    kind: Literal["bicubic", "bilinear"] = "bicubic",
-) -> Tensor:
+def in_boxes(field_HWD: Tensor, box_R4: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return what a table that holds the field gives in boxes; a class token's row stays out."""
     height, width, dim = field_HWD.shape
     table = Table(space(dim, (height, width), class_token=True))
-    table.resampling = kind
     del table.pos_embed  # a parameter takes no tensor with a history
     own = torch.full_like(field_HWD[:1, 0], torch.nan)
     table.pos_embed = torch.cat([own, field_HWD.flatten(0, 1)])[None]
     return table.in_boxes(box_R4, grid)
-
-
-@pytest.mark.parametrize("kind", ["bicubic", "bilinear"])
-def test_sampling_is_grid_sample_with_repeated_border(kind: Literal["bicubic", "bilinear"]) -> None:
-    field = random_field()
-    outside = torch.tensor([[-0.4, 0.7, 0.3, 1.6]], dtype=torch.float64)
-    boxes = torch.cat([random_boxes().flatten(0, 1), outside])
-    rows, cols = 3, 4
-    for box, ours in zip(boxes, in_boxes(field, boxes, (rows, cols), kind), strict=True):
-        u = box[0] + (box[2] - box[0]) * (torch.arange(cols).double() + 0.5) / cols
-        v = box[1] + (box[3] - box[1]) * (torch.arange(rows).double() + 0.5) / rows
-        places = torch.stack([u.expand(rows, -1), v[:, None].expand(-1, cols)], dim=-1) * 2 - 1
-        theirs = F.grid_sample(
-            field.permute(2, 0, 1).unsqueeze(0),
-            places.unsqueeze(0),
-            mode=kind,
-            padding_mode="border",
-            align_corners=False,
-        )
-        torch.testing.assert_close(ours, theirs[0].flatten(1).T, rtol=0, atol=1e-12)
-
-
-def test_the_whole_field_on_its_own_grid_is_the_field() -> None:
-    field = random_field()
-    sampled = in_boxes(field, WHOLE, (9, 7))
-    torch.testing.assert_close(sampled[0], field.flatten(0, 1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("side", [4, 14, 20])
@@ -100,11 +66,6 @@ def test_one_place_has_one_vector_in_overlapping_crops() -> None:
         one, other = sampled.unflatten(1, (6, 6))
         tolerance = 1e-12 if sampled.dtype == torch.float64 else 1e-6
         torch.testing.assert_close(one[2:, 3:], other[:4, :3], rtol=0, atol=tolerance)
-
-
-def test_sincos_over_the_whole_field_is_the_grid_of_mae() -> None:
-    waves = SinCos(space(16, (5, 7))).in_boxes(WHOLE.float(), (5, 7))[0]
-    torch.testing.assert_close(waves, sincos_positions(16, 5, 7), rtol=0, atol=2e-6)
 
 
 def test_sampling_gives_the_field_an_exact_gradient() -> None:
