@@ -112,7 +112,7 @@ class Context:
 
 def evaluation_names() -> list[str]:
     """Return the names of all evaluations, sorted."""
-    return sorted(_classes())
+    return sorted(_found())
 
 
 def settings_class(name: str) -> type[Settings]:
@@ -121,10 +121,10 @@ def settings_class(name: str) -> type[Settings]:
     Raises:
         UserError: there is no such evaluation; the message lists the known ones.
     """
-    known = _classes()
+    known = _found()
     if name not in known:
         raise UserError(f"unknown evaluation '{name}'.{suggestion(name, known)}")
-    return known[name]
+    return known[name][0]
 
 
 def default_settings(name: str) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def evaluation_module(name: str) -> ModuleType:
     """
     settings_class(name)
     with needing("evaluate", f"the evaluation {name}"):
-        place = _path(name).relative_to(_ROOT).with_suffix("")
+        place = _found()[name][1].relative_to(_ROOT).with_suffix("")
         return import_module(".".join([pospre.evaluation.__name__, *place.parts]))
 
 
@@ -230,37 +230,29 @@ def describe_one(name: str) -> str:
 
 
 @cache
-def _classes() -> dict[str, type[Settings]]:
-    """Return the settings classes by evaluation, if there is a module of this name."""
+def _found() -> dict[str, tuple[type[Settings], Path]]:
+    """Return the settings class and the module's file of every evaluation."""
     found = {}
     for path in _ROOT.glob("*/settings.py"):
         module = import_module(f"{pospre.evaluation.__name__}.{path.parent.name}.settings")
         for kind in vars(module).values():
             if isinstance(kind, type) and kind.__module__ == module.__name__:
                 name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
-                if any(path.parent.rglob(f"{name}.py")):
-                    found[name] = kind
+                for file in path.parent.rglob(f"{name}.py"):
+                    found[name] = kind, file
     return found
-
-
-@cache
-def _path(name: str) -> Path:
-    return next(_ROOT.glob(f"*/**/{name}.py"))
 
 
 def _docstring(name: str) -> str:
     """Return the docstring of an evaluation's module without importing it, which takes seconds."""
-    return _path(name).read_text(encoding="utf-8").split('"""')[1].strip()
+    return _found()[name][1].read_text(encoding="utf-8").split('"""')[1].strip()
 
 
 def _texts(name: str) -> dict[str, str]:
     """Return the description of every setting."""
     bases = [base for base in settings_class(name).__mro__ if issubclass(base, Settings)]
-    return {key: text for base in reversed(bases) for key, text in _told(base).items()}
-
-
-def _told(base: type) -> dict[str, str]:
-    return argument_texts(inspect.cleandoc(base.__doc__ or ""))
+    told = [argument_texts(inspect.cleandoc(base.__doc__ or "")) for base in reversed(bases)]
+    return {key: text for texts in told for key, text in texts.items()}
 
 
 def _wrap(label: str, text: str, width: int) -> str:

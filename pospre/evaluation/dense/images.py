@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy import ndarray
 from PIL import Image
 from pycocotools import mask as coco_mask
+from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.untrusted_json import parse_object
@@ -26,14 +28,14 @@ def _opened(path: Path, what: str = "image") -> Iterator[Image.Image]:
         ) from error
 
 
-def read_image(path: Path) -> ndarray:
-    """Return the pixels of an image file, uint8 RGB (H, W, 3).
+def read_image(path: Path) -> Tensor:
+    """Return the pixels of an image file, uint8 RGB (3, H, W).
 
     Raises:
         UserError: it cannot be read.
     """
     with _opened(path) as image:
-        return np.asarray(image.convert("RGB"))
+        return torch.tensor(np.asarray(image.convert("RGB"))).permute(2, 0, 1)
 
 
 def image_sides(path: Path) -> tuple[int, int]:

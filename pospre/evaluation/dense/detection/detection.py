@@ -176,11 +176,10 @@ def _detect(context: Context, setup: Setup, detector: FasterRCNN) -> list[dict[s
     results = []
     indices = tqdm(range(len(setup.val)), "detection", unit="img", disable=not context.progress)
     for index in indices:
-        pixels = torch.tensor(read_image(setup.val.images[index])).permute(2, 0, 1)[None]
         height, width = setup.val.sides[index]
         factor = setup.size / max(height, width)
         scaled = round(height * factor), round(width * factor)
-        image = pixels.to(context.device) / 255
+        image = read_image(setup.val.images[index])[None].to(context.device) / 255
         image = F.interpolate(image, scaled, mode="bilinear", antialias=True)
         (found,) = detector([image[0]])
         unit = found["boxes"].new_tensor([width / scaled[1], height / scaled[0]] * 2)

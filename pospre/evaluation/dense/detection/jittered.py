@@ -50,7 +50,7 @@ class Jittered(Dataset[tuple[Tensor, dict[str, Tensor]]]):
     def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return uint8 (3, S, S), and boxes (x0, y0, x1, y1), labels and masks."""
         epoch, index = place
-        pixels = torch.tensor(read_image(self.boxes.images[index])).permute(2, 0, 1)
+        pixels = read_image(self.boxes.images[index])
         items = [item for item in self.boxes.items[index] if not item.crowd]
         sides = self.boxes.sides[index]
         corners = torch.tensor([item.box for item in items]).reshape(-1, 4)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import psutil
 import torch
 import torch.nn.functional as F
-from numpy import ndarray
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
@@ -63,19 +62,18 @@ class Showing(NamedTuple):
         return list(itertools.product(*places))
 
 
-def show(model: PretrainModel, pixels: ndarray, showing: Showing) -> Tensor:
+def show(model: PretrainModel, pixels: Tensor, showing: Showing) -> Tensor:
     """Return an image normalised, scaled, and padded with zeros at the right and bottom.
 
     Args:
         model: its normalisation and device are used.
-        pixels: uint8 (H, W, 3).
+        pixels: uint8 (3, H, W).
         showing: scaling and padding.
 
     Returns:
         float32 (1, 3, H, W).
     """
-    levels_1CHW = torch.tensor(pixels).permute(2, 0, 1).unsqueeze(0).to(model.augment.mean)
-    image = model.augment.normalise(levels_1CHW)
+    image = model.augment.normalise(pixels.unsqueeze(0).to(model.augment.mean))
     scaled = showing.scaled(*image.shape[-2:])
     image = F.interpolate(image, scaled, mode="bilinear", antialias=True)
     height, width = showing.padded(*scaled)
@@ -146,7 +144,7 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return the crop of (epoch, index)."""
         epoch, index = place
-        pixels = torch.tensor(read_image(self.masks.images[index])).permute(2, 0, 1)
+        pixels = read_image(self.masks.images[index])
         mask = tv_tensors.Mask(torch.from_numpy(self.masks.read(index, self.num_classes)))
         short = min(mask.shape) if self.size is None else self.size
         least, most = (round(short * scale) for scale in SCALES)

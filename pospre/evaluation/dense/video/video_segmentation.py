@@ -123,7 +123,7 @@ def _features(
     context: Context, maps: FeatureMaps, video: Video, index: int, settings: VideoSegmentation
 ) -> Tensor:
     """Return the features (h, w, D) of a scaled frame."""
-    pixels = torch.tensor(read_image(video.frames[index])).permute(2, 0, 1)[None]
+    pixels = read_image(video.frames[index])[None]
     height, width = pixels.shape[-2:]
     patch = maps.model.encoder.patch_size[0]
     sides = scaled_sides(height, width, settings.size, settings.multiple, patch)
