@@ -23,7 +23,7 @@ from pospre.loader_costs import (
 )
 from pospre.loader_report import main
 from pospre.recipe.recipe import load_recipe
-from tests.data.buckets import ADDRESS, bucket, server, shards, upload  # noqa: F401 (fixtures)
+from tests.data.buckets import ADDRESS, bucket, server, shards, store, upload  # noqa: F401 (fixtures)
 from tests.data.deep_files import band_folder
 
 RECIPE = str(Path(__file__).parents[1] / "yamls" / "demo" / "dinov2.yaml")

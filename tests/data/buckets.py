@@ -58,35 +58,52 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
+@pytest.fixture(scope="module")
+def store(server: "FlakyS3") -> Iterator[Any]:
+    """A client of the store behind the proxy, which has the bucket."""
+    import boto3
+
+    from tests.data.flaky_s3 import use_bucket
+
+    with pytest.MonkeyPatch.context() as patch:
+        use_bucket(patch, server.upstream)
+        client: Any = boto3.client("s3", endpoint_url=server.upstream)
+    client.create_bucket(Bucket="bucket")
+    yield client
+    for key in sums(client):
+        client.delete_object(Bucket="bucket", Key=key)
+
+
+def sums(client: Any) -> dict[str, str]:
+    """Return the MD5 sums of what the bucket holds, by key."""
+    found = client.list_objects_v2(Bucket="bucket").get("Contents", [])
+    return {item["Key"]: item["ETag"].strip('"') for item in found}
+
+
 @pytest.fixture
 def upload(
-    server: "FlakyS3", monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shards: Any
-) -> Iterator[Callable[..., Any]]:
-    """Return ``upload(directory)``: put its files at ADDRESS; give a client."""
+    server: "FlakyS3", store: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[[Path], Any]]:
+    """Return ``upload(directory)``: let ADDRESS hold its files, and nothing else; give a client."""
     from tests.data.flaky_s3 import use_bucket
 
     # 60: a server that is slow for seconds is not asked again
     use_bucket(monkeypatch, server.url, patience=60)
     monkeypatch.setenv("POSPRE_CACHE", str(tmp_path / "cache"))
     server.heal()
-    made = []
 
     def put(directory: Path) -> Any:
-        import boto3
-
-        client: Any = boto3.client("s3", endpoint_url=server.upstream)
-        client.create_bucket(Bucket="bucket")
-        made.append(client)
-        for path in directory.iterdir():
-            client.upload_file(str(path), "bucket", f"set/{path.name}")
-        return client
+        there, files = sums(store), {f"set/{path.name}": path for path in directory.iterdir()}
+        for key in there.keys() - files:
+            store.delete_object(Bucket="bucket", Key=key)
+        for key, path in files.items():  # what the test before has left is not sent again
+            if there.get(key) != hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest():
+                store.upload_file(str(path), "bucket", key)
+        return store
 
     yield put
     while OPEN:
         OPEN.pop().close()
-    for client in made:
-        for item in client.list_objects_v2(Bucket="bucket").get("Contents", []):
-            client.delete_object(Bucket="bucket", Key=item["Key"])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from data_prep import convert
-from tests.data.buckets import bucket, server, shards, upload  # noqa: F401 (fixtures)
+from tests.data.buckets import bucket, server, shards, store, upload  # noqa: F401 (fixtures)
 from tests.libraries import needs_ffcv
 
 NUM_IMAGES = 22
@@ -49,8 +49,9 @@ def stored(photos: Path) -> Callable[[str], Path]:
             needs_ffcv()
         target = photos.parent / ("photos.beton" if data_format == "ffcv" else "photos_mds")
         if not target.exists():
+            command = [str(photos), str(target), "--format", data_format, "--workers", "1"]
             with contextlib.redirect_stdout(io.StringIO()):
-                assert convert.main([str(photos), str(target), "--format", data_format]) == 0
+                assert convert.main(command) == 0
         return target
 
     return path
@@ -70,7 +71,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         for name in range(number):
             picture(name).resize((24, 24)).save(root / f"photos/{name:03d}.jpg", quality=92)
         target = root / "mds"
-        command = [str(root / "photos"), str(target), "--format", "mds"]
+        command = [str(root / "photos"), str(target), "--format", "mds", "--workers", "1"]
         with contextlib.redirect_stdout(io.StringIO()):
             assert convert.main([*command, "--shard-mb", str(shard_mb)]) == 0
         return target

@@ -1,6 +1,7 @@
 """Damaged samples: named and fatal, or left out, counted and replaced by the next."""
 
 import shutil
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -289,9 +290,10 @@ def mixed(tmp_path) -> Path:
     return tmp_path
 
 
-def test_the_first_bad_sample_is_named(mixed):
-    with pytest.raises(UserError, match=r"00\.jpg cannot be decoded"):
+def test_the_first_bad_sample_is_named_and_no_thread_left(mixed):
+    with pytest.raises(UserError, match=r"all/00\.jpg cannot be decoded.*data_prep\.convert"):
         batches(mixed, batch_size=16, shuffle=False)
+    assert not [one for one in threading.enumerate() if "pospre-loader" in one.name]
 
 
 def test_bad_samples_are_told_in_their_order_and_each_view_is_counted_once(mixed):

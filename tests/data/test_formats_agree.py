@@ -31,7 +31,7 @@ KEYS = {"index", "epoch", "label"} | {
 }
 Samples = list[dict[str, Tensor]]
 AGREE = settings(
-    max_examples=20,
+    max_examples=10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
@@ -93,16 +93,7 @@ def read_ranks(path: Path, world: int, state: dict[str, int], **options: Any) ->
     start=st.integers(0, NUM_IMAGES),
 )
 def test_any_way_to_read_gives_the_reference(
-    stored,
-    reference,
-    name,
-    world,
-    batch_size,
-    num_workers,
-    repeats,
-    shuffle,
-    epoch,
-    start,
+    stored, reference, name, world, batch_size, num_workers, repeats, shuffle, epoch, start
 ):
     expected = reference(epoch, repeats=repeats, shuffle=shuffle)[start:]
     whole = len(expected) // (world * batch_size) * world * batch_size

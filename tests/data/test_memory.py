@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from pospre.data.memory import (
 from pospre.data.opening import open_reader
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
+from tests.processes import finished
 
 GIB = 1 << 30
 
@@ -222,7 +222,7 @@ large = ViewLoader(
 Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts anew
 start = status("VmRSS")
 for batch in large:
-    time.sleep(0.2)
+    time.sleep(0.1)
 grown = status("VmHWM") - start
 expected = estimate_memory(large).per_rank - BYTES_OF_CODE  # it is there already
 print(json.dumps([resident, grown, expected]))
@@ -235,8 +235,8 @@ def measured(stored: Callable[[str], Path]) -> tuple[list[int], int, int]:
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("needs Linux")
     command = [sys.executable, "-c", MEASURE, str(stored("ffcv"))]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    done = finished(command)
+    assert done.returncode == 0, done.stderr
     resident, grown, expected = json.loads(done.stdout)
     return resident, grown, expected
 

@@ -48,7 +48,7 @@ def test_each_epoch_is_another(whole):
     assert orders[0] != orders[1] != orders[2]
 
 
-@pytest.mark.parametrize("stop", [3, 5, 12])
+@pytest.mark.parametrize("stop", [5, 12])
 def test_a_resumed_run_sees_what_is_left(photos, whole, tmp_path, stop):
     first, before = train(photos, stop)
     first.save_checkpoint(str(tmp_path / "stopped.pt"))

@@ -11,9 +11,9 @@ from pospre.errors import UserError
 from tests.data.loading import count_calls, joined, loader, same
 
 
-def test_skipping_equals_iterating(data_set, monkeypatch):
-    whole = list(loader(data_set))
-    ours = loader(data_set)
+def test_skipping_equals_iterating(photos, monkeypatch):
+    whole = list(loader(photos))
+    ours = loader(photos)
     read = count_calls(monkeypatch, ours.reader, "read")
     ours.load_state_dict({"epoch": 0, "samples": 3 * ours.batch_size})
     rest = list(ours)

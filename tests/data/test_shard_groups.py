@@ -92,16 +92,15 @@ def test_a_group_is_shuffled_in_windows_of_its_parts(
 @given(
     sizes=SIZES,
     shard_groups=GROUPS,
-    per_group=st.integers(1, 6),
+    multiple=st.integers(1, 3),
     world=st.integers(1, 8),
     done=st.integers(0, 3),
 )
 def test_ranks_share_the_same_batches_however_many_they_are(
-    sizes: list[int], shard_groups: int, per_group: int, world: int, done: int
+    sizes: list[int], shard_groups: int, multiple: int, world: int, done: int
 ) -> None:
     """Also from the middle of an epoch on: ``done`` batches were trained by others."""
-    size = shard_groups * per_group
-    assume(size % world == 0)
+    size = int(np.lcm(shard_groups, world)) * multiple
     visits = epoch_order(0, 0, ends_of(sizes), "windows", 64, shard_groups)
     batches = len(visits) // size
     assume(done < batches)
@@ -174,8 +173,7 @@ def options(**others: Any) -> dict[str, Any]:
     return {"batch_size": 12, "order": "windows", "window": 24, "shard_groups": 6, **others}
 
 
-@pytest.mark.parametrize("repeats", [1, 2, 3])
-@pytest.mark.parametrize("world", [2, 3, 4, 6, 12])
+@pytest.mark.parametrize(("world", "repeats"), [(3, 1), (4, 3), (12, 2)])
 def test_any_number_of_ranks_gets_the_same_batches(many: Path, world: int, repeats: int) -> None:
     whole = list(loader(many, **options(repeats=repeats)))
     assert len(whole) == 5
@@ -209,8 +207,7 @@ def test_a_resumed_epoch_loses_and_doubles_nothing(many: Path) -> None:
         assert same(joined(parts), batch)
 
 
-@pytest.mark.parametrize("shard_groups", [1, 6])
-@pytest.mark.parametrize("order", ["windows", "random"])
+@pytest.mark.parametrize(("order", "shard_groups"), [("windows", 1), ("windows", 6), ("random", 6)])
 def test_an_epoch_goes_on_from_another_storage(many: Path, order: str, shard_groups: int) -> None:
     """A folder is one part; its samples still come in the order that the shards began."""
     began = loader(many, **options(order=order, shard_groups=shard_groups))

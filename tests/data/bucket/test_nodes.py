@@ -67,20 +67,15 @@ def fetched(folder: Path, nodes: int, **options: Any) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("order", ["windows", "random"])
-def test_each_machine_fetches_its_part_once(many: list[int], tmp_path: Path, order: str) -> None:
-    for nodes in (1, 2, 4):
-        found = fetched(tmp_path / str(nodes), nodes, shard_groups=4, order=order)
-        assert [second for _, second in found] == [0] * nodes
-        cut = max(many)  # at most one at each border
-        assert all(first <= sum(many) / nodes + 2 * cut for first, _ in found)
-        assert sum(many) <= sum(first for first, _ in found) <= sum(many) + (nodes - 1) * cut
-
-
-def test_without_shard_groups_each_machine_fetches_everything(
-    many: list[int], tmp_path: Path
+@pytest.mark.parametrize(("order", "nodes"), [("windows", 4), ("random", 2)])
+def test_each_machine_fetches_its_part_once(
+    many: list[int], tmp_path: Path, order: str, nodes: int
 ) -> None:
-    assert fetched(tmp_path, 2) == [[sum(many), 0]] * 2
+    found = fetched(tmp_path, nodes, shard_groups=4, order=order)
+    assert [second for _, second in found] == [0] * nodes
+    cut = max(many)  # at most one at each border
+    assert all(first <= sum(many) / nodes + 2 * cut for first, _ in found)
+    assert sum(many) <= sum(first for first, _ in found) <= sum(many) + (nodes - 1) * cut
 
 
 def test_a_cache_for_its_part_is_enough(many: list[int], tmp_path: Path) -> None:

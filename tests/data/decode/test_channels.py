@@ -161,9 +161,7 @@ def test_an_array_that_claims_to_be_huge_is_refused(shape: bytes) -> None:
         decode(data, 1)
 
 
-def test_channels_that_were_not_stored_are_refused(
-    shards: Path,
-) -> None:
+def test_channels_that_were_not_stored_are_refused(shards: Path) -> None:
     for channels in (1, 3, 5):
         with pytest.raises(UserError, match=rf"encoder\.channels = {channels}, but .*channels 6"):
             open_reader(shards, channels=channels)

@@ -157,7 +157,6 @@ def test_other_bytes_have_no_jpeg_header(data):
         jpeg.read_header(memoryview(data))
 
 
-@settings(max_examples=200)
 @given(
     data=st.data(),
     across=st.tuples(st.integers(0, 39), st.integers(1, 40)),
@@ -180,7 +179,6 @@ def test_no_byte_of_a_jpeg_with_markers_can_crash_us(data, across, down, markers
     assert pixels.ndim == 3 and start[0] <= box.left and start[1] <= box.top
 
 
-@settings(max_examples=200)
 @given(place=st.integers(2, 700), value=st.integers(0, 255))
 def test_no_byte_of_the_header_can_crash_us(place, value):
     data = bytearray(photograph(40, 30))

@@ -4,7 +4,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from pospre.data.stores.ffcv import FfcvReader
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from tests.libraries import needs_ffcv
+from tests.processes import finished
 
 needs_ffcv()
 
@@ -232,7 +232,8 @@ def test_importing_ffcv_changes_nothing_else(beton):
         "assert numba.typed.Dict is typed and typed is not dict\n"
         "assert type(sys.modules['ffcv.fields.rgb_image'].IMAGE_MODES) is dict"
     )
-    subprocess.run([sys.executable, "-c", code, str(beton)], check=True)
+    done = finished([sys.executable, "-c", code, str(beton)])
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_ffcv_there_is_a_way_out(beton, monkeypatch):

@@ -39,7 +39,10 @@ LARGE_SIDES = st.one_of(SIDES, st.integers(1, 2**20))
 # Of 2 : 3 to 3 : 2, in which every draw of the usual crops finds room within ten tries.
 RATIOS = st.floats(0.001, 1000)
 DRAW = st.integers(0, 2**24 - 1).map(lambda word: word / 2**24)
-DRAWS = st.lists(DRAW, min_size=40, max_size=40)
+# Three bytes are a draw, which is sooner done than forty single ones.
+DRAWS = st.binary(min_size=120, max_size=120).map(
+    lambda words: [int.from_bytes(words[n : n + 3]) / 2**24 for n in range(0, 120, 3)]
+)
 USUAL = (3 / 4, 4 / 3)
 NUM = 6000
 
@@ -64,27 +67,8 @@ def test_boxes_lie_inside_the_image(draw, width, height, low, ratio, wider):
     assert 0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "expected"),
-    [
-        (1000, 10, PixelBox(493, 0, 13, 10)),  # too wide: the widest box of ratio 4/3
-        (10, 1000, PixelBox(0, 493, 10, 13)),
-        (1, 1, PixelBox(0, 0, 1, 1)),
-    ],
-)
-def test_after_ten_tries_a_central_box(width, height, expected):
-    assert one_box([0.99] * 40, width, height, (0.9, 1.0), USUAL) == expected
-
-
-def test_the_eleventh_try_is_never_needed_or_made():
-    fails, fits = [0.999, 0.999, 0, 0], [0.0, 0.5, 0.5, 0.5]
-    for num_fails in range(10):
-        draw = fails * num_fails + fits * (10 - num_fails)
-        assert one_box(draw, 100, 100, (0.25, 1.0), USUAL) == PixelBox(25, 25, 50, 50)
-
-
 def in_python(draw, width, height, scale, ratio):
-    """Torchvision's ``get_params`` on given draws."""
+    """Torchvision's ``get_params`` on given draws: ten tries, then a central box."""
     low, high = log_range(ratio)
     for start in range(0, 40, 4):
         area = width * height * (scale[0] + (scale[1] - scale[0]) * draw[start])
@@ -128,8 +112,10 @@ def measures(boxes, width, height):
     }
 
 
-@pytest.mark.parametrize("size", [(500, 375), (333, 500), (640, 100)])
-@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.2, 1.0)])
+@pytest.mark.parametrize(
+    ("size", "scale"),
+    [((500, 375), (0.08, 1.0)), ((333, 500), (0.2, 1.0)), ((640, 100), (0.08, 1.0))],
+)
 def test_distribution_is_torchvisions(size, scale):
     """A fifth of the boxes of 640 × 100 are those after ten tries."""
     ours = random_boxes(crop_draws(), size, scale, USUAL)
@@ -248,9 +234,6 @@ def test_simple_resized_crop_of_a_photograph():
     assert window_at(frame, 0.0, 0.0) == PixelBox(-4, -4, 224, 224)
     assert window_at(frame, 1 - 2**-24, 1 - 2**-24)[:2] == (82 - 4, 8 - 4)
     assert simple_frame(375, 500, 224).scaled == (224, 298)
-    offsets = [window_at(frame, step / 1000, 0.5).left for step in range(1000)]
-    assert sorted(set(offsets)) == list(range(-4, 79))
-    assert min(offsets.count(place) for place in set(offsets)) >= 12
 
 
 @given(st.lists(st.tuples(SIDES, SIDES, SIDES, SIDES), min_size=1, max_size=9))

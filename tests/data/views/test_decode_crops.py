@@ -1,7 +1,6 @@
 """Decoding smaller: not below what a view needs, boxes on the grid, errors within tolerance."""
 
 import math
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -43,7 +42,6 @@ def test_the_view_that_needs_most_decides():
     assert choose_shrink([large], float("inf")) == 1
 
 
-@settings(max_examples=200)
 @given(st.data())
 def test_snapped_boxes_lie_inside_and_near(data):
     """Of boxes that have at least a pixel in the smaller image, as ``choose_shrink`` sees to."""
@@ -58,7 +56,6 @@ def test_snapped_boxes_lie_inside_and_near(data):
     assert (np.abs(small * shrink - boxes) <= 1.5 * shrink).all()
 
 
-@settings(max_examples=200)
 @given(st.data())
 def test_what_lies_in_another_view_does_so_in_a_smaller_image(data):
     shrink = data.draw(st.sampled_from([2, 4, 8]))
@@ -125,27 +122,34 @@ def test_boxes_do_not_depend_on_what_can_be_decoded_smaller(tmp_path, crop):
         assert 0 < moved.abs().max() < 1.5 * 4 / 901
 
 
-@pytest.mark.skipif("POSPRE_TEST_DATA" not in os.environ, reason="needs real photographs")
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("shrink", SHRINKS)
-def test_views_stay_within_the_tolerance(tmp_path, shrink, interpolation):
-    """Views of photographs cut as large as the tolerance allows at 1/shrink, beside full size."""
-    root = Path(os.environ["POSPRE_TEST_DATA"]) / "imagenet_sample"
-    errors: dict[float, list[float]] = {tolerance: [] for tolerance, _ in _OVERSAMPLING}
-    for path in sorted(root.glob("*/*.JPEG"))[::50]:
-        image = Image.open(path).convert("RGB")
-        folders = [tmp_path / suffix / path.stem for suffix in ("jpg", "png")]
+@pytest.fixture(scope="module")
+def photographs(test_data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
+    """Folders of one photograph each, as a JPEG and as a PNG, which is decoded in full."""
+    root = tmp_path_factory.mktemp("photographs")
+    pairs = []
+    for path in sorted((test_data / "imagenet_sample").glob("*/*.JPEG"))[::80]:
+        folders = [root / suffix / path.stem for suffix in ("jpg", "png")]
         for folder in folders:
             folder.mkdir(parents=True)
         shutil.copy(path, folders[0] / "one.jpg")
-        image.save(folders[1] / "one.png", compress_level=1)  # decoded in full, the boxes the same
-        for tolerance, pixels in _OVERSAMPLING:
-            side = int((min(image.size) - shrink) / (shrink * pixels))
+        Image.open(path).convert("RGB").save(folders[1] / "one.png", compress_level=1)
+        pairs.append(folders)
+    return pairs
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("shrink", SHRINKS)
+def test_views_stay_within_the_tolerance(photographs, shrink, interpolation):
+    """Views of photographs cut as large as the tolerance allows at 1/shrink, beside full size."""
+    for tolerance, pixels in _OVERSAMPLING:
+        errors = []
+        for folders in photographs:
+            shortest = min(Image.open(folders[1] / "one.png").size)
+            side = int((shortest - shrink) / (shrink * pixels))
             group = ViewGroup(size=side, crop="full", interpolation=interpolation)
-            views = [only_view(folder, group, tolerance) for folder in folders]
-            errors[tolerance].append((views[0] - views[1]).square().mean().sqrt().item())
-    for tolerance, found in errors.items():
-        assert 0.3 * tolerance < np.mean(found) <= tolerance, (tolerance, np.mean(found))
+            ours, exact = (only_view(folder, group, tolerance) for folder in folders)
+            errors.append((ours - exact).square().mean().sqrt().item())
+        assert 0.3 * tolerance < np.mean(errors) <= tolerance, (tolerance, np.mean(errors))
 
 
 def only_view(folder: Path, group: ViewGroup, tolerance: float) -> torch.Tensor:
