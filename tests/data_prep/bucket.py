@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from data_prep import verify
 from data_prep.publish.description import as_text
+from pospre.errors import run_command
 from tests.data_prep.reading import run
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 
@@ -73,6 +75,10 @@ def shard(client: Any, number: int) -> str:
 def source(tmp_path: Path) -> Path:
     more = {f"plain/{number}.jpg": encoded(picture(number)) for number in range(12)}
     return write_files(tmp_path / "source", odd_files() | more)
+
+
+def verified() -> int:
+    return run_command(lambda: verify.main([URI]))
 
 
 def write(source: Path, target: Path | str, *options: object) -> int:

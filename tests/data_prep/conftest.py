@@ -1,11 +1,11 @@
 """Fixtures of the conversion's tests."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.data_prep.bucket import bucket, endpoint, source  # noqa: F401 (fixtures)
+from tests.data_prep.reading import Says, Snapshot
 from tests.data_prep.sample_images import encoded, picture, write_files
 
 
@@ -21,7 +21,31 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def snapshot() -> Callable[[Path], dict[str, bytes]]:
+def refused(capsys: pytest.CaptureFixture[str]) -> Says:
+    """Return ``refused(command, *arguments)``: what it says when it ends with exit code 2."""
+
+    def error(command, *arguments, code=2, **options):
+        capsys.readouterr()
+        assert command(*arguments, **options) == code
+        return capsys.readouterr().err
+
+    return error
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Says:
+    """Return ``printed(command, *arguments)``: what it prints when it succeeds."""
+
+    def output(command, *arguments, **options):
+        capsys.readouterr()
+        assert command(*arguments, **options) == 0
+        return capsys.readouterr().out
+
+    return output
+
+
+@pytest.fixture
+def snapshot() -> Snapshot:
     """A function that reads every file below a folder."""
 
     def read(root: Path) -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 """Convert, and read the result with the stock libraries, for comparison with the source."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from pospre.errors import run_command
 from tests.libraries import needs_ffcv
 
 FORMATS = ("mds", "ffcv")
+Says = Callable[..., str]
+Snapshot = Callable[[Path], dict[str, bytes]]
 
 
 def call(*arguments: object) -> int:

@@ -63,12 +63,7 @@ def odd_files() -> dict[str, bytes]:
     }
 
 
-KEPT = {
-    "odd/grey.JPEG",
-    "odd/nested/deeper/plain.jpeg",
-    "odd/no_extension",
-    "plain/a.jpg",
-}
+KEPT = {"odd/grey.JPEG", "odd/nested/deeper/plain.jpeg", "odd/no_extension", "plain/a.jpg"}
 
 
 def bad_files() -> dict[str, bytes]:

@@ -9,7 +9,7 @@ import pytest
 from data_prep.sources.registry import open_source
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
-from tests.data_prep.reading import call, destination, partial, run, sidecar
+from tests.data_prep.reading import Says, call, destination, partial, run, sidecar
 from tests.data_prep.sample_images import encoded, picture, write_files
 from tests.data_prep.sources.fakes import JPEGS, tar_bytes
 
@@ -27,29 +27,25 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["out/index.json", "out/pospre.json", "out.beton.json"])
-def test_of_converted_data(
-    converted: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_converted_data(converted: Path, tmp_path: Path, name: str, refused: Says) -> None:
     root = Path(shutil.copytree(converted, tmp_path / "root"))
     (root / name).write_bytes(DEEP)
     target = root / ("out.beton" if "beton" in name else "out")
     with pytest.raises(UserError, match=f"{name} cannot be read .*nested too deeply"):
         open_reader(target)
     if "index" not in name:
-        assert run(root / "photos", target) == 2
-        assert f"{name} cannot be read (it is nested too deeply)" in capsys.readouterr().err
+        assert f"{name} cannot be read (it is nested too deeply)" in refused(
+            run, root / "photos", target
+        )
 
 
-def test_of_a_conversion_that_was_interrupted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_conversion_that_was_interrupted(tmp_path: Path, refused: Says) -> None:
     source = write_files(tmp_path / "photos", {f"a/{n}.jpg": JPEGS[n] for n in (1, 2)})
     target = tmp_path / "out"
     assert run(source, target, "--part", "1/1") == 0
     (path,) = partial(target).glob("plan.json")
     path.write_bytes(DEEP)
-    assert call("--merge", target) == 2
-    assert f"{path} is damaged" in capsys.readouterr().err
+    assert f"{path} is damaged" in refused(call, "--merge", target)
     assert not sidecar(target).exists()
 
 

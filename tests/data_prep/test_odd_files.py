@@ -12,7 +12,7 @@ from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.reader import DamagedSample
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
-from tests.data_prep.reading import description, read_samples, run
+from tests.data_prep.reading import Says, description, read_samples, run
 from tests.data_prep.sample_images import encoded, picture, write_files
 
 pytestmark = pytest.mark.timeout(60)
@@ -78,16 +78,13 @@ def test_archives_that_are_none_are_refused(tmp_path: Path, suffix: str) -> None
         open_source(tmp_path)
 
 
-def test_pictures_of_other_formats_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_of_other_formats_are_named(tmp_path: Path, printed: Says) -> None:
     heic = b"\0\0\0\x1cftypheic" + bytes(100)
     files = {"a/1.jpg": encoded(picture()), "a/2.heic": heic, "a/3.heic": heic, "a/n\n.txt": b"x"}
-    assert run(write_files(tmp_path / "photos", files), tmp_path / "mds") == 0
-    printed = capsys.readouterr().out
-    assert "  ignored         3\n" in printed
-    assert "for instance: a/2.heic: HEIC, which Pillow cannot read; make a PNG" in printed
-    assert "for instance: a/n\\n.txt\n" in printed
+    said = printed(run, write_files(tmp_path / "photos", files), tmp_path / "mds")
+    assert "  ignored         3\n" in said
+    assert "for instance: a/2.heic: HEIC, which Pillow cannot read; make a PNG" in said
+    assert "for instance: a/n\\n.txt\n" in said
     (tmp_path / "photos/a/1.jpg").unlink()
     with pytest.raises(UserError, match=r"3 other files, for instance a/2.heic: HEIC, which"):
         FolderReader(tmp_path / "photos")

@@ -62,9 +62,7 @@ def test_every_command_prints_them_as_escapes(
     assert b"already holds this conversion" in said and b"verified" in said
 
 
-def test_a_sample_that_training_leaves_out_is_named_safely(
-    root: Path,
-) -> None:
+def test_a_sample_that_training_leaves_out_is_named_safely(root: Path) -> None:
     with pytest.raises(UserError) as caught:
         list(build_loader(root, batch_size=2, num_workers=0))
     assert r"bad\x1b[2Jx\udcfe.jpg cannot be decoded" in str(caught.value)
@@ -81,11 +79,7 @@ def coco(root: Path, name: str, info: str) -> Path:
     """A COCO whose list is written as JSON escapes."""
     image = {"id": 1, "file_name": name, "width": 48, "height": 32}
     note = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1], "iscrowd": 0, "area": 1}
-    about = {
-        "categories": [{"id": 1, "name": info}],
-        "images": [image],
-        "annotations": [note],
-    }
+    about = {"categories": [{"id": 1, "name": info}], "images": [image], "annotations": [note]}
     files = {
         "annotations/instances_train2017.json": json.dumps(about).encode(),
         "train2017/a.jpg": encoded(picture()),

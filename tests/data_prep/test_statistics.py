@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep import convert, statistics
-from pospre.errors import run_command
-from tests.data_prep.reading import FORMATS, destination
+from data_prep import statistics
+from tests.data_prep.reading import FORMATS, Says, destination, run
 from tests.data_prep.sample_clips import write_clips
 from tests.data_prep.sample_images import encoded, picture, write_files
 
@@ -28,44 +27,38 @@ def rows(text: str) -> dict[str, list[str]]:
     return {line[2:22].strip(): line[22:].split() for line in lines}
 
 
+def look(*arguments: object) -> int:
+    return statistics.main([str(argument) for argument in arguments])
+
+
 @pytest.mark.parametrize("data_format", FORMATS)
-def test_the_table(
-    tmp_path: Path, source: Path, data_format: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table(tmp_path: Path, source: Path, data_format: str, printed: Says) -> None:
     target, drawn = destination(tmp_path, data_format), tmp_path / "drawn.png"
-    options = ["--format", data_format, "--statistics", str(drawn)]
-    assert convert.main([str(source), str(target), *options]) == 0
-    printed = rows(capsys.readouterr().out)
-    assert printed["width"] == ["95", "20", "26", "80", "185", "200"]
-    assert printed["height"][0] == "62" and printed["width / height"][1::4] == ["0.50", "2.00"]
-    assert printed["classes"] == ["2"]
-    assert printed["smallest"] == ["b", "(1)"] and printed["largest"] == ["a", "(3)"]
-    assert printed["unlabelled"] == ["0"]
+    table = rows(printed(run, source, target, "--statistics", drawn))
+    assert table["width"] == ["95", "20", "26", "80", "185", "200"]
+    assert table["height"][0] == "62" and table["width / height"][1::4] == ["0.50", "2.00"]
+    assert table["classes"] == ["2"] and table["unlabelled"] == ["0"]
+    assert table["smallest"] == ["b", "(1)"] and table["largest"] == ["a", "(3)"]
     assert Image.open(drawn).size[0] > 1000
     again = tmp_path / "again.png"
-    assert statistics.main([str(target), "--picture", str(again)]) == 0
-    found = rows(capsys.readouterr().out)
-    assert found.items() <= printed.items() and "bytes" in found
+    found = rows(printed(look, target, "--picture", again))
+    assert found.items() <= table.items() and "bytes" in found
     # and of the same data set, converted before
-    assert convert.main([str(source), str(target), *options]) == 0
+    assert run(source, target, "--statistics", drawn) == 0
     assert again.stat().st_size > 1000
 
 
-def test_a_folder_and_no_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_and_no_classes(tmp_path: Path, printed: Says) -> None:
     write_files(tmp_path, {"1.jpg": encoded(picture()), "2.jpg": encoded(picture())[:300]})
-    assert statistics.main([str(tmp_path)]) == 0
-    printed = rows(capsys.readouterr().out)
-    assert printed["classes"] == ["none"] and printed["width"][1] == "48"
+    table = rows(printed(look, tmp_path))
+    assert table["classes"] == ["none"] and table["width"][1] == "48"
 
 
-def test_clips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_clips(tmp_path / "words")
-    options = ["--format", "mds", "--statistics", str(tmp_path / "drawn.svg")]
-    assert convert.main([str(source), str(tmp_path / "out"), *options]) == 0
-    printed = rows(capsys.readouterr().out)
-    assert printed["seconds"][1] == "0.40" and "width" not in printed
-    assert statistics.main([str(tmp_path / "out")]) == 0
-    assert rows(capsys.readouterr().out)["samples in a class"][0] == "6.0"
+def test_clips(tmp_path: Path, printed: Says) -> None:
+    source, target = write_clips(tmp_path / "words"), tmp_path / "out"
+    table = rows(printed(run, source, target, "--statistics", tmp_path / "drawn.svg"))
+    assert table["seconds"][1] == "0.40" and "width" not in table
+    assert rows(printed(look, target))["samples in a class"][0] == "6.0"
 
 
 def test_classes_without_samples_and_samples_without_classes(
@@ -89,14 +82,12 @@ def test_classes_without_samples_and_samples_without_classes(
     ("name", "message"), [("x.txt", "must end in .png"), ("text/x.png", "is not a writable folder")]
 )
 def test_a_picture_that_cannot_be_is_refused_first(
-    tmp_path: Path, source: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, source: Path, name: str, message: str, refused: Says
 ) -> None:
     (tmp_path / "text").touch()
-    arguments = [str(source), str(tmp_path / "out"), "--format", "mds"]
-    options = ["--statistics", str(tmp_path / name)]
-    assert run_command(lambda: convert.main([*arguments, *options])) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    target = tmp_path / "out"
+    assert message in refused(run, source, target, "--statistics", tmp_path / name)
+    assert not target.exists()
 
 
 def test_labels_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,17 +18,14 @@ BAD = b"II*\0 bad"
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_file_that_takes_long_is_named(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    workers: int,
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     def slow(data: bytes, *args: object, **kwargs: object) -> PreparedImage:
-        time.sleep(1.5 if data == BAD else 0)
+        time.sleep(0.6 if data == BAD else 0)
         return prepare_image(data, None, 90)
 
     monkeypatch.setattr(worker, "prepare_image", slow)
-    monkeypatch.setattr(activity, "_FIRST_NOTICE", 0.3)
+    monkeypatch.setattr(activity, "_FIRST_NOTICE", 0.2)
     monkeypatch.setattr(activity, "_LOOK_EVERY", 0.05)
     files = {f"a/{n}.jpg": encoded(picture(n)) for n in range(4)} | {"a/slow.tif": BAD}
     source = write_files(tmp_path / "photos", files)

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from data_prep.distribute import cluster, conversion
 from pospre.errors import Unreachable
-from tests.data_prep.reading import call
+from tests.data_prep.reading import Says, Snapshot, call
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 
 if find_spec("distributed") is None:
@@ -27,23 +26,32 @@ def source(tmp_path: Path) -> Path:
     return write_files(tmp_path / "source", odd_files() | more)
 
 
-def test_the_same_bytes_as_without_a_cluster(
-    tmp_path: Path,
-    source: Path,
-    snapshot: Callable[[Path], dict[str, bytes]],
-    capsys: pytest.CaptureFixture[str],
+convert_block = conversion.convert_block
+
+
+def convert_but_die_once(task: Any, job: Any) -> Any:
+    """Runs in a worker, which imports this file."""
+    mark = Path(os.environ["DIED_ONCE"])
+    if task[0].number == 1 and not mark.exists():
+        mark.touch()
+        os._exit(1)
+    return convert_block(task, job)
+
+
+def test_the_same_bytes_as_without_a_cluster_although_a_worker_dies(
+    tmp_path: Path, source: Path, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch, printed: Says
 ) -> None:
     assert call(source, tmp_path / "whole", *OPTIONS) == 0
-    capsys.readouterr()
-    target, options = tmp_path / "dask", (*OPTIONS, "--workers", 2, "--scheduler", "local")
-    assert call(source, target, *options) == 0
-    assert "images          35" in capsys.readouterr().out
+    monkeypatch.setenv("DIED_ONCE", str(tmp_path / "died"))
+    monkeypatch.setattr(conversion, "convert_block", convert_but_die_once)
+    target, options = tmp_path / "dask", (*OPTIONS, "--workers", 1, "--scheduler", "local")
+    assert "images          35" in printed(call, source, target, *options)
+    assert (tmp_path / "died").exists()
     assert snapshot(target) == snapshot(tmp_path / "whole")
-    assert call(source, target, *options) == 0
-    assert "already holds this conversion" in capsys.readouterr().out
+    assert "already holds this conversion" in printed(call, source, target, *options)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scheduler() -> Any:
     """A cluster of threads of this process, so that patches hold."""
     from distributed import Client, LocalCluster
@@ -74,31 +82,15 @@ def test_a_block_that_fails_is_tried_again(
     assert (tmp_path / "out" / "index.json").exists()
 
 
-def _die_once(path: Path) -> str:
-    if path.name == "1" and not path.exists():
-        path.touch()
-        os._exit(1)
-    return path.name
-
-
-def test_the_task_of_a_worker_that_dies_is_done_by_another(tmp_path: Path) -> None:
-    names = [str(number) for number in range(4)]
-    paths = [tmp_path / name for name in names]
-    assert list(cluster.cluster_map(_die_once, paths, "local", 1)) == names
-    assert (tmp_path / "1").exists()
-
-
 def test_a_block_that_cannot_succeed_is_named_and_the_others_are_kept(
-    tmp_path: Path, source: Path, scheduler: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, source: Path, scheduler: str, refused: Says, printed: Says
 ) -> None:
     (source / "plain" / "9.jpg").write_bytes(b"")
     options = (*OPTIONS, "--scheduler", scheduler)
-    assert call(source, tmp_path / "out", *options, "--strict") == 2
-    message = capsys.readouterr().err
+    message = refused(call, source, tmp_path / "out", *options, "--strict")
     assert "a block failed 4 times" in message and "plain/9.jpg cannot be read" in message
     assert "are finished and kept in" in message
-    assert call(source, tmp_path / "out", *options) == 0
-    assert "blocks were already finished" in capsys.readouterr().out
+    assert "blocks were already finished" in printed(call, source, tmp_path / "out", *options)
 
 
 def _away(_: int) -> None:
@@ -111,24 +103,20 @@ def test_what_may_pass_is_still_said_to(scheduler: str) -> None:
 
 
 def test_no_scheduler(
-    tmp_path: Path,
-    source: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, refused: Says
 ) -> None:
     monkeypatch.setattr(cluster, "_CONNECT_SECONDS", 1)
     options = ("--format", "mds", "--scheduler", "tcp://127.0.0.1:9")
-    assert call(source, tmp_path / "out", *options) == 2
-    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in capsys.readouterr().err
+    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in refused(
+        call, source, tmp_path / "out", *options
+    )
 
 
 def test_without_dask(
-    tmp_path: Path,
-    source: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, refused: Says
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    assert call(source, tmp_path / "out", "--format", "mds", "--scheduler", "local") == 2
-    assert "pip install dask distributed" in capsys.readouterr().err
+    assert "pip install dask distributed" in refused(
+        call, source, tmp_path / "out", "--format", "mds", "--scheduler", "local"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

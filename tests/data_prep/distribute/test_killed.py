@@ -1,20 +1,22 @@
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
 
-from data_prep import convert
-from pospre.errors import UserError, run_command
+from data_prep.distribute.processes import ordered_map
+from pospre.errors import UserError
+from tests.data_prep.reading import Says, Snapshot, call, run
 from tests.data_prep.sample_images import encoded, picture, write_files
+from tests.processes import started
 
 ROOT = Path(__file__).parents[3]
-NUM_IMAGES, NUM_BLOCKS = 96, 48
+NUM_IMAGES, NUM_BLOCKS = 48, 24
 
 
 def wait_for(condition, seconds: float = 180) -> None:
@@ -50,39 +52,47 @@ def slow_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_files(tmp_path_factory.mktemp("slow") / "photos", files)
 
 
-def command(source: Path, target: Path) -> list[str]:
-    shard_mb = NUM_IMAGES / NUM_BLOCKS * (source / "0.png").stat().st_size / 1e6
+def command(source: Path, target: Path, num_blocks: int = NUM_BLOCKS) -> list[str]:
+    shard_mb = NUM_IMAGES / num_blocks * (source / "0.png").stat().st_size / 1e6
     options = ["--format", "mds", "--workers", "2", "--shard-mb", str(shard_mb)]
     return [str(source), str(target), *options]
 
 
+def python(script: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return started([sys.executable, "-c", script, *arguments], cwd=ROOT)
+
+
+# a shell's background job ignores Ctrl-C, and so would its children
+CONVERT = """
+import signal, sys
+from data_prep.convert import main
+from pospre.errors import run_command
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(run_command(main))
+"""
+
+
 @needs_proc
 def test_a_killed_conversion_goes_on(
-    tmp_path: Path,
-    slow_source: Path,
-    snapshot: Callable[[Path], dict[str, bytes]],
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, slow_source: Path, snapshot: Snapshot, printed: Says
 ) -> None:
     whole = tmp_path / "whole" / "out"
-    assert convert.main(command(slow_source, whole)) == 0
+    assert call(*command(slow_source, whole)) == 0
     target = tmp_path / "killed" / "out"
     arguments = command(slow_source, target)
-    process = subprocess.Popen([sys.executable, "-m", "data_prep.convert", *arguments], cwd=ROOT)
     partial = target.with_name(target.name + ".partial")
-    try:
+    with python(CONVERT, *arguments) as process:
         wait_for(lambda: len(list(partial.glob("blocks/*.json"))) >= 3)
         workers = children(process.pid)
-    finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert not target.exists() and len(workers) >= 2
-    wait_for(lambda: not any(is_running(pid) for pid in workers), seconds=20)
+        assert not target.exists() and len(workers) >= 2
+        wait_for(lambda: not any(is_running(pid) for pid in workers), seconds=20)
     times = {path: path.stat().st_mtime_ns for path in partial.glob("data/*")}
     kept = len(list(partial.glob("blocks/*.json")))
     assert 3 <= kept < NUM_BLOCKS
-    capsys.readouterr()
-    assert run_command(lambda: convert.main(arguments)) == 0
-    assert f"{kept} of {NUM_BLOCKS} blocks were already finished" in capsys.readouterr().out
+    said = f"{kept} of {NUM_BLOCKS} blocks were already finished"
+    assert said in printed(call, *arguments)
     assert snapshot(target.parent) == snapshot(whole.parent)
     # they are not written again
     again = [path for path in times if (target / path.name).stat().st_mtime_ns != times[path]]
@@ -91,52 +101,35 @@ def test_a_killed_conversion_goes_on(
 
 @needs_proc
 def test_ctrl_c_cleans_up(tmp_path: Path, slow_source: Path) -> None:
-    arguments = [str(slow_source), str(tmp_path / "out"), "--format", "mds", "--workers", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "data_prep.convert", *arguments, "--shard-mb", "1000"],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        # a shell's background job ignores Ctrl-C, and so would its children
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    wait_for(lambda: list(tmp_path.glob("out.partial/block-*")))
-    process.send_signal(signal.SIGINT)
-    _, message = process.communicate(timeout=60)
+    with python(CONVERT, *command(slow_source, tmp_path / "out", num_blocks=1)) as process:
+        wait_for(lambda: list(tmp_path.glob("out.partial/block-*")))
+        process.send_signal(signal.SIGINT)
+        _, message = process.communicate(timeout=60)
     assert process.returncode == 130, message
     assert "Traceback" not in message
     assert not list(tmp_path.iterdir())
 
 
-def test_a_living_writer_is_respected(tmp_path: Path, photos: Path) -> None:
+def test_a_living_writer_is_respected(tmp_path: Path, photos: Path, refused: Says) -> None:
     script = (
-        "import sys, time; from pathlib import Path;"
+        "import signal, sys; from pathlib import Path;"
         "from data_prep.publish.local import LocalShards\n"
-        "with LocalShards(Path(sys.argv[1])).alone('whole'): print('held', flush=True); input()"
+        "with LocalShards(Path(sys.argv[1])).alone('whole'): print('held', flush=True); "
+        "signal.pause()"
     )
-    other = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "out")],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert other.stdout is not None and other.stdout.readline() == "held\n"
-    with pytest.raises(UserError, match=rf"process {other.pid} on .* is writing .*out"):
-        convert.main([str(photos), str(tmp_path / "out"), "--format", "mds"])
-    other.communicate("\n")
-    assert convert.main([str(photos), str(tmp_path / "out"), "--format", "mds"]) == 0
+    target = tmp_path / "out"
+    with python(script, str(target)) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        said = refused(run, photos, target)
+        assert re.search(rf"process {other.pid} on .* is writing .*out", said)
+    assert run(photos, target) == 0  # the other was killed
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_dead_worker_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from data_prep.distribute.processes import ordered_map
-
+def test_a_dead_worker_is_reported() -> None:
     with pytest.raises(UserError, match="worker process died"):
         list(ordered_map(os._exit, [3, 3, 3], 2))
 
 
 def test_ordered_map_keeps_the_order() -> None:
-    from data_prep.distribute.processes import ordered_map
-
     assert list(ordered_map(abs, range(-100, 0), 3)) == list(range(100, 0, -1))

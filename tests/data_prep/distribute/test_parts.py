@@ -1,15 +1,12 @@
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pospre.data.opening import open_reader
-from tests.data_prep.reading import FORMATS, call, destination, partial, run
+from tests.data_prep.reading import FORMATS, Says, Snapshot, call, destination, partial, run
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
-
-Snapshot = Callable[[Path], dict[str, bytes]]
 
 
 @pytest.fixture
@@ -25,25 +22,20 @@ def write(source: Path, target: Path, *options: object, shard_mb: float = 0.016)
 
 @pytest.mark.parametrize("data_format", FORMATS)
 def test_merged_parts_are_the_whole(
-    tmp_path: Path,
-    source: Path,
-    data_format: str,
-    snapshot: Snapshot,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, source: Path, data_format: str, snapshot: Snapshot, printed: Says
 ) -> None:
     whole = destination(tmp_path / "whole", data_format)
     target = destination(tmp_path / "parts", data_format)
     assert write(source, whole, "--workers", 3) == 0
     for number in (3, 1, 2):
-        assert write(source, target, "--part", f"{number}/3") == 0
-        assert f"wrote part {number}/3 of {target}" in capsys.readouterr().out
+        assert f"wrote part {number}/3 of {target}" in printed(
+            write, source, target, "--part", f"{number}/3"
+        )
         assert not target.exists()
-    assert call("--merge", target, "--verify") == 0
-    assert "ok: 35 decoded" in capsys.readouterr().out
+    assert "ok: 35 decoded" in printed(call, "--merge", target, "--verify")
     assert snapshot(target.parent) == snapshot(whole.parent)
     before = snapshot(target.parent)
-    assert call("--merge", target) == 0
-    assert "already holds this conversion" in capsys.readouterr().out
+    assert "already holds this conversion" in printed(call, "--merge", target)
     assert snapshot(target.parent) == before
     # a part that comes late changes nothing
     assert write(source, target, "--part", "2/3") == 0
@@ -67,46 +59,38 @@ def test_parts_of_machines_without_a_shared_disk(
     assert snapshot(tmp_path / "all") == snapshot(tmp_path / "whole")
 
 
-def test_missing_parts_are_named(
-    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_parts_are_named(tmp_path: Path, source: Path, refused: Says) -> None:
     target = tmp_path / "out"
-    assert call("--merge", target) == 2
-    assert "has no parts" in capsys.readouterr().err
+    assert "has no parts" in refused(call, "--merge", target)
     assert write(source, target, "--part", "2/4") == 0
-    assert call("--merge", target) == 2
-    message = capsys.readouterr().err
+    message = refused(call, "--merge", target)
     assert "lacks part 1/4, 3/4, 4/4 (blocks 1" in message and message.count("\n") == 1
     for number in (1, 3, 4):
         assert write(source, target, "--part", f"{number}/4") == 0
     shard = sorted(partial(target).glob("data/shard.*"))[0]
     shard.write_bytes(shard.read_bytes()[:-1])  # a copy that was cut short
-    assert call("--merge", target) == 2
-    assert "lacks part 1/4 (blocks 1 of" in capsys.readouterr().err
+    assert "lacks part 1/4 (blocks 1 of" in refused(call, "--merge", target)
     assert write(source, target, "--part", "1/4") == 0
     assert call("--merge", target) == 0
 
 
-def test_foreign_parts_are_refused(
-    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_parts_are_refused(tmp_path: Path, source: Path, refused: Says) -> None:
     target, other = tmp_path / "out", tmp_path / "other"
     assert write(source, target, "--part", "1/2") == 0
-    assert write(source, target, "--part", "2/2", "--quality", 50) == 2
-    assert "another conversion (made with quality=90 instead of 50)" in capsys.readouterr().err
+    assert "another conversion (made with quality=90 instead of 50)" in refused(
+        write, source, target, "--part", "2/2", "--quality", 50
+    )
     write_files(source, {"odd/alpha.png": encoded(picture(77))})
-    assert write(source, target, "--part", "2/2") == 2
-    assert "(made from other images or older versions of them)" in capsys.readouterr().err
+    assert "(made from other images or older versions of them)" in refused(
+        write, source, target, "--part", "2/2"
+    )
     assert write(source, other, "--part", "2/2") == 0
     shutil.copytree(partial(other), partial(target), dirs_exist_ok=True)
-    assert call("--merge", target) == 2
-    assert "has blocks of another conversion (blocks 1" in capsys.readouterr().err
+    assert "has blocks of another conversion (blocks 1" in refused(call, "--merge", target)
     assert not target.exists()
 
 
-def test_a_damaged_shard_is_found(
-    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_shard_is_found(tmp_path: Path, source: Path, refused: Says) -> None:
     target = destination(tmp_path, "ffcv")
     for number in (1, 2):
         assert write(source, target, "--part", f"{number}/2") == 0
@@ -114,8 +98,7 @@ def test_a_damaged_shard_is_found(
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
     shard.write_bytes(data)
-    assert call("--merge", target) == 2
-    assert f"{shard} has changed since it was written" in capsys.readouterr().err
+    assert f"{shard} has changed since it was written" in refused(call, "--merge", target)
     assert not target.exists()
 
 
@@ -132,14 +115,9 @@ def test_a_damaged_shard_is_found(
     ],
 )
 def test_bad_options(
-    tmp_path: Path,
-    source: Path,
-    options: list[object],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, source: Path, options: list[object], message: str, refused: Says
 ) -> None:
-    assert write(source, tmp_path / "out", *options) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(write, source, tmp_path / "out", *options)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
@@ -153,23 +131,22 @@ def test_bad_options(
     ],
 )
 def test_what_merging_does_not_take_is_said(
-    tmp_path: Path, options: list[object], name: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, options: list[object], name: str, refused: Says
 ) -> None:
-    assert call("--merge", tmp_path / "x", *options) == 2
-    assert f"--merge DST takes no {name}, only" in capsys.readouterr().err
+    assert f"--merge DST takes no {name}, only" in refused(
+        call, "--merge", tmp_path / "x", *options
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["photos"], ["photos", "out"]])
-def test_what_is_missing_is_said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*arguments) == 2
-    assert "is missing; --help shows examples" in capsys.readouterr().err
+def test_what_is_missing_is_said(arguments: list[str], refused: Says) -> None:
+    assert "is missing; --help shows examples" in refused(call, *arguments)
 
 
-def test_nothing_can_be_read_in_any_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_can_be_read_in_any_part(tmp_path: Path, refused: Says) -> None:
     source = write_files(tmp_path / "source", {f"{number}.jpg": b"" for number in range(4)})
     for number in (1, 2):
         assert write(source, tmp_path / "out", "--part", f"{number}/2", shard_mb=0.2) == 0
-    assert call("--merge", tmp_path / "out") == 2
-    assert "none of the 4 images can be read (0.jpg: the file is empty)" in capsys.readouterr().err
+    assert "none of the 4 images can be read (0.jpg: the file is empty)" in refused(
+        call, "--merge", tmp_path / "out"
+    )

@@ -13,7 +13,7 @@ from data_prep.statistics import main as statistics
 from pospre.data.decode.bit_depth import Decoding, DeepRange
 from pospre.data.opening import open_reader
 from tests.data.deep_files import RAMP, band_folder, bands, npy, png16, saved
-from tests.data_prep.reading import description, run
+from tests.data_prep.reading import Says, description, run
 
 TWELVE = (RAMP * 4095).astype(np.uint16)
 
@@ -39,10 +39,9 @@ def scans(tmp_path: Path) -> Path:
 
 
 def test_the_summary_and_the_description_count_deep_images(
-    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scans: Path, tmp_path: Path, printed: Says
 ) -> None:
-    assert run(scans, tmp_path / "out") == 0
-    said = capsys.readouterr().out
+    said = printed(run, scans, tmp_path / "out")
     assert "5 of more than 8 bits; these values became 0..255:" in said
     assert "0..4096       2, guessed" in said and "0..65536      2\n" in said
     assert "-16384..16384 1, guessed" in said and "one grey      2 of them are nearly" in said
@@ -58,10 +57,9 @@ def test_the_summary_and_the_description_count_deep_images(
 
 
 def test_a_range_of_the_users_holds_for_all(
-    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scans: Path, tmp_path: Path, refused: Says, printed: Says
 ) -> None:
-    assert run(scans, tmp_path / "out", "--deep-range=-1024,3072.0") == 0
-    assert "guessed" not in capsys.readouterr().out
+    assert "guessed" not in printed(run, scans, tmp_path / "out", "--deep-range=-1024,3072.0")
     content = description(tmp_path / "out")
     assert content["made_from"]["settings"]["deep_range"] == "-1024,3072"
     assert set(content["deep"]["ranges"]) == {"-1024..3072", "0..65536"}
@@ -70,19 +68,16 @@ def test_a_range_of_the_users_holds_for_all(
     wanted = np.clip((TWELVE.astype(int) + 1024) >> 4, 0, 255)
     assert np.abs(levels - wanted).mean() < 3
     # another spelling is the same conversion, another range is not
-    assert run(scans, tmp_path / "out", "--deep-range=-1024.0,3072") == 0
-    assert "nothing to do" in capsys.readouterr().out
-    assert run(scans, tmp_path / "out") == 2
-    assert "made with deep_range=-1024,3072 instead of auto" in capsys.readouterr().err
+    assert "nothing to do" in printed(run, scans, tmp_path / "out", "--deep-range=-1024.0,3072")
+    assert "made with deep_range=-1024,3072 instead of auto" in refused(
+        run, scans, tmp_path / "out"
+    )
 
 
-def test_photographs_say_nothing_of_depth(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_photographs_say_nothing_of_depth(tmp_path: Path, printed: Says) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_bytes(saved((RAMP * 255).astype(np.uint8), "PNG"))
-    assert run(tmp_path / "in", tmp_path / "out") == 0
-    assert "8 bits" not in capsys.readouterr().out
+    assert "8 bits" not in printed(run, tmp_path / "in", tmp_path / "out")
     assert not {"deep", "channels", "pixels"} & set(description(tmp_path / "out"))
 
 
@@ -96,12 +91,12 @@ def test_photographs_say_nothing_of_depth(
     ],
 )
 def test_wrong_options_are_refused(
-    option: str, message: str, scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, message: str, scans: Path, tmp_path: Path, refused: Says
 ) -> None:
     for name in ("b.tif", "c.png", "d.png", "e.tif", "f.png"):
         (scans / name).unlink()
-    assert run(scans, tmp_path / "out", option) == 2
-    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert message in refused(run, scans, tmp_path / "out", option)
+    assert not (tmp_path / "out").exists()
 
 
 def test_data_sets_of_before_are_the_same_conversion() -> None:

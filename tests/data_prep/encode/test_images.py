@@ -12,15 +12,7 @@ from PIL import Image, ImageOps
 from data_prep.encode.images import PreparedImage, prepare_image
 from data_prep.files.locations import DamagedItem
 from pospre.data.decode.decoder import DecodeError, decode_image
-from tests.data_prep.sample_images import (
-    KEPT,
-    bad_files,
-    dds,
-    encoded,
-    odd_files,
-    picture,
-    rotated_jpeg,
-)
+from tests.data_prep.sample_images import KEPT, dds, encoded, odd_files, picture, rotated_jpeg
 
 
 def prepare(data: bytes, max_side: int | None = None) -> PreparedImage:
@@ -56,11 +48,6 @@ def test_every_kind_becomes_an_upright_jpeg(name: str) -> None:
 def test_colours_survive(name: str) -> None:
     result = prepare(odd_files()["odd/" + name])
     assert np.abs(pixels(result.jpeg) - np.asarray(picture(3)).astype(int)).mean() < 12
-
-
-@pytest.mark.parametrize("name", sorted(bad_files()))
-def test_damaged_files_give_a_reason(name: str) -> None:
-    assert why_damaged(bad_files()[name])
 
 
 @pytest.mark.parametrize(
@@ -176,10 +163,7 @@ def test_damage_raises_one_kind_of_error_and_never_lies(data: st.DataObject) -> 
 )
 @settings(max_examples=60)
 def test_size_and_mode_of_anything(
-    width: int,
-    height: int,
-    mode: str,
-    max_side: int | None,
+    width: int, height: int, mode: str, max_side: int | None
 ) -> None:
     image = picture(2, width, height)
     kind = "TIFF" if mode == "CMYK" else "PNG"

@@ -29,28 +29,29 @@ def palette_mask(image: Image.Image) -> Image.Image:
     return mask
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_mask_stays_on_its_image(tmp_path: Path, orientation: int) -> None:
-    files = {
-        SCENES: b"a room\n",
-        "images/training/a.jpg": rotated_jpeg(3, orientation),
-        "annotations/training/a.png": encoded(palette_mask(picture(3)), "PNG"),
-    }
-    sample = converted(write_files(tmp_path / "ade", files), tmp_path / "mds")[0]
-    image = Image.open(io.BytesIO(sample["image"]))
-    mask = Image.open(io.BytesIO(sample["annotation"]))
-    assert mask.mode == "P" and mask.size == image.size
-    assert mask.getpalette() == palette_mask(picture(3)).getpalette()
-    assert np.mean(np.asarray(mask) == coarse(image)) > 0.9
+def test_a_mask_stays_on_its_image(tmp_path: Path) -> None:
+    files = {SCENES: text([f"{orientation} room" for orientation in range(1, 9)])}
+    for orientation in range(1, 9):
+        files[f"images/training/{orientation}.jpg"] = rotated_jpeg(3, orientation)
+        mask = encoded(palette_mask(picture(3)), "PNG")
+        files[f"annotations/training/{orientation}.png"] = mask
+    samples = converted(write_files(tmp_path / "ade", files), tmp_path / "mds")
+    assert len(samples) == 8
+    for sample in samples:
+        image, found = (Image.open(io.BytesIO(sample[key])) for key in ("image", "annotation"))
+        assert found.mode == "P" and found.size == image.size
+        assert found.getpalette() == palette_mask(picture(3)).getpalette()
+        assert np.mean(np.asarray(found) == coarse(image)) > 0.9
 
 
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_json_tells_the_orientation(tmp_path: Path, orientation: int) -> None:
-    files = {"a.jpg": rotated_jpeg(3, orientation), "a.json": text({"point": [1, 2]})}
+def test_json_tells_the_orientation(tmp_path: Path) -> None:
+    wanted, files = {"point": [1, 2], "width": 48, "height": 32}, {}
+    for name, orientation in (("a", 1), ("b", 6)):
+        files[f"{name}.jpg"] = rotated_jpeg(3, orientation)
+        files[f"{name}.json"] = text({"point": [1, 2]})
     path = write_files(tmp_path, {"one.tar": tar_bytes(files)}) / "one.tar"
-    about = json.loads(converted(path, tmp_path / "mds")[0]["annotation"])
-    wanted = {"point": [1, 2], "width": 48, "height": 32}
-    assert about == (wanted if orientation == 1 else wanted | {"orientation": 6})
+    about = [json.loads(sample["annotation"]) for sample in converted(path, tmp_path / "mds")]
+    assert about == [wanted, wanted | {"orientation": 6}]
 
 
 def test_a_mask_of_the_upright_image_stays() -> None:

@@ -139,7 +139,7 @@ WHOLE = [plain(50, 70, sampling) for sampling in SAMPLINGS]
 WHOLE += [by_pillow(50, 70, optimize=True), by_pillow(50, 70, restart_marker_blocks=2)]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data())
 def test_damage_changes_nothing_else(data):
     whole = bytearray(data.draw(st.sampled_from(WHOLE)))
@@ -157,7 +157,6 @@ def test_damage_changes_nothing_else(data):
         assert np.array_equal(before, after)
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_parts_decode_as_in_the_whole(data):
     width, height = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 200))

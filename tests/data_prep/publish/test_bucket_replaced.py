@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from data_prep import verify
 from data_prep.distribute.conversion import convert as convert_source
 from data_prep.plan.records import Record, Settings
 from data_prep.publish.bucket import BucketShards
-from pospre.errors import UserError, run_command
+from pospre.errors import UserError
 from pospre.object_store import Bucket
-from tests.data_prep.bucket import URI, contents, keys, shard, write
+from tests.data_prep.bucket import URI, contents, keys, shard, verified, write
+from tests.data_prep.reading import Says
 
 
 @pytest.fixture
@@ -20,10 +20,6 @@ def few(photos: Path, bucket: Any) -> Path:
     """The photographs, which lie in the bucket too."""
     assert write(photos, URI) == 0
     return photos
-
-
-def verified() -> int:
-    return run_command(lambda: verify.main([URI]))
 
 
 def failing_at(number: int) -> Callable[[BucketShards, Path, Record], None]:
@@ -42,7 +38,7 @@ def no_library(name: str) -> None:
 
 
 def test_the_old_one_stays_until_the_new_one_is_there(
-    bucket: Any, few: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bucket: Any, few: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = contents(bucket)
     new = (few, URI, "--quality", 50, "--max-side", 40, "--overwrite")
@@ -85,7 +81,7 @@ def test_killed_between_description_and_index(
 
 
 def test_what_others_did_meanwhile_is_seen_before_the_index_goes_up(
-    bucket: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bucket: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, refused: Says
 ) -> None:
     publish = BucketShards.publish
     meanwhile: Callable[[], Any] = lambda: None  # noqa: E731
@@ -97,8 +93,7 @@ def test_what_others_did_meanwhile_is_seen_before_the_index_goes_up(
     monkeypatch.setattr(BucketShards, "publish", later)
 
     def said(*options: object) -> str:
-        assert write(photos, URI, *options) == 2
-        return capsys.readouterr().err
+        return refused(write, photos, URI, *options)
 
     def remove() -> None:
         bucket.delete_object(Bucket="bucket", Key=f"photos/{shard(bucket, 0)}")
@@ -137,7 +132,7 @@ def test_what_others_did_meanwhile_is_seen_before_the_index_goes_up(
 
 
 def test_two_that_begin_at_once(
-    bucket: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bucket: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, refused: Says
 ) -> None:
     assert write(photos, URI, "--part", "1/2") == 0
     plan, looks = BucketShards.plan, []
@@ -147,20 +142,16 @@ def test_two_that_begin_at_once(
         return plan(self) if len(looks) > 1 else None
 
     monkeypatch.setattr(BucketShards, "plan", not_yet)
-    assert write(photos, URI, "--part", "2/2", "--quality", 50) == 2
-    assert "unfinished work of another conversion (made with quality=90" in capsys.readouterr().err
+    assert "unfinished work of another conversion (made with quality=90" in refused(
+        write, photos, URI, "--part", "2/2", "--quality", 50
+    )
 
 
-@pytest.mark.parametrize(
-    "text", [b"{not json", b"[]", b"{}", b'{"format": "pospre-mds", "version": 1}']
-)
-def test_a_damaged_description_is_said(
-    bucket: Any, few: Path, text: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bucket.put_object(Bucket="bucket", Key="photos/pospre.json", Body=text)
-    before = contents(bucket)
-    for options in ([], ["--overwrite"]):
-        assert write(few, URI, *options) == 2
-        message = capsys.readouterr().err
-        assert f"{URI}/pospre.json" in message and "choose another DST" in message
-    assert contents(bucket) == before
+def test_a_damaged_description_is_said(bucket: Any, few: Path, refused: Says) -> None:
+    for text in (b"{not json", b"[]", b"{}", b'{"format": "pospre-mds", "version": 1}'):
+        bucket.put_object(Bucket="bucket", Key="photos/pospre.json", Body=text)
+        before = contents(bucket)
+        for options in ([], ["--overwrite"]):
+            message = refused(write, few, URI, *options)
+            assert f"{URI}/pospre.json" in message and "choose another DST" in message
+        assert contents(bucket) == before

@@ -7,10 +7,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from data_prep import convert
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Source
-from pospre.errors import run_command
+from pospre.errors import UserError, run_command
 from tests.data_prep.reading import read_samples
 from tests.data_prep.sample_images import encoded, picture
 
@@ -64,6 +66,12 @@ def opened(root: Path, kind: str, **options: Any) -> Source:
     source = open_source(root, **options)
     assert source.kind == kind
     return source
+
+
+def refuses(said: str, root: Path, **options: Any) -> None:
+    """Check that a source cannot be opened, and what is said of it."""
+    with pytest.raises(UserError, match=said):
+        open_source(root, **options)
 
 
 def converted(root: Path, target: Path, *options: str) -> list[dict[str, Any]]:

@@ -8,9 +8,8 @@ from PIL import Image
 from data_prep.encode.reading import read_annotation
 from data_prep.files.locations import DamagedItem
 from data_prep.sources.registry import open_source
-from pospre.errors import UserError
 from tests.data_prep.sample_images import encoded, write_files
-from tests.data_prep.sources.fakes import JPEGS, converted, labels, opened, text, write_zip
+from tests.data_prep.sources.fakes import JPEGS, converted, labels, opened, refuses, text, write_zip
 
 SCENES = "sceneCategories.txt"
 
@@ -26,11 +25,7 @@ def files() -> dict[str, bytes]:
         "images/training/notes.txt": b"x",
     }
     for number, name in enumerate(
-        (
-            "training/ADE_train_1",
-            "training/ADE_train_2",
-            "validation/ADE_val_1",
-        )
+        ("training/ADE_train_1", "training/ADE_train_2", "validation/ADE_val_1")
     ):
         found[f"images/{name}.jpg"] = JPEGS[number]
         found[f"annotations/{name}.png"] = mask(number + 1)
@@ -40,10 +35,7 @@ def files() -> dict[str, bytes]:
 def test_scenes_and_masks(tmp_path: Path) -> None:
     root = write_files(tmp_path / "ADEChallengeData2016", files())
     train = opened(root, "ade20k", split="train")
-    assert labels(train) == {
-        "training/ADE_train_1.jpg": 1,
-        "training/ADE_train_2.jpg": 0,
-    }
+    assert labels(train) == {"training/ADE_train_1.jpg": 1, "training/ADE_train_2.jpg": 0}
     assert train.classes == ["attic", "street"] and train.annotation == "png"
     assert [train.annotate(item) for item in train.items] == [mask(1), mask(2)]
     assert train.num_ignored == 1
@@ -66,8 +58,7 @@ def test_images_without_a_scene_or_a_mask(tmp_path: Path) -> None:
     with pytest.raises(DamagedItem, match="it is listed, but missing"):
         read_annotation(source, source.items[0])
     write_files(root, {"images/validation/ADE_val_9.jpg": JPEGS[0]})
-    with pytest.raises(UserError, match=r"sceneCategories\.txt does not list ADE_val_9"):
-        open_source(root, split="val")
+    refuses(r"sceneCategories\.txt does not list ADE_val_9", root, split="val")
 
 
 def test_another_mask_is_another_source(tmp_path: Path) -> None:
@@ -83,8 +74,6 @@ def test_another_mask_is_another_source(tmp_path: Path) -> None:
 
 def test_broken_lists(tmp_path: Path) -> None:
     root = write_files(tmp_path, files() | {SCENES: b"ADE_train_1\n"})
-    with pytest.raises(UserError, match=r"an image and its scene per line, but one is 'ADE_train"):
-        open_source(root, split="train")
+    refuses(r"an image and its scene per line, but one is 'ADE_train", root, split="train")
     (root / SCENES).unlink()
-    with pytest.raises(UserError, match=r"sceneCategories\.txt .* is missing; found annotations"):
-        open_source(root, split="train")
+    refuses(r"sceneCategories\.txt .* is missing; found annotations", root, split="train")

@@ -11,9 +11,8 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from data_prep.sources.registry import open_source
-from pospre.errors import UserError
 from tests.data_prep.sample_images import picture, write_files
-from tests.data_prep.sources.fakes import converted, labels, opened, tar_bytes, text
+from tests.data_prep.sources.fakes import converted, labels, opened, refuses, tar_bytes, text
 
 TEN, HUNDRED = ["airplane", "cat"], [f"fine{number:02d}" for number in range(12)]
 BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
@@ -149,26 +148,20 @@ def test_a_pickle_of_others_is_not_opened(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = as_folder(tmp_path, pickled_ten() | {name: pickle.dumps(Harm())})
-    with pytest.raises(UserError, match=rf"{name} is not the file .* use the binary version"):
-        open_source(root, split="test")
+    refuses(rf"{name} is not the file .* use the binary version", root, split="test")
     assert "harm" not in capsys.readouterr().out
 
 
 def test_what_is_cut_off_or_missing(tmp_path: Path) -> None:
     archive = as_archive(tmp_path, binary_ten())
     archive.write_bytes(archive.read_bytes()[:-2000])
-    with pytest.raises(UserError, match=r"cifar-10-any\.tar\.gz is damaged or not a tar"):
-        open_source(archive, split="train")
+    refuses(r"cifar-10-any\.tar\.gz is damaged or not a tar", archive, split="train")
     root = as_folder(tmp_path, binary_ten())
     (root / "test_batch.bin").write_bytes(record(0, 7))
-    with pytest.raises(UserError, match=r"test_batch has the label 7 at 0, but there are 2 cl"):
-        open_source(root, split="test")
+    refuses(r"test_batch has the label 7 at 0, but there are 2 cl", root, split="test")
     (root / "data_batch_2.bin").write_bytes(record(0, 1)[:-1])
-    with pytest.raises(UserError, match=r"data_batch_2\.bin has 3072 bytes, which is no multiple"):
-        open_source(root, split="train")
+    refuses(r"data_batch_2\.bin has 3072 bytes, which is no multiple", root, split="train")
     (root / "data_batch_2.bin").unlink()
-    with pytest.raises(UserError, match=r"only data_batch_1, data_batch_3"):
-        open_source(root, split="train")
+    refuses(r"only data_batch_1, data_batch_3", root, split="train")
     (root / "batches.meta.txt").unlink()
-    with pytest.raises(UserError, match=r"the class names .* are missing"):
-        open_source(root, split="train")
+    refuses(r"the class names .* are missing", root, split="train")

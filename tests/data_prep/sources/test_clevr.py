@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from data_prep.sources.registry import open_source
-from pospre.errors import UserError
 from tests.data_prep.sample_images import encoded, picture, write_files
 from tests.data_prep.sources.fakes import (
     annotations,
@@ -14,6 +13,7 @@ from tests.data_prep.sources.fakes import (
     everything,
     labels,
     opened,
+    refuses,
     text,
     write_zip,
 )
@@ -65,8 +65,7 @@ def test_counts_and_scenes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("depths", "label"),
-    [((9.5, 12.0), 3), ((8.0,), 0), ((8.01, 99.0), 1), ((14.2,), 5), ((), -1)],
+    ("depths", "label"), [((9.5, 12.0), 3), ((8.0,), 0), ((8.01, 99.0), 1), ((14.2,), 5), ((), -1)]
 )
 def test_distance_of_the_nearest_object(
     tmp_path: Path, depths: tuple[float, ...], label: int
@@ -108,14 +107,16 @@ def test_from_the_zip_to_shards(tmp_path: Path) -> None:
     ],
 )
 def test_broken_scenes(tmp_path: Path, content: bytes, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        open_source(write_files(tmp_path, files() | {SCENES: content}), split="train")
+    refuses(message, write_files(tmp_path, files() | {SCENES: content}), split="train")
 
 
 def test_missing_scenes(tmp_path: Path) -> None:
     root = write_files(tmp_path, files())
     (root / SCENES).unlink()
-    with pytest.raises(UserError, match=r"is missing; found CLEVR_val_scenes\.json"):
-        open_source(root, split="train")
-    with pytest.raises(UserError, match=r"no images/train"):
-        open_source(write_files(tmp_path / "b", {SCENES: b"{}"}), kind="clevr", split="train")
+    refuses(r"is missing; found CLEVR_val_scenes\.json", root, split="train")
+    refuses(
+        r"no images/train",
+        write_files(tmp_path / "b", {SCENES: b"{}"}),
+        kind="clevr",
+        split="train",
+    )

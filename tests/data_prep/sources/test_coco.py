@@ -8,7 +8,7 @@ from data_prep import convert
 from data_prep.encode.reading import read_item
 from data_prep.files.locations import DamagedItem
 from data_prep.sources.registry import open_source
-from pospre.errors import UserError, run_command
+from pospre.errors import run_command
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
     JPEGS,
@@ -16,6 +16,7 @@ from tests.data_prep.sources.fakes import (
     converted,
     everything,
     opened,
+    refuses,
     text,
     write_zip,
 )
@@ -119,8 +120,7 @@ def test_labels_mean_the_same_in_all_splits(tmp_path: Path) -> None:
     train["categories"][0]["name"] = "wolf"
     write_files(root, {TRAIN: text(train)})
     message = r"val2017\.json: the training split calls 'wolf' the category 18 \('dog'\)"
-    with pytest.raises(UserError, match=message):
-        open_source(root, split="val")
+    refuses(message, root, split="val")
 
 
 def test_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
@@ -174,18 +174,16 @@ def broken(**changes: Any) -> bytes:
     ],
 )
 def test_broken_json(tmp_path: Path, data: bytes, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        open_source(write_files(tmp_path, files() | {TRAIN: data}), split="train")
+    refuses(message, write_files(tmp_path, files() | {TRAIN: data}), split="train")
 
 
 def test_missing_folders(tmp_path: Path) -> None:
     root = write_files(tmp_path / "a", {TRAIN: text(content()), "readme.md": b"x"})
-    with pytest.raises(
-        UserError, match=r"annotations/instances_.* needs a folder or zip train2017"
-    ):
-        open_source(root)
-    with pytest.raises(UserError, match=r"there is no annotations/instances_<train"):
-        open_source(write_files(tmp_path / "b", {"train2017/1.jpg": JPEGS[0]}), kind="coco")
+    refuses(r"annotations/instances_.* needs a folder or zip train2017", root)
+    refuses(
+        r"there is no annotations/instances_<train",
+        write_files(tmp_path / "b", {"train2017/1.jpg": JPEGS[0]}),
+        kind="coco",
+    )
     write_files(root, {"annotations/instances_train2014.json": b"{}"})
-    with pytest.raises(UserError, match=r"has .*_train2014\.json and .*_train2017\.json; move all"):
-        open_source(root)
+    refuses(r"has .*_train2014\.json and .*_train2017\.json; move all", root)

@@ -7,10 +7,8 @@ from PIL import Image
 
 from data_prep.encode.reading import read_annotation
 from data_prep.files.locations import DamagedItem
-from data_prep.sources.registry import open_source
-from pospre.errors import UserError
 from tests.data_prep.sample_images import encoded, write_files
-from tests.data_prep.sources.fakes import JPEGS, converted, everything, opened, text
+from tests.data_prep.sources.fakes import JPEGS, converted, everything, opened, refuses, text
 
 
 def mask(value: int) -> bytes:
@@ -87,12 +85,13 @@ def test_to_shards(tmp_path: Path) -> None:
 
 def test_broken_lists(tmp_path: Path) -> None:
     root = write_files(tmp_path, files() | {"ImageSets/2017/val.txt": b"cow\nyak\n"})
-    with pytest.raises(UserError, match=r"val\.txt lists the video yak, but JPEGImages/480p"):
-        open_source(root, split="val")
+    refuses(r"val\.txt lists the video yak, but JPEGImages/480p", root, split="val")
     for name in ("train", "val", "test-dev"):
         (root / f"ImageSets/2017/{name}.txt").unlink()
     (root / "ImageSets/2016/train.txt").unlink()
-    with pytest.raises(UserError, match=r"there is no ImageSets/2017/val\.txt"):
-        open_source(root, split="val")
-    with pytest.raises(UserError, match=r"the folder JPEGImages is missing"):
-        open_source(write_files(tmp_path / "b", {"a.jpg": JPEGS[0]}), kind="davis")
+    refuses(r"there is no ImageSets/2017/val\.txt", root, split="val")
+    refuses(
+        r"the folder JPEGImages is missing",
+        write_files(tmp_path / "b", {"a.jpg": JPEGS[0]}),
+        kind="davis",
+    )

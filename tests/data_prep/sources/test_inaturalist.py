@@ -5,9 +5,16 @@ from typing import Any
 import pytest
 
 from data_prep.sources.registry import open_source
-from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import JPEGS, annotations, converted, labels, opened, text
+from tests.data_prep.sources.fakes import (
+    JPEGS,
+    annotations,
+    converted,
+    labels,
+    opened,
+    refuses,
+    text,
+)
 
 TRAIN = "train2019.json"
 CATEGORIES = [
@@ -72,8 +79,7 @@ def test_labels_mean_the_same_in_all_splits(tmp_path: Path) -> None:
     val["categories"] = [*CATEGORIES, {"id": 50, "name": "Corvus"}]
     write_files(root, {"val2019.json": text(val)})
     message = r"val2019\.json: the training split lacks the category 50 \('Corvus'\)"
-    with pytest.raises(UserError, match=message):
-        open_source(root, split="val")
+    refuses(message, root, split="val")
 
 
 def test_to_shards(tmp_path: Path) -> None:
@@ -118,10 +124,12 @@ def broken(**changes: Any) -> bytes:
     ],
 )
 def test_broken_json(tmp_path: Path, data: bytes, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        open_source(write_files(tmp_path, files() | {TRAIN: data}), split="train")
+    refuses(message, write_files(tmp_path, files() | {TRAIN: data}), split="train")
 
 
 def test_no_list(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no train\.json or val\.json"):
-        open_source(write_files(tmp_path, {"a/1.jpg": JPEGS[0]}), kind="inaturalist")
+    refuses(
+        r"there is no train\.json or val\.json",
+        write_files(tmp_path, {"a/1.jpg": JPEGS[0]}),
+        kind="inaturalist",
+    )

@@ -12,7 +12,7 @@ from data_prep.files.locations import DamagedItem
 from data_prep.sources.parquet import _group
 from data_prep.sources.registry import open_source
 from pospre.errors import UserError
-from tests.data_prep.sources.fakes import JPEGS, converted, everything, labels, opened
+from tests.data_prep.sources.fakes import JPEGS, converted, everything, labels, opened, refuses
 
 NAMES = ["ant", "bee", "cow"]
 
@@ -127,16 +127,14 @@ def test_rows_without_an_image_are_named(tmp_path: Path) -> None:
 def test_other_columns(
     tmp_path: Path, columns: dict[str, list], names: list[str] | None, message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
-        open_source(write(tmp_path / "a.parquet", columns, names))
+    refuses(message, write(tmp_path / "a.parquet", columns, names))
 
 
 def test_damage(root: Path) -> None:
     path = root / "data" / "train-00001-of-00002-ab12.parquet"
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
-    with pytest.raises(UserError, match=r"train-00001.* is damaged or not a parquet file"):
-        open_source(root, split="train")
+    refuses(r"train-00001.* is damaged or not a parquet file", root, split="train")
     at = whole.index(JPEGS[3][-60:]) - 200
     path.write_bytes(whole[:at] + b"\xff" * 200 + whole[at + 200 :])
     source = open_source(root, split="train")
@@ -148,8 +146,7 @@ def test_damage(root: Path) -> None:
 def test_other_classes_in_another_file(root: Path) -> None:
     path = root / "data" / "train-00009.parquet"
     write(path, {"image": images(0), "label": [0]}, ["dog"])
-    with pytest.raises(UserError, match=r"train-00009\.parquet and .* have different classes"):
-        open_source(root, split="train")
+    refuses(r"train-00009\.parquet and .* have different classes", root, split="train")
 
 
 def test_flipped_bytes_are_damage_and_nothing_else(tmp_path: Path) -> None:
@@ -182,5 +179,4 @@ def test_a_flipped_label_is_told_where_pages_have_checksums(tmp_path: Path) -> N
     data = bytearray(path.read_bytes())
     data[at + 8] ^= 2
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r"a\.parquet is damaged or not a parquet file: .*checksum"):
-        open_source(path)
+    refuses(r"a\.parquet is damaged or not a parquet file: .*checksum", path)

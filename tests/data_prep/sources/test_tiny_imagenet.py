@@ -5,9 +5,16 @@ import pytest
 from data_prep.encode.reading import read_item
 from data_prep.files.locations import DamagedItem
 from data_prep.sources.registry import open_source
-from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import JPEGS, converted, everything, labels, opened, text
+from tests.data_prep.sources.fakes import (
+    JPEGS,
+    converted,
+    everything,
+    labels,
+    opened,
+    refuses,
+    text,
+)
 from tests.data_prep.sources.fakes import write_zip as zipped
 
 VAL = "val/val_annotations.txt"
@@ -67,21 +74,18 @@ def test_validation_images_sorted_into_classes(tmp_path: Path) -> None:
 
 def test_a_split_must_be_chosen(tmp_path: Path) -> None:
     root = write_files(tmp_path, files())
-    with pytest.raises(UserError, match="has the splits train, val, test; choose one with"):
-        open_source(root)
+    refuses("has the splits train, val, test; choose one with", root)
 
 
 def test_a_missing_list_says_what_is_there(tmp_path: Path) -> None:
     root = write_files(tmp_path, files())
     (root / VAL).unlink()
-    with pytest.raises(UserError, match=r"val_annotations\.txt .* is missing; found images\."):
-        open_source(root, split="val")
+    refuses(r"val_annotations\.txt .* is missing; found images\.", root, split="val")
 
 
 def test_an_unknown_class_is_named(tmp_path: Path) -> None:
     root = write_files(tmp_path, files() | {VAL: b"val_0.JPEG\tn07\t0\n"})
-    with pytest.raises(UserError, match=r"val_0\.JPEG has the class n07"):
-        open_source(root, split="val")
+    refuses(r"val_0\.JPEG has the class n07", root, split="val")
 
 
 def test_a_listed_image_that_is_absent_is_named_later(tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.sources.registry import open_source
 from data_prep.splits import Split
-from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
     JPEGS,
@@ -15,6 +13,7 @@ from tests.data_prep.sources.fakes import (
     everything,
     labels,
     opened,
+    refuses,
     tar_bytes,
     text,
 )
@@ -110,34 +109,26 @@ def test_labels_from_json_and_names(tmp_path: Path) -> None:
 def test_broken_samples(tmp_path: Path, files: dict[str, Any], message: str) -> None:
     path = one(tmp_path, files)
     for split in (None, "train"):
-        with pytest.raises(UserError, match=message):
-            open_source(path, kind="webdataset", split=split)
+        refuses(message, path, kind="webdataset", split=split)
 
 
 def test_a_tar_that_is_cut_off_is_named(root: Path) -> None:
     path = root / "birds-train-000001.tar"
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(
-        UserError, match=r"birds-train-000001\.tar is damaged or not a tar: .*cut off"
-    ):
-        open_source(root, split="train")
+    refuses(r"birds-train-000001\.tar is damaged or not a tar: .*cut off", root, split="train")
     path.unlink()
     (root / "birds-train-000000.tar").unlink()
     (root / "birds-val-000000.tar").unlink()
-    with pytest.raises(UserError, match=r"has no \.tar file"):
-        open_source(root, kind="webdataset")
+    refuses(r"has no \.tar file", root, kind="webdataset")
 
 
 def test_a_name_that_tells_no_split_is_refused_not_drawn(root: Path) -> None:
     write_files(root, {"birds-extra-0.tar": shard(7)})
     for split in ("train", "val", None):
-        with pytest.raises(UserError, match=r"birds-train-0+\.tar contains its split \(train, val"):
-            open_source(root, split=split)
-        with pytest.raises(UserError, match=r"that of birds-extra-0\.tar does not; rename"):
-            open_source(root, split=split)
+        refuses(r"birds-train-0+\.tar contains its split \(train, val", root, split=split)
+        refuses(r"that of birds-extra-0\.tar does not; rename", root, split=split)
 
 
 def test_other_tars_are_none(tmp_path: Path) -> None:
     plain = tar_bytes({"cat/1.jpg": JPEGS[0], "cat/2.jpg": JPEGS[1]})
-    with pytest.raises(UserError, match=r"is a file of no known kind"):
-        open_source(write_files(tmp_path, {"a.tar": plain}) / "a.tar")
+    refuses(r"is a file of no known kind", write_files(tmp_path, {"a.tar": plain}) / "a.tar")
