@@ -2,9 +2,10 @@
 
 import atexit
 import gc
+import io
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import torch.distributed as dist
 from composer.core import Engine
 from hypothesis import HealthCheck, settings
 from PIL import Image
+from torch._inductor import config as inductor
 from torch.distributed.checkpoint.state_dict import _get_fqns
+
+from tests.forks import find_composer_once
 
 # No property is about time, which goes by whatever else the machine does; the rest stays as it is,
 # also what hypothesis does in CI.
@@ -44,6 +48,10 @@ def pytest_collection_finish() -> None:
     """Let the half a million objects that all imports made be: each look at them takes 0.3 s."""
     gc.collect()
     gc.freeze()
+
+
+find_composer_once()
+inductor.compile_threads = 1  # in this process: others would import torch, just in case
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -109,6 +117,14 @@ def draw_image(seed: int, width: int, height: int) -> Image.Image:
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 
+@cache
+def jpeg(seed: int, width: int, height: int) -> bytes:
+    """Return such a picture as a JPEG, which hundreds of tests write anew."""
+    file = io.BytesIO()
+    draw_image(seed, width, height).save(file, "JPEG", quality=92)
+    return file.getvalue()
+
+
 def write_images(
     root: Path, count: int, classes: tuple[str, ...] = (), size: tuple[int, int] = (80, 60)
 ) -> Path:
@@ -116,7 +132,7 @@ def write_images(
     for number in range(count):
         folder = root / classes[number % len(classes)] if classes else root
         folder.mkdir(parents=True, exist_ok=True)
-        draw_image(number, *size).save(folder / f"{number:04d}.jpg", quality=92)
+        (folder / f"{number:04d}.jpg").write_bytes(jpeg(number, *size))
     return root
 
 

@@ -23,15 +23,26 @@ import numpy as np
 
 _MOST = 1 << 20
 """Bytes of a request: a command line and its environment."""
+ALONE = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Keeps libraries from starting threads, and torch from the GPU: what forks could not inherit."""
 
 
 def preload() -> None:
-    """Import what training needs."""
+    """Import what training needs, and prepare once what each process would at its first step."""
     import composer.cli.launcher  # noqa: F401
 
+    find_composer_once()
+    import pospre.certificate.preload
     import pospre.evaluation.during_training
     import pospre.report.live
     import pospre.training.train  # noqa: F401
+
+
+def find_composer_once() -> None:
+    """Let Composer look for its own commit once: it asks all installed files at every save."""
+    from composer.utils import collect_env
+
+    vars(collect_env)["get_composer_commit_hash"] = cache(collect_env.get_composer_commit_hash)
 
 
 def become(program: list[str]) -> NoReturn:
@@ -105,7 +116,7 @@ class _Parent:
         root = str(Path(__file__).parents[1])
         subprocess.Popen(
             [sys.executable, "-c", f"from tests.forks import _serve; _serve({theirs.fileno()})"],
-            env=os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": root} | ALONE,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
