@@ -1,7 +1,7 @@
 """``python -m pospre.plan``: the whole command, what follows from more GPUs, and bad input."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ import pytest
 
 from pospre.errors import run_command
 from pospre.plan import main, render
+from pospre.planning import estimate as estimating
+from pospre.planning.counts import Counts, count
 from pospre.planning.estimate import Choice
 from pospre.planning.estimate import plan as estimate
 from pospre.planning.fusion import fused
@@ -24,7 +26,7 @@ from pospre.planning.layouts import (
     layouts,
     step_time,
 )
-from pospre.recipe.recipe import load_recipe
+from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.scale.fsdp import build_sharding
@@ -35,6 +37,23 @@ YAMLS = Path(__file__).parents[2] / "yamls"
 SMALL = [str(YAMLS / "demo/ijepa.yaml"), "data.path=nowhere", "encoder.depth=1"]
 NO_TIME = StepTime(0, 0, 0, 0)
 Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def counted_once() -> Iterator[None]:
+    """Count what is trained once: most of these plans differ in data, batch and GPUs only."""
+    known: dict[str, Counts] = {}
+
+    def once(recipe: Recipe) -> Counts:
+        views, trainer = recipe.data.views, recipe.trainer
+        key = f"{recipe.encoder} {recipe.algorithms} {views} {trainer.precision} {trainer.compile}"
+        if key not in known:
+            known[key] = count(recipe)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimating, "count", once)
+        yield
 
 
 @pytest.fixture
