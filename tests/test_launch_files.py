@@ -15,6 +15,7 @@ from composer.cli.launcher import _get_parser
 
 from pospre.recipe.recipe import load_recipe
 from pospre.run.peers.process import Process, read_process
+from tests.processes import LIMIT, started
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "yamls" / "launch"
@@ -73,6 +74,28 @@ def test_slurm(code: int, program: Program) -> None:
         trains(call.splitlines()[0].split())
     often = result("bash", str(LAUNCH / "slurm.sbatch"), RECIPE, SLURM_RESTART_COUNT="20", **job)
     assert "requeued" not in often.stdout
+
+
+def test_ssh_starts_a_launcher_on_each_host_and_passes_sigterm_on(
+    program: Program, tmp_path: Path
+) -> None:
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    program("ssh", 'shift; exec bash -c "$*"')
+    program(".venv/bin/composer", "rank $* & wait $!")
+    program("rank", 'trap "exit 75" TERM; printf "%s\\n" "$*"; while true; do sleep 0.05; done')
+    given = {"HOSTS": "node7 node8", "RANKS": "4", "DIR": str(tmp_path)}
+    command = ["bash", str(LAUNCH / "ssh.sh"), RECIPE, "seed=7"]
+    with started(command, env=os.environ | given) as script:
+        assert script.stdout is not None
+        called = [script.stdout.readline().split() for _ in range(2)]
+        script.terminate()
+        _, errors = script.communicate(timeout=LIMIT)
+    assert script.returncode == 75 and not errors
+    places = [_get_parser().parse_args(words) for words in called]
+    assert sorted(place.node_rank for place in places) == [0, 1]
+    for place in places:
+        assert (place.nproc, place.world_size, place.master_addr) == (4, 8, "node7")
+        trains(["-m", place.training_script, *place.training_script_args])
 
 
 def documents() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -102,29 +101,12 @@ def ssh(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_two_nodes_of_a_script_that_is_stopped_are_one_process(
+def test_two_nodes_are_one_process_and_one_without_its_launcher_stops_both(
     tiny: Path, ssh: Path, run: Run, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "runs" / "tiny"
     launch, surroundings = nodes(tiny, *LOSING, ssh=ssh)
     with started(launch, env=surroundings) as script:
-        wait_for_step(4, folder, script)
-        script.send_signal(signal.SIGTERM)
-        output, errors = script.communicate(timeout=LIMIT)
-    assert script.returncode == 75 and "Traceback" not in output + errors, errors
-    (step,) = re.findall(r"stopped by SIGTERM after step (\d+) of 600, saved in", errors)
-    assert run(tiny, *LOSING, "run_name=one", f"trainer.max_duration={step}ba")[0] == 0
-    one, two = (curve(tmp_path / "runs" / name) for name in ("one", "tiny"))
-    assert len(one) == len(two) == int(step)
-    for (_, loss, rate), (_, other_loss, other_rate) in zip(one, two, strict=True):
-        assert other_loss == pytest.approx(loss, rel=1e-4) and other_rate == rate
-
-
-def test_a_node_without_its_launcher_stops_all(tiny: Path, ssh: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "tiny"
-    launch, surroundings = nodes(tiny, *LOSING, ssh=ssh)
-    with started(launch, env=surroundings) as script:
-        wait_for_step(4, folder, script)
+        wait_for_step(4, tmp_path / "runs" / "tiny", script)
         launchers = [one for one in below(script, LAUNCHER) if one.parent().name() == "bash"]
         assert len(launchers) == 2
         launchers[1].kill()
@@ -132,7 +114,11 @@ def test_a_node_without_its_launcher_stops_all(tiny: Path, ssh: Path, tmp_path: 
     assert script.returncode == 75 and "Traceback" not in output + errors, errors
     assert errors.count("the launcher is gone: stopping as by SIGTERM") == 1
     (step,) = re.findall(r"stopped by SIGTERM after step (\d+) of 600, saved in", errors)
-    assert curve(folder)[-1][0] == int(step)
+    assert run(tiny, *LOSING, "run_name=one", f"trainer.max_duration={step}ba")[0] == 0
+    one, two = (curve(tmp_path / "runs" / name) for name in ("one", "tiny"))
+    assert len(one) == len(two) == int(step)
+    for (_, loss, rate), (_, other_loss, other_rate) in zip(one, two, strict=True):
+        assert other_loss == pytest.approx(loss, rel=1e-4) and other_rate == rate
 
 
 def below(script: "subprocess.Popen[str]", program: str) -> list[psutil.Process]:
