@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pospre.training.step_losses import StepLosses
+from tests.conftest import write_images
 from tests.processes import LIMIT, launcher, until
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +27,37 @@ SHORT = ("trainer.max_duration=6ba", "trainer.save_interval=2ba")
 
 Run = Callable[..., tuple[int, str]]
 """The command in this process: ``run(recipe, *overrides) -> (exit code, output)``."""
+
+
+def write_tiny(folder: Path) -> Path:
+    """Write a recipe of 4 epochs of 3 steps, whose run folder is ``folder/runs/tiny``."""
+    images = write_images(folder / "images", 24, ("cat", "dog"))
+    recipe: dict[str, Any] = {
+        "data": {"path": str(images), "batch_size": 8, "num_workers": 1},
+        "encoder": {"name": "vit_tiny16", "image_size": 64, "depth": 1},
+        "algorithms": {
+            "droppos": {
+                "mask_ratio": 0.5,
+                "decoder_dim": 32,
+                "decoder_depth": 1,
+                "decoder_heads": 2,
+            }
+        },
+        "schedule": {"warmup": "2ba"},
+        "optimizer": {"base_lr": 0.03},
+        "trainer": {
+            "max_duration": "4ep",
+            "precision": "fp32",
+            "device": "cpu",
+            "run_folder": str(folder / "runs"),
+            "log_interval": 1,
+            "progress_bar": False,
+            "keep_checkpoints": -1,
+        },
+    }
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return path
 
 
 def command(recipe: Path, *overrides: str, ranks: int = 1) -> list[str]:

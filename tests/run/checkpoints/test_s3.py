@@ -11,7 +11,6 @@ import boto3
 import pytest
 import requests
 import torch
-import yaml
 
 from data_prep import convert
 from pospre.errors import UserError
@@ -21,7 +20,7 @@ from pospre.training.build import build_model
 from pospre.training.start_weights import load_weights
 from tests.data.flaky_s3 import moto_server, use_bucket
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
-from tests.training.tiny_runs import Run, curve
+from tests.training.tiny_runs import SHORT, Run, curve
 
 FOLDER = "trainer.save_folder=s3://bucket/runs/tiny"
 
@@ -41,11 +40,11 @@ def names(client: Any) -> list[str]:
     return sorted(item["Key"].removeprefix("runs/tiny/") for item in found)
 
 
-def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Path) -> None:
-    short = ("trainer.max_duration=2ep", "trainer.save_interval=2ba")
-    assert run(tiny, *short, "run_name=local")[0] == 0
+def test_resume_from_the_bucket(
+    bucket: Any, tiny: Path, run: Run, six_steps: Path, tmp_path: Path
+) -> None:
     often = ("evaluation={knn: {every: 2ba, k: 3, baseline: false}}", "trainer.keep_best=knn/top1")
-    code, said = run(tiny, *short, *often, FOLDER, "trainer.keep_remote=1")
+    code, said = run(tiny, *SHORT, *often, FOLDER, "trainer.keep_remote=1")
     assert code == 0, said
     assert {f"ep1-ba6/{name}" for name in ("rest.pt", "manifest.json")} <= set(names(bucket))
     best = json.loads((tmp_path / "runs" / "tiny" / "checkpoints" / "best" / NOTE).read_text())
@@ -57,10 +56,10 @@ def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Pat
         bucket.upload_file(str(path), "bucket", f"runs/tiny/ep1-ba4/{path.name}")
     bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6/manifest.json")
     shutil.rmtree(folder)
-    code, said = run(tiny, *short, FOLDER)
+    code, said = run(tiny, *SHORT, FOLDER)
     assert code == 0 and "going on from s3://bucket/runs/tiny/ep1-ba4" in said
-    assert curve(tmp_path / "runs" / "tiny") == curve(tmp_path / "runs" / "local")
-    code, said = run(tiny, *short, FOLDER)
+    assert curve(tmp_path / "runs" / "tiny") == curve(six_steps)
+    code, said = run(tiny, *SHORT, FOLDER)
     assert code == 0 and "already finished" in said
     # the run's small files are there as well, and take up the curve where the local ones are gone
     assert {"recipe.yaml", "pretext_tasks.json", "metrics.jsonl", "report.html"} <= set(
@@ -69,11 +68,11 @@ def test_resume_from_the_bucket(bucket: Any, tiny: Path, run: Run, tmp_path: Pat
     bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6/manifest.json")
     warning = b'{"step": 2, "warning": "of its first start"}\n'
     bucket.put_object(Bucket="bucket", Key="runs/tiny/watch.jsonl", Body=warning)
-    assert run(tiny, *short, FOLDER, f"trainer.run_folder={tmp_path}/fresh")[0] == 0
+    assert run(tiny, *SHORT, FOLDER, f"trainer.run_folder={tmp_path}/fresh")[0] == 0
     assert (tmp_path / "fresh" / "tiny" / "watch.jsonl").read_bytes() == warning
-    assert curve(tmp_path / "fresh" / "tiny") == curve(tmp_path / "runs" / "local")
+    assert curve(tmp_path / "fresh" / "tiny") == curve(six_steps)
     # on a machine that has not seen this run
-    code, said = run(tiny, *short, FOLDER, f"trainer.run_folder={tmp_path}/elsewhere", "seed=1")
+    code, said = run(tiny, *SHORT, FOLDER, f"trainer.run_folder={tmp_path}/elsewhere", "seed=1")
     assert code == 2 and "seed = 0" in said
 
 
@@ -162,23 +161,20 @@ def test_an_encoder_starts_from_the_bucket(bucket: Any, tmp_path: Path) -> None:
 
 
 def test_shards_in_the_bucket_train_as_the_folder_does(
-    bucket: Any, tiny: Path, run: Run, tmp_path: Path
+    bucket: Any, tiny: Path, run: Run, trained: Path, six_steps: Path, tmp_path: Path
 ) -> None:
-    folder = yaml.safe_load(tiny.read_text())["data"]["path"]
-    assert convert.main([folder, "s3://bucket/shards", "--format", "mds"]) == 0
-    cache = f"data.cache_dir={tmp_path}/cache"
-    code, said = run(tiny, cache, "data.path=s3://bucket/shards", "run_name=remote")
+    assert convert.main([f"{tmp_path}/images", "s3://bucket/shards", "--format", "mds"]) == 0
+    options = (*SHORT, f"data.cache_dir={tmp_path}/cache", "data.path=s3://bucket/shards")
+    code, said = run(tiny, *options, "run_name=remote")
     assert code == 0, said
-    often = "trainer.save_interval=3ba"
-    assert run(tiny, often, "run_name=folder")[0] == 0
-    assert curve(tmp_path / "runs" / "remote") == curve(tmp_path / "runs" / "folder")
+    assert curve(tmp_path / "runs" / "remote") == curve(six_steps)
     # a run goes on elsewhere: other format, another cache
     shutil.rmtree(tmp_path / "cache")
-    for name in ("ep3-ba12", "ep2-ba9"):
-        shutil.rmtree(tmp_path / "runs" / "folder" / "checkpoints" / name)
-    code, said = run(tiny, cache, "data.path=s3://bucket/shards", often, "run_name=folder")
+    for name in ("ep1-ba4", "ep1-ba6"):
+        shutil.rmtree(trained / "checkpoints" / name)
+    code, said = run(tiny, *options)
     assert code == 0 and "going on from" in said, said
-    assert curve(tmp_path / "runs" / "remote") == curve(tmp_path / "runs" / "folder")
+    assert curve(trained) == curve(six_steps)
 
 
 def test_a_data_set_that_is_not_there(bucket: Any, tiny: Path, run: Run, tmp_path: Path) -> None:

@@ -66,11 +66,11 @@ def test_a_disk_that_is_gone_is_said_too(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert said.startswith(f"Stale file handle ({tmp_path} does not answer). ")
 
 
-def test_a_run_ends_with_one_message_on_a_full_disk(tiny: Path, run: Run, tmp_path: Path) -> None:
+def test_a_run_ends_with_one_message_on_a_full_disk(
+    tiny: Path, run: Run, trained: Path, six_steps: Path
+) -> None:
     options = (*SHORT, "trainer.keep_checkpoints=1")
-    folder = tmp_path / "runs" / "tiny" / "checkpoints"
-    assert run(tiny, *SHORT, "run_name=whole")[0] == 0
-    assert run(tiny, *SHORT)[0] == 0
+    folder = trained / "checkpoints"
     for name in ("ep1-ba4", "ep1-ba6"):
         remove(folder / name)
     before = files(folder)
@@ -85,7 +85,7 @@ def test_a_run_ends_with_one_message_on_a_full_disk(tiny: Path, run: Run, tmp_pa
     }
     assert run(tiny, *options)[0] == 0
     assert [path.name for path in folder.iterdir()] == ["ep1-ba6"]
-    assert curve(folder.parent) == curve(tmp_path / "runs" / "whole")
+    assert curve(folder.parent) == curve(six_steps)
 
 
 def test_a_full_disk_under_the_metrics(
@@ -190,9 +190,8 @@ def test_a_save_can_be_vetoed(
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(
-    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, run: Run, six_steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(tiny, *SHORT, "run_name=whole")[0] == 0
     trained, write = threading.Event(), Part.write
 
     def slow(part: Part, path: Path) -> Written:
@@ -209,8 +208,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     assert run(tiny, *SHORT)[0] == 0
     for name in ("ep0-ba2", "ep1-ba4", "ep1-ba6"):  # the step's state, not a later one
         ours, theirs = (
-            read_checkpoint(str(tmp_path / "runs" / run_name / "checkpoints" / name)).content
-            for run_name in ("tiny", "whole")
+            read_checkpoint(str(folder / "checkpoints" / name)).content
+            for folder in (tmp_path / "runs" / "tiny", six_steps)
         )
         assert flat(ours["state"]["model"]) == flat(theirs["state"]["model"])
         assert flat(ours["state"]["optimizers"]) == flat(theirs["state"]["optimizers"])

@@ -47,7 +47,7 @@ def test_a_node_that_is_told_to_stop(tiny: Path, server: FlakyS3, tmp_path: Path
         for rank in psutil.Process(second.pid).children():
             rank.send_signal(signal.SIGTERM)
         until(lambda: any("/run/ep" in place for place in server.writes), LIMIT)
-        time.sleep(4)
+        time.sleep(2)
         assert second.poll() is None  # a launcher would kill rank 0 soon after it
         server.mute = None
         said = [node.communicate(timeout=LIMIT) for node in (first, second)]

@@ -162,7 +162,7 @@ def test_a_rank_that_is_started_again_while_others_are_waited_for(
     with ThreadPoolExecutor(2) as pool:
         ended = pool.submit(together, processes[1:2], limit=5)
         first = pool.submit(together, processes[:2], limit=5)
-        time.sleep(1.5)
+        time.sleep(0.5)
         assert not first.done()  # the third one is missing
         met = together(processes[2:], limit=5) + first.result()
         (left,) = ended.result()
@@ -189,7 +189,7 @@ def test_who_comes_back_waits_until_the_last_start_has_ended(
     last = together(processes)
     with ThreadPoolExecutor(1) as pool:
         back = pool.submit(together, processes[1:])
-        time.sleep(1.5)  # rank 0 still uploads
+        time.sleep(0.5)  # rank 0 still uploads
         assert not back.done()
         last.clear()
         met = together(processes[:1]) + back.result()
@@ -225,7 +225,7 @@ def test_what_is_no_store_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at_exit: list[Any] = []
-    monkeypatch.setattr(rendezvous, "TCPStore", lambda *_, **__: time.sleep(2))  # torch: for ever
+    monkeypatch.setattr(rendezvous, "TCPStore", lambda *_, **__: time.sleep(1))  # torch: for ever
     monkeypatch.setattr(rendezvous.atexit, "register", lambda *end: at_exit.append(end))
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes the call and says nothing
         other = replace(processes[1], port=server.getsockname()[1])
