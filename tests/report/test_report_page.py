@@ -13,10 +13,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from pospre.errors import UserError
+from pospre.errors import UserError, run_command
 from pospre.evaluate import parse_settings
 from pospre.evaluation.registry import check_settings, default_settings, evaluation_names
 from pospre.model.algorithm import algorithm_class, algorithm_names
+from pospre.report.__main__ import main
 from pospre.report.measured import PUBLISHED, evaluate_command, reproduce_commands
 from pospre.report.page import write_report
 from pospre.report.run import read_run
@@ -423,17 +424,13 @@ def test_pictures_outside_their_folder_are_refused(tmp_path: Path) -> None:
         write_report(folder)
 
 
-def test_command_line(tmp_path: Path) -> None:
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = fabricate_run(tmp_path, num_steps=5)
-    command = [sys.executable, "-m", "pospre.report"]
-    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(folder / "report.html")
-    wrong = subprocess.run([*command, str(tmp_path / "no")], capture_output=True, text=True)
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("error: ") and "no does not exist" in wrong.stderr
-    assert "Traceback" not in wrong.stderr
-    teach = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
-    assert "examples:" in teach.stdout
+    assert main([str(folder)]) == 0
+    assert capsys.readouterr().out.strip() == str(folder / "report.html")
+    assert run_command(lambda: main([str(tmp_path / "no")])) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and "no does not exist" in said and "Traceback" not in said
 
 
 def test_a_page_is_written_without_importing_what_trains(tmp_path: Path) -> None:
