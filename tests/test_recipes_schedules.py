@@ -192,7 +192,7 @@ def run_steps(recipe: Recipe, per_epoch: int) -> int:
 
 
 def sampled(recipe: Recipe, per_epoch: int) -> list[int]:
-    """Return steps to look at: ends, where a rule changes, epochs' first and last, and between."""
+    """Return steps to look at: ends, where a rule changes, some epochs' first and last, between."""
     total, schedule = run_steps(recipe, per_epoch), recipe.schedule
     changes = [0, total, total // 2]
     for duration in (schedule.warmup, schedule.every, schedule.fix_after, *schedule.milestones):
@@ -202,9 +202,10 @@ def sampled(recipe: Recipe, per_epoch: int) -> list[int]:
         changes.append(
             round((recipe.algorithms["dinov2"] or {}).get("teacher_warmup", 0.3) * total)
         )
-    steps = {change + near for change in changes for near in range(-50, 51)}
-    steps.update(range(0, total, max(total // 1000, 1)))
-    steps.update(range(0, total, per_epoch), range(per_epoch - 1, total, per_epoch))
+    steps = {change + near for change in changes for near in range(-3, 4)}
+    steps.update(range(0, total, max(total // 200, 1)))
+    some = per_epoch * max(total // per_epoch // 40, 1)
+    steps.update(range(0, total, some), range(some - 1, total, some))
     return sorted(step for step in steps if 0 <= step < total)
 
 
