@@ -42,9 +42,11 @@ def options(tmp_path: Path) -> list[str]:
     ]
 
 
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    source, target = band_folder(tmp_path / "arrays"), tmp_path / "shards"
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return shards of six bands; the files that they were made of are in ``arrays`` beside."""
+    folder = tmp_path_factory.mktemp("bands")
+    source, target = band_folder(folder / "arrays"), folder / "shards"
     arguments = ["--format", "mds", "--channels", "6", "--workers", "1"]
     assert convert([str(source), str(target), *arguments]) == 0
     return target
@@ -57,7 +59,7 @@ def losses(folder: Path) -> list[float]:
 def test_six_bands_from_conversion_to_export(
     shards: Path, options: list[str], run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = f"data.path={shards}"
+    path, arrays = f"data.path={shards}", shards.with_name("arrays")
     changes = "data.views.view.augment={blur_rate: 0.5, solarize_rate: 0.5, erase_rate: 0.5}"
     code, said = run(RECIPE, path, *options, "run_name=mds", changes)
     assert code == 0, said
@@ -69,7 +71,7 @@ def test_six_bands_from_conversion_to_export(
         RECIPE,
         *options,
         changes,
-        f"data.path={tmp_path}/arrays",
+        f"data.path={arrays}",
         "run_name=files",
         f"data.mean={list(noted.mean)}",
         f"data.std={list(noted.std or ())}",
@@ -77,7 +79,7 @@ def test_six_bands_from_conversion_to_export(
     assert code == 0, said
     assert losses(folder) == losses(tmp_path / "runs" / "files")
 
-    arguments = ["knn", "--model", str(folder), "--data", f"{tmp_path}/arrays", "k=3"]
+    arguments = ["knn", "--model", str(folder), "--data", str(arrays), "k=3"]
     assert evaluate(arguments) == 0
     capfd.readouterr()
     assert export([str(folder), f"{tmp_path}/x.pth", "--format", "timm"]) == 0

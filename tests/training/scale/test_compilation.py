@@ -28,12 +28,15 @@ CPU = get_device("cpu")
 GPU: Any = SimpleNamespace(name="gpu")
 WHOLE: dict[str, Any] = {"backend": "aot_eager", "fullgraph": True}
 STEPS = [
-    Case(("supervised",)),
-    Case(("simmim",)),
-    Case(("mp3",)),
-    Case(("ijepa", "stop")),
-    Case(("mae", "droppos", "lut")),
-    Case(("dinov2", "masked_position", "crop_field")),
+    Case(names, encoder={"depth": 1})
+    for names in (
+        ("supervised",),
+        ("simmim",),
+        ("mp3",),
+        ("ijepa", "stop"),
+        ("mae", "droppos", "lut"),
+        ("dinov2", "masked_position", "crop_field"),
+    )
 ]
 """Every method once."""
 BLOCKS = [DROPPING, Case(("dinov2", "masked_position"))]
