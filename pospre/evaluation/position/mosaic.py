@@ -1,14 +1,42 @@
 """Pictures made of patches: placing, framing and enlarging them."""
 
+import io
+from pathlib import Path
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from pospre.nn.decoder import patchify, unpatchify
+from pospre.output import write_output
 
 FRAME_COLOUR = (70, 200, 120)
 FRAME_OPACITY = 0.6
 SHORTEST_SIDE = 224  # pixels of a written picture; smaller images are enlarged by integers
+
+
+class Puzzle(NamedTuple):
+    """K patches of each of B pictures, and their places.
+
+    Attributes:
+        pixels: uint8 (B, 3, H, W), the source of the patches.
+        keep: int64 (B, K), the place of each patch in ``pixels``.
+        framed: bool (B, K), patches with a frame.
+        asked: bool (B, K), patches whose place is predicted.
+        strewn: int64 (B, K), places in the shuffled picture.
+        placed: int64 (B, K), predicted places, or the given ones.
+        true: int64 (B, K), places in the original image.
+    """
+
+    pixels: Tensor
+    keep: Tensor
+    framed: Tensor
+    asked: Tensor
+    strewn: Tensor
+    placed: Tensor
+    true: Tensor
 
 
 def place_patches(patches_KF: Tensor, places_K: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -41,37 +69,32 @@ def frame_cells(picture_HW3: np.ndarray, places: list[int], columns: int, side: 
         cell[border] = mixed.round().astype(np.uint8)
 
 
-def compose_views(
-    image_3HW: Tensor,
-    patch_size: int,
-    *,
-    original_3HW: Tensor,
-    keep_K: Tensor,
-    framed_K: Tensor,
-    strewn_K: Tensor,
-    placed_K: Tensor,
-) -> dict[str, np.ndarray]:
+def compose_views(puzzle: Puzzle, original_3HW: Tensor, patch_size: int) -> dict[str, np.ndarray]:
     """Return the three pictures of one image, uint8 (H', W', 3), enlarged by an integer.
 
     Args:
-        image_3HW: uint8 pixels of the patches.
-        patch_size: side of a patch in pixels.
+        puzzle: of this image alone.
         original_3HW: uint8 pixels of the first picture.
-        keep_K: true positions of the visible patches.
-        framed_K: bool, which of them get a frame.
-        strewn_K: their places in the shuffled picture.
-        placed_K: their places in the reconstructed picture.
+        patch_size: side of a patch in pixels.
     """
-    patches_NF = patchify(image_3HW[None], (patch_size, patch_size))[0]
-    grid = (image_3HW.shape[1] // patch_size, image_3HW.shape[2] // patch_size)
-    factor = -(-SHORTEST_SIDE // min(image_3HW.shape[1:]))
+    height, width = puzzle.pixels.shape[1:]
+    patches_KF = patchify(puzzle.pixels[None], (patch_size, patch_size))[0, puzzle.keep]
+    grid = (height // patch_size, width // patch_size)
+    factor = -(-SHORTEST_SIDE // min(height, width))
 
     def enlarged(pixels_3HW: Tensor) -> np.ndarray:
         return enlarge(pixels_3HW.permute(1, 2, 0).cpu().numpy(), factor)
 
     views = {"original": enlarged(original_3HW)}
-    for name, places_K in (("shuffled", strewn_K), ("reconstructed", placed_K)):
-        picture = enlarged(place_patches(patches_NF[keep_K], places_K, grid))
-        frame_cells(picture, places_K[framed_K].tolist(), grid[1], patch_size * factor)
+    for name, places_K in (("shuffled", puzzle.strewn), ("reconstructed", puzzle.placed)):
+        picture = enlarged(place_patches(patches_KF, places_K, grid))
+        frame_cells(picture, places_K[puzzle.framed].tolist(), grid[1], patch_size * factor)
         views[name] = picture
     return views
+
+
+def save_png(picture_HW3: np.ndarray, path: Path) -> None:
+    """Write a picture as ``write_output`` does."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture_HW3).save(buffer, "PNG", optimize=True)
+    write_output(path, buffer.getvalue())

@@ -12,11 +12,9 @@ Fig. 14, 15). The original then shows both, and a patch is right at its own orig
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from pospre import draws
@@ -27,7 +25,7 @@ from pospre.evaluation.drawing import check_folder
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import method_in, takes
 from pospre.evaluation.layers import blank_encoder
-from pospre.evaluation.position.mosaic import compose_views
+from pospre.evaluation.position.mosaic import Puzzle, compose_views, save_png
 from pospre.evaluation.position.predictions import Placer
 from pospre.evaluation.position.settings import PositionPictures
 from pospre.evaluation.registry import Context, Plan
@@ -40,28 +38,6 @@ from pospre.text_table import format_table, percent
 NEEDS = PositionObjective
 VIEWS = ("original", "shuffled", "reconstructed")
 _FILE_NAME = re.compile(rf"\d{{8}}_({'|'.join(VIEWS)})\.png")
-
-
-class Puzzle(NamedTuple):
-    """K patches of each of B pictures, and their places.
-
-    Attributes:
-        pixels: uint8 (B, 3, H, W), the source of the patches.
-        keep: int64 (B, K), the place of each patch in ``pixels``.
-        framed: bool (B, K), patches with a frame.
-        asked: bool (B, K), patches whose place is predicted.
-        strewn: int64 (B, K), places in the shuffled picture.
-        placed: int64 (B, K), predicted places, or the given ones.
-        true: int64 (B, K), places in the original image.
-    """
-
-    pixels: Tensor
-    keep: Tensor
-    framed: Tensor
-    asked: Tensor
-    strewn: Tensor
-    placed: Tensor
-    true: Tensor
 
 
 def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
@@ -181,17 +157,12 @@ def _draw(
     for row, index in enumerate(batch[INDEX].tolist()):
         first = row // 2 * 2
         pair = batch[image_key()][first : first + 2, 0]
-        views = compose_views(
-            puzzle.pixels[row],
-            patch_size,
-            original_3HW=torch.cat(list(pair), dim=2) if mixed else puzzle.pixels[row],
-            keep_K=puzzle.keep[row],
-            framed_K=puzzle.framed[row],
-            strewn_K=puzzle.strewn[row],
-            placed_K=puzzle.placed[row],
-        )
-        right_K = (puzzle.placed[row] == puzzle.true[row])[puzzle.asked[row]]
-        names = _write(folder, index, views)
+        one = Puzzle(*(each[row] for each in puzzle))
+        original = torch.cat(list(pair), dim=2) if mixed else one.pixels
+        names = {view: f"{index:08d}_{view}.png" for view in VIEWS}
+        for view, picture in compose_views(one, original, patch_size).items():
+            save_png(picture, folder / names[view])
+        right_K = (one.placed == one.true)[one.asked]
         pictures.append({"index": index, **names, "accuracy": float(right_K.double().mean())})
     return pictures
 
@@ -209,18 +180,6 @@ def strew(
         free = order_BN[row][~taken_N[order_BN[row]]]
         strewn_BK[row, dropped_BK[row]] = free[: int(dropped_BK[row].sum())]
     return strewn_BK
-
-
-def _write(folder: Path, index: int, views: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Write the pictures of sample ``index``; return their file names by view."""
-    names = {view: f"{index:08d}_{view}.png" for view in VIEWS}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for view, name in names.items():
-            Image.fromarray(views[view]).save(folder / name, optimize=True)
-    except OSError as error:
-        raise UserError(f"pictures cannot be written to {folder}: {error}") from error
-    return names
 
 
 def _remove_others(folder: Path, pictures: list[dict[str, Any]]) -> None:

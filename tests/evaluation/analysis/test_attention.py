@@ -12,7 +12,6 @@ import torch
 from sklearn.metrics import normalized_mutual_info_score
 
 from pospre import evaluate
-from pospre.errors import UserError
 from pospre.evaluation import layers as module
 from pospre.evaluation.analysis.attention import (
     head_figures,
@@ -22,7 +21,6 @@ from pospre.evaluation.analysis.attention import (
 )
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.layers import attention_maps
-from pospre.evaluation.run import check_evaluation
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from tests.evaluation.analysis.small import Analyse, require_drawn, small_recipe
@@ -134,36 +132,6 @@ def test_larger_views_have_more_patches(analyse: Analyse) -> None:
     results = analyse("attention", small_recipe(), image_size=64, queries=[63], folder=False)
     assert (results["grid"], results["image_size"], results["queries"]) == ([8, 8], [64, 64], [63])
     assert results["uniform"]["entropy"] == pytest.approx(math.log(64))
-
-
-@pytest.mark.parametrize(
-    ("settings", "encoder", "said"),
-    [
-        ({"layers": [1, 3]}, {}, "layer 3, but the encoder has 2 blocks"),
-        ({"layers": "0,1"}, {}, "the first attention is layer 1"),
-        ({"queries": "3,16"}, {}, "patch 16, but there are 4 × 4 patches"),
-        ({"image_size": 60}, {}, "image_size = 60 is not divisible by the patch size 8"),
-        (
-            {"image_size": 64},
-            {"positions": "relative"},
-            "=64, but encoder.positions = relative s",
-        ),
-    ],
-)
-@pytest.mark.parametrize("name", ["attention", "relative_attention"])
-def test_what_is_not_there_is_said_before(
-    image_folder: Any, name: str, settings: dict[str, Any], encoder: dict[str, Any], said: str
-) -> None:
-    if name == "relative_attention" and "queries" in settings:
-        said = "no setting 'queries'"
-    with pytest.raises(UserError, match=said):
-        check_evaluation(name, small_recipe(**encoder), image_folder(2), settings, None)
-
-
-def test_a_file_where_the_pictures_go(image_folder: Any, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("")
-    with pytest.raises(UserError, match="which is a file"):
-        check_evaluation("attention", small_recipe(), image_folder(2), {}, tmp_path / "out.json")
 
 
 def test_the_command_writes_numbers_and_pictures(

@@ -1,7 +1,5 @@
 """The table of positions: plain loops, scikit-learn's components, and whole evaluations."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from pospre.errors import UserError
 from pospre.evaluation.analysis.field import (
     all_pairs_cosine,
     neighbour_cosine,
@@ -17,7 +14,6 @@ from pospre.evaluation.analysis.field import (
     principal_colours,
     table,
 )
-from pospre.evaluation.run import check_evaluation
 from pospre.nn.positions.sincos import sincos_positions
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import IJEPA, MAE, Analyse, small_recipe
@@ -78,11 +74,3 @@ def test_evaluation_measures_and_draws(
     assert (results["grid"], results["source"]) == (grid, source)
     assert results["norm"][1] <= results["norm"][0] <= results["norm"][2]
     assert f"{source}: {grid[0]}" in table(results)
-
-
-@pytest.mark.parametrize("kind", ["none", "relative"])
-def test_encoders_without_a_table(image_folder: Callable[..., Path], kind: str) -> None:
-    with pytest.raises(
-        UserError, match=f"encoder.positions is {kind}; it supports sincos, learned"
-    ):
-        check_evaluation("field", small_recipe(positions=kind), image_folder(2), {}, None)

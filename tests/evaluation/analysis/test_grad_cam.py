@@ -1,17 +1,13 @@
 """Grad-CAM: its weights by finite differences, and a whole evaluation."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from pospre.errors import UserError
 from pospre.evaluation.analysis.grad_cam import class_maps, covered, table
 from pospre.evaluation.layers import layer_tokens
-from pospre.evaluation.run import check_evaluation
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import Analyse, small_recipe
 
@@ -61,26 +57,3 @@ def test_evaluation_draws_and_measures(analyse: Analyse, target: str) -> None:
     assert results["pictures"] == ["grad_cam.png"] and results["samples"] == 6
     assert 0 < results["area"] <= 1 and 0 <= results["empty"] < 1
     assert "grad_cam.png" in table(results)
-
-
-@pytest.mark.parametrize(
-    ("algorithms", "settings", "said"),
-    [
-        ({"supervised": {"num_classes": 2}}, {}, "give --output"),
-        ({"supervised": {"num_classes": 2}}, {"layer": 3}, "the encoder has 2 blocks"),
-        (
-            {"supervised": {"num_classes": 5}},
-            {"target": "label"},
-            "grad_cam: .* has 2 classes, but the head has 5",
-        ),
-        ({"mae": {}}, {}, "algorithms.supervised trains, but this recipe has mae"),
-    ],
-)
-def test_what_is_not_there_is_said_before(
-    image_folder: Callable[..., Path],
-    algorithms: dict[str, Any],
-    settings: dict[str, Any],
-    said: str,
-) -> None:
-    with pytest.raises(UserError, match=said):
-        check_evaluation("grad_cam", small_recipe(algorithms), image_folder(2), settings, None)

@@ -1,14 +1,12 @@
 """Correlation of positions: numpy's Pearson over all pairs of images, by plain loops."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from pospre.errors import UserError
 from pospre.evaluation.analysis.position_correlation import (
     correlations,
     estimates,
@@ -17,7 +15,6 @@ from pospre.evaluation.analysis.position_correlation import (
     sum_features,
     table,
 )
-from pospre.evaluation.run import check_evaluation
 from tests.evaluation.analysis.small import Analyse, small_recipe
 
 FEATURES = torch.randn(13, 4, 6, generator=torch.Generator().manual_seed(0))
@@ -81,14 +78,3 @@ def test_evaluation_draws_and_keeps_the_maps(analyse: Analyse, tmp_path: Path) -
     assert "layer 2, 6 images" in table(results)
     start = analyse("position_correlation", small_recipe(), batch_size=6, layer=0, folder=False)
     assert start["layer"] == 0 and start["maps"] is None and start["same"] != results["same"]
-
-
-@pytest.mark.parametrize("name", ["position_correlation", "spectrum"])
-def test_one_image_is_too_few(image_folder: Callable[..., Path], name: str) -> None:
-    with pytest.raises(UserError, match="give two or more"):
-        check_evaluation(name, small_recipe(), image_folder(1), {}, None)
-    with pytest.raises(UserError, match="give two or more"):
-        check_evaluation(name, small_recipe(), image_folder(3), {"num_samples": 1}, None)
-    layer = {"layer": 3} if name == "position_correlation" else {"layers": [0, 3]}
-    with pytest.raises(UserError, match="layer 3, but the encoder has 2 blocks"):
-        check_evaluation(name, small_recipe(), image_folder(3), layer, None)

@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from pospre.errors import UserError
 from pospre.evaluation.analysis.reconstructions import alone, hide, painted, table
-from pospre.evaluation.run import check_evaluation
 from tests.algorithms.cases import Case
-from tests.evaluation.analysis.small import MAE, Analyse, small_recipe
+from tests.evaluation.analysis.small import Analyse, small_recipe
 
 
 @pytest.mark.parametrize("names", [("mae",), ("simmim",), ("mae", "crop_field")])
@@ -66,17 +64,3 @@ def test_evaluation_draws_and_measures(analyse: Analyse) -> None:
     assert found["flat_error"] == pytest.approx(1, abs=0.02)  # (n − 1)/n of n pixels
     assert found["initial_error"] > 0 and again["initial_error"] is None
     assert "of the untrained model" in table(found) and "75% of the patches" in table(again)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "settings", "message"),
-    [
-        (small_recipe({"droppos": {}}), {}, r"algorithms\.mae or algorithms\.simmim.*has droppos"),
-        (small_recipe(MAE, channels=4), {}, r"red, green and blue.*channels = 4"),
-        (small_recipe(), {"mask_ratio": 0}, r"mask_ratio=0 hides nothing"),
-        (small_recipe(), {}, r"give --output"),
-    ],
-)
-def test_what_cannot_be_shown_is_refused(recipe, settings, message) -> None:
-    with pytest.raises(UserError, match=message):
-        check_evaluation("reconstructions", recipe, "nowhere", settings, None)

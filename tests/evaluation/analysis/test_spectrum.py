@@ -1,15 +1,11 @@
 """Spectra and ranks as numpy and scipy have them; lengths and artefacts of made-up tokens."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import scipy.linalg
 import scipy.stats
 import torch
 
-from pospre.errors import UserError
 from pospre.evaluation.analysis.spectrum import (
     Gathered,
     rank_of,
@@ -17,7 +13,6 @@ from pospre.evaluation.analysis.spectrum import (
     table,
     token_lengths,
 )
-from pospre.evaluation.run import check_evaluation
 from tests.evaluation.analysis.small import Analyse, small_recipe
 
 
@@ -70,9 +65,3 @@ def test_evaluation_measures_every_layer_and_draws(analyse: Analyse, features: s
         "spectrum", small_recipe(), batch_size=6, features=features, layers=[2], folder=False
     )
     assert other["rankme"] == pytest.approx(results["rankme"], rel=1e-5)
-
-
-def test_no_class_token(image_folder: Callable[..., Path]) -> None:
-    recipe = small_recipe(class_token=False)
-    with pytest.raises(UserError, match="features=cls, but the encoder has no class token"):
-        check_evaluation("spectrum", recipe, image_folder(3), {"features": "cls"}, None)

@@ -1,7 +1,5 @@
 """Predicted features against those of all patches: plain loops, and a predictor that is right."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from pospre.batch import Batch
-from pospre.errors import UserError
 from pospre.evaluation.analysis.stop_heatmaps import hide, predicted_similarity, table
-from pospre.evaluation.run import check_evaluation
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import IJEPA, Analyse, small_recipe
 
@@ -82,8 +78,3 @@ def test_evaluation_measures_and_draws(analyse: Analyse, algorithms: dict[str, A
     assert "6 images" in table(results)
     again = analyse("stop_heatmaps", small_recipe(algorithms), batch_size=6, drawn=False)
     assert again["distance"] == pytest.approx(results["distance"], rel=1e-5)
-
-
-def test_nowhere_to_draw(image_folder: Callable[..., Path]) -> None:
-    with pytest.raises(UserError, match="give --output"):
-        check_evaluation("stop_heatmaps", small_recipe(STOP), image_folder(2), {}, None)

@@ -1,7 +1,5 @@
 """Stochastic positions: what the predictor adds in training, and plain cosines."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +9,7 @@ import torch
 
 from pospre.algorithms.ijepa.ijepa import FeaturePrediction
 from pospre.algorithms.stop.noise import StochasticTokens
-from pospre.errors import UserError
 from pospre.evaluation.analysis.stop_similarity import noise, similarity, table
-from pospre.evaluation.run import check_evaluation
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import IJEPA, Analyse, small_recipe
 
@@ -71,23 +67,3 @@ def test_evaluation_compares_and_draws(analyse: Analyse) -> None:
     found = analyse("stop_similarity", still, num_draws=2, queries=[3], folder=False)
     assert (found["nearest"], found["distance"]) == (1, 0)
     assert found["own"] == pytest.approx(1, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("algorithms", "settings", "said"),
-    [
-        ({"ijepa": IJEPA, "stop": {"variant": "sincos"}}, {}, "adds no noise to positions"),
-        ({"ijepa": IJEPA, "stop": {}}, {"queries": [16]}, "4 × 4 patches"),
-        ({"ijepa": IJEPA}, {}, "algorithms.stop trains, but this recipe has ijepa"),
-    ],
-)
-def test_what_is_not_there_is_said_before(
-    image_folder: Callable[..., Path],
-    algorithms: dict[str, Any],
-    settings: dict[str, Any],
-    said: str,
-) -> None:
-    with pytest.raises(UserError, match=said):
-        check_evaluation(
-            "stop_similarity", small_recipe(algorithms), image_folder(2), settings, None
-        )

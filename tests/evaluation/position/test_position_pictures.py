@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from pospre.errors import UserError
-from pospre.evaluation.position.mosaic import compose_views, place_patches
+from pospre.evaluation.position.mosaic import Puzzle, compose_views, place_patches
 from pospre.evaluation.position.position_pictures import VIEWS, strew, table
 from pospre.evaluation.position.predictions import Placed, Placer
 from pospre.evaluation.run import run_evaluation
@@ -51,8 +51,8 @@ def test_views_frame_the_shown_patches_only():
     image = random_image(32, 32)
     keep, shown = torch.tensor([0, 1, 2, 3]), torch.tensor([True, False, False, False])
     strewn = torch.tensor([0, 2, 3, 1])
-    places = {"keep_K": keep, "framed_K": shown, "strewn_K": strewn, "placed_K": keep}
-    views = compose_views(image, 16, original_3HW=image, **places)
+    puzzle = Puzzle(image, keep, shown, asked=~shown, strewn=strewn, placed=keep, true=keep)
+    views = compose_views(puzzle, image, 16)
     large = image.permute(1, 2, 0).numpy().repeat(7, axis=0).repeat(7, axis=1)
     assert np.array_equal(views["original"], large) and large.shape == (224, 224, 3)
     different = (views["reconstructed"] != large).any(axis=2)
