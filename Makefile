@@ -6,6 +6,9 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 PYTHON_RUN := .venv/bin/python
+# Workers and the processes of tests share compiled files, also where PYTHONDONTWRITEBYTECODE is set.
+TEST_RUN := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+PYTEST := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 FORMAT ?= mds
 RUNS ?= runs
 WORK ?= data
@@ -29,17 +32,15 @@ setup: ## Make .venv with pinned requirements and FFCV's system packages; instan
 	@.setup/venv.sh
 
 test: setup ## Run the tests on two cores (real photographs: POSPRE_TEST_DATA=<folder>).
-	@# where PYTHONDONTWRITEBYTECODE is set, hundreds of processes would compile everything, a second each
-	@$(PYTHON_RUN) -m compileall -q pospre data_prep tests
-	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(TEST_RUN) $(PYTHON_RUN) $(PYTEST) $(ARGS)
 
 test-fast: setup ## Run the tests of methods, encoder, positions and recipes, in about three minutes on two cores.
-	OMP_NUM_THREADS=1 $(PYTHON_RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(FAST) $(addprefix --ignore=,$(SLOW)) $(ARGS)
+	$(TEST_RUN) $(PYTHON_RUN) $(PYTEST) $(FAST) $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
 test-newest: setup ## Run the tests with the newest torch, torchvision and timm (.venv-newest, 8 GB).
 	@.setup/newest.sh
 	@# their deprecation warnings would mix with output that tests read
-	PYTHONWARNINGS=ignore::FutureWarning OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONWARNINGS=ignore::FutureWarning $(TEST_RUN) .venv-newest/bin/python $(PYTEST) $(ARGS)
 
 certify: need-RECIPE setup ## Prove that RECIPE=<yaml> resumes exactly: killed, on other ranks (ARGS="data.path=…").
 	$(PYTHON_RUN) -m pospre.certify "$(RECIPE)" $(ARGS)
