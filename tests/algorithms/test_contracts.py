@@ -30,6 +30,10 @@ DRAWING: Options = {
 """Options with which an algorithm draws all that it can draw."""
 
 
+BESIDE = {*HOST_OF.values()}
+"""Hosts that others are tested beside."""
+
+
 def case_of(name: str, **options: object) -> Case:
     encoder = {"positions": "sincos"} if "position_rate" in options else {}
     return Case((*HOST_OF.get(name, ()), name), {name: dict(options)}, encoder)
@@ -99,8 +103,9 @@ def test_a_view_that_the_loader_left_out_is_said(name: str) -> None:
                 model(written(model, algorithms, without(case.batch(), key)))
 
 
+@pytest.mark.parametrize("name", [name for name in algorithm_names() if (name,) not in BESIDE])
 def test_compiled_forward_is_one_graph_with_the_same_loss(name: str, whole_graph: Any) -> None:
-    case = case_of(name).of_one_block()
+    case = case_of(name, **DRAWING.get(name, {})).of_one_block()
     model, algorithms = case.build()
     twin, _ = case.build()  # a forward may move running statistics
     inputs = written(model, algorithms, case.batch())

@@ -84,7 +84,8 @@ def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
 def test_swin_is_one_graph_with_the_same_loss_and_near_it_in_bf16(whole_graph: Any) -> None:
     recipe, inputs = swin_recipe(), two_images(seed=4)
     model: Any = build_model(recipe)
-    del model.encoder.layers[2].blocks[2:]  # of six; each takes time to compile
+    for stage in (0, 2, 3):  # the other one keeps a shifted block; each takes time to compile
+        del model.encoder.layers[stage].blocks[1:]
     build_algorithms(resolve(recipe))[0].write(inputs, model)
     with torch.no_grad():  # half the time
         eager = model.loss(model(inputs), inputs)["total"]

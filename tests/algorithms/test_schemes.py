@@ -61,7 +61,7 @@ ONE_GRAPH: list[tuple[str, Any]] = [
     ("mae", ROTARY),
     ("supervised", "relative"),
     ("mp3", "rotary"),
-    ("crop_field", "rotary_mixed"),
+    ("simmim", "rotary_mixed"),
 ]
 REFUSED = [
     ("stop", "rotary", "tells it exactly"),

@@ -226,15 +226,13 @@ def test_a_shared_head_and_two_equal_ones_agree():
     torch.testing.assert_close(ours, theirs)
 
 
-def test_compiled_and_half_precision_losses_agree_as_published(whole_graph):
+def test_the_published_loss_is_near_in_half_precision():
     model, inputs, _ = model_and_batch(centering="centering", official=True, separate_heads=True)
     model.eval()  # the centre stays
     eager = model.loss(model(inputs), inputs)["total"]
     with torch.autocast("cpu", torch.bfloat16):
         half = model.loss(model(inputs), inputs)["total"]
     torch.testing.assert_close(half, eager, rtol=0.03, atol=0.03)
-    compiled = whole_graph(model)
-    torch.testing.assert_close(model.loss(compiled(inputs), inputs)["total"], eager)
 
 
 @pytest.mark.parametrize(

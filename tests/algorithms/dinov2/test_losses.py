@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,8 +93,11 @@ def test_padding_rows_count_for_nothing(padding):
     assert not sinkhorn(padded, 0.07, 0 * weights).any()
 
 
-def test_the_centre_follows_the_mean_and_enters_at_the_next_call():
-    center = Center(16)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_centre_follows_the_mean_and_enters_at_the_next_call(compiled, whole_graph):
+    center: Any = Center(16)
+    if compiled:
+        center.forward = whole_graph(center.forward)
     first, second = logits(6) + 3, logits(8)
     weights = torch.tensor([1.0, 1, 1, 0, 0.5, 1])
     targets = center(first, 0.07, weights)

@@ -93,13 +93,6 @@ def test_images_are_mixed_in_training_only() -> None:
     torch.testing.assert_close(model.loss(outputs, batch)["total"], expected)
 
 
-def test_mixing_is_a_part_of_the_compiled_step(whole_graph) -> None:
-    model, _, batch = make({"drop_path": 0.5}, **MIXED)
-    compiled = whole_graph(model.forward)
-    expected = model(batch)["supervised"]["logits"]
-    torch.testing.assert_close(compiled(batch)["supervised"]["logits"], expected)
-
-
 def test_binary_cross_entropy_counts_every_mixed_class_as_present() -> None:
     model, _, batch = make(loss="bce", mixup=0.8)
     logits = model(batch)["supervised"]["logits"]
