@@ -17,6 +17,7 @@ from pospre.model.algorithm import (
 )
 from pospre.model.attached import attach_algorithm, write_draws
 from pospre.model.model import PretrainModel
+from pospre.nn.build import build_encoder
 from pospre.nn.options import EncoderOptions
 from pospre.nn.sizes import SIZES
 from pospre.nn.vit import Encoder
@@ -143,6 +144,28 @@ class Case:
             side = 0.3 + torch.rand(1, group.count, 2, generator=generator) * 0.2
             sample[f"{name}/box"] = torch.cat([corner, corner + side], dim=-1)
         return sample
+
+
+def bare_model(
+    *, views: dict[str, ViewGroup] | None = None, seed: int = 7, **encoder: Any
+) -> PretrainModel:
+    """Return a model of one block on 4×4 patches of 8 pixels; nothing is attached to it."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"image_size": 32, "patch_size": 8, "depth": 1, **encoder}
+    return PretrainModel(build_encoder("vit_tiny16", **options), seed=seed, views=views)
+
+
+def random_views(
+    group: str = "view", *, size: int = 4, views: int = 1, side: int = 32, seed: int = 1
+) -> dict[str, Tensor]:
+    """Return ``size`` samples with random images of a group of views, none mirrored."""
+    generator, shape = torch.Generator().manual_seed(seed), (size, views, 3, side, side)
+    return {
+        f"{group}/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+        f"{group}/flip": torch.zeros(size, views, dtype=torch.bool),
+        "index": torch.arange(size),
+        "epoch": torch.zeros(size, dtype=torch.int64),
+    }
 
 
 def needed_positions(names: tuple[str, ...]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pospre.model.objective import Objective, Outputs, Predicts
 from pospre.model.passes import EncoderPass
 from pospre.nn.places import Places
 from pospre.nn.vit import Encoder
-from tests.algorithms.cases import GROUPS
+from tests.algorithms.cases import GROUPS, bare_model
 
 
 class PlaceInReference(Objective):
@@ -98,11 +98,8 @@ class Forgetting(nn.Module):
 
 
 def model_of(positions: str = "sincos") -> PretrainModel:
-    encoder = pospre.build_encoder(
-        "vit_tiny16", image_size=32, patch_size=8, depth=1, positions=positions
-    )
     views = {name: GROUPS[name] for name in ("view", "second")}
-    return PretrainModel(encoder, seed=0, views=views)
+    return bare_model(views=views, positions=positions)
 
 
 def batch_of() -> Batch:

@@ -20,7 +20,8 @@ from pospre.nn.build import build_encoder
 from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.places import Places
 from pospre.nn.positions.table import Table
-from tests.algorithms.official import DECODER, batch, load_weights, small_model
+from tests.algorithms.cases import random_views
+from tests.algorithms.official import DECODER, load_weights, small_model
 
 
 def smooth(side, sigma, **options):
@@ -30,18 +31,12 @@ def smooth(side, sigma, **options):
     )
 
 
-def random_batch():
-    torch.manual_seed(1)
-    images = torch.randint(0, 256, (4, 1, 3, 48, 48), dtype=torch.uint8)
-    return batch() | {"view/image": images}
-
-
 def model_and_batch(**options):
     torch.manual_seed(0)
     model = small_model()
     algorithm = attach(model, "droppos", **{"mask_ratio": 0.5, **DECODER, **options})
     load_weights(model, position_task=True)
-    inputs = random_batch()
+    inputs = random_views(side=48)
     algorithm.write(inputs, model)
     return model, inputs
 
@@ -216,7 +211,7 @@ def test_beside_mae_one_pass_serves_both():
     model = small_model()
     mae = attach(model, "mae", mask_ratio=0.5, **DECODER)
     droppos = attach(model, "droppos", weight=0.05, **DECODER)
-    inputs = random_batch()
+    inputs = random_views(side=48)
     for algorithm in (mae, droppos):
         algorithm.write(inputs, model)
     terms = model.loss(model(inputs), inputs)
@@ -227,7 +222,7 @@ def test_beside_mae_one_pass_serves_both():
 def test_prediction_at_other_ratios_draws_the_training_masks():
     model, inputs = model_and_batch(position_mask_ratio=0.5)
     place = Placer(model, seed=0)
-    logits, keep, dropped, _ = place(random_batch(), 0.5, 0.5)
+    logits, keep, dropped, _ = place(random_views(side=48), 0.5, 0.5)
     assert torch.equal(keep, inputs["view/visible"])
     assert torch.equal(dropped, ~inputs["droppos/known"])
     torch.testing.assert_close(logits, model(inputs)["droppos"]["logits"].detach())
@@ -237,12 +232,12 @@ def test_prediction_at_other_ratios_draws_the_training_masks():
 
 def test_weights_of_an_evaluation_are_those_of_the_loss():
     model, inputs = model_and_batch()
-    weights, keep = weighed(model, random_batch())[WEIGHT], inputs["view/visible"]
+    weights, keep = weighed(model, random_views(side=48))[WEIGHT], inputs["view/visible"]
     visible = weights.gather(1, keep)
     torch.testing.assert_close(
         visible / visible.sum(1, keepdim=True), model(inputs)["droppos"]["affinity"].detach()
     )
-    assert WEIGHT not in weighed(model_and_batch(temperature=None)[0], random_batch())
+    assert WEIGHT not in weighed(model_and_batch(temperature=None)[0], random_views(side=48))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +283,7 @@ def test_masks_of_its_own_beside_a_host_are_refused(key, value):
 
 def test_a_learned_table_learns_from_the_shown_positions():
     encoder = build_encoder("vit_tiny16", image_size=48, patch_size=8, depth=1, positions="learned")
-    model, inputs = PretrainModel(encoder, seed=0), random_batch()
+    model, inputs = PretrainModel(encoder, seed=0), random_views(side=48)
     attach(model, "droppos", temperature=None, mask_ratio=0.0, **DECODER).write(inputs, model)
     model.loss(model(inputs), inputs)["total"].backward()
     assert isinstance(encoder.positions, Table) and encoder.positions.pos_embed.grad is not None

@@ -7,18 +7,12 @@ from pospre import attach
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import Progress
-from pospre.model.model import PretrainModel
 from pospre.model.teacher import Momentum
-from pospre.nn.build import build_encoder
-
-
-def small_model() -> PretrainModel:
-    torch.manual_seed(0)
-    return PretrainModel(build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1), seed=0)
+from tests.algorithms.cases import DECODER, bare_model
 
 
 def test_encoder_and_class_head_are_averaged() -> None:
-    model = small_model()
+    model = bare_model()
     attach(model, "supervised", num_classes=3)
     teacher = attach(model, "ema_teacher", momentum_start=0.75)
     assert len(model.teachers.pairs) == 2
@@ -38,8 +32,8 @@ def test_encoder_and_class_head_are_averaged() -> None:
 
 
 def test_the_first_teacher_counts_and_is_shared() -> None:
-    model = small_model()
-    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    model = bare_model()
+    attach(model, "mae", **DECODER)
     attach(model, "ema_teacher", momentum_start=0.5, momentum_end=0.9, shape="linear")
     model.add_teacher("lut", None)
     assert model.teachers.momentum == Momentum(0.5, 0.9, "linear")
@@ -47,9 +41,8 @@ def test_the_first_teacher_counts_and_is_shared() -> None:
 
 def test_lut_learns_from_the_average() -> None:
     groups = {name: ViewGroup(name=name, size=32) for name in ("view", "second")}
-    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
-    model = PretrainModel(encoder, seed=0, views=groups)
-    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    model = bare_model(views=groups)
+    attach(model, "mae", **DECODER)
     average = attach(model, "ema_teacher", momentum_start=0.5)
     lut = attach(model, "lut", momentum_start=None, hidden_dim=32)
     assert model.teachers.owner == "ema_teacher" and model.teachers.momentum == Momentum(
@@ -66,10 +59,10 @@ def test_lut_learns_from_the_average() -> None:
 
 
 def test_two_momenta_are_refused() -> None:
-    model = small_model()
+    model = bare_model()
     model.add_teacher("lut", Momentum(0.9))
     with pytest.raises(UserError, match=r"'lut' has a teacher of its own"):
         attach(model, "ema_teacher")
     for options in ({"momentum_start": 1.0}, {"momentum_start": 0.9, "momentum_end": 0.5}):
         with pytest.raises(UserError, match=r"ema_teacher: the teacher's momentum"):
-            attach(small_model(), "ema_teacher", **options)
+            attach(bare_model(), "ema_teacher", **options)

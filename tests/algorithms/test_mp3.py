@@ -26,29 +26,14 @@ from pospre.nn.positions import SCHEMES
 from pospre.nn.positions.sincos import sincos_positions, sincos_positions_1d
 from pospre.nn.positions.table import Table
 from pospre.nn.vit import Encoder
-from tests.algorithms.cases import DECODER, Case, written
+from tests.algorithms.cases import DECODER, Case, bare_model, random_views, written
 
 PATCHES = 16
 
 
 def make_model(*, views: int = 1, **encoder: Any) -> PretrainModel:
-    torch.manual_seed(0)
-    options: dict[str, Any] = {"image_size": 32, "patch_size": 8, "depth": 2, "positions": "none"}
-    group = ViewGroup(size=32, count=views)
-    return PretrainModel(
-        build_encoder("vit_tiny16", **options | encoder), seed=7, views={"view": group}
-    )
-
-
-def make_batch(size: int = 4, views: int = 1) -> Batch:
-    generator = torch.Generator().manual_seed(2)
-    shape = (size, views, 3, 32, 32)
-    return {
-        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
-        "view/flip": torch.arange(size * views).view(size, views) % 2 == 0,
-        "index": torch.arange(size) + 10,
-        "epoch": torch.full((size,), 3),
-    }
+    options: dict[str, Any] = {"depth": 2, "positions": "none"} | encoder
+    return bare_model(views={"view": ViewGroup(size=32, count=views)}, **options)
 
 
 def attached(
@@ -56,7 +41,7 @@ def attached(
 ) -> tuple[PretrainModel, Batch]:
     model = make_model(views=views, positions=positions)
     algorithm = attach(model, "mp3", **options)
-    inputs = make_batch(views=views)
+    inputs = random_views(views=views)
     algorithm.schedule(model, Progress(0.0, 0.0))
     algorithm.write(inputs, model)
     return model, inputs
@@ -238,7 +223,7 @@ def test_what_is_told_is_a_sinusoid_added_to_patches_without_positions(sequence:
     attach(bare, "mp3")
     missing = bare.load_state_dict(model.state_dict(), strict=False)
     assert missing.unexpected_keys == ["encoder.positions.pos_embed"] and not missing.missing_keys
-    inputs = make_batch()
+    inputs = random_views()
     algorithm.write(inputs, model)
     shown = inputs["mp3/known"][:, 0].unsqueeze(-1)
     tokens = bare.encoder(
@@ -287,27 +272,27 @@ def test_prediction_draws_the_training_context(told: float) -> None:
     model, inputs = attached(mask_ratio=0.5, position_rate=told, positions="sincos")
     model.eval()
     place = Placer(model, seed=7)
-    logits, _, asked, context = place(make_batch(), 0.5)
+    logits, _, asked, context = place(random_views(), 0.5)
     torch.testing.assert_close(logits, model(inputs)["mp3"]["logits"].detach())
     assert torch.equal(context, slot_mask(inputs["mp3/context"][:, 0], PATCHES))
     assert asked.sum(1).tolist() == [PATCHES - round(told * PATCHES)] * 4
-    assert place(make_batch(), 0.0).context.all()
+    assert place(random_views(), 0.0).context.all()
 
 
 def test_a_model_trained_without_masking_can_be_asked_with_it() -> None:
     model, inputs = attached(mask_ratio=0.0)
     model.eval()
     place = Placer(model, seed=7)
-    whole = place(make_batch(), 0.0).logits
+    whole = place(random_views(), 0.0).logits
     torch.testing.assert_close(whole, model(inputs)["mp3"]["logits"].detach())
-    part, _, _, context = place(make_batch(), 0.75)
+    part, _, _, context = place(random_views(), 0.75)
     assert (context.sum(1) == 4).all() and not torch.allclose(part, whole)
 
 
 def test_it_works_without_class_token_and_with_registers() -> None:
     model = make_model(class_token=False, num_registers=2)
     algorithm = attach(model, "mp3")
-    inputs = make_batch()
+    inputs = random_views()
     algorithm.write(inputs, model)
     assert model(inputs)["mp3"]["logits"].shape == (4, PATCHES, PATCHES)
 
@@ -378,7 +363,7 @@ def test_a_field_of_positions_is_hidden_but_for_what_is_told() -> None:
     model = make_model(positions="learned")
     algorithm = attach(model, "mp3", position_rate=0.25)
     field = attach(model, "crop_field", field_size=9)
-    inputs = {**make_batch(), "view/box": torch.tensor([0.1, 0.2, 0.7, 0.9]).expand(4, 1, 4)}
+    inputs = {**random_views(), "view/box": torch.tensor([0.1, 0.2, 0.7, 0.9]).expand(4, 1, 4)}
     for each in (algorithm, field):
         each.write(inputs, model)
     loss_of(model, inputs).backward()

@@ -10,21 +10,12 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.masking import cell_patches
-from tests.algorithms.official import batch
+from tests.algorithms.cases import bare_model, random_views
 
 
-def small_model(**options):
-    torch.manual_seed(0)
-    encoder = build_encoder("vit_tiny16", image_size=48, patch_size=8, depth=2, **options)
-    return PretrainModel(encoder, seed=3)
-
-
-def model_and_batch(**options):
-    model = small_model()
-    algorithm = attach(model, "simmim", **{"mask_cell": 16, **options})
-    torch.manual_seed(1)
-    inputs = batch() | {"view/image": torch.randint(0, 256, (4, 1, 3, 48, 48), dtype=torch.uint8)}
-    algorithm.write(inputs, model)
+def model_and_batch():
+    model, inputs = bare_model(image_size=48, depth=2), random_views(side=48)
+    attach(model, "simmim", mask_cell=16).write(inputs, model)
     return model, inputs
 
 
@@ -97,11 +88,11 @@ def test_beit_initialisation_is_cut_at_one_deviation_and_shrinks_with_depth():
 )
 def test_bad_options_are_refused_at_attachment(options, message):
     with pytest.raises(UserError, match=message):
-        attach(small_model(), "simmim", **{"mask_cell": 16, **options})
+        attach(bare_model(image_size=48), "simmim", **{"mask_cell": 16, **options})
 
 
 def test_two_hosts_are_refused():
-    model = small_model()
+    model = bare_model(image_size=48)
     attach(model, "simmim", mask_cell=16)
     with pytest.raises(UserError, match=r"'simmim' and 'mae' both write"):
         attach(model, "mae")

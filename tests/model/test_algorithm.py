@@ -17,7 +17,7 @@ from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.attached import check_given
 from pospre.model.loop_checks import check_optimized
 from pospre.model.teacher import Momentum
-from tests.algorithms.cases import DECODER, Case
+from tests.algorithms.cases import DECODER, Case, bare_model
 
 SMALL: dict[str, Any] = DECODER
 
@@ -26,11 +26,6 @@ def images(**numbers: Any) -> dict[str, torch.Tensor]:
     """Return a batch of four small images."""
     pixels = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
     return pospre.from_images(pixels, **{"index": torch.arange(4), "epoch": 0, **numbers})
-
-
-def empty_model(**options: Any) -> pospre.PretrainModel:
-    encoder = pospre.build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
-    return pospre.PretrainModel(encoder, seed=0, **options)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -68,7 +63,7 @@ def test_a_rate_that_is_too_small_for_some_weights_is_no_mistake() -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_without_a_teacher_nobody_asks_for_after_step(early: bool) -> None:
-    model = empty_model()
+    model = bare_model()
     first = torch.optim.SGD(model.parameters(), lr=0.1)
     pospre.attach(model, "mae", **SMALL)
     optimizer = first if early else torch.optim.SGD(model.parameters(), lr=0.1)
@@ -86,7 +81,7 @@ def test_without_a_teacher_nobody_asks_for_after_step(early: bool) -> None:
 
 
 def test_a_host_comes_before_what_joins_it() -> None:
-    model = empty_model()
+    model = bare_model()
     pospre.attach(model, "ema_teacher")
     with pytest.raises(UserError, match=r"supervised is a host, but ema_teacher .* Attach superv"):
         pospre.attach(model, "supervised", num_classes=3)
@@ -103,14 +98,14 @@ def test_an_algorithm_given_twice_is_refused() -> None:
 
 
 def test_a_plain_loop_checks_what_never_came() -> None:
-    model = empty_model()
+    model = bare_model()
     pospre.attach(model, "droppos", affinity="teacher", **SMALL)
     with pytest.raises(UserError, match=r"droppos.affinity = teacher uses another"):
         model.prepare(images(), 0.0)
 
 
 def test_parts_are_made_where_the_encoder_is() -> None:
-    model = empty_model().to("meta")
+    model = bare_model().to("meta")
     pospre.attach(model, "mae", **SMALL)
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
 
@@ -196,12 +191,12 @@ class Alone(MAE):
 
 
 def test_a_class_of_ones_own_is_attached_by_itself() -> None:
-    model = empty_model()
+    model = bare_model()
     own = pospre.attach(model, Alone, **SMALL)
     assert isinstance(own, Alone)
     assert model.algorithms == [own]
     with pytest.raises(UserError, match=r"unknown key 'Alone.mask_rato'"):
-        pospre.attach(empty_model(), Alone, mask_rato=0.5)
+        pospre.attach(bare_model(), Alone, mask_rato=0.5)
     assert "view/visible" in model.prepare(images(), 0.0)
 
 
@@ -226,8 +221,7 @@ def test_the_teacher_of_a_class_of_ones_own_follows(
     kind: type[PretrainAlgorithm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def attached() -> pospre.PretrainModel:
-        encoder = pospre.build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
-        return pospre.PretrainModel(encoder, [kind(), Alone(**SMALL)], seed=0)
+        return pospre.PretrainModel(bare_model().encoder, [kind(), Alone(**SMALL)], seed=0)
 
     if kind is Follower:
         with pytest.raises(

@@ -11,13 +11,12 @@ import pospre
 from pospre.algorithms.crop_field.crop_field import CropField
 from pospre.errors import UserError
 from pospre.model.attached import attach_algorithm
-from tests.algorithms.cases import DECODER, Case
-from tests.model.test_algorithm import empty_model
+from tests.algorithms.cases import DECODER, Case, bare_model
 
 
 @pytest.mark.parametrize("wrapper", [DistributedDataParallel, fully_shard])
 def test_what_is_attached_after_ddp_or_fsdp_is_refused(wrapper: Any, one_rank: None) -> None:
-    model = empty_model()
+    model = bare_model()
     wrapped = wrapper(model)
     for name, options in (("mae", DECODER), ("ema_teacher", {})):
         with pytest.raises(UserError, match=rf"{name} is attached to a model that DDP .* first"):

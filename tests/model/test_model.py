@@ -25,31 +25,14 @@ from pospre.model.algorithm import (
 from pospre.model.attached import attach_algorithm
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
-from pospre.nn.build import build_encoder
-from tests.algorithms.cases import DECODER
+from tests.algorithms.cases import DECODER, bare_model, random_views
 
 SMALL: dict[str, Any] = DECODER
 
 
-def small_model():
-    torch.manual_seed(0)
-    return PretrainModel(build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1), seed=7)
-
-
-def make_batch(size=4):
-    generator = torch.Generator().manual_seed(2)
-    shape = (size, 1, 3, 32, 32)
-    return {
-        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
-        "view/flip": torch.arange(size).view(-1, 1) % 2 == 0,
-        "index": torch.arange(size) + 10,
-        "epoch": torch.full((size,), 3),
-    }
-
-
 @pytest.fixture
 def attached():
-    model, inputs = small_model(), make_batch()
+    model, inputs = bare_model(), random_views()
     for name in ("mae", "droppos"):
         attach(model, name, **SMALL).write(inputs, model)
     return model, inputs
@@ -74,7 +57,7 @@ def test_under_autocast_a_pass_without_gradient_takes_none_from_the_others(attac
 
 
 def test_a_key_has_one_writer():
-    model = small_model()
+    model = bare_model()
     model.registry.claim("view/visible", "mae")
     model.registry.claim("view/visible", "mae")
     with pytest.raises(UserError, match=r"'mae' and 'simmim' both write .*'view/visible'"):
@@ -123,12 +106,12 @@ def test_progress_is_zero_before_the_duration_is_known():
 
 
 def test_before_a_forward_sigma_is_set_and_masks_are_written():
-    model = small_model()
+    model: Any = bare_model()
     algorithm = DropPos(sigma_start=2.0, sigma_end=1.0, **SMALL)
     attach_algorithm(model, algorithm)
     state = SimpleNamespace(
         model=model,
-        batch=make_batch(),
+        batch=random_views(),
         timestamp=Timestamp(epoch=2, batch=20),
         max_duration=Time.from_timestring("4ep"),
         dataloader_len=Time.from_batch(10),
@@ -140,7 +123,7 @@ def test_before_a_forward_sigma_is_set_and_masks_are_written():
 
 
 def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
-    model = small_model()
+    model = bare_model()
     model.registry.add_pass(
         "student", "test", EncoderPass(visible="view/visible", places=("first",))
     )
@@ -158,42 +141,33 @@ def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
 
 def test_a_view_of_another_size_and_a_pass_without_views_are_refused():
     views = {"view": ViewGroup(size=64)}
-    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
-    model = PretrainModel(encoder, seed=7, views=views)
+    model = bare_model(views=views)
     with pytest.raises(UserError, match=r"data\.views\.view\.size = \[64, 64\]"):
         attach(model, "mae", **SMALL)
     with pytest.raises(UserError, match=r"'extra' needs the view group 'global'"):
         model.registry.add_pass("extra", "test", EncoderPass(group="global"))
 
 
-def test_a_model_without_a_loss_is_refused():
-    with pytest.raises(UserError, match=r"none of those listed has a loss"):
-        small_model().check_complete()
-
-
 def test_views_that_no_pass_reads_are_refused():
     views = {"view": ViewGroup(size=32), "extra": ViewGroup(name="extra", size=32)}
-    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
-    model = PretrainModel(encoder, seed=7, views=views)
+    model = bare_model(views=views)
     attach(model, "mae", **SMALL)
     with pytest.raises(UserError, match=r"data\.views\.extra is not read by any algorithm"):
         model.check_complete()
 
 
 def test_a_model_of_several_groups_of_crops_can_be_evaluated_on_whole_views():
-    torch.manual_seed(0)
     views = {name: ViewGroup(name=name, size=32) for name in ("global", "local")}
-    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
-    model, batch = PretrainModel(encoder, views=views, seed=7), make_batch()
+    model, batch = bare_model(views=views), random_views()
     with pytest.raises(KeyError):
         model.images(batch)
     model.eval()
-    expected = small_model().eval().images(batch)
+    expected = bare_model().eval().images(batch)
     assert torch.equal(model.images(batch), expected)
 
 
 def test_a_pass_gives_patches_as_soon_as_somebody_reads_them():
-    model, batch = small_model(), make_batch()
+    model, batch = bare_model(), random_views()
     images = torch.randn(4, 1, 3, 32, 32)
     model.registry.add_pass("student", "test", EncoderPass(needs_patches=False))
     assert model.encode("student", images, batch).shape[1] == 1

@@ -17,7 +17,7 @@ import pospre
 from pospre import IJEPA, MAE, DropPos, EmaTeacher, PretrainModel, StoP
 from pospre.errors import UserError
 from pospre.model.objective import StepOutputs
-from tests.algorithms.cases import DECODER
+from tests.algorithms.cases import DECODER, bare_model
 
 SMALL: dict[str, Any] = DECODER
 
@@ -135,7 +135,7 @@ def test_a_compiled_step_is_compiled_once() -> None:
 
 
 def test_what_comes_late_in_the_list_is_checked_when_the_model_is_made() -> None:
-    encoder = pospre.build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
+    encoder = bare_model().encoder
     late = [MAE(**SMALL), DropPos(affinity="teacher", **SMALL)]
     with pytest.raises(UserError, match=r"droppos.affinity = teacher uses another"):
         PretrainModel(encoder, late, seed=0)

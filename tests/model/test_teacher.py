@@ -8,15 +8,9 @@ from torch import nn
 
 from pospre import attach
 from pospre.errors import UserError
-from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.model.teacher import Frozen, Momentum, follow
-from pospre.nn.build import build_encoder
-
-
-def small_model() -> PretrainModel:
-    torch.manual_seed(0)
-    return PretrainModel(build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1), seed=7)
+from tests.algorithms.cases import bare_model, random_views
 
 
 def test_cosine_momentum_is_the_published_list() -> None:
@@ -55,7 +49,7 @@ def test_frozen_stays_in_evaluation_mode_and_takes_no_gradient() -> None:
 
 
 def test_teacher_begins_as_the_student_and_follows_it() -> None:
-    model = small_model()
+    model = bare_model()
     model.add_teacher("lut", Momentum(0.5, shape="constant"))
     assert model.teacher is not None
     before = {k: v.clone() for k, v in model.encoder.state_dict().items()}
@@ -70,10 +64,10 @@ def test_teacher_begins_as_the_student_and_follows_it() -> None:
 
 
 def test_teacher_pass_sees_every_patch_without_gradient() -> None:
-    model = small_model()
+    model = bare_model()
     model.add_teacher("lut", Momentum(0.996))
     model.registry.add_pass("teacher", "test", EncoderPass(teacher=True))
-    batch = {"index": torch.arange(2), "epoch": torch.zeros(2, dtype=torch.int64)}
+    batch = random_views(size=2)
     images = torch.randn(2, 1, 3, 32, 32)
     tokens = model.encode("teacher", images, batch)
     assert tokens.shape == (2, 17, 192) and not tokens.requires_grad
@@ -82,8 +76,7 @@ def test_teacher_pass_sees_every_patch_without_gradient() -> None:
 
 @pytest.mark.parametrize("teacher_first", [True, False])
 def test_the_teacher_has_its_own_copy_of_the_field(teacher_first: bool) -> None:
-    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1, positions="learned")
-    model = PretrainModel(encoder, seed=7)
+    model = bare_model(positions="learned")
     attach(model, "supervised", num_classes=2)
     steps = [
         lambda: model.add_teacher("lut", Momentum(0.5, shape="constant")),
@@ -93,7 +86,7 @@ def test_the_teacher_has_its_own_copy_of_the_field(teacher_first: bool) -> None:
         step()
     assert model.teacher is not None
     field, copy = (
-        each.get_parameter("positions.pos_embed") for each in (encoder, model.teacher.module)
+        each.get_parameter("positions.pos_embed") for each in (model.encoder, model.teacher.module)
     )
     assert torch.equal(field, copy) and copy.shape == (1, 1 + 81, 192)
     assert field.requires_grad and not copy.requires_grad
@@ -105,7 +98,7 @@ def test_the_teacher_has_its_own_copy_of_the_field(teacher_first: bool) -> None:
 
 
 def test_a_teacher_needs_a_momentum_from_someone() -> None:
-    model = small_model()
+    model = bare_model()
     with pytest.raises(UserError, match=r"lut needs a teacher.*Set lut\.momentum_start"):
         model.add_teacher("lut", None)
     model.add_teacher("ijepa", Momentum(0.9))
@@ -116,7 +109,7 @@ def test_a_teacher_needs_a_momentum_from_someone() -> None:
 @pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (-0.1, 1.0), (0.9, 0.8), (0.9, 1.1)])
 def test_impossible_momenta_are_refused(start: float, end: float) -> None:
     with pytest.raises(UserError, match=r"dinov2: the teacher's momentum goes from"):
-        small_model().add_teacher("dinov2", Momentum(start, end))
+        bare_model().add_teacher("dinov2", Momentum(start, end))
 
 
 def test_progress_reaches_the_cosine_half_way() -> None:

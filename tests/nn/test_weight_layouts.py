@@ -301,7 +301,6 @@ def test_a_table_is_read_with_the_rows_that_it_has() -> None:
             lambda state: {"conv1.weight": torch.ones(1)},
             r"first tensors: conv1.weight. Known .*MAE",
         ),
-        (lambda state: {"epoch": 3}, r"first tensors: none. Known layouts"),
         (lambda state: [torch.ones(1)], r"holds no Vision Transformer of a known layout"),
         (
             lambda state: state | {"blocks.1.attn.q_norm.weight": torch.ones(64)},

@@ -218,12 +218,9 @@ NARROW = Space(dim=36, num_heads=2, depth=1, grid=GRID)
             r"rotary\.normalize = max is for coordinates = centred, not cells\. Leave it out",
         ),
         ("rotary", NARROW, r"positions = rotary .* 18 wide \(36 / 2\).*multiple of 4"),
-        ("rotary_mixed", NARROW, r"positions = rotary_mixed .* 18 wide .*multiple of 4"),
         ({"sincos": {"base": 3}}, SPACE, r"'encoder\.positions\.sincos\.base'\. Known: none"),
-        ({"alibi": {"space": 3}}, SPACE, r"unknown key 'encoder\.positions\.alibi\.space'"),
         ({"rotary_mixed": {"theta": 10.0}}, SPACE, r"positions\.rotary_mixed\.theta.*base"),
         ({"alibi": {"distance": "euclid"}}, SPACE, r"alibi\.distance.*'cells' or 'torus'"),
-        ({"alibi": {"base": 10.0}}, SPACE, r"positions\.alibi\.base"),
         ({"lookhere": {"fields": "halfs-none"}}, SPACE, r"'halfs'\. Did you mean 'halves'\?"),
         (
             {"lookhere": {"fields": "halves-corners-none"}},
