@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -61,6 +60,10 @@ GROUPS = {
 }
 
 
+_READ: dict[str, set[str]] = {}
+"""The view groups that algorithms with options read; to find them takes longer than to build."""
+
+
 @dataclass(frozen=True)
 class Case:
     """Algorithms that are attached together.
@@ -80,18 +83,20 @@ class Case:
         """The names, joined."""
         return "+".join(self.names)
 
-    @cached_property
+    @property
     def views(self) -> dict[str, ViewGroup]:
         """Return the view groups that these algorithms read, of small views; ``view`` for none."""
-        try:
-            with torch.device("meta"):
-                model = self._model(GROUPS)
-                for algorithm in self.algorithms():
-                    attach_algorithm(model, algorithm)
-        except UserError:  # a refusal, which building them says again
-            return GROUPS
-        read = {declared.group for declared in model.registry.passes.values()} or {"view"}
-        return {name: group for name, group in GROUPS.items() if name in read}
+        key = repr((self.names, self.options))
+        if key not in _READ:
+            try:
+                with torch.device("meta"):
+                    model = self._model(GROUPS)
+                    for algorithm in self.algorithms():
+                        attach_algorithm(model, algorithm)
+            except UserError:  # a refusal, which building them says again
+                return GROUPS
+            _READ[key] = {declared.group for declared in model.registry.passes.values()}
+        return {name: GROUPS[name] for name in GROUPS if name in (_READ[key] or {"view"})}
 
     def of_one_block(self) -> "Case":
         """Return the case with an encoder of one block, for half the time to compile it."""
