@@ -19,7 +19,7 @@ FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 # The fast tier: methods, encoder, positions and recipes, without what trains, compiles or starts processes.
 FAST := tests/nn tests/algorithms tests/model tests/augment tests/recipe tests/training/optimizer tests/data/decode
 SLOW := $(addprefix tests/,algorithms/test_contracts.py algorithms/test_schemes.py algorithms/test_composition.py \
-	algorithms/test_droppos_swin.py algorithms/test_masked_position.py algorithms/test_stop.py \
+	algorithms/test_droppos_swin.py algorithms/test_stop.py \
 	model/test_trained_leaks.py model/test_fsdp.py nn/test_swin.py nn/test_eva.py nn/test_dinov3.py \
 	augment/test_rand_augment.py recipe/test_find.py)
 
