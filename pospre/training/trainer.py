@@ -19,6 +19,7 @@ from pospre.training.callbacks.collapse import Collapse
 from pospre.training.callbacks.compiling import Compiling
 from pospre.training.callbacks.divergence import Divergence
 from pospre.training.callbacks.each_step import EachStep
+from pospre.training.callbacks.gradients import GradientNorms
 from pospre.training.callbacks.metrics import MetricsFile
 from pospre.training.callbacks.position_shortcut import PositionShortcut
 from pospre.training.callbacks.progress import ProgressBar
@@ -28,7 +29,7 @@ from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.callbacks.watcher import WARNINGS
 from pospre.training.device import composer_precision, uses_cudnn
 from pospre.training.loggers import build_metrics_file
-from pospre.training.optimizer.gradients import GradientNorms, build_clipping
+from pospre.training.optimizer.clipping import build_clipping
 from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.compilation import choose_parts, compile_model, open_cache
 from pospre.training.scale.float8 import use_float8

@@ -20,10 +20,10 @@ from pospre.model.passes import EncoderPass, ForgottenPlaces
 from pospre.model.position_task import PositionObjective
 from pospre.training.callbacks.collapse import Collapse, effective_rank, feature_std
 from pospre.training.callbacks.divergence import Divergence
+from pospre.training.callbacks.gradients import GradientNorms
 from pospre.training.callbacks.position_shortcut import PositionShortcut
 from pospre.training.callbacks.spikes import LossSpikes
 from pospre.training.callbacks.stalls import Stalls
-from pospre.training.optimizer.gradients import GradientNorms
 from tests.algorithms.cases import Case, written
 from tests.training.callbacks.plain import Rows, fit
 
