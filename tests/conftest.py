@@ -33,7 +33,7 @@ LONG = """
     data_prep/distribute/test_cluster test_recipes algorithms/test_contracts test_papers
     training/test_train planning/test_counts planning/test_plan test_readme
     run/checkpoints/test_uploads run/checkpoints/test_parts algorithms/test_schemes
-    training/test_start_weights_swin data_prep/distribute/test_killed
+    training/test_start_weights_swin
 """
 """Files of half a minute and more, the longest first."""
 

@@ -1,18 +1,15 @@
 """The same photographs as an image folder, an MDS directory and a .beton file."""
 
-import contextlib
-import functools
-import io
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep import convert
 from tests.data.buckets import bucket, server, shards, store, upload  # noqa: F401 (fixtures)
-from tests.libraries import needs_ffcv
+from tests.data_prep.reading import converted, in_format
 
 NUM_IMAGES = 22
 CLASSES = ("ant", "bee", "cat")
@@ -41,20 +38,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def stored(photos: Path) -> Callable[[str], Path]:
     """Return ``stored(format)``: the photographs in a format; skips where FFCV cannot be loaded."""
-
-    def path(data_format: str) -> Path:
-        if data_format == "folder":
-            return photos
-        if data_format == "ffcv":
-            needs_ffcv()
-        target = photos.parent / ("photos.beton" if data_format == "ffcv" else "photos_mds")
-        if not target.exists():
-            command = [str(photos), str(target), "--format", data_format, "--workers", "1"]
-            with contextlib.redirect_stdout(io.StringIO()):
-                assert convert.main(command) == 0
-        return target
-
-    return path
+    return partial(in_format, photos)
 
 
 @pytest.fixture(scope="session")
@@ -64,17 +48,13 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     The pictures lie beside them, in ``photos``.
     """
 
-    @functools.cache
+    @cache
     def make(number: int, shard_mb: float) -> Path:
         root = tmp_path_factory.mktemp("sharded")
         (root / "photos").mkdir()
         for name in range(number):
             picture(name).resize((24, 24)).save(root / f"photos/{name:03d}.jpg", quality=92)
-        target = root / "mds"
-        command = [str(root / "photos"), str(target), "--format", "mds", "--workers", "1"]
-        with contextlib.redirect_stdout(io.StringIO()):
-            assert convert.main([*command, "--shard-mb", str(shard_mb)]) == 0
-        return target
+        return converted(root / "photos", root / "mds", "--shard-mb", shard_mb)
 
     return make
 

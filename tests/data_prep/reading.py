@@ -1,5 +1,7 @@
 """Convert, and read the result with the stock libraries, for comparison with the source."""
 
+import contextlib
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,22 @@ def run(source: Path, target: Path | str, *options: object, workers: int = 1) ->
     """Convert to the format that the target's name asks for."""
     data_format = "ffcv" if str(target).endswith(".beton") else "mds"
     return call(source, target, "--format", data_format, "--workers", workers, *options)
+
+
+def converted(source: Path, target: Path, *options: object) -> Path:
+    """Convert without a word to the format that the target's name asks for; return the target."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert run(source, target, *options) == 0
+    return target
+
+
+def in_format(source: Path, data_format: str, *options: object) -> Path:
+    """An image folder in a format, made once beside it; skips where FFCV cannot be loaded."""
+    if data_format == "folder":
+        return source
+    name = source.name if data_format == "ffcv" else f"{source.name}_mds"
+    target = destination(source.parent, data_format, name)
+    return target if target.exists() else converted(source, target, *options)
 
 
 def partial(target: Path) -> Path:

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.sources.registry import open_source
-from pospre.data.loader import build_loader
 from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.reader import DamagedSample
-from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from tests.data_prep.reading import Says, description, read_samples, run
 from tests.data_prep.sample_images import encoded, picture, write_files
@@ -56,15 +54,6 @@ def test_training_from_the_folder_names_them(root: Path) -> None:
         else:
             with pytest.raises(DamagedSample, match=name):
                 reader.read(index)
-
-
-def test_training_can_leave_them_out(root: Path) -> None:
-    loader = build_loader(
-        root, views=[ViewGroup(size=16)], batch_size=7, seed=3, num_workers=2, bad_samples="skip"
-    )
-    with pytest.warns(UserWarning, match="takes its place"):
-        batch = next(iter(loader))
-    assert len(batch["index"]) == 7 and len(loader.bad) == 5
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".parquet"])

@@ -40,12 +40,11 @@ def test_the_table(tmp_path: Path, source: Path, data_format: str, printed: Says
     assert table["classes"] == ["2"] and table["unlabelled"] == ["0"]
     assert table["smallest"] == ["b", "(1)"] and table["largest"] == ["a", "(3)"]
     assert Image.open(drawn).size[0] > 1000
-    again = tmp_path / "again.png"
-    found = rows(printed(look, target, "--picture", again))
+    found = rows(printed(look, target))
     assert found.items() <= table.items() and "bytes" in found
-    # and of the same data set, converted before
-    assert run(source, target, "--statistics", drawn) == 0
-    assert again.stat().st_size > 1000
+    if data_format == "mds":  # and of the same data set, converted before
+        drawn.unlink()
+        assert run(source, target, "--statistics", drawn) == 0 and drawn.exists()
 
 
 def test_a_folder_and_no_classes(tmp_path: Path, printed: Says) -> None:

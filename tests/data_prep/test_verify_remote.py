@@ -51,19 +51,11 @@ def test_a_bucket_that_is_away_may_be_there_later(
     assert "the S3 endpoint http://127.0.0.1:9 does not answer" in said
 
 
-def test_checksums_of_samples(stored: Any, refused: Says) -> None:
-    content = json.loads(contents(stored)["pospre.json"])
-    sums = np.frombuffer(base64.b64decode(content["crc32c"]), "<u4").copy()
-    sums[11] ^= 1
-    put(stored, "pospre.json", {**content, "crc32c": pack_sums(sums.tolist())})
-    message = refused(verified)
-    assert "1 of 12 samples cannot be used" in message and "(crc32c)" in message
-    put(stored, "pospre.json", {**content, "crc32c": pack_sums(sums[:5].tolist())})
-    assert "crc32c does not have a checksum for each sample" in refused(verified)
-
-
 def test_damaged_descriptions(stored: Any, refused: Says) -> None:
     content = json.loads(contents(stored)["pospre.json"])
+    sums = np.frombuffer(base64.b64decode(content["crc32c"]), "<u4")[:5]
+    put(stored, "pospre.json", {**content, "crc32c": pack_sums(sums.tolist())})
+    assert "crc32c does not have a checksum for each sample" in refused(verified)
     broken: Any
     for broken in ([], {}, {**content, "manifest": {"x": 1}}, {**content, "manifest": {}}):
         put(stored, "pospre.json", broken)

@@ -177,8 +177,8 @@ def test_faults_that_stay_are_said_at_once(
 def test_a_long_description_may_take_its_time(
     bucket: Any, server: FlakyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pospre.data.bucket.reader._OPENING_SILENCE", 1.0)
-    server.spoil_always("index.json", Fault(drip=2.0))
+    monkeypatch.setattr("pospre.data.bucket.reader._OPENING_SILENCE", 0.5)
+    server.spoil_always("index.json", Fault(drip=1.0))
     open_remote()
     server.spoil_always("index.json", Fault(pause=5.0))
     monkeypatch.setenv("POSPRE_S3_PATIENCE", "6")

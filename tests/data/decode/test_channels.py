@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from data_prep.convert import main as convert
 from pospre.data.decode.bit_depth import Decoding
 from pospre.data.decode.decoder import DecodeError, decode_image
 from pospre.data.loader import build_loader
@@ -18,10 +17,10 @@ from pospre.data.opening import open_reader
 from pospre.data.views.boxes import box_crops
 from pospre.data.views.options import INTERPOLATIONS, Augment, RandAugment, ViewGroup
 from pospre.data.views.resize import Views, resize_crops
-from pospre.errors import UserError, run_command
+from pospre.errors import UserError
 from tests.conftest import draw_image
 from tests.data.deep_files import band_folder, bands, npy, saved
-from tests.libraries import needs_ffcv
+from tests.data_prep.reading import FORMATS, converted, destination, run
 
 VIEWS = [ViewGroup(size=(24, 32), count=2), ViewGroup(name="pad", size=16, crop="pad")]
 OPTIONS: dict[str, Any] = {"views": VIEWS, "batch_size": 6, "seed": 3, "num_workers": 1}
@@ -39,10 +38,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shards(folder: Path, tmp_path: Path) -> Path:
-    target = tmp_path / "shards"
-    arguments = ["--format", "mds", "--channels", "6", "--deep-range", "0,4096", "--workers", "1"]
-    assert convert([str(folder), str(target), *arguments]) == 0
-    return target
+    options = ("--channels", 6, "--deep-range", "0,4096")
+    return converted(folder, tmp_path / "shards", *options)
 
 
 def test_views_of_arrays_and_shards_are_the_same_bits(folder: Path, shards: Path) -> None:
@@ -106,17 +103,13 @@ def test_grey_is_pillows_whatever_the_file(tmp_path: Path) -> None:
     assert np.array_equal(decode(npy(level), 3), np.repeat(level[..., None], 3, 2))
 
 
-@pytest.mark.parametrize("store", ["mds", "beton"])
+@pytest.mark.parametrize("store", FORMATS)
 def test_one_channel_from_every_store(store: str, tmp_path: Path) -> None:
-    if store == "beton":
-        needs_ffcv()
-    source, target = tmp_path / "files", tmp_path / ("set" if store == "mds" else "set.beton")
+    source, target = tmp_path / "files", destination(tmp_path, store)
     source.mkdir()
     for number in range(6):
         draw_image(number, 80, 60).save(source / f"{number}.jpg")
-    kind = "mds" if store == "mds" else "ffcv"
-    options = ["--format", kind, "--channels", "1", "--workers", "1"]
-    assert convert([str(source), str(target), *options]) == 0
+    converted(source, target, "--channels", 1)
     one = next(iter(build_loader(target, **OPTIONS)))
     other = next(iter(build_loader(source, **OPTIONS, channels=1)))
     assert one["view/image"].shape == (6, 2, 1, 24, 32)
@@ -177,8 +170,7 @@ def test_arrays_beside_pictures_are_no_images(folder: Path) -> None:
 
 
 def test_beton_files_hold_one_or_three(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(folder), f"{folder}.beton", "--format", "ffcv", "--channels", "6"]
-    assert run_command(lambda: convert(arguments)) == 2
+    assert run(folder, f"{folder}.beton", "--channels", 6) == 2
     assert "use --format mds" in capsys.readouterr().err
 
 

@@ -1,8 +1,5 @@
 """Formats agree on pictures that are hard: decoded smaller, in part, turned, or encoded anew."""
 
-import contextlib
-import io
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,11 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from data_prep import convert
 from pospre.data.decode.decoder import OpenedImage, decode_image
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.views.options import ViewGroup
+from tests.data_prep.reading import in_format
 from tests.libraries import needs_ffcv
 
 VIEWS = (
@@ -61,25 +58,6 @@ def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def converted(hard: Path) -> Callable[[str], Path]:
-    """Return ``converted(format)``: the pictures in a format."""
-
-    def path(data_format: str) -> Path:
-        if data_format == "folder":
-            return hard
-        if data_format == "ffcv":
-            needs_ffcv()
-        target = hard.parent / ("hard.beton" if data_format == "ffcv" else "hard_mds")
-        if not target.exists():
-            command = [str(hard), str(target), "--format", data_format, "--quality", "95"]
-            with contextlib.redirect_stdout(io.StringIO()):
-                assert convert.main([*command, "--workers", "1"]) == 0
-        return target
-
-    return path
-
-
 @cache
 def samples(path: Path, **options: Any) -> list[dict[str, Tensor]]:
     """Return every sample of a few epochs, in the stored order."""
@@ -99,9 +77,9 @@ def names(hard: Path) -> list[str]:
 
 @pytest.mark.parametrize("tolerance", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["mds", "ffcv"])
-def test_formats_agree(converted, hard, name, tolerance):
+def test_formats_agree(hard, name, tolerance):
     """To the bit where the bytes are the files'; else in all but what JPEG at 95 changes."""
-    found = samples(converted(name), tolerance=tolerance)
+    found = samples(in_format(hard, name, "--quality", 95), tolerance=tolerance)
     expected = samples(hard, tolerance=tolerance)
     assert len(found) == len(expected) == len(names(hard))
     for file, one, other in zip(names(hard), found, expected, strict=True):

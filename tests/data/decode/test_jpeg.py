@@ -65,12 +65,9 @@ def test_fewer_rows_are_decoded():
     assert len(rows(data, 0, 390)[0]) == 400  # not worth the copy
 
 
-@pytest.mark.parametrize("options", [{"progressive": True}, {}])
-def test_progressive_rows_are_all_decoded(options):
-    data = photograph(200, 300, **options)
-    pixels = rows(data, 0, 60)[0]
-    assert len(pixels) == (300 if options else 62)
-    assert np.array_equal(pixels[:60], full(data)[:60])
+def test_progressive_rows_are_all_decoded():
+    data = photograph(200, 300, progressive=True)
+    assert np.array_equal(rows(data, 0, 60)[0], full(data))
 
 
 @pytest.mark.parametrize("shrink", [2, 4, 8])
@@ -100,19 +97,6 @@ def test_turned_and_other_images_come_in_full():
     buffer = io.BytesIO()
     Image.new("RGB", (64, 48)).save(buffer, "PNG")
     assert opened(buffer.getvalue()).decode(4, box)[1:] == (1, (0, 0))
-
-
-def test_flipped_bits_are_refused_or_decoded():
-    """Libjpeg notices some of them; the readers' checksums notice all."""
-    data, refused = photograph(200, 300), 0
-    for place in np.random.default_rng(0).integers(700, len(data) - 2, 100):
-        broken = bytearray(data)
-        broken[place] ^= 0xFF
-        try:
-            assert opened(bytes(broken)).decode()[0].shape == (300, 200, 3)
-        except DecodeError:
-            refused += 1
-    assert 10 < refused < 100
 
 
 def test_padding_before_the_end_is_no_damage():

@@ -1,7 +1,5 @@
 """What tells data sets of as many samples apart, and labels that are not as they were written."""
 
-import contextlib
-import io
 import json
 import shutil
 from collections.abc import Callable
@@ -10,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from data_prep import convert
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.identity import Identity, difference
@@ -20,6 +17,7 @@ from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from tests.data.buckets import ADDRESS, NUM_SAMPLES, open_remote
 from tests.data.conftest import FORMATS, picture
+from tests.data_prep.reading import converted
 
 Stored = Callable[[str], Path]
 VIEWS = [ViewGroup(size=16)]
@@ -27,14 +25,6 @@ VIEWS = [ViewGroup(size=16)]
 
 def identity(path: Path) -> Identity:
     return open_reader(path).identity()
-
-
-def converted(source: Path, target: Path, *options: str) -> Path:
-    kind = "ffcv" if target.suffix == ".beton" else "mds"
-    command = [str(source), str(target), "--format", kind, "--workers", "1", *options]
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert convert.main(command) == 0
-    return target
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.convert import main as convert
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.subset import SubsetReader, subset
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
+from tests.data_prep.reading import converted
 
 Images = Callable[..., Path]
 
@@ -38,10 +38,9 @@ def test_small_classes_give_all_they_have(image_folder: Images) -> None:
 
 def test_formats_give_the_same_images(image_folder: Images, tmp_path: Path) -> None:
     folder = image_folder(num_images=12)
-    assert convert([str(folder), str(tmp_path / "mds"), "--format", "mds", "--workers", "1"]) == 0
     (tmp_path / "list.txt").write_text("dog/0003.jpg\n0004.jpg\n")
     batches = []
-    for path in (folder, tmp_path / "mds"):
+    for path in (folder, converted(folder, tmp_path / "mds")):
         for options in ({"label_fraction": 0.5}, {"labels": str(tmp_path / "list.txt")}):
             loader = build_loader(
                 path, batch_size=2, views=[ViewGroup(size=16, crop="center")], num_workers=0,

@@ -227,13 +227,14 @@ def window_at(frame, across, down):
     return PixelBox(*random_windows(np.array([[across, down]]), frame)[0].tolist())
 
 
-def test_simple_resized_crop_of_a_photograph():
-    """The golden numbers of LUT's crop: 500×375 → 298×224, offsets 0–82 × 0–8 with 4 of padding."""
+def test_golden_frames():
+    """LUT's crop: 500×375 → 298×224, offsets 0–82 × 0–8 with 4 of padding; and the padded one."""
     frame = simple_frame(500, 375, 224)
     assert frame == Frame((298, 224), (224, 224), 4, "reflect")
     assert window_at(frame, 0.0, 0.0) == PixelBox(-4, -4, 224, 224)
     assert window_at(frame, 1 - 2**-24, 1 - 2**-24)[:2] == (82 - 4, 8 - 4)
     assert simple_frame(375, 500, 224).scaled == (224, 298)
+    assert padded_frame((32, 32)) == Frame((32, 32), (32, 32), 4, "black")
 
 
 @given(st.lists(st.tuples(SIDES, SIDES, SIDES, SIDES), min_size=1, max_size=9))
@@ -241,24 +242,6 @@ def test_the_hull_is_the_smallest_box_around_all(boxes):
     every = np.array(boxes)
     ends = every[:, :2] + every[:, 2:]
     assert hull(every) == (*every[:, :2].min(axis=0), *ends.max(axis=0))
-
-
-def test_a_view_over_the_edge_says_where_its_own_pixels_are():
-    frame = simple_frame(448, 448, 224)
-    windows = np.array([window_at(frame, 0.0, 0.999)])
-    crops = Crops(np.array([[0, 0, 448, 448]]), frame.scaled, windows, (448, 448), frame.edge)
-    expected = np.array([-4 / 224, 4 / 224, 220 / 224, 228 / 224], np.float32)
-    assert np.array_equal(crops.relative[0], expected)
-
-
-def test_padded_crop_of_a_small_image():
-    frame = padded_frame((32, 32))
-    assert frame == Frame((32, 32), (32, 32), 4, "black")
-    windows = [window_at(frame, x / 9, y / 9) for x in range(9) for y in range(9)]
-    assert {window[:2] for window in windows} == {
-        (x, y) for x in range(-4, 5) for y in range(-4, 5)
-    }
-    assert windows[40] == PixelBox(0, 0, 32, 32)
 
 
 def test_very_thin_images_are_not_blown_up():

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from data_prep import convert
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Source
-from pospre.errors import UserError, run_command
+from pospre.errors import UserError
+from tests.data_prep import reading
 from tests.data_prep.reading import read_samples
 from tests.data_prep.sample_images import encoded, picture
 
@@ -76,7 +76,4 @@ def refuses(said: str, root: Path, **options: Any) -> None:
 
 def converted(root: Path, target: Path, *options: str) -> list[dict[str, Any]]:
     """The samples of a conversion, which is checked to the last bit."""
-    arguments = [str(root), str(target), "--format", "ffcv" if target.suffix else "mds"]
-    arguments += ["--workers", "1", "--verify", *options]
-    assert run_command(lambda: convert.main(arguments)) == 0
-    return read_samples(target)
+    return read_samples(reading.converted(root, target, "--verify", *options))

@@ -114,12 +114,6 @@ def test_bad_files_are_left_out_by_name(tmp_path: Path, printed: Says) -> None:
     assert all(item["reason"] for item in content["skipped"])
 
 
-def test_nothing_left_is_the_users_mistake(tmp_path: Path, refused: Says) -> None:
-    words = write_files(tmp_path / "words", {"yes/text.wav": BAD["text.wav"]})
-    assert "none of the 1 WAV files can be read" in refused(run, words, tmp_path / "mds")
-    assert not (tmp_path / "mds").exists()
-
-
 def test_options_of_the_other_kind(tmp_path: Path, refused: Says) -> None:
     words = write_clips(tmp_path / "words")
     assert "--format mds" in refused(run, words, tmp_path / "words.beton")
