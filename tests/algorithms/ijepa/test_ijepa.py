@@ -13,7 +13,6 @@ from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
-from pospre.nn.build import build_encoder
 from tests.algorithms.cases import bare_model, random_views
 
 PREDICTOR: dict[str, Any] = {"predictor_dim": 32, "predictor_depth": 2, "predictor_heads": 4}
@@ -139,15 +138,6 @@ def test_official_masks_share_their_sizes_and_their_counts_vary() -> None:
         counts.add((inputs["view/visible"].shape[1], inputs["ijepa/targets"].shape[2]))
         assert (inputs["ijepa/targets"] // 14).max() < 13
     assert len(counts) > 5
-
-
-def test_parameter_count_of_the_published_predictor() -> None:
-    with torch.device("meta"):
-        model = PretrainModel(build_encoder("vitb16", class_token=False), seed=0)
-        attach(model, "ijepa")
-    predictor = sum(p.numel() for p in model.objectives.parameters() if p.requires_grad)
-    # 6 blocks of 12·384² + 13·384, two projections, the last norm and the mask token
-    assert predictor == 6 * (12 * 384**2 + 13 * 384) + 2 * 384 * 768 + 768 + 384 * 4
 
 
 @pytest.mark.parametrize(
