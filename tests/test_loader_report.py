@@ -150,7 +150,7 @@ def test_reading_takes_as_long_as_it_does(photographs, slow_reads):
 
 def waits_little(photographs: Path) -> bool:
     """Tell whether a consumer of 5 images a second gets them at that rate from four threads."""
-    timing = measured(photographs, "data.num_workers=4", feed=5.0).consumer
+    timing = measured(photographs, "data.num_workers=4", images=8, feed=5.0).consumer
     check_sum(timing, WAITING)
     at_rate = timing.images / timing.seconds == pytest.approx(5.0, rel=0.1)
     return at_rate and timing.stages["wait"] < 0.1 * timing.seconds
@@ -158,7 +158,7 @@ def waits_little(photographs: Path) -> bool:
 
 @pytest.mark.parametrize("slow_reads", [0.1], indirect=True)  # dwarfs the step on any machine
 def test_a_consumer_waits_for_slow_threads_only(photographs, slow_reads):
-    hungry = measured(photographs, feed=1000.0)
+    hungry = measured(photographs, images=8, feed=1000.0)
     check_sum(hungry.consumer, WAITING)
     assert hungry.consumer.stages["wait"] > 0.3 * hungry.consumer.seconds
     # Other programs only add time: a single measurement without them shows what is meant.
