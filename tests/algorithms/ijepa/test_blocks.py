@@ -94,18 +94,6 @@ def test_published_context_block_is_always_the_same_corner() -> None:
     assert sum(masks.context.shape[1] for masks in alone) / 200 == pytest.approx(83, abs=4)
 
 
-@pytest.mark.parametrize(("batch", "tokens"), [(16, 60), (64, 53), (128, 50)])
-def test_published_context_shrinks_with_the_batch(batch: int, tokens: int) -> None:
-    lengths = [draw_official(keys(batch, e), PUBLISHED).context.shape[1] for e in range(60)]
-    assert sum(lengths) / 60 == pytest.approx(tokens, abs=3)
-
-
-def test_published_cut_takes_the_bottom_away() -> None:
-    masks = draw_official(keys(128), PUBLISHED)
-    count = torch.bincount(masks.context.flatten(), minlength=196).view(14, 14).float().mean(1)
-    assert float(count[0]) > 3 * float(count[11])
-
-
 def test_published_redraws_relax_the_last_targets_first() -> None:
     # on a small grid four blocks often leave ten tokens or fewer of a context block
     crowded = Blocks((10, 10), 4, (0.3, 0.4), (0.75, 1.5), (0.3, 0.4), 30, 25)
