@@ -37,9 +37,13 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-@torch.compiler.assume_constant_result  # torch.compile cannot look into hashlib
 def _purpose_word(purpose: str) -> int:
     return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
+
+
+# torch.compile takes the word as a constant, as it cannot look into hashlib. The decorator
+# torch.compiler.assume_constant_result sets the same, but imports the compiler: 2 s in each process
+_purpose_word._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def start_word(seed: int, purpose: str) -> int:

@@ -264,6 +264,11 @@ def test_golden_words_never_change():
     assert draws.order(0, 0, 8).tolist() == GOLDEN_ORDER
 
 
+def test_torch_compile_takes_purposes_as_constants():
+    """The mark is set without torch's decorator, which would import the compiler."""
+    assert vars(draws._purpose_word) == vars(torch.compiler.assume_constant_result(lambda: 0))
+
+
 GOLDEN = [
     [-2972431915371398239, -959527570053836610],
     [-941855199011157468, -5592864970392643381],
