@@ -138,11 +138,11 @@ def test_an_export_keeps_how_the_positions_of_its_family_are_resampled(tmp_path:
 def sharp(path: Path) -> Path:
     """Write a ViT whose softmax magnifies rounding a thousand times."""
     torch.manual_seed(1)
-    options: dict[str, Any] = {"img_size": 64, "depth": 4, "num_classes": 0}
+    options: dict[str, Any] = {"img_size": 64, "depth": 8, "num_classes": 0}
     vit: Any = timm.create_model("vit_tiny_patch16_224", **options)
     with torch.no_grad():
         for block in vit.blocks:
-            block.attn.qkv.weight[:384] *= 200
+            block.attn.qkv.weight[:384] *= 100
         for parameter in vit.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     torch.save(vit.state_dict(), path)
