@@ -23,8 +23,8 @@ from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.run.checkpoints.reading import open_checkpoint
 from pospre.training.build import build_model
+from pospre.training.checkpoint_model import Weights, model_of
 from pospre.training.start_weights import Loaded, take_weights
-from pospre.training.trained import Weights, model_of
 from pospre.training.weight_files import (
     EXPORTED,
     Keys,

@@ -18,9 +18,9 @@ from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
 from pospre.training.build import build_model
+from pospre.training.checkpoint_model import model_of
 from pospre.training.data import open_data
 from pospre.training.resolve import resolve
-from pospre.training.trained import model_of
 from pospre.untrusted_json import parse_object
 
 _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")

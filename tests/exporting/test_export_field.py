@@ -16,8 +16,8 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model
+from pospre.training.checkpoint_model import load_model
 from pospre.training.start_weights import load_weights
-from pospre.training.trained import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 FIELD = {"field_size": 7}

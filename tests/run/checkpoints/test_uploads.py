@@ -21,7 +21,7 @@ from pospre.run.checkpoints.uploads import Uploads, lacks
 from pospre.run.folder import clear
 from pospre.run.mirror import mirror_run, restore_run
 from pospre.run.run import in_bucket
-from pospre.training.trained import load_model
+from pospre.training.checkpoint_model import load_model
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished, launcher, until
 from tests.run.checkpoints.checkpoint_files import shard, write_checkpoint

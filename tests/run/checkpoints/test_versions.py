@@ -13,7 +13,7 @@ import pospre
 from pospre.run.checkpoints import versions as checkpoint_versions
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.run.checkpoints.versions import revision
-from pospre.training.trained import load_model
+from pospre.training.checkpoint_model import load_model
 from tests.training.tiny_runs import Run
 
 
