@@ -51,7 +51,7 @@ def pytest_collection_finish() -> None:
 
 
 find_composer_once()
-inductor.compile_threads = 1  # in this process: others would import torch, just in case
+inductor.compile_threads = 1  # no pool of processes, each of which would import torch
 
 
 @pytest.fixture(autouse=True, scope="session")
