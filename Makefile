@@ -16,12 +16,9 @@ DEMO_IMAGES := 2000
 # What first-light trains: recipes sized for the machine at hand.
 FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 
-# The fast tier: methods, encoder, positions and recipes, without what trains, compiles or starts processes.
+# The fast tier: methods, encoder, positions and recipes, without the two files that train longest.
 FAST := tests/nn tests/algorithms tests/model tests/augment tests/recipe tests/training/optimizer tests/data/decode
-SLOW := $(addprefix tests/,algorithms/test_contracts.py algorithms/test_schemes.py algorithms/test_composition.py \
-	algorithms/test_droppos_swin.py algorithms/test_stop.py \
-	model/test_trained_leaks.py model/test_fsdp.py nn/test_swin.py nn/test_eva.py nn/test_dinov3.py \
-	augment/test_rand_augment.py recipe/test_find.py)
+SLOW := tests/model/test_trained_leaks.py tests/model/test_fsdp.py
 
 .PHONY: help setup test test-fast test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-report learn position-table evaluation-table clean
 
@@ -34,7 +31,7 @@ setup: ## Make .venv with pinned requirements and FFCV's system packages; instan
 test: setup ## Run the tests on two cores (real photographs: POSPRE_TEST_DATA=<folder>).
 	$(TEST_RUN) $(PYTHON_RUN) $(PYTEST) $(ARGS)
 
-test-fast: setup ## Run the tests of methods, encoder, positions and recipes, in about three minutes on two cores.
+test-fast: setup ## Run the tests of methods, encoder, positions and recipes, in two to three minutes on two cores.
 	$(TEST_RUN) $(PYTHON_RUN) $(PYTEST) $(FAST) $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
 test-newest: setup ## Run the tests with the newest torch, torchvision and timm (.venv-newest, 8 GB).
