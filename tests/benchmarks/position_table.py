@@ -236,14 +236,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def lines_of(overrides: Sequence[str]) -> list[dict[str, Any]]:
     """Return a line for each cell that was measured with these changes of the recipes.
 
-    Figures that were measured later join those before them.
+    Figures that were measured later join those before them. The precision, which depends on the
+    processor, may differ.
     """
+    wanted = _without_precision(overrides)
     merged: dict[Cell, dict[str, Any]] = {}
     for line in read_lines(LINES):
-        if line["set"] == list(overrides):
+        if _without_precision(line["set"]) == wanted:
             earlier = merged.get(key_of(line), {}).get("figures", {})
             merged[key_of(line)] = {**line, "figures": earlier | line.get("figures", {})}
     return list(merged.values())
+
+
+def _without_precision(overrides: Iterable[str]) -> list[str]:
+    return [item for item in overrides if not item.startswith("trainer.precision=")]
 
 
 def key_of(line: dict[str, Any]) -> Cell:
