@@ -20,7 +20,11 @@ from pospre.batch import EPOCH, INDEX, Batch, image_key
 from pospre.errors import UserError
 from pospre.model.registry import Registry
 
+if TYPE_CHECKING:
+    from pospre.model.model import PretrainModel
+
 _WRAPPERS: WeakSet[nn.Module] = WeakSet()
+_STEPPED: WeakSet[Optimizer] = WeakSet()
 _LOOKED_AT = 256
 """Number of forwards in which indices are checked: on a GPU, reading them synchronises."""
 _PIXELS_APART = 997
@@ -121,12 +125,6 @@ def check_batch(registry: Registry, batch: Batch) -> None:
         for patches in (declared.visible, declared.context):
             if patches in registry.writers and patches not in batch:
                 raise lacking(registry, patches)
-
-
-if TYPE_CHECKING:
-    from pospre.model.model import PretrainModel
-
-_STEPPED: WeakSet[Optimizer] = WeakSet()
 
 
 def _note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
