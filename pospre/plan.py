@@ -28,7 +28,7 @@ from pospre.text_table import format_table
 if TYPE_CHECKING:  # --help and a mistyped key answer without torch
     from pospre.planning.estimate import Choice, Plan
 
-_NODE = 8  # GPUs of a node, where nothing else is said
+_NODE = 8  # GPUs of a node, unless given
 _TABLE = "\n".join(
     f"  {name:<9}{gpu.name:<23}{gpu.bf16 / TERA:>6g} TFLOP/s bf16, {gpu.fp32 / TERA:>4g} fp32, "
     f"{gpu.memory / GIB:>5g} GiB, {gpu.memory_bandwidth / GIGA:>4g} GB/s, link {gpu.link / GIGA:g}"

@@ -143,7 +143,7 @@ def test_only_what_may_pass_is_called_unreachable(
         raise ClientError(answer, "PutObject")
     assert type(caught.value) is kind
     with pytest.raises(Unreachable):
-        check_writable("s3://bucket/run")  # nobody listens there
+        check_writable("s3://bucket/run")  # no server listens there
     with pytest.raises(Unreachable, match="does not answer"), Bucket("s3://bucket/run"):
         raise ReadTimeoutError(endpoint_url="http://127.0.0.1:9")
 

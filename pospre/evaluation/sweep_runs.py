@@ -1,8 +1,8 @@
 """A grid of runs of one recipe, and its results.
 
-The figures of each run are those of the recipe's evaluations. The best and the mean ± standard
-deviation over the grid are reported, as for transfer with a grid of rates and weight decays
-(Kornblith et al. 2019).
+The figures of each run are those of the recipe's evaluations. The report has the best and
+the mean ± standard deviation over the grid, as Kornblith et al. (2019) do for transfer with a grid
+of rates and weight decays.
 """
 
 import itertools

@@ -124,7 +124,7 @@ class Assumptions:
     reserve_gib: float = _assumed(
         2.5, "GiB", "taken on each GPU by CUDA, cuBLAS and NCCL beside torch's tensors"
     )
-    price_per_gpu_hour: float | None = _assumed(None, "a GPU hour", "without it no cost is said")
+    price_per_gpu_hour: float | None = _assumed(None, "a GPU hour", "without it no cost is given")
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` for an impossible number."""

@@ -77,7 +77,7 @@ def _patience(recipe: Recipe) -> float:
     A resumed run waits until an outage is over: it may be unattended.
     """
     if not (recipe.run_path() / "recipe.yaml").exists():
-        return 0.0  # a new run: somebody is there, and the address may be wrong
+        return 0.0  # a new run: its user is present, and the address may be wrong
     if dist.get_world_size() > 1:  # the other ranks wait
         return min(s3_patience(), recipe.trainer.dist_timeout / 2)
     return s3_patience()

@@ -106,7 +106,7 @@ class _Lease:
         """Remove the lease; where the bucket is away, it expires."""
         self._over.set()
         self._thread.join(_TIMEOUT)
-        if self._thread.is_alive() or not self._answers:  # whoever stopped the run does not wait
+        if self._thread.is_alive() or not self._answers:  # a stopped run does not wait
             return
         with suppress(UserError), self._bucket:
             if self._is_ours(self._find()):
@@ -136,13 +136,13 @@ class _Lease:
         """Return the lease of a dead run, None where there is none (any more).
 
         Raises:
-            UserError: it is renewed: that run lives.
+            UserError: it is renewed: that run is alive.
         """
         if found is None or self._is_ours(found) or _has_ended(found.owner):
             return found
         print(
             f"{self._bucket.uri} was left, or is held, by {_name(found.owner)}: waiting for "
-            f"{EXPIRES:g} s to see whether that run lives",
+            f"{EXPIRES:g} s to see whether that run is alive",
             flush=True,
         )
         end = time.monotonic() + EXPIRES
@@ -168,7 +168,7 @@ class _Lease:
         """Write the lease anew until it is over, or lost."""
         while not self._over.wait(_RENEWED):
             self._answers = False
-            # an outage is no loss: until it is over nobody else can write either
+            # an outage is no loss: until it is over no other run can write either
             with suppress(UserError), self._bucket:
                 is_known = bool(self._tag)  # else a write would not ask whose the lease is
                 other = None if is_known and self._write(IfMatch=self._tag) else self._retake()
@@ -187,7 +187,7 @@ class _Lease:
     def _retake(self) -> _Found | None:
         """Return the lease of another run, None where it is still ours."""
         found = self._find()
-        if found is None:  # somebody deleted it
+        if found is None:  # it was deleted
             return None if self._write(IfNoneMatch="*") else self._find()
         if not self._is_ours(found):
             return found

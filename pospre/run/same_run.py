@@ -28,7 +28,7 @@ FREE_KEYS = (
     "callbacks",
     "loggers",
     "evaluation",
-    "trainer.max_duration",  # a longer run is another curve from there on, which is said
+    "trainer.max_duration",  # a longer run differs from there on; a line says so
     "trainer.device",
     "trainer.run_folder",
     "trainer.overwrite",

@@ -187,7 +187,7 @@ def test_a_trainer_warns_of_what_should_wait(epochs: int) -> None:
 
 
 class Alone(MAE):
-    """An algorithm of somebody else's package."""
+    """An algorithm of another package."""
 
 
 def test_a_class_of_ones_own_is_attached_by_itself() -> None:

@@ -1,4 +1,4 @@
-"""Files of rotary encoders: DINOv3's, RoPE-ViT's and EVA-02's arrive whole, or it is said why not.
+"""Files of rotary encoders (DINOv3, RoPE-ViT, EVA-02) load whole, or a message says why not.
 
 The weights are random; what computes the expected tokens is timm's or transformers' model.
 """

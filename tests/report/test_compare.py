@@ -1,4 +1,4 @@
-"""Runs side by side: means, differences with errors, recipes; what cannot be compared is said."""
+"""Runs side by side: means, differences with errors, recipes; what cannot be compared is named."""
 
 import json
 import math

@@ -135,7 +135,7 @@ def test_a_lease_that_stays_as_it_is_expires(
     start = time.monotonic()
     with lease(FOLDER):
         assert time.monotonic() - start >= 0.3
-    assert "waiting for 0.3 s to see whether that run lives" in capsys.readouterr().out
+    assert "waiting for 0.3 s to see whether that run is alive" in capsys.readouterr().out
 
 
 def test_a_lease_that_goes_while_it_is_watched_is_free(bucket: Any) -> None:

@@ -1,4 +1,4 @@
-"""Precision: ``auto`` is what the device computes in, and what it only emulates is said."""
+"""Precision: ``auto`` is what the device computes in; what it only emulates gives a warning."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What becomes of the positions when a training starts from weights: they fit, or it is said."""
+"""Positions when training starts from weights: they fit, or a message says what is lost."""
 
 from pathlib import Path
 from typing import Any

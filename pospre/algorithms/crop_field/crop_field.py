@@ -3,8 +3,8 @@
 The encoder's positions become a field over the original image. Every view's box is cut out of the
 The encoder's positions become a field over the original image. Every view's box is cropped from the
 field as from the image, and read at the patch centres. A crop thus gets its position and size, and
-a place has the same vector in all crops. To keep the encoder from learning absolute places and
-ImageNet's object sizes, an image's boxes are scaled and moved together in the field at every step.
+a place has the same vector in all crops. At every step an image's boxes are scaled and moved
+together in the field. So the encoder does not learn absolute places and ImageNet's object sizes.
 """
 
 from copy import deepcopy

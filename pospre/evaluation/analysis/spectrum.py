@@ -66,10 +66,10 @@ def evaluate(context: Context, settings: Spectrum) -> dict[str, Any]:
     """Measure spectra and lengths.
 
     Returns:
-        ``layers``: per layer ``singular_values`` of the covariance, ``rankme``,
-        ``effective_rank``, and, means over images with standard errors (``…_se``), ``length`` and
-        ``longest`` (of an image's tokens) and ``artefacts`` (share of the tokens); and, of the last
-        of them, ``rankme`` and ``artefacts``.
+        ``layers``: per layer ``singular_values`` of the covariance, ``rankme`` and
+        ``effective_rank``; as means over images with standard errors (``…_se``), ``length`` and
+        ``longest`` (of an image's tokens) and ``artefacts`` (share of the tokens). ``rankme`` and
+        ``artefacts`` of the last layer stand beside them.
     """
     model = context.model
     chosen = sorted(set(settings.layers or range(model.encoder.depth + 1)))

@@ -63,9 +63,9 @@ def evaluate(context: Context, settings: PositionProbe) -> dict[str, Any]:
     """Measure every layer.
 
     Returns:
-        ``rows`` (one dict per grid, model, input and layer: ``top1`` in [0, 1] and ``r2``, each
-        with its standard error over the measured images, and ``learned_top1`` and ``learned_r2``
-        over the training images), and the last layer's figures at the training grid.
+        ``rows``, one dict per grid, model, input and layer: ``top1`` in [0, 1] and ``r2``, each
+        with its standard error over the measured images; ``learned_top1`` and ``learned_r2`` over
+        the training images. Beside them the last layer's figures at the training grid.
     """
     models = {"trained": context.model}
     if settings.versus is not None:

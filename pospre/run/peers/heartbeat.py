@@ -135,7 +135,7 @@ class Heartbeat:
         ]
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # whoever else may call here; Python 3.11 prints a cancelled call as an error
+        # strangers may call here; Python 3.11 prints a cancelled call as an error
         with suppress(ValueError, OSError, asyncio.CancelledError):
             rank, token = parse_json(await reader.readline())
             if secrets.compare_digest(str(token), self._token) and rank in self._heard:
@@ -188,7 +188,7 @@ class Heartbeat:
             start = time.monotonic()
             await asyncio.sleep(BEAT)
             lapse = time.monotonic() - start - BEAT
-            if lapse > BEAT:  # this process was stopped, and could hear nobody
+            if lapse > BEAT:  # this process was stopped and could not hear others
                 self._heard = {rank: last + lapse for rank, last in self._heard.items()}
 
     async def _leave(self, words: str, code: int) -> None:

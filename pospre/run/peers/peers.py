@@ -70,7 +70,7 @@ class Peers:
         self._meeting = meeting
         self._recipe = recipe
         self._launcher = os.getppid()
-        self._grace = stop_grace()  # now, so that a mistake is said at the start
+        self._grace = stop_grace()  # now, so that a mistake shows at the start
         self._heartbeat = Heartbeat(process.rank, process.world_size, self._look)
 
     def __enter__(self) -> "Peers":

@@ -22,8 +22,8 @@ _DEVIATIONS = 4.0
 class PositionShortcut(Watcher):
     """Lets the position heads guess the places of patches that all look the same.
 
-    At intervals, some images of the step are filled with their mean colour, and the model predicts
-    (in evaluation mode, without gradient) the place of each patch. The content gives no
+    At intervals, some images of the step are filled with their mean colour. The model predicts the
+    place of each patch, in evaluation mode and without gradient. The content gives no
     information, so correct predictions must come from elsewhere: a position that was not dropped,
     or the order of tokens. The level of guessing is the accuracy of the same predictions for
     redrawn hidden places. ``metric/<objective>_blank_accuracy`` above it by more than four standard

@@ -38,7 +38,7 @@ class StopSignals(Callback):
         for number in _SIGNALS:
             try:
                 self._before[number] = signal.signal(number, self._note)
-            except ValueError:  # not the main thread: whoever started it handles signals
+            except ValueError:  # not the main thread: its starter handles signals
                 return
 
     def give_back(self) -> None:
@@ -72,6 +72,6 @@ class StopSignals(Callback):
         if number == signal.SIGINT and self._seen and _SIGNALS[self._seen - 1] == number:
             os._exit(128 + number)
         if not self._seen and dist.get_global_rank() == 0:
-            with suppress(OSError):  # whoever read this may be gone, and is why we stop
+            with suppress(OSError):  # the reader may be gone, which is why we stop
                 os.write(2, _NOTICE)  # print may be in the middle of a line
         self._seen = max(self._seen, 1 + _SIGNALS.index(signal.Signals(number)))

@@ -1,4 +1,4 @@
-"""What analyses cannot measure or draw is said before any work."""
+"""Analyses refuse what they cannot measure or draw before any work."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -162,7 +162,7 @@ def test_a_position_that_is_not_dropped_is_seen(
 ) -> None:
     options = {"mask_ratio": 0.0, "temperature": None, "sigma_start": 0.0}
     case = Case(("droppos",), {"droppos": options}, {"patch_size": 8, "depth": 1})
-    batch = case.batch(640)  # each sample is seen once: what they show helps nobody
+    batch = case.batch(640)  # each sample is seen once: what they show helps no other
 
     def accuracies(steps: int) -> list[float]:
         watch = PositionShortcut(every=20, interval=1)

@@ -29,7 +29,7 @@ def by_name(model: nn.Module, **options: Any) -> dict[str, dict[str, Any]]:
     groups = parameter_groups(model, 1.0, **options)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found = [(names[id(parameter)], group) for group in groups for parameter in group["params"]]
-    assert len(dict(found)) == len(found)  # nobody twice
+    assert len(dict(found)) == len(found)  # none twice
     return dict(found)
 
 

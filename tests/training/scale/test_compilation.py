@@ -1,4 +1,4 @@
-"""The compiled step: one graph with its losses, the same numbers, and what is said of it."""
+"""The compiled step: one graph with its losses, the same numbers, and its messages."""
 
 import json
 import os
