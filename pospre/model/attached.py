@@ -11,7 +11,12 @@ from composer.core import Algorithm
 from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, whole_numbers
 from pospre.errors import UserError
 from pospre.model.attachment_checks import check_places
-from pospre.model.loop_checks import check_followed, check_is_batch, lacking
+from pospre.model.loop_checks import (
+    check_followed,
+    check_is_batch,
+    check_unwrapped,
+    lacking,
+)
 from pospre.model.needs import check_needs
 from pospre.model.progress import Progress, as_progress
 
@@ -35,6 +40,7 @@ def attach_algorithm(model: PretrainModel, algorithm: PretrainAlgorithm) -> None
     name, listed = algorithm.module_name(), model.algorithms
     if any(each is algorithm for each in listed):
         return
+    check_unwrapped(model, name)
     if name in [each.module_name() for each in listed]:
         raise UserError(
             f"algorithms.{name} is already attached to this model; attach it once, and pass "

@@ -8,9 +8,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import pospre
-from pospre.algorithms.crop_field.crop_field import CropField
 from pospre.errors import UserError
-from pospre.model.attached import attach_algorithm
 from tests.algorithms.cases import DECODER, Case, bare_model
 
 
@@ -18,11 +16,9 @@ from tests.algorithms.cases import DECODER, Case, bare_model
 def test_what_is_attached_after_ddp_or_fsdp_is_refused(wrapper: Any, one_rank: None) -> None:
     model = bare_model()
     wrapped = wrapper(model)
-    for name, options in (("mae", DECODER), ("ema_teacher", {})):
+    for name, options in (("mae", DECODER), ("ema_teacher", {}), ("stop", {}), ("crop_field", {})):
         with pytest.raises(UserError, match=rf"{name} is attached to a model that DDP .* first"):
             pospre.attach(model, name, **options)
-    with pytest.raises(UserError, match=r"crop_field is attached to a model that DDP"):
-        attach_algorithm(model, CropField())  # beside the pass that mae has declared
     assert not list(model.objectives) and model.teacher is None
     del wrapped
 

@@ -26,7 +26,6 @@ from pospre.algorithms.crop_field.field import (
 from pospre.batch import EPOCH, INDEX, Batch, box_key, field_box_key, flip_key
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
-from pospre.model.loop_checks import check_unwrapped
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.pretext_task import PretextTask
@@ -86,7 +85,6 @@ class CropField(PretrainAlgorithm):
 
     def attach(self, model: PretrainModel) -> None:
         """Declare that it places views, and turn the table into a field."""
-        check_unwrapped(model, "crop_field")
         _check(self, model)
         _check_unused(self, model.encoder.positions)
         for group in model.views:
