@@ -17,13 +17,7 @@ from pospre.data.views.plan import first_view
 from pospre.errors import UserError
 from pospre.model.attached import attach_algorithm, begin_step
 from pospre.model.attachment_checks import check_complete
-from pospre.model.loop_checks import (
-    NumberCheck,
-    check_batch,
-    check_stepped,
-    check_unwrapped,
-    lacking,
-)
+from pospre.model.loop_checks import NumberCheck, check_batch, check_stepped, lacking
 from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs, StepOutputs
 from pospre.model.passes import EditSet, EncoderPass
 from pospre.model.progress import Progress, as_progress
@@ -116,12 +110,7 @@ class PretrainModel(ComposerModel):
         return self.encoder.grid_of(*self.views[group].shape)
 
     def add_objective(self, name: str, objective: Objective) -> None:
-        """Add an objective; its algorithm's ``name`` becomes the name of its loss term.
-
-        Raises:
-            UserError: the model is already distributed.
-        """
-        check_unwrapped(self, name)
+        """Add an objective; its algorithm's ``name`` becomes the name of its loss term."""
         self.objectives.add(name, objective)
         for student, teacher in objective.mirrored():
             self.teachers.mirror(student, teacher)
@@ -129,7 +118,6 @@ class PretrainModel(ComposerModel):
     def add_teacher(self, owner: str, momentum: Momentum | None) -> None:
         """Create the momentum teacher unless it exists; see ``TeacherManager.ask``."""
         if self.teachers.ask(owner, momentum):
-            check_unwrapped(self, owner)
             self.teacher = self.teachers.copy(self.encoder)
 
     def check_complete(self) -> None:
@@ -174,7 +162,15 @@ class PretrainModel(ComposerModel):
             layers: 0 is the input of the first block (patches and positions), 1 its output, and so
                 on.
             places: see ``tokens``.
+
+        Raises:
+            UserError: the encoder is not a ViT, or lacks a layer.
         """
+        if not isinstance(self.encoder, Encoder):
+            raise UserError(
+                "model.features reads the blocks of a ViT, but the encoder is "
+                f"{self.encoder.timm_name}. model.tokens(images) gives its last tokens."
+            )
         found = self.encoder(images_BCHW, places=places, layers=layers)
         return [self.encoder.norm(tokens)[:, self.encoder.num_prefix_tokens :] for tokens in found]
 

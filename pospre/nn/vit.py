@@ -145,7 +145,10 @@ class Encoder(PatchEncoder):
         """
         wrong = [layer for layer in layers or () if not 0 <= layer <= self.depth]
         if wrong:
-            raise UserError(f"layer {wrong[0]}, but the encoder has {self.depth} blocks")
+            raise UserError(
+                f"layer {wrong[0]}, but the encoder has {self.depth} blocks. Give numbers from 0 "
+                f"(the input of the first) to {self.depth} (the output of the last)."
+            )
         if places is None:
             places = self.places_of(images_BCHW, visible_BK)
         self.positions.check(places)

@@ -117,6 +117,8 @@ def test_the_tokens_after_each_block(encoder):
     assert torch.equal(encoder.blocks[0](zero), one) and torch.equal(encoder.blocks[1](one), two)
     assert torch.equal(encoder.norm(two), encoder(images))
     assert torch.equal(encoder(images, layers=[2])[0], two)
+    with pytest.raises(UserError, match=r"layer 3, but .* 2 blocks\. Give numbers from 0 .* to 2"):
+        encoder(images, layers=[2, 3])
 
 
 @pytest.mark.parametrize(

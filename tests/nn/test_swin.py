@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pospre.errors import UserError
+from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.decoder import unpatchify
 from pospre.nn.places import Places
@@ -144,3 +145,9 @@ def test_a_shifted_block_of_a_whole_image_is_one_graph(whole_graph: Any) -> None
     tokens = torch.randn(2, 8, 8, 32)
     compiled = whole_graph(block)(tokens, None, None)
     torch.testing.assert_close(compiled, block(tokens, None, None), atol=1e-5, rtol=1e-5)
+
+
+def test_it_has_no_blocks_whose_features_are_asked_for() -> None:
+    model = PretrainModel(swin(window=4), seed=0)
+    with pytest.raises(UserError, match=r"blocks of a ViT, but .* swin_.*model.tokens\(images\)"):
+        model.features(torch.randn(1, 3, SIDE, SIDE), layers=[1])
