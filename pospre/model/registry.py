@@ -124,6 +124,12 @@ class Registry:
                 f"{self.encoder.timm_name} needs a square of them. Use mask_ratio: 0.75 with "
                 "sampling: uniform."
             )
+        if not left_out and not self.encoder.positions.can_forget:
+            raise UserError(
+                f"algorithms.{owner} masks patches, which then differ by their places alone, but "
+                f"encoder.positions = {self.encoder.positions.name} has none: all would be "
+                f"predicted alike. Use {schemes_that('can_forget')}."
+            )
         self.claim(VISIBLE, owner)
         if left_out:
             self.claim(HIDDEN, owner, grey="grey patches are hidden from the encoder")

@@ -35,6 +35,7 @@ COVERING: list[tuple[str, Any]] = [
     ("mae", "alibi"),
     ("simmim", "rotary_mixed"),
     ("simmim", "learned_rotary"),
+    ("simmim", "shared_relative"),
     ("ijepa", ROTARY),
     ("ijepa", "rotary_mixed"),
     ("dinov2", ROTARY),
@@ -70,6 +71,7 @@ REFUSED = [
     ("crop_field", ROTARY, "Leave it out"),
     ("masked_position", "shared_relative", "supports only the grid"),
     ("droppos", "none", "has none to change"),
+    ("simmim", "none", "all would be predicted alike"),
     ("dinov2", "relative", "supports only the grid"),
 ]
 
