@@ -30,6 +30,8 @@ class SinCos(Table):
         """Return the sinusoids at the cell centres of boxes: float32 (R, rows·cols, dim)."""
         row, column = box_centres(box_R4.float(), grid)
         row, column = row * self.grid[0] - 0.5, column * self.grid[1] - 0.5
+        if self.grid[1] == 1:  # a sequence
+            return sincos_at_1d(self.space.dim, row.repeat_interleave(grid[1], dim=1))
         places = torch.stack(
             [
                 column[:, None].expand(-1, grid[0], -1),
@@ -134,4 +136,21 @@ def sincos_at(dim: int, coordinates_BN2: Tensor) -> Tensor:
     steps = torch.arange(quarter, dtype=torch.float64, device=coordinates_BN2.device)
     frequencies = (10000.0 ** (-steps / quarter)).float()
     angles = coordinates_BN2.float().unsqueeze(-1) * frequencies  # B, N, (column, row), quarter
+    return torch.stack([angles.sin(), angles.cos()], dim=3).flatten(2)
+
+
+def sincos_at_1d(dim: int, places_BN: Tensor) -> Tensor:
+    """Return the sinusoids of a sequence at any places; whole ones give the table's rows.
+
+    Args:
+        dim: width of a vector, a multiple of 2.
+        places_BN: float32, in tokens, 0 at the first.
+
+    Returns:
+        float32 (B, N, dim).
+    """
+    half = dim // 2
+    steps = torch.arange(half, dtype=torch.float64, device=places_BN.device)
+    frequencies = (10000.0 ** (-steps / half)).float()
+    angles = places_BN.float().unsqueeze(-1) * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=3).flatten(2)

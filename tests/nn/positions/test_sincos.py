@@ -107,6 +107,17 @@ def test_a_box_has_the_waves_at_the_centres_of_its_cells(scheme: Scheme) -> None
     torch.testing.assert_close(half[:, 3, 2 * q :], cells[:, 3, 2 * q :])
 
 
+def test_a_box_of_a_sequence_has_the_sequences_waves() -> None:
+    scheme = SinCos(Space(16, 2, 1, (6, 1)))
+    scheme.reset_parameters()
+    vectors = scheme.in_boxes(torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 0.5, 1.0, 1.0]]), (6, 1))
+    table = sincos_positions_1d(16, 6)
+    torch.testing.assert_close(vectors[0], table)
+    # the last half's first two tokens lie around the fourth
+    middle = torch.atan2(vectors[1, :2, ::2], vectors[1, :2, 1::2]).mean(0)
+    torch.testing.assert_close(middle[1:], torch.atan2(table[3, 2::2], table[3, 3::2]))
+
+
 def test_is_sincos_knows_the_table_in_any_precision() -> None:
     table = sincos_positions(64, 4, 4)
     assert is_sincos(table, 4, 4) and is_sincos(table.bfloat16(), 4, 4)
