@@ -4,13 +4,23 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic_core import PydanticCustomError
 
 from pospre.ranges import Ratio, Size
 
 Init = Literal["xavier", "trunc_normal", "deit", "dinov2", "beit"]
 Positions = str | Mapping[str, Mapping[str, Any]]
 """A scheme's name, or ``{name: its options}``."""
+
+
+def _scheme(value: Any) -> Any:
+    """Return a scheme as it was given; of two forms in one type, pydantic explains each."""
+    options = value.values() if isinstance(value, Mapping) else ()
+    if not isinstance(value, str | Mapping) or not all(isinstance(o, Mapping) for o in options):
+        words = "Input should be a scheme's name, or {name: its options}"
+        raise PydanticCustomError("range", words)
+    return value
 
 
 @dataclass
@@ -56,7 +66,7 @@ class EncoderOptions:
     patch_size: Size | None = None
     depth: Annotated[PositiveInt, Field(le=1024)] | None = None
     channels: PositiveInt = 3
-    positions: Positions = "sincos"
+    positions: Annotated[Positions, BeforeValidator(_scheme)] = "sincos"
     class_token: bool = True
     num_registers: NonNegativeInt = 0
     layer_scale: PositiveFloat | None = None

@@ -51,6 +51,10 @@ LEARNED = "encoder.positions=learned"
         (["encoder.positions={relative: {heads: 3}}"], ["'encoder.positions.relative.heads'"]),
         (["encoder.positions={relative: {}, sincos: {}}"], ["give a scheme's name"]),
         (["encoder.positions=relativ"], ["'relativ'", "relative"]),
+        (
+            ["encoder.positions=[rotary]"],
+            ["['rotary'] (list); expected a scheme's name, or {name:"],
+        ),
         # a teacher without momentum, or one that cannot be
         (
             [
