@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
 from pospre.batch import Batch, field_box_key, place_keys
+from pospre.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,24 @@ class Places:
         """Return the places with the tokens moved to other cells of the grid."""
         return replace(self, cells=cells_RK)
 
+    def check(self) -> None:
+        """Raise ``UserError`` for cells outside the grid, or boxes that are not finite.
+
+        Only on the CPU, and not in a compiled graph: elsewhere reading them would wait.
+        """
+        (rows, cols), cells, box = self.grid, _readable(self.cells), _readable(self.box)
+        if cells is not None and not ((cells >= 0) & (cells < rows * cols)).all():
+            raise UserError(
+                f"places are in cells {cells.min()} to {cells.max()}, but a grid of {rows}×{cols} "
+                f"has those from 0 to {rows * cols - 1}, row by row. An editor of places may move "
+                "tokens to these alone."
+            )
+        if box is not None and not box.isfinite().all():
+            raise UserError(
+                "the box of a view has a number that is not finite. Give x0, y0, x1 and y1 as "
+                "shares of the image ('g/box') or of the field ('g/field_box')."
+            )
+
     def coordinates(self, device: torch.device) -> Tensor:
         """Return float32 (row, column) of every token in the frame [0, 1]: (R, K, 2)."""
         rows, cols = self.grid
@@ -90,6 +110,12 @@ class Places:
         if cells is None:
             cells = torch.arange(self.grid[0] * self.grid[1], device=device)[None]
         return torch.stack([cells // self.grid[1], cells % self.grid[1]], dim=-1).float()
+
+
+def _readable(tensor: Tensor | None) -> Tensor | None:
+    """Return the tensor if its values can be read without waiting; otherwise None."""
+    hidden = torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
+    return tensor if tensor is not None and tensor.is_cpu and not hidden else None
 
 
 # FSDP2 awaits gradients of tensors in a module's output and casts tensors in its input to bf16:

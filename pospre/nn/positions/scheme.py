@@ -190,7 +190,8 @@ class Scheme(nn.Module):
         return None
 
     def check(self, places: Places) -> None:
-        """Raise ``UserError`` for places that this scheme cannot take."""
+        """Raise ``UserError`` for places that do not exist, or that this scheme cannot take."""
+        places.check()
         if places.grid != self.space.grid and not self.takes_any_grid:
             rows, cols = self.space.grid
             raise UserError(
