@@ -59,6 +59,7 @@ class Loaded:
         fresh: names of tensors that keep their initial values.
         unused: names in the source that the encoder does not use.
         resampled: descriptions of what was resampled.
+        positions: description of another position scheme in the source, if any.
     """
 
     source: Source
@@ -67,6 +68,7 @@ class Loaded:
     fresh: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     resampled: list[str] = field(default_factory=list)
+    positions: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         count = f"{len(self.tensors)} of {self.expected} tensors"
@@ -76,6 +78,7 @@ class Loaded:
             ("not used", self.unused),
             ("left out", self.source.left_out),
             ("resampled", self.resampled),
+            ("positions", self.positions),
         ):
             if keys:
                 parts.append(f"{title}: {shortened(keys)}")
@@ -135,7 +138,7 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
     rounded = is_rounded(source.positions) and not is_rounded(encoder.positions.as_given())
     names = {encoder.timm_name_of(key): key for key in encoder.state_dict()}
     expected = {key: encoder.state_dict()[own] for key, own in names.items()}
-    done = Loaded(source, len(expected))
+    done = Loaded(source, len(expected), positions=_other_scheme(encoder, source))
     if rounded:
         done.resampled.append("rotary periods, bfloat16 in the file, exact here")
     for key, own in expected.items():
@@ -144,7 +147,9 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
             done.fresh.append(key)
         else:
             done.tensors[key] = found.to(own.dtype)
-    done.unused = [key for key in source.tensors if key not in expected and key != _SHARED]
+    copied = any(key.endswith(f"rel_pos.{_TABLE}") for key in expected)
+    used = {*expected, _SHARED} if copied else {*expected}
+    done.unused = [key for key in source.tensors if key not in used]
     _check_unused(done.unused, source)
     if "pos_embed" in done.tensors:
         encoder.table_from = source.name
@@ -193,6 +198,17 @@ def _in_our_layout(encoder: PatchEncoder, source: Source) -> Source:
         return source
     tensors = interleaved(source.tensors, own.space.num_heads, back=True)
     return replace(source, tensors=tensors)
+
+
+def _other_scheme(encoder: Encoder, source: Source) -> list[str]:
+    """Describe a change of schemes, which no tensor may show: distance biases have none."""
+    theirs, own = source.positions, encoder.positions
+    if theirs is None or turns(theirs):
+        return []
+    ((name, options),) = ({theirs: {}} if isinstance(theirs, str) else theirs).items()
+    if (name, {**options}) == (own.name, {**own.options}):
+        return []
+    return [f"{as_text(theirs)} → {as_text(own.as_given())}"]
 
 
 def _check_fixed(encoder: Encoder, source: Source) -> None:

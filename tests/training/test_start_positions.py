@@ -106,3 +106,24 @@ def test_a_field_becomes_the_table_of_a_training_without_one(tmp_path: Path) -> 
     assert "resampled: pos_embed 1×401×192 → 1×17×192" in line and "; fresh" not in line
     expected = load_model(str(path))[0].encoder.positions.exported((4, 4))["pos_embed"]
     assert torch.equal(model.encoder.positions.exported((4, 4))["pos_embed"], expected)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("rotary", "; positions: alibi → rotary"),
+        ({"alibi": {"slopes": "learned"}}, None),
+        ("alibi", ""),
+    ],
+)
+def test_a_change_of_schemes_that_no_tensor_shows_is_said(
+    tmp_path: Path, own: Any, said: str | None
+) -> None:
+    path = tmp_path / "alibi.pth"
+    torch.save(small(positions="alibi").encoder.state_dict(), path)
+    if said is None:
+        with pytest.raises(UserError, match=r"lacks the tensor 'positions.slope'"):
+            load_weights(small(positions=own), f"{path},positions=alibi")
+        return
+    line = load_weights(small(positions=own), f"{path},positions=alibi")
+    assert line == f"encoder: 29 of 29 tensors from {path}{said}"

@@ -143,6 +143,12 @@ def test_a_shared_bias_is_copied_to_every_block(tmp_path: Path) -> None:
         assert torch.equal(table, weights[f"shared_rel_pos.{TABLE}"])
 
 
+def test_a_shared_bias_without_a_place_is_named(tmp_path: Path) -> None:
+    path, _ = exported(tmp_path / "simmim.pth", positions="shared_relative")
+    line = load_weights(small(positions="learned"), str(path))
+    assert line.endswith(f"; fresh: pos_embed; not used: shared_rel_pos.{TABLE}")
+
+
 def test_tables_of_every_block_are_no_shared_one_and_it_is_said(tmp_path: Path) -> None:
     path, _ = exported(tmp_path / "beit.pth", positions="relative")
     model = small(positions="shared_relative")
