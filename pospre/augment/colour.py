@@ -27,10 +27,7 @@ def change_some(
 ) -> Tensor:
     """Return the images with the chosen ones changed.
 
-    Args:
-        images_N3HW: images.
-        chosen_N: bool.
-        change: returns images changed, given some of them and which rows of all they are.
+    ``change`` returns images changed, given some of them and which rows of all they are.
     """
     fixed = torch.compiler.is_compiling() or isinstance(images_N3HW, FakeTensor)
     if fixed or images_N3HW.device.type != "cpu":
@@ -53,11 +50,9 @@ def jitter(
 ) -> Tensor:
     """Change brightness, contrast, saturation and hue, in each image's own order.
 
-    Args:
-        levels_N3HW: images.
-        factors_N3: of brightness, contrast and saturation; 1 changes nothing.
-        turns_N: shift of the hue, in full turns; None: none.
-        order_N4: permutations of those four operations.
+    ``factors_N3`` are of brightness, contrast and saturation (1 changes nothing), ``turns_N``
+    shifts of the hue in full turns (None: none), ``order_N4`` permutations of those four
+    operations.
     """
     # The hue is turned once, for all images together. In an image's order, up to three other steps
     # come before it and up to three after. At a step that is not the image's, the factor is 1.

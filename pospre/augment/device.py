@@ -43,11 +43,9 @@ class ViewDraws:
     """The source of draws for the views of one group.
 
     Attributes:
-        seed: the run's seed.
         epoch: (B,).
         index: (B,).
         first_view: number of the group's first view through all groups.
-        count: views of the group.
     """
 
     seed: int

@@ -60,12 +60,8 @@ def rand_augment(
 ) -> Tensor:
     """Return images, whole levels as float, after the operations drawn, with replacement.
 
-    Args:
-        levels_N3HW: images.
-        options: how strong.
-        draw_NK: draws in [0, 1), ``NUM_DRAWS`` for each operation.
-        normal_NO: normal draws, one for each operation.
-        fill_3: levels of pixels that an affine map brings in from outside.
+    For each operation ``draw_NK`` has ``NUM_DRAWS`` draws in [0, 1), and ``normal_NO`` a normal
+    one. ``fill_3`` are the levels of pixels that an affine map brings in from outside.
     """
     for place, draw_N3 in enumerate(draw_NK.split(NUM_DRAWS, dim=1)):
         choice = choose(options, draw_N3, normal_NO[:, place])
@@ -160,9 +156,7 @@ def _enhance(levels_N3HW: Tensor, choice: Choice) -> Tensor:
     total_N = luma_N1HW.sum((1, 2, 3))
     mean_N = (total_N.double() / luma_N1HW[0].numel() + 0.5).floor().to(levels_N3HW.dtype)
     base = torch.where(
-        spread(choice.is_one_of("colour")),
-        luma_N1HW.to(levels_N3HW.dtype),
-        _smooth(levels_N3HW),
+        spread(choice.is_one_of("colour")), luma_N1HW.to(levels_N3HW.dtype), _smooth(levels_N3HW)
     )
     base = torch.where(spread(choice.is_one_of("contrast")), spread(mean_N), base)
     base = torch.where(spread(choice.is_one_of("brightness")), 0.0, base)

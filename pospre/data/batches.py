@@ -138,11 +138,7 @@ class BatchFiller:
         return plan_decoding(image, groups, places, self.oversampling)
 
     def check_sample(self, index: int) -> None:
-        """Decode a sample in full, as ``fill`` does for views that cover all of it.
-
-        Raises:
-            UserError: the sample cannot be used.
-        """
+        """Decode a sample in full; raise ``UserError`` if it cannot be used and is not skipped."""
         try:
             image, _ = self._open(index, Stopwatch())
             image.decode()
@@ -234,12 +230,7 @@ def empty_batch(
 ) -> Batch:
     """Allocate a batch, channels last for the image decoder.
 
-    Args:
-        plans: of the view groups.
-        epochs: epochs of the samples' draws.
-        index: of the samples.
-        reader: gives the type of the samples.
-        memory: for the views; None: pinned memory, which a GPU copies fastest and torch recycles.
+    Views are in ``memory``; None: in pinned memory, which a GPU copies fastest and torch recycles.
     """
     channels, dtype = reader.decoding.channels, torch.uint8
     if reader.features is not None:

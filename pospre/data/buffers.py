@@ -16,11 +16,8 @@ from torch import Tensor
 class BatchMemory:
     """Lends memory, and recycles it when the last tensor in it is deleted.
 
-    The memory is kept for this object's lifetime: returning it to the system between epochs would
-    leave the same gaps.
-
-    Args:
-        most_kept: number of pieces of each size to keep; others go back to the system.
+    At most ``most_kept`` pieces of each size are kept, for this object's lifetime: returning them
+    to the system between epochs would leave the same gaps.
     """
 
     def __init__(self, most_kept: int) -> None:

@@ -63,7 +63,6 @@ class ViewLoader(LoaderOptions):
         classes: class names in order of their label, or None.
         pinned: whether batches are in memory that a GPU can copy directly.
         timing: time per stage, over all iterations so far.
-        bad: by index, why each skipped sample cannot be used (on this rank).
     """
 
     def __post_init__(self) -> None:

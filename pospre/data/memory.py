@@ -33,7 +33,6 @@ class MemoryEstimate:
         batches: batches in preparation and in use, per rank.
         decoding: working memory of the decoding threads, and their code, per rank.
         tables: offsets and order of the samples, per rank.
-        num_ranks: on this machine.
         stored: the data set; None if unknown or not on this machine.
         available: memory of this machine, or of its container; None if unknown.
         assumed_pixels: of the largest image, if it was not recorded; otherwise 0.
@@ -143,11 +142,7 @@ def stored_bytes(reader: Reader) -> int | None:
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Return the available bytes of this machine or container.
-
-    Args:
-        root: folder with ``proc`` and ``sys``.
-    """
+    """Return the free bytes of this machine or container; ``root`` holds ``proc`` and ``sys``."""
     known = _group_memory(root)
     for line in _lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):

@@ -86,11 +86,7 @@ class LoaderOptions(Reading, Source):
         return self.shuffle and (self.order == "windows" or self.shard_groups > 1)
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise ``UserError`` unless it was made for this number of ranks; samples would repeat.
-
-        Args:
-            ranks: number of ranks that train together.
-        """
+        """Raise ``UserError`` unless this many ranks train together; samples would repeat."""
         if self.world_size != ranks:
             raise UserError(
                 f"{ranks} ranks train together, but the loader was made for {self.world_size}, so "
@@ -110,10 +106,7 @@ class LoaderOptions(Reading, Source):
                 )
 
     def keep_parts(self, ends: np.ndarray) -> None:
-        """Keep the order of a run that began with another storage of the same samples.
-
-        Args:
-            ends: ends of that storage's parts, int64, ascending.
+        """Keep the order of a run that began with another storage, whose parts had these ``ends``.
 
         Raises:
             UserError: it has another number of samples.

@@ -46,13 +46,8 @@ def epoch_order(
 ) -> np.ndarray:
     """Return the samples in the order visited by all ranks together, int64 (N,).
 
-    Args:
-        seed: the run's seed.
-        epoch: number of the epoch.
-        part_ends: ends of the data set's parts, int64, ascending; the last is N.
-        order: ``"random"`` or ``"windows"``.
-        window: samples shuffled together in windows, over all groups.
-        groups: number of groups that parts are dealt to.
+    ``part_ends`` are the ends of the data set's parts, int64, ascending; the last is N. ``window``
+    is the number of samples shuffled together over all groups.
     """
     num_samples = int(part_ends[-1])
     if order == "random" and groups == 1:
@@ -75,12 +70,7 @@ def rank_visits(
 ) -> np.ndarray:
     """Return a rank's visits among ``count`` consecutive ones, batch by batch: int64.
 
-    Args:
-        count: visits of whole batches of all ranks; with one rank the last batch may be short.
-        rank: number of the rank.
-        world_size: number of ranks.
-        batch_size: samples per batch of one rank.
-        groups: number of groups that parts are dealt to.
+    These are whole batches of all ranks; with one rank the last batch may be short.
     """
     global_size = world_size * batch_size
     whole = count - count % global_size
@@ -95,14 +85,7 @@ def batch_rows(size: int, groups: int) -> np.ndarray:
 
 
 class Runs(NamedTuple):
-    """Consecutive samples of a part in one group; arrays int64 (runs,), ordered by group.
-
-    Attributes:
-        group: of each run.
-        part: of each run.
-        first: its first sample.
-        size: its number of samples.
-    """
+    """Consecutive samples of a part in one group; arrays int64 (runs,), ordered by group."""
 
     group: np.ndarray
     part: np.ndarray

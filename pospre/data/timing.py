@@ -12,13 +12,7 @@ STAGES = ("plan", "read", "decode", "resize", "wait")
 
 
 class Times:
-    """Times per stage.
-
-    Attributes:
-        seconds: by stage.
-        num_images: number of processed samples.
-        num_bytes: number of encoded bytes read.
-    """
+    """Seconds by stage, and the numbers of processed samples and of encoded bytes read."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)

@@ -49,11 +49,8 @@ def cache_root(cache_dir: str | Path | None) -> Path:
 class ShardCache:
     """The folder of one version of a remote data set.
 
-    Args:
-        root: folder for the caches of all data sets.
-        address: of the data set.
-        contents: its small files, by name, which identify the version.
-        limit: maximal bytes of its shards; None: no limit.
+    Its small files, ``contents`` by name, identify the version. ``limit`` is the maximal number of
+    bytes of its shards; None: no limit.
 
     Raises:
         UserError: the folder cannot be written.
@@ -95,11 +92,7 @@ class ShardCache:
             return False
 
     def open(self, name: str) -> FileIO | None:
-        """Return a shard that is not evicted while the file is open; None: it was evicted.
-
-        Raises:
-            UserError: it cannot be opened.
-        """
+        """Return a shard that is not evicted while the file is open; None: it was evicted."""
         path = self.file(name)
         try:
             file = FileIO(path)
@@ -143,9 +136,6 @@ class ShardCache:
                 last are evicted first, among equals the least recently used.
             urgent: evict even shards that are needed sooner, but none that a process has open, and
                 exceed the limit rather than wait. Otherwise None is yielded if there is no room.
-
-        Raises:
-            UserError: the disk is full or cannot be written.
         """
         path = self.file(name + _PART)
         with _writing(path, size):

@@ -50,10 +50,8 @@ class Download:
     """The download of one object.
 
     Attributes:
-        address: of the object, for messages.
         done: bytes written to the target.
         received: bytes received over the network, including interrupted attempts.
-        attempts: number of attempts.
         cause: why the last attempt failed; empty if it did not.
     """
 
@@ -85,14 +83,9 @@ class Download:
     ) -> str:
         """Download into an open file, from its start.
 
-        Args:
-            target: the file.
-            patience: maximal duration in seconds.
-            stop: event that cancels it.
-            silence: seconds without a byte after which an attempt fails.
-
-        Returns:
-            What is wrong with the content, as far as the bucket has a checksum; empty if nothing.
+        It takes at most ``patience`` seconds. An attempt fails after ``silence`` seconds without a
+        byte. Return what is wrong with the content, as far as the bucket has a checksum; empty if
+        nothing.
 
         Raises:
             Unreachable: it took too long.

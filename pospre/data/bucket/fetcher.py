@@ -40,11 +40,7 @@ _GOODBYE = 1.0  # seconds that ``close`` waits for the threads; a silent server 
 class Fetcher:
     """Fetches the shards of a remote data set to this machine when they are needed.
 
-    Args:
-        bucket: the data set.
-        entries: its shards.
-        cache: their local folder.
-        patience: maximal seconds for one shard.
+    One shard may take ``patience`` seconds.
 
     Attributes:
         downloaded: bytes downloaded by this object.

@@ -30,17 +30,10 @@ _LONGEST_SILENCE = 20.0  # seconds without a byte after which an attempt has fai
 
 
 class RemoteMdsReader(MdsReader):
-    """Reads MDS shards from a bucket.
-
-    Args:
-        address: ``s3://bucket/folder``.
-        cache_dir: folder for downloaded shards of all data sets; default: ``$POSPRE_CACHE`` or
-            ``~/.cache/pospre``.
-        cache_limit: maximal bytes of this data set's shards there; None: no limit.
+    """Reads MDS shards from a bucket; see ``Storage`` for its options.
 
     Attributes:
         path: the local folder of the shards.
-        address: the data set.
         visits: what this machine's ranks read in every epoch.
         visited: the shards of these samples.
         stays: whether all of them fit into the cache.
@@ -51,11 +44,7 @@ class RemoteMdsReader(MdsReader):
     stays: bool
 
     def __init__(
-        self,
-        address: str,
-        *,
-        cache_dir: str | Path | None = None,
-        cache_limit: int | None = None,
+        self, address: str, *, cache_dir: str | Path | None = None, cache_limit: int | None = None
     ) -> None:
         self._address = address.rstrip("/")
         self.remedy = (

@@ -8,8 +8,7 @@ import numpy as np
 class ReadingPlan:
     """The shards of the samples to read; callers hold the fetcher's lock.
 
-    Args:
-        places: each sample's shard, int64 (n,), in reading order.
+    ``places`` are the samples' shards, int64 (n,), in reading order.
 
     Attributes:
         shards: every shard once, in the order of their first samples.

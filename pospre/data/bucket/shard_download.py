@@ -20,21 +20,13 @@ class NotNow(Exception):
 
 
 class ShardDownload:
-    """The download of a shard by a thread.
+    """The download of the shard ``place`` by a thread, in at most ``patience`` seconds.
 
-    Args:
-        place: index of the shard.
-        entry: its description.
-        bucket: its source.
-        patience: maximal duration in seconds.
-        urgent: a reader waits for it. Other shards are postponed (``NotNow``) if another process
-            has them or there is no room.
-        stop: event that cancels it.
+    For an ``urgent`` one a reader waits. Other shards are postponed (``NotNow``) if another process
+    has them or there is no room. The event ``stop`` cancels it.
 
     Attributes:
-        download: its progress.
         received: bytes received over the network, including failed attempts.
-        thread: the downloading thread.
         error: why it failed.
         is_over: whether it has finished or failed.
     """

@@ -12,11 +12,7 @@ _ORIENTATION = "Orientation"
 
 
 def read_npy(data: np.ndarray) -> np.ndarray:
-    """Return the array of a ``.npy`` file's bytes, uint8 (N,).
-
-    Raises:
-        ValueError: it is damaged, truncated or not numeric. Nothing is unpickled.
-    """
+    """Return the array of numbers in a ``.npy`` file, uint8 (N,); nothing is unpickled."""
     values = np.lib.format.read_array(io.BytesIO(data.data), allow_pickle=False)
     if values.dtype.kind not in "biuf":
         raise ValueError(f"an array of {values.dtype}, not of numbers")
@@ -53,11 +49,7 @@ def read_tiff(data: bytes) -> tuple[np.ndarray, int]:
 
 
 def arrange(values: np.ndarray, counts: tuple[int, ...]) -> np.ndarray:
-    """Return values (H, W), (H, W, C) or (C, H, W) as (H, W, C), where C is one of ``counts``.
-
-    Raises:
-        ValueError: they have another shape.
-    """
+    """Return values (H, W), (H, W, C) or (C, H, W) as (H, W, C), where C is one of ``counts``."""
     if values.ndim == 2:
         values = values[..., None]
     if values.ndim == 3 and values.size:

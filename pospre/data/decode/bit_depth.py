@@ -66,22 +66,14 @@ RGB = Decoding()
 
 
 def check_range(low: float, high: float, key: str) -> DeepRange:
-    """Return the range that the user gave for ``key``.
-
-    Raises:
-        UserError: it is empty or infinite.
-    """
+    """Return the range given for ``key``; raise ``UserError`` if it is empty or infinite."""
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise UserError(f"{key} is {low:.15g},{high:.15g}; give two numbers, LOW below HIGH.")
     return DeepRange(low, high)
 
 
 def parse_range(text: str, key: str) -> DeepRange | None:
-    """Return the range that ``auto`` (None) or ``LOW,HIGH`` asks for.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """Return the range of ``auto`` (None) or ``LOW,HIGH``; raise ``UserError`` for other texts."""
     if text == "auto":
         return None
     try:
@@ -113,10 +105,8 @@ def in_eight_bits(
 ) -> tuple[Image.Image, DeepRange | None]:
     """Return an image of 8 bits per value, and the range that became 0 to 255.
 
-    Args:
-        image: of any mode. Images of 8 bits or less are not changed; their range is None.
-        said: what ``said_range`` found.
-        wanted: by the user; None: what the file says, or a guess.
+    Images of 8 bits or less are not changed; their range is None. ``said`` is what ``said_range``
+    found, ``wanted`` the user's range.
     """
     if image.mode[0] not in "IF":
         return image, said

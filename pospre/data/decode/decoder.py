@@ -48,7 +48,6 @@ class OpenedImage:
 
     Attributes:
         width: of the upright image in pixels.
-        height: likewise.
         num_bytes: bytes that it keeps in memory: the file for a JPEG, otherwise the pixels.
         deep: for images of more than 8 bits, the values that became 0 to 255; otherwise None.
     """
@@ -122,11 +121,7 @@ class OpenedImage:
 
 
 def decode_image(encoded: Tensor, decoding: Decoding = RGB) -> np.ndarray:
-    """Return the whole upright image in full size; see ``OpenedImage``.
-
-    Raises:
-        DecodeError: the bytes are cut off, damaged, no image, or one of other channels.
-    """
+    """Return the whole upright image in full size; see ``OpenedImage``."""
     return OpenedImage(encoded, decoding).decode()[0]
 
 
@@ -140,12 +135,7 @@ def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, DeepRange | None]:
     """Decode arrays and all images left to Pillow: upright pixels uint8 (H, W, channels).
 
-    Args:
-        data: the file's bytes, uint8 (N,).
-        decoding: how to decode it.
-
-    Returns:
-        the pixels, and for more than 8 bits the values that became 0 to 255.
+    Return the pixels, and for more than 8 bits the values that became 0 to 255.
 
     Raises:
         DecodeError: the bytes are damaged, no image, or one of other channels.
@@ -170,11 +160,7 @@ def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, 
 
 
 def in_channels(image: Image.Image, channels: int) -> np.ndarray:
-    """Return the pixels of an image of 8 bits as ``Decoding.channels`` says, (H, W, channels).
-
-    Raises:
-        ValueError: it has other bands.
-    """
+    """Return the pixels (H, W, channels) of an image of 8 bits, as ``Decoding.channels`` says."""
     if channels in _PICTURES:
         return _fit(np.array(image.convert("RGB")), channels)
     return arrange(np.array(image), (channels,))

@@ -58,11 +58,7 @@ def why_unknown(data: bytes) -> str:
 
 
 def foreign_format(data: bytes) -> str | None:
-    """Return a known format that Pillow cannot read, with advice; None if it is none of these.
-
-    Args:
-        data: the file's bytes; the first kilobyte is enough.
-    """
+    """Return a known format that Pillow cannot read, with advice, by a file's first kilobyte."""
     for at, magic, name, tool in _PICTURES:
         if data[at : at + len(magic)] == magic:
             return _converted(name, tool)

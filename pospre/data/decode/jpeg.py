@@ -51,7 +51,6 @@ class JpegHeader(NamedTuple):
 
     Attributes:
         width: of the stored pixels, before rotation to upright.
-        height: likewise.
         orientation: of EXIF or XMP; 1 is upright.
         height_at: offset of the two bytes that hold the height; 0 if the height must stay, because
             the rows do not follow one another in the file. The width is behind it.
@@ -112,15 +111,9 @@ def decode(
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """Decode to RGB at 1/``shrink`` of the size: uint8 (rows, columns, 3), not turned upright.
 
-    Args:
-        data: the file's bytes, uint8 (N,).
-        header: of this JPEG.
-        shrink: 1, 2, 4 or 8; sides are rounded up.
-        box: the needed part, in pixels of the full size; the result may be larger.
-
-    Returns:
-        the pixels, and the column and row of the full size that they begin with, multiples of
-        ``shrink``.
+    ``box`` is the needed part, in pixels of the full size; the result may be larger. Sides are
+    rounded up. Return the pixels, and the column and row of the full size that they begin with,
+    multiples of ``shrink``.
 
     Raises:
         JpegError: cut off or damaged.

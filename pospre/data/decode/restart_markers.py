@@ -77,15 +77,9 @@ def crop_intervals(
 ) -> np.ndarray | None:
     """Return a JPEG with only some restart intervals, uint8 (N,); its header has the old size.
 
-    Args:
-        data: a JPEG's bytes, uint8.
-        scan: offset of the entropy-coded data.
-        window: left, top, right and bottom of the intervals to keep; right and bottom are
-            exclusive.
-        grid: number of intervals, across and down.
-
-    Returns:
-        None if a marker is missing or has another number.
+    ``scan`` is the offset of the entropy-coded data, ``window`` the left, top, right and bottom of
+    the intervals to keep (right and bottom exclusive), ``grid`` their number across and down.
+    Return None if a marker is missing or has another number.
     """
     cut = np.empty_like(data)
     length = _copy_intervals(data, scan, window, grid, cut)

@@ -52,7 +52,6 @@ class Noted(NamedTuple):
     Attributes:
         channels: of the stored images; 3 unless recorded.
         mean: of each channel over the data set, in [0, 1]; empty if not recorded.
-        std: likewise.
         deep_range: setting of ``--deep-range``; None if nothing was converted.
     """
 
@@ -66,15 +65,10 @@ class Description(BaseModel, strict=True, frozen=True):
     """The parts of a description that readers use.
 
     Attributes:
-        samples: number of samples.
         classes: names by label, or None.
-        made_from: settings and source of the conversion.
-        channels: of the stored images.
         pixels: moments of images with other than three channels.
         features: moments of features, if the samples are not images.
-        max_pixels: of the largest image.
         crc32c: checksums of the samples, packed by ``pack_sums``.
-        labels_sha256: hash of all labels.
         manifest: bytes and SHA-256 of every shard by name.
         bytes: of a ``.beton``.
         sha256: of a ``.beton``.
@@ -108,12 +102,7 @@ class Description(BaseModel, strict=True, frozen=True):
 
 
 def parse_description(text: bytes, where: object, data_format: str, remedy: str) -> Description:
-    """Parse the text of a description.
-
-    Raises:
-        UserError: it is damaged, or of another format or version; the message ends with
-            ``remedy``.
-    """
+    """Parse a description; raise ``UserError`` if it is damaged or of another format or version."""
     try:
         content = parse_object(text)
     except ValueError as error:
@@ -136,11 +125,7 @@ def parse_description(text: bytes, where: object, data_format: str, remedy: str)
 
 
 def read_file(path: Path, remedy: str) -> bytes:
-    """Return the bytes of a description.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the bytes of a description; raise ``UserError`` if it cannot be read."""
     if path.exists() and not path.is_file():  # opening a FIFO would block
         raise UserError(f"{path} is not a regular file. {remedy}")
     try:
@@ -150,10 +135,7 @@ def read_file(path: Path, remedy: str) -> bytes:
 
 
 def read_sidecar(path: Path, data_format: str, num_samples: int, remedy: str) -> Description | None:
-    """Read the description of a data set and compare it with the data.
-
-    Returns:
-        The description; None if there is none (data written by other programs).
+    """Read a data set's description; None if there is none (data written by other programs).
 
     Raises:
         UserError: it is unreadable, of another format or version, or has another number of samples.
@@ -182,11 +164,7 @@ def pack_sums(sums: list[int]) -> str:
 
 
 def unpack_sums(description: Description, name: str, remedy: str) -> np.ndarray | None:
-    """Return the samples' checksums, uint32 (N,); None if the description has none.
-
-    Raises:
-        UserError: there are not as many as samples.
-    """
+    """Return the samples' checksums, uint32 (N,), if any; ``UserError`` if some are missing."""
     if description.crc32c is None:
         return None
     try:

@@ -159,11 +159,8 @@ class FfcvReader(Reader):
 def import_ffcv(path: Path) -> Any:
     """Import FFCV, which needs system libraries that MDS does not need, and return it.
 
-    Args:
-        path: of the file to read, for the message.
-
     Raises:
-        UserError: FFCV or a library that it needs is not installed.
+        UserError: FFCV or a library that it needs is not installed; it names the file to read.
     """
     # FFCV sets torch to one thread for the whole program. It fills a numba dict with two names,
     # which takes 2 s to compile; a plain dict suffices, because FFCV reads it in Python

@@ -39,11 +39,7 @@ def odd_file(path: str | Path) -> str | None:
 
 
 def names_in(folder: str | Path) -> list[str]:
-    """Return the names in a folder, sorted.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the names in a folder, sorted; raise ``UserError`` if it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError as error:
@@ -63,11 +59,6 @@ def refuse_unlisted(error: OSError) -> NoReturn:
 
 def read_bytes(file: Path | FileIO, offset: int = 0, size: int | None = None) -> Tensor:
     """Read a part of a file (default: all) as uint8 (size,).
-
-    Args:
-        file: its path, or an open file.
-        offset: of the first byte.
-        size: of the part; default: to the end.
 
     Raises:
         UserError: the file cannot be read or has become shorter.

@@ -52,12 +52,7 @@ class FolderReader(Reader):
         return len(self._names)
 
     def read(self, index: int) -> Sample:
-        """Return a file's bytes and its label.
-
-        Raises:
-            DamagedSample: it is not a regular file, a broken link, or forbidden.
-            UserError: the disk fails, or the file is missing.
-        """
+        """Return a file's bytes and its label."""
         path = self.path / self._names[index]
         odd = odd_file(path)
         if odd is not None:
@@ -129,11 +124,7 @@ def class_labels(names: list[str]) -> tuple[list[str] | None, list[int]]:
 
 
 def visible_files(root: Path) -> Iterator[str]:
-    """Yield the relative path of every file that is not hidden.
-
-    Raises:
-        UserError: a folder cannot be read.
-    """
+    """Yield the relative path of each visible file; ``UserError`` if a folder cannot be read."""
     visited = set()
     for folder, subfolders, names in os.walk(root, onerror=refuse_unlisted, followlinks=True):
         real = os.path.realpath(folder)

@@ -32,11 +32,7 @@ def difference(
 ) -> str:
     """Describe how two data sets differ, with both hashes; empty: no known difference.
 
-    Args:
-        one: hashes of a data set.
-        other: hashes of another data set.
-        first: when or where ``one`` was seen.
-        second: when or where ``other`` was seen.
+    ``first`` and ``second`` say when or where they were seen.
     """
     for what, found in other.items():
         if one.get(what, found) != found:

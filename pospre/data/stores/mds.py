@@ -37,7 +37,6 @@ class Shard:
     """A shard on the local disk.
 
     Attributes:
-        path: the file.
         offsets: of the samples, int64 (samples + 1,).
         file: the file, if it stays open.
     """
@@ -74,11 +73,7 @@ def is_mds(path: Path) -> bool:
 
 
 def load_shard(path: Path, entry: ShardEntry, remedy: str) -> Shard:
-    """Check a shard's size and read its offsets.
-
-    Raises:
-        UserError: it is missing or does not match the index.
-    """
+    """Check a shard's size and read its offsets; ``UserError`` if it does not match the index."""
     found = path.stat().st_size if path.is_file() else None
     if found != entry.raw.size:
         state = "is missing" if found is None else f"has {found} bytes instead of {entry.raw.size}"

@@ -35,8 +35,6 @@ class FileEntry(BaseModel, frozen=True):
     """A file that belongs to a shard, as the index describes it.
 
     Attributes:
-        name: of the file, in the folder of ``index.json``.
-        size: in bytes.
         hashes: hexadecimal digests by algorithm, as recorded by the writer.
     """
 
@@ -50,8 +48,6 @@ class ShardEntry(BaseModel, frozen=True):
 
     Attributes:
         raw: the shard as read.
-        num_samples: number of samples.
-        compression: name of the algorithm, or None.
         packed: the shard as stored, if compressed.
     """
 
@@ -114,11 +110,7 @@ class ShardEntry(BaseModel, frozen=True):
 
 
 def read_index(path: Path, remedy: str) -> list[ShardEntry]:
-    """Read ``index.json`` in a directory.
-
-    Raises:
-        UserError: it is missing, damaged, or lists unsupported shards.
-    """
+    """Read ``index.json`` in a directory; ``UserError`` if it is damaged or not supported."""
     try:
         index = parse_object(read_file(path / INDEX_NAME, remedy))
     except ValueError as error:

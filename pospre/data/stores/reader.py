@@ -37,7 +37,6 @@ class Features(NamedTuple):
     Attributes:
         shape: (H, W).
         mean: of each of the W numbers over the data set; empty if not recorded.
-        std: likewise.
     """
 
     shape: tuple[int, int]

@@ -55,12 +55,9 @@ class SubsetReader(Reader):
 def subset(reader: Reader, fraction: float, labels: str | None, seed: int) -> Reader:
     """Return a reader of some samples, in order; with 1 and None of all.
 
-    Args:
-        reader: of all samples.
-        fraction: n = max(1, round(fraction · samples / classes)) per class, or all of a smaller
-            class; a function of the seed and the samples' indices.
-        labels: text file with one file per line: its path in the data set, or its bare name.
-        seed: of the draw.
+    With a ``fraction`` these are n = max(1, round(fraction · samples / classes)) per class, or all
+    of a smaller class: a function of the seed and the samples' indices. The text file ``labels``
+    has one file per line: its path in the data set, or its bare name.
 
     Raises:
         UserError: both are given, the images have no labels, or a listed file is missing.

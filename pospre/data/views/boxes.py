@@ -73,10 +73,8 @@ class Frame(NamedTuple):
     """A whole resized image, from which windows of one size are taken at random.
 
     Attributes:
-        scaled: (width, height) of the resized image.
         size: (width, height) of a window.
         padding: number of pixels that a window may reach over each edge.
-        edge: content beyond the edge.
     """
 
     scaled: tuple[int, int]
@@ -139,12 +137,7 @@ def log_range(ratio: tuple[float, float]) -> tuple[float, float]:
 
 
 def random_windows(draws: np.ndarray, frame: Frame) -> np.ndarray:
-    """Return windows at random positions in a frame: left, top, width, height, int64 (V, 4).
-
-    Args:
-        draws: float64 (V, 2) in [0, 1): left and top.
-        frame: the frame.
-    """
+    """Return windows at random positions in a frame: left, top, width, height, int64 (V, 4)."""
     windows: np.ndarray = _random_windows(draws, frame.scaled, frame.size, frame.padding)
     return windows
 
@@ -155,13 +148,8 @@ def center_window(
     """Return the size of the resized image for evaluation, and its central window.
 
     Like torchvision's ``Resize(256)`` and ``CenterCrop(224)`` for a view of 224. The short side
-    becomes 256/224 of the view's. The long side keeps the shape (cut to a whole number).
-
-    Args:
-        width: of the image (see ``simple_box``), in pixels.
-        height: likewise.
-        size: (height, width) of the view. If it is not square, the resized image is the smallest
-            with 256/224 of both sides.
+    becomes 256/224 of the view's. The long side keeps the shape (cut to a whole number). For a view
+    of another shape, the resized image is the smallest with 256/224 of both sides.
     """
     down, across = (int(side * _CENTER_MARGIN) for side in size)
     if across * height >= down * width:
@@ -187,11 +175,6 @@ def simple_frame(width: int, height: int, side: int) -> Frame:
 
     The short side becomes ``side``, and the long side keeps the shape (cut to a whole number). Four
     mirrored pixels are added all around. A square is taken at random.
-
-    Args:
-        width: of the image (see ``simple_box``), in pixels.
-        height: likewise.
-        side: of the view.
     """
     short = min(width, height)
     scaled = (int(side * width / short), int(side * height / short))

@@ -63,7 +63,6 @@ class DecodePlan(NamedTuple):
     """All views of one opened image, before it is decoded.
 
     Attributes:
-        image: the image.
         shrink: factor by which it may be shrunk in decoding.
         groups: its views, in the full-size image.
         small: its views, in the smaller image.
@@ -78,18 +77,12 @@ class DecodePlan(NamedTuple):
 
 
 def plan_decoding(
-    image: OpenedImage,
-    groups: Sequence[Views],
-    places: Sequence[np.ndarray],
-    oversampling: float,
+    image: OpenedImage, groups: Sequence[Views], places: Sequence[np.ndarray], oversampling: float
 ) -> DecodePlan:
     """Choose how an image is decoded, and write the positions of its views.
 
-    Args:
-        image: the image.
-        groups: its views, in the full-size image.
-        places: output: each group's views as fractions of the image, float32 (V, 4).
-        oversampling: required decoded pixels per view pixel: see ``least_oversampling``.
+    ``groups`` are its views in the full-size image, and ``places`` the output: each group's views
+    as fractions of the image, float32 (V, 4). For ``oversampling`` see ``least_oversampling``.
     """
     shrink = choose_shrink([group.crops for group in groups], oversampling)
     if any(group.interpolation == "area" for group in groups):
@@ -113,11 +106,7 @@ def _moved(groups: Sequence[Views], boxes: Sequence[np.ndarray]) -> list[Views]:
 
 
 def write_views(plan: DecodePlan, watch: Stopwatch) -> None:
-    """Decode an image once and write all its views.
-
-    Raises:
-        DecodeError: the image is cut off or damaged.
-    """
+    """Decode an image once and write all its views; ``DecodeError`` if it is damaged."""
     picture, found, start = plan.image.decode(plan.shrink, plan.needed)
     watch.lap("decode")
     groups = plan.small if found == plan.shrink else plan.groups

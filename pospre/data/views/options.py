@@ -222,11 +222,7 @@ class ViewOptions:
 
 @dataclass(frozen=True)
 class ViewGroup(ViewOptions, _Named):
-    """A group of views that a loader crops from every image: ``ViewOptions`` with a name.
-
-    Attributes:
-        name: the first argument; the prefix of the batch keys.
-    """
+    """A loader's group of views: ``ViewOptions`` and a name, which is the prefix of batch keys."""
 
     def __post_init__(self) -> None:
         where = f"view group '{self.name}'"

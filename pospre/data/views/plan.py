@@ -49,7 +49,6 @@ class GroupPlan:
     """The plan of one view group of a batch, before any image is read.
 
     Attributes:
-        group: the view group.
         start: ``draws.start_word`` of the seed and the purpose ``"crop"``.
         epoch: int64 (B,).
         index: int64 (B,).
@@ -118,14 +117,7 @@ def first_view(views: Iterable[ViewGroup], name: str) -> int:
 def plan_views(
     views: Sequence[ViewGroup], *, seed: int, epoch: int | np.ndarray, index: np.ndarray
 ) -> list[GroupPlan]:
-    """Draw boxes and flips for samples ``index`` (int64, (B,)), one plan per view group.
-
-    Args:
-        views: all groups of the loader.
-        seed: the run's seed.
-        epoch: of the draws: one for all samples, or int64 (B,).
-        index: positions of the samples in the data set.
-    """
+    """Draw boxes and flips for samples ``index`` (int64, (B,)), one plan per view group."""
     index = np.asarray(index, np.int64)
     epochs = np.broadcast_to(np.asarray(epoch, np.int64), index.shape)
     start = draws.start_word(seed, "crop")
@@ -143,14 +135,6 @@ def plan_views(
 def plan_flips(
     seed: int, epoch: draws.Keys, index: draws.Keys, views: draws.Keys, group: ViewGroup
 ) -> draws.Keys:
-    """Return which views are mirrored, bool (B, V), in numpy or torch.
-
-    Args:
-        seed: the run's seed.
-        epoch: of the draws, (B,).
-        index: positions of the samples in the data set, (B,).
-        views: numbers of the group's views, (V,).
-        group: the view group.
-    """
+    """Return which views are mirrored, bool (B, V), for (B,) samples, in numpy or torch."""
     keys = draws.sample_keys(seed, epoch[:, None], index[:, None], views, "flip")
     return draws.uniform(keys, 1)[..., 0] < (0.0 if group.crop == "center" else group.flip_rate)

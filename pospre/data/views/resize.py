@@ -22,7 +22,6 @@ class Views(NamedTuple):
     """The views of one group of a sample: their positions, and memory for their pixels.
 
     Attributes:
-        crops: their positions in the image.
         pixels: output: uint8 (V, h, w, channels).
         interpolation: ``"bicubic"`` or ``"bilinear"``, antialiased like Pillow's and torchvision's:
             pixels differ by at most 1 from Pillow's ``crop(box).resize(…)``; or ``"area"``:
@@ -37,12 +36,9 @@ class Views(NamedTuple):
 def resize_crops(
     image: np.ndarray, groups: Sequence[Views], origin: tuple[int, int] = (0, 0)
 ) -> None:
-    """Write all views of an image.
+    """Write all views of an image, uint8 (H, W, channels); of any type where nothing is resized.
 
-    Args:
-        image: uint8 (H, W, channels), or of any type where nothing is resized.
-        groups: its views, of the image's type and channels.
-        origin: column and row where ``image`` begins, in the pixels of the crops.
+    ``origin`` is the column and row where ``image`` begins, in the pixels of the crops.
     """
     scripted = []
     for group in groups:
