@@ -17,13 +17,10 @@ class Attention(nn.Module):
     """Multi-head attention whose keys and values may come from the first tokens only.
 
     Args:
-        dim: width of a token.
-        num_heads: divides it.
         qkv_bias: whether queries, keys and values have a bias.
         key_bias: whether keys have a bias. BEiT and DINOv3 keep it at 0. With rotary positions it
             would not cancel in the softmax.
         qk_norm: whether queries and keys are normalised per head before rotation.
-        eps: ε of these norms.
     """
 
     def __init__(
@@ -109,9 +106,8 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """A two-layer MLP, or SwiGLU.
 
-    Args:
-        gated: the first layer gives gate and value; the second gets SiLU(gate) · value.
-        eps: ε of a norm before the second layer (EVA-02's base and large); None: no norm.
+    If ``gated``, the first layer gives gate and value; the second gets SiLU(gate) · value. ``eps``
+    is ε of a norm before the second layer (EVA-02's base and large); None: no norm.
     """
 
     def __init__(
@@ -153,17 +149,9 @@ class LayerScale(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + MLP(norm(x)).
 
-    Args:
-        dim: width of a token.
-        num_heads: number of attention heads.
-        hidden: width of the MLP's first layer; None: four times ``dim``.
-        layer_scale: initial factor of both branches, learned per channel; None: no factor.
-        dropout: rate after projections.
-        activation: the MLP's activation, by timm's name.
-        gated: see ``Mlp``.
-        mlp_norm: whether the MLP normalises before its second layer.
-        eps: ε of the norms.
-        qkv_bias: see ``Attention``, as for ``key_bias`` and ``qk_norm``.
+    ``hidden`` is the width of the MLP's first layer (default: four times ``dim``), ``layer_scale``
+    the initial factor of both branches, learned per channel (None: no factor), ``dropout`` the rate
+    after projections, ``activation`` timm's name. For the others see ``Mlp`` and ``Attention``.
     """
 
     def __init__(
@@ -205,13 +193,9 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return all tokens, or the first ``num_queries``, in the input's precision.
 
-        Args:
-            x_BTD: tokens; in half precision each sum is rounded to it.
-            clue: rotation and bias from the tokens' positions.
-            num_keys: see ``Attention``.
-            branch_B2: factors of the two residual branches (drop path); None: 1.
-            num_queries: see ``Attention``.
-            dropout_B: draw keys of dropout; None: no dropout.
+        ``branch_B2`` are factors of the two residual branches (drop path; None: 1), ``dropout_B``
+        draw keys of dropout (None: no dropout). For the others see ``Attention``. In half precision
+        each sum is rounded to it.
         """
         drop = partial(dropout, keys_B=dropout_B, rate=self.dropout)
         mixed = self.attn(self.norm1(x_BTD), clue, num_keys, num_queries)

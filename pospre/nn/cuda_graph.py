@@ -41,11 +41,9 @@ def replayed(function: Function) -> Function:
     """Return ``function``, recorded once per input shape on GPUs and replayed afterwards.
 
     Launching a kernel costs 10 to 30 µs of CPU time; running a small one takes the GPU 2 µs. On
-    CPUs, under torch.compile and with fake tensors, the function is called directly.
-
-    Args:
-        function: takes tensors, then hashable options; returns one tensor. It must not synchronise
-            with the GPU, use a random generator or keep state.
+    CPUs, under torch.compile and with fake tensors, the function is called directly. It takes
+    tensors, then hashable options, and returns one tensor. It must not synchronise with the GPU,
+    use a random generator or keep state.
     """
     recorded: dict[Hashable, _Recorded] = {}
 

@@ -36,9 +36,7 @@ class DecoderBlocks(nn.Sequential):
 def split_tokens(tokens_BTF: Tensor, per_token: int) -> Tensor:
     """Split tokens that cover squares of slots into one token per slot: (B, K, dim), row-major.
 
-    Args:
-        tokens_BTF: (B, T, per_token·dim) of a square map.
-        per_token: slots per token, 1 or 4.
+    ``tokens_BTF`` are (B, T, per_token·dim) of a square map; ``per_token`` is 1 or 4.
     """
     if per_token == 1:
         return tokens_BTF

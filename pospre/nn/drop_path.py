@@ -15,12 +15,9 @@ def residual_factors(
 ) -> list[Tensor | None]:
     """Return the factors (B, 2) of each block's two branches: 0 or 1/(1 − the block's rate).
 
-    Args:
-        keys_B: int64 draw keys of the samples; None: nothing is dropped.
-        rate: the last block's rate, in [0, 1).
-        depth: number of blocks.
-        uniform: the same rate in all blocks (DINOv2). Otherwise it grows linearly from 0 in the
-            first block (Huang et al. 2016).
+    ``keys_B`` are int64 draw keys of the samples; None: nothing is dropped. The rate grows linearly
+    from 0 in the first block to ``rate`` in the last (Huang et al. 2016), or is the same in all
+    blocks if ``uniform`` (DINOv2).
     """
     if keys_B is None or not rate:
         return [None] * depth
@@ -36,13 +33,10 @@ def dropout_keys(keys_B: Tensor | None, number: int) -> Tensor | None:
 
 
 def dropout(tokens: Tensor, keys_B: Tensor | None, rate: float, place: int) -> Tensor:
-    """Set elements to 0 at the rate, and scale the others up (Srivastava et al. 2014).
+    """Set elements of (B, …) to 0 at the rate, and scale the others up (Srivastava et al. 2014).
 
-    Args:
-        tokens: (B, …).
-        keys_B: int64 draw keys of the samples; None: nothing is dropped.
-        rate: in [0, 1), rounded to 2**-16.
-        place: number of this dropout among those with the same keys.
+    The rate, in [0, 1), is rounded to 2**-16. ``place`` numbers the dropouts with the same keys.
+    With keys None nothing is dropped.
     """
     if keys_B is None or not rate:
         return tokens

@@ -43,16 +43,11 @@ _USUAL_SIDE = 224
 def encoder_options(
     tensors: Mapping[str, Tensor], name: str, told: Positions | None = None
 ) -> dict[str, Any]:
-    """Infer the arguments of ``build_encoder`` from an encoder's tensors.
+    """Infer the arguments of ``build_encoder`` from an encoder's tensors in the file ``name``.
 
     Published values fill in what tensors cannot show: the number of heads follows from the width,
     and without positions the image size is 224 pixels. Layer scale's factors are loaded, so their
-    initial value is 1.
-
-    Args:
-        tensors: of the encoder.
-        name: the file's name, for errors.
-        told: the positions, if no tensor shows them.
+    initial value is 1. ``told`` are the positions, if no tensor shows them.
 
     Raises:
         UserError: no known encoder has this width, or the positions are not a square grid.

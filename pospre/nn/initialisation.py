@@ -46,9 +46,7 @@ def init_token(token: nn.Parameter, *, std: float = 0.02, cut: bool = False) -> 
 def init_trunc_normal(module: nn.Module, *, convolutions: bool = True) -> None:
     """Initialise Linear and Conv2d below ``module`` from N(0, 0.02²) truncated at ±2; zero biases.
 
-    Args:
-        module: the module to initialise.
-        convolutions: False keeps PyTorch's initialisation of convolutions (DeiT, DINOv2).
+    ``convolutions=False`` keeps PyTorch's initialisation of convolutions (DeiT, DINOv2).
     """
     drawn = (nn.Linear, nn.Conv2d) if convolutions else nn.Linear
     for part in module.modules():
@@ -65,11 +63,7 @@ def init_beit(blocks: Iterable[Any], module: nn.Module) -> None:
     """Initialise as BEiT and SimMIM do: N(0, 0.02²) truncated at one std, then fix-init.
 
     The last projections of both branches of block l (counted from 1) are divided by √(2l). This
-    keeps the residual stream from growing with depth.
-
-    Args:
-        blocks: the transformer blocks in order.
-        module: the module with all weights, including the blocks.
+    keeps the residual stream from growing with depth. ``module`` includes the blocks.
     """
     init_trunc_normal(module)
     for part in module.modules():

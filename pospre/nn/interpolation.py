@@ -22,12 +22,7 @@ def interpolation_weights(centre_RN: Tensor, size: int, kind: Interpolation) -> 
     if kind == "bilinear":
         taps = {0: 1 - part, 1: part}
     else:
-        taps = {
-            -1: _outer(1 + part),
-            0: _inner(part),
-            1: _inner(1 - part),
-            2: _outer(2 - part),
-        }
+        taps = {-1: _outer(1 + part), 0: _inner(part), 1: _inner(1 - part), 2: _outer(2 - part)}
     cells = torch.arange(size, dtype=place.dtype, device=place.device)
     weights = torch.zeros(*place.shape, size, dtype=place.dtype, device=place.device)
     for offset, factor in taps.items():

@@ -48,10 +48,7 @@ def num_visible(num_slots: int, mask_ratio: float, *, key: str = "mask_ratio") -
 def random_masking(keys: Tensor, num_slots: int, visible: int) -> Masking:
     """Choose ``visible`` of ``num_slots`` slots per sample, in random order and without ties.
 
-    Args:
-        keys: int64 (B,) draw keys, see ``pospre.draws.sample_keys``.
-        num_slots: N.
-        visible: K, the same for every sample, so that shapes do not depend on data.
+    ``keys`` are int64 (B,) draw keys, see ``pospre.draws.sample_keys``.
     """
     shuffled = draws.permutation(keys, num_slots)
     return Masking(visible=shuffled[:, :visible], hidden=shuffled[:, visible:])
@@ -118,12 +115,10 @@ class PatchMasking:
 
 
 def uniform_masking(order: Tensor | None, pick: Tensor, grid: tuple[int, int]) -> Masking:
-    """Keep one patch of every 2×2 square visible (Li et al. 2022, UM-MAE).
+    """Keep one patch of every 2×2 visible (Li et al. 2022, UM-MAE); rows and columns are even.
 
-    Args:
-        order: int64 (B,) draw keys of the order of squares; None: row-major.
-        pick: int64 (B,) draw keys of the visible patch in each square.
-        grid: (rows, columns), both even.
+    ``order`` are int64 (B,) draw keys of the order of squares (None: row-major), ``pick`` those of
+    the visible patch in each.
     """
     rows, cols = grid
     index = torch.arange(rows * cols, device=pick.device)
@@ -169,10 +164,7 @@ def slot_mask(index_BK: Tensor, num_slots: int) -> Tensor:
 def cell_patches(cells_BC: Tensor, grid: tuple[int, int], cell: tuple[int, int]) -> Tensor:
     """Return the patches of rectangular cells, cell by cell: int64 (B, C·h·w).
 
-    Args:
-        cells_BC: int64 row-major cell numbers.
-        grid: (rows, columns) of patches.
-        cell: (h, w) of a cell in patches; they divide rows and columns.
+    ``cells_BC`` are int64 row-major numbers of cells of (h, w) patches, which divide the grid.
     """
     (_, cols), (high, wide) = grid, cell
     row, col = cells_BC // (cols // wide) * high, cells_BC % (cols // wide) * wide

@@ -21,11 +21,9 @@ class PatchEncoder(nn.Module, ABC):
     """A network that encodes the visible patches of an image as tokens.
 
     Attributes:
-        options: its constructor's options.
         image_size: (height, width) in pixels.
         patch_size: (height, width) of a patch in pixels.
         grid: (rows, columns) of patches; ``num_patches`` is their product.
-        channels: of the images.
         embed_dim: width of a token.
         depth: number of blocks over all stages.
         num_prefix_tokens: class token (0 or 1) plus registers; they precede the patch tokens.

@@ -99,10 +99,8 @@ class Places:
     def steps(self, frame: tuple[int, int], device: torch.device) -> Tensor:
         """Return float32 (row, column) of every token in cells, counted from 0: (R, K, 2).
 
-        Args:
-            frame: (rows, columns) of the frame's cells, the unit for views with boxes. Other views
-                are measured in cells of their own grid.
-            device: of the result.
+        Views with boxes are measured in cells of ``frame`` (rows, columns), others in cells of
+        their grid.
         """
         if self.box is not None:
             return scaled(self.coordinates(device), frame) - 0.5
@@ -132,11 +130,7 @@ def view_places(
 ) -> Places:
     """Return the places of patches of a group's views; the views may lie in a position field.
 
-    Args:
-        batch: see ``pospre.batch``.
-        group: the view group.
-        grid: (rows, columns) of patches.
-        cells_RK: the patches of each of R = B·V views; None: all in order.
+    ``cells_RK`` are the patches of each of R = B·V views; None: all in order.
     """
     box, keys = (batch.get(key) for key in (field_box_key(group), place_keys(group)))
     return Places(

@@ -24,8 +24,6 @@ class EncoderSize:
         pre_norm: whether tokens are also normalised before the first block (CLIP); the patch
             embedding then has no bias.
         qkv_bias: whether attention has biases; without ``key_bias``, that of keys stays 0.
-        qk_norm: whether queries and keys are normalised.
-        eps: ε of the norms.
         activation: the MLP's activation, by timm's name; gates use SiLU.
     """
 
@@ -67,10 +65,7 @@ def timm_model(
 ) -> tuple[str, dict[str, Any]]:
     """Return the model name and the arguments for ``timm.create_model``.
 
-    Args:
-        size: of the encoder.
-        options: arguments of its ``VisionTransformer``, by timm's names.
-        positions: of the encoder.
+    ``options`` are the arguments of its ``VisionTransformer``, by timm's names.
     """
     if positions.timm in ("relpos", "shared_relpos"):
         return RELATIVE_NAME, _relative(size, options, shared=positions.timm == "shared_relpos")

@@ -40,11 +40,7 @@ _BASES = {"rotary": 100.0, "rotary_mixed": 10.0}
 
 
 def eva_size(vit: Eva, name: str) -> EncoderSize:
-    """Return the size of a timm model.
-
-    Raises:
-        UserError: it has parts that our encoder lacks.
-    """
+    """Return the size of a timm model; raise ``UserError`` if it has parts that ours lacks."""
     block: Any = vit.blocks[0]
     if type(block) is not EvaBlock or type(block.mlp) not in (Mlp, GluMlp, SwiGLU):
         raise UserError(f"timm's {name} is post-norm; our encoder is pre-norm.")
@@ -70,11 +66,7 @@ def eva_size(vit: Eva, name: str) -> EncoderSize:
 
 
 def eva_positions(vit: Eva, name: str) -> Positions:
-    """Return the positions of a timm model.
-
-    Raises:
-        UserError: our encoder has no such scheme.
-    """
+    """Return the positions of a timm model; raise ``UserError`` if we have no such scheme."""
     rope: Any = vit.rope
     table = vit.pos_embed is not None
     if rope is None:
@@ -131,13 +123,7 @@ def _has_bias(attention: Any) -> bool:
 def eva_model(
     size: EncoderSize, options: dict[str, Any], positions: Positions
 ) -> tuple[str, dict[str, Any]]:
-    """Return the model name and the arguments for ``timm.create_model``.
-
-    Args:
-        size: of the encoder.
-        options: see ``timm_model``.
-        positions: of the encoder, as recipes write them.
-    """
+    """Return the model name and the arguments for ``timm.create_model``; see ``timm_model``."""
     turns_alone = turns(positions) and not has_table(positions)
     inner = size.hidden_dim // 2 if size.swiglu else size.hidden_dim
     named = ("img_size", "patch_size", "depth", "in_chans", "class_token", "init_values")
@@ -177,12 +163,7 @@ def is_eva(size: EncoderSize, positions: Scheme) -> bool:
 
 
 def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> dict[str, Tensor]:
-    """Return an encoder's tensors for its timm model.
-
-    Args:
-        encoder: ours.
-        state: its tensors, by our names.
-        vit: the model; None: that of ``encoder.timm_name``.
+    """Return the tensors ``state`` of an encoder for its timm model ``vit``; None: a new one.
 
     Raises:
         UserError: timm's rotation differs from ours.

@@ -48,7 +48,6 @@ class Encoder(PatchEncoder):
     Parameters have timm's names, except those of the position scheme.
 
     Attributes:
-        positions: the scheme of positions.
         half_residual: under autocast, keep tokens between blocks in bf16 instead of float32. It
             moves fewer bytes and rounds differently.
     """

@@ -64,14 +64,10 @@ class Named(NamedTuple):
 
 
 def timm_names(content: Any, name: str, which: Literal["student", "teacher"], key: str) -> Named:
-    """Return the encoder in a weights file.
+    """Return the encoder in the content of the file ``name``; errors name the option ``key``.
 
-    Args:
-        content: of the file.
-        name: of the file, for errors.
-        which: the encoder to take if there are a trained one and its teacher. If the file has only
-            the teacher's, it is taken.
-        key: option that set ``which``, for errors.
+    With several, ``which`` chooses between the trained one and its teacher. If the file has only
+    the teacher's, it is taken.
 
     Raises:
         UserError: no encoder of a known layout, or not the requested one.
@@ -193,16 +189,11 @@ def check_positions(
 ) -> Positions | None:
     """Return an encoder's positions when its tensors do not show them.
 
-    Missing tensors prove nothing: rotary positions and distance biases have none.
-
-    Args:
-        tensors: of the encoder, by our names.
-        name: of their file, for errors.
-        found: positions inferred from tensor names.
-        told: positions given by the user.
+    Missing tensors prove nothing: rotary positions and distance biases have none. ``found`` were
+    inferred from tensor names, ``told`` were given by the user.
 
     Raises:
-        UserError: positions are unknown, or those given contradict the file.
+        UserError: positions are unknown, or those given contradict the file ``name``.
     """
     key = next((key for key in tensors if _POSITIONS.search(key)), None)
     if told == "none" and (key is not None or found is not None):

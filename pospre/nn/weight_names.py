@@ -127,10 +127,7 @@ def renamed(name: str, names: Names) -> str:
 def theirs(name: str, names: Names, known: Collection[str] = ()) -> str:
     """Return another code's name of one of our tensors.
 
-    Args:
-        name: ours.
-        names: the table.
-        known: names that exist there, if the table has several for one of ours.
+    ``known`` are names that exist there, if the table has several for one of ours.
     """
     found = [*_renamings(name, ((own, its) for its, own in names.items())), name]
     return next((each for each in found if each in known), found[0])
@@ -157,14 +154,10 @@ def whole(name: str) -> str:
 
 
 def joined(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return the tensors with their parts joined; a missing key bias becomes 0.
-
-    Args:
-        tensors: by our names.
-        source: their origin, for errors.
+    """Return the tensors, by our names, with their parts joined; a missing key bias becomes 0.
 
     Raises:
-        UserError: a part is missing.
+        UserError: a part is missing; it names the tensors' ``source``.
     """
     found: dict[str, Tensor] = {}
     groups: dict[str, dict[str, Tensor]] = {}
@@ -201,15 +194,10 @@ def apart(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def interleaved(tensors: Mapping[str, Tensor], heads: int, *, back: bool) -> dict[str, Tensor]:
-    """Convert the channel layout of a rotary encoder's queries and keys.
+    """Convert the channel layout of a rotary encoder's queries and keys; ``back``: to ours.
 
     Ours rotates channel i of a head together with channel i + D/2. RoPE-ViT and EVA-02 rotate
     channels 2i and 2i + 1. Permuting the rows of ``qkv`` makes them equal.
-
-    Args:
-        tensors: by our names.
-        heads: number of attention heads.
-        back: True converts to our layout, False from it.
     """
     return {
         key: _permuted(key, tensor, heads, back=back) if ".attn.qkv." in key else tensor

@@ -33,7 +33,6 @@ class Alibi(Scheme):
     """Attention biases by distance.
 
     Args:
-        space: of the encoder.
         distance: in ``cells`` (CROMA), or on a ``torus`` with opposite edges joined, divided by the
             longest distance between cells (DINO-SAW).
         slopes: ``fixed``, ALiBi's 2^(−8i/heads), i = 1 … heads; ``constant``, 1 in every head; or

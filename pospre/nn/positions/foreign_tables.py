@@ -15,14 +15,9 @@ def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: 
     """Return a position table (1, P+N, D) with a row for every prefix token.
 
     Some timm tables have no rows for registers, or none for the class token; these become zeros. A
-    table that does not fit a square grid in any of these ways is returned unchanged.
-
-    Args:
-        table: (1, rows, D).
-        class_token: whether the encoder has a class token.
-        registers: number of registers.
-        bare: whether the table may have rows for patches only. Without registers the number of rows
-            is ambiguous: 3×3 patches need as many rows as 2×4 patches and a class token.
+    table that does not fit a square grid in any of these ways is returned unchanged. Only a
+    ``bare`` table may have rows for patches alone. Without registers the number of rows is
+    ambiguous: 3×3 patches need as many rows as 2×4 patches and a class token.
     """
     prefix = class_token + registers
     if registers and not bool(table[0, int(class_token) : prefix].any()):
@@ -38,13 +33,7 @@ def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: 
 def as_their_table(
     state: dict[str, Tensor], theirs: Mapping[str, Tensor], prefix: int
 ) -> dict[str, Tensor]:
-    """Return an encoder's tensors for a model whose table lacks rows of prefix tokens.
-
-    Args:
-        state: by timm's names.
-        theirs: the model's tensors.
-        prefix: how many prefix tokens there are.
-    """
+    """Return tensors, by timm's names, for a model whose table lacks rows of ``prefix`` tokens."""
     table, wanted = state.get("pos_embed"), theirs.get("pos_embed")
     if table is None or wanted is None or wanted.shape[1] >= table.shape[1]:
         return state
@@ -52,13 +41,7 @@ def as_their_table(
 
 
 def without_rows(state: dict[str, Tensor], kept: int, prefix: int) -> dict[str, Tensor]:
-    """Add the table's prefix rows to the prefix tokens, and drop all but ``kept`` of these rows.
-
-    Args:
-        state: an encoder's tensors, by timm's names.
-        kept: number of prefix rows to keep: 0, or 1 for the class token.
-        prefix: number of prefix tokens.
-    """
+    """Add the table's rows of ``prefix`` tokens to these tokens, and drop all but ``kept`` rows."""
     own, table = int("cls_token" in state), state["pos_embed"]
     parts = {"cls_token": table[:, kept:own], "reg_token": table[:, max(kept, own) : prefix]}
     added = {key: state[key] + rows for key, rows in parts.items() if rows.shape[1]}
@@ -77,14 +60,8 @@ def hold_table(
 
     A table for another grid than the images' is kept, and resampled for each image size.
     Evaluations use several sizes, and resampling twice would lose precision. Its grid is the first
-    of ``likely`` with this number of cells, or else a square.
-
-    Args:
-        encoder: the encoder that will load the tensors.
-        tensors: of the file, by timm's names; the table gets a row for each prefix token.
-        likely: grids of images.
-        resampling: method of the code that wrote the file.
-        bare: see ``with_prefix_rows``.
+    of ``likely`` with this number of cells, or else a square. The table in ``tensors`` gets a row
+    for each prefix token; for ``bare`` see ``with_prefix_rows``.
     """
     table, positions = tensors.get("pos_embed"), encoder.positions
     if table is None or not isinstance(positions, Table):

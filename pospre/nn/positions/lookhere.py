@@ -52,7 +52,6 @@ class LookHere(Scheme):
     """Fixed biases by direction and distance, different in each block.
 
     Args:
-        space: of the encoder.
         fields: names of ``FIELDS``, joined by ``-``. They share the heads in runs of four; the
             first ones get the remainder: 12 heads of ``halves-none`` are 8 and 4. ``halves`` see
             180°, ``corners`` and ``triangles`` 90°, ``eighths1`` and ``eighths2`` 45°, ``none``

@@ -45,7 +45,6 @@ class Rotary(Scheme):
     them, also after ``to_empty``.
 
     Args:
-        space: of the encoder.
         base: the periods are base^(4i/D), i = 0 … D/4 − 1. Default: 100; EVA-02 has 10000.
         period_range: alternative to ``base``: the first and the last period, with a constant ratio
             between neighbours.

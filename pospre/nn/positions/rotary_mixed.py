@@ -34,7 +34,6 @@ class RotaryMixed(Scheme):
     by block, because (blocks, heads, K, D/2) for every sample would be large.
 
     Args:
-        space: of the encoder.
         base: θ of the initial magnitudes θ^(−4i/D); each head starts in a random direction.
     """
 

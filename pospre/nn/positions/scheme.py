@@ -44,12 +44,7 @@ class Clue(NamedTuple):
         return cos[:, :, :count], sin[:, :, :count]
 
     def ordered(self, order_BT: Tensor, num_keys: int) -> "Clue":
-        """Return the clue for reordered tokens, of which the first ``num_keys`` are keys.
-
-        Args:
-            order_BT: int64, the token at each new position.
-            num_keys: number of columns of the bias.
-        """
+        """Return the clue for tokens in the order ``order_BT``; the first ``num_keys`` are keys."""
         rotation, bias = self.rotation, self.bias
         if rotation is not None:
             rotation = _in_order(rotation[0], order_BT, 2), _in_order(rotation[1], order_BT, 2)
@@ -71,12 +66,8 @@ class Space(NamedTuple):
     """The encoder or decoder that a scheme is made for.
 
     Attributes:
-        dim: width of a token.
-        num_heads: number of attention heads.
-        depth: number of blocks.
         grid: (rows, columns) of patches at the usual image size.
         has_class_token: whether the first prefix token is a class token.
-        num_registers: number of registers.
     """
 
     dim: int

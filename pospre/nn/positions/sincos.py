@@ -62,19 +62,11 @@ class LearnedSinCos(SinCos):
 
 
 def sincos_positions(dim: int, rows: int, cols: int) -> Tensor:
-    """Return the sin-cos position vectors of a grid, row-major.
+    """Return the sin-cos position vectors of a grid, row-major: float32 (rows·cols, dim).
 
     With q = dim/4 and w_k = 10000^(-k/q), the vector of the token at (row r, column c) is
-    ``[sin(c·w), cos(c·w), sin(r·w), cos(r·w)]``. The column comes first, as in the published MAE
-    weights; timm's own table has the row first.
-
-    Args:
-        dim: width of a vector, a multiple of 4.
-        rows: grid height in tokens.
-        cols: grid width in tokens.
-
-    Returns:
-        float32 (rows·cols, dim), computed in float64.
+    ``[sin(c·w), cos(c·w), sin(r·w), cos(r·w)]``, computed in float64. The column comes first, as in
+    the published MAE weights; timm's own table has the row first.
     """
     if dim % 4:
         raise UserError(f"sin-cos positions need a width divisible by 4, not {dim}.")
@@ -94,12 +86,7 @@ def sincos_positions(dim: int, rows: int, cols: int) -> Tensor:
 def sincos_positions_1d(dim: int, length: int) -> Tensor:
     """Return the sinusoids of a sequence (Vaswani et al. 2017): alternating sine and cosine.
 
-    Args:
-        dim: width of a vector, a multiple of 2.
-        length: number of tokens.
-
-    Returns:
-        float32 (length, dim), computed in float64.
+    float32 (length, dim), computed in float64.
     """
     if dim % 2:
         raise UserError(f"sin-cos positions of a sequence need an even width, not {dim}.")
@@ -122,15 +109,10 @@ def is_sincos(table_ND: Tensor, rows: int, cols: int) -> bool:
 
 
 def sincos_at(dim: int, coordinates_BN2: Tensor) -> Tensor:
-    """Return the sin-cos vectors at any coordinates; whole ones give the table's rows.
+    """Return the sin-cos vectors (B, N, dim) at any coordinates; whole ones give the table's rows.
 
-    Args:
-        dim: width of a vector, a multiple of 4.
-        coordinates_BN2: float32 (column, row) in units of the grid's cells, 0 at the centre of the
-            first cell.
-
-    Returns:
-        float32 (B, N, dim).
+    ``coordinates_BN2`` are (column, row) in units of the grid's cells, 0 at the centre of the
+    first.
     """
     quarter = dim // 4
     steps = torch.arange(quarter, dtype=torch.float64, device=coordinates_BN2.device)

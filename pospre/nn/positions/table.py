@@ -132,18 +132,11 @@ class Table(Scheme):
 
 
 def resample_positions(
-    table_ND: Tensor,
-    old: tuple[int, int],
-    new: tuple[int, int],
-    how: Resampling = "bicubic",
+    table_ND: Tensor, old: tuple[int, int], new: tuple[int, int], how: Resampling = "bicubic"
 ) -> Tensor:
-    """Return a grid's position vectors at another grid of the same extent.
+    """Return the vectors (rows·cols, D) of the grid ``old`` at the grid ``new`` of the same extent.
 
-    Args:
-        table_ND: (rows·cols, D) of the grid ``old``, row-major.
-        old: (rows, columns).
-        new: (rows, columns).
-        how: method of the code that trained the table.
+    ``how`` is the method of the code that trained the table.
     """
     if old == new:
         return table_ND

@@ -36,13 +36,10 @@ class WindowAttention(nn.Module):
     def forward(
         self, tokens_WTC: Tensor, places_WT3: Tensor | None, mask_W1TT: Tensor | None
     ) -> Tensor:
-        """Attend within each window.
+        """Attend within each of W windows.
 
-        Args:
-            tokens_WTC: tokens of W windows.
-            places_WT3: float (row, column, known) of each token; None: windows of a whole image, in
-                order.
-            mask_W1TT: −inf between tokens that only a cyclic shift brought together, or None.
+        ``places_WT3`` are float (row, column, known) of each token; None: windows of a whole image,
+        in order. ``mask_W1TT`` is −inf between tokens that only a cyclic shift brought together.
         """
         query, key, value = (
             part.unflatten(2, (self.num_heads, -1)).transpose(1, 2)

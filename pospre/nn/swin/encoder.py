@@ -141,11 +141,7 @@ class WindowPositions(Scheme):
 
 
 class SwinEncoder(PatchEncoder):
-    """Swin-T over packed 16-px patches; positions can be known or dropped per patch.
-
-    Attributes:
-        patches_per_token: 4: each output token covers a square of 2×2 slots.
-    """
+    """Swin-T over packed 16-px patches; positions can be known or dropped per patch."""
 
     patches_per_token = MERGED**2
     timm_head = "head.fc"
@@ -191,14 +187,9 @@ class SwinEncoder(PatchEncoder):
     ) -> Tensor:
         """Encode the visible patches, packed into a square in the order of ``visible_BK``.
 
-        Args:
-            images_BCHW: normalised float images of ``image_size``.
-            visible_BK: int64 indices of K = s² patches in random order; None: all, in place.
-            places: of those patches; None: their places in the image.
-            content: edits the embeddings (B, K, h, w, C) of the visible tokens before their norm.
-            context_BM: not supported by Swin.
-            keys_B: draw keys of drop path.
-            prefix_only: not supported: Swin has no prefix tokens.
+        These are K = s² patches in random order; None: all, in place. ``content`` edits the
+        embeddings (B, K, h, w, C) of the visible tokens before their norm. For the others see
+        ``Encoder.forward``; Swin has no context and no prefix tokens.
 
         Returns:
             (B, K/4, D): tokens of 2×2 slots each, row-major.
@@ -278,11 +269,7 @@ class SwinEncoder(PatchEncoder):
 
 
 def build_swin(options: EncoderOptions) -> SwinEncoder:
-    """Build Swin-T for ``build_encoder``.
-
-    Raises:
-        UserError: Swin does not support an option's value, or a size does not fit.
-    """
+    """Build Swin-T; raise ``UserError`` for an option that it does not take or a wrong size."""
     for key, needed in SWIN_NEEDS.items():
         if (given := getattr(options, key)) != needed:
             wanted = spelled(needed)
