@@ -23,14 +23,7 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    create_model,
-    validate_call,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, validate_call
 from pydantic_core import ErrorDetails
 
 from pospre.errors import UserError, suggestion
@@ -59,11 +52,9 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def typed(function: Callable[P, Result], name: str = "") -> Callable[P, Result]:
-    """Raise ``UserError`` if an argument does not have the type of its annotation.
+    """Raise ``UserError`` if an argument of a function or dataclass does not fit its annotation.
 
-    Args:
-        function: a function, or a dataclass.
-        name: of the function in errors, if not its own.
+    ``name`` is that of the function in errors, if not its own.
     """
     target: Any = function
     arguments = target.__init__ if is_dataclass(target) else target  # type: ignore[misc]
@@ -104,11 +95,7 @@ def typed(function: Callable[P, Result], name: str = "") -> Callable[P, Result]:
 def taking(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:
-    """Let a function that takes a declaration be called with its fields, checked as in ``typed``.
-
-    Args:
-        options: the declaration: a dataclass.
-    """
+    """Let a function of a dataclass be called with its fields, checked as in ``typed``."""
 
     def wrap(function: Callable[[Options], Result]) -> Callable[P, Result]:
         made = typed(options, function.__name__)
@@ -143,11 +130,8 @@ def check_arguments(
 ) -> dict[str, Any]:
     """Return ``given`` checked against a constructor's signature, with its defaults filled in.
 
-    Args:
-        key: the recipe's dotted key of these arguments, for errors.
-        constructor: a class or function with annotated arguments; annotations include ranges.
-        given: keyword arguments.
-        source: where they come from, for errors.
+    ``key`` is the recipe's dotted key of these arguments and ``source`` where they come from, for
+    errors. Annotations include ranges.
 
     Raises:
         UserError: an argument is unknown, missing, of a wrong type or out of its range.
@@ -190,19 +174,9 @@ def _lenient(hint: Any) -> Any:
 
 
 def validated(
-    model: type[Checked],
-    data: dict[str, Any],
-    source: str,
-    *,
-    prefix: str = "",
+    model: type[Checked], data: dict[str, Any], source: str, *, prefix: str = ""
 ) -> Checked:
-    """Return the section that ``data`` describes.
-
-    Args:
-        model: the section's class.
-        data: plain values.
-        source: where they come from, for errors.
-        prefix: of the keys in errors.
+    """Return the section that ``data`` describes; errors name ``source`` and keys after ``prefix``.
 
     Raises:
         UserError: a key is unknown or missing, or a value of a wrong type or out of its range.

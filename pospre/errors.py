@@ -24,11 +24,7 @@ _format_warning = warnings.formatwarning
 def printable(text: object, keep: str = "") -> str:
     """Return a text whose control characters are escaped, so that a terminal only shows them.
 
-    Names of files, hosts and tensors may come from anyone.
-
-    Args:
-        text: of one line.
-        keep: characters that stay as they are.
+    Names of files, hosts and tensors may come from anyone. The characters in ``keep`` stay.
     """
     return "".join(
         letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1]
@@ -39,10 +35,8 @@ def printable(text: object, keep: str = "") -> str:
 class UserError(ValueError):
     """A mistake that the user can fix; its message names the key or path, the value and the remedy.
 
-    The message is safe to print: escapes are removed, and very long texts are truncated.
-
-    Attributes:
-        code: the exit code.
+    The message is safe to print: escapes are removed, and very long texts are truncated. ``code``
+    is the exit code.
     """
 
     code = 2
@@ -65,11 +59,9 @@ class Unreachable(UserError):
 
 
 class Stopped(Exception):
-    """A command that was ended by a signal and can be resumed.
+    """A command that was ended by the signal ``number`` and can be resumed.
 
-    Args:
-        number: of the signal.
-        text: progress, what is saved, and how to resume.
+    ``text``: progress, what is saved, and how to resume.
     """
 
     def __init__(self, number: int, text: str) -> None:
@@ -81,9 +73,7 @@ class Stopped(Exception):
 class Lost(Exception):
     """A command that ends because another rank has ended or does not answer.
 
-    Args:
-        text: which rank, why, and how to resume; empty if another rank prints it.
-        code: the exit code.
+    ``text``: which rank, why, and how to resume; empty if another rank prints it.
     """
 
     def __init__(self, text: str, code: int) -> None:
@@ -126,14 +116,10 @@ def to_install(*extras: str) -> str:
 
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:
-    """Import an optional package; if it is missing, say how to install it.
-
-    Args:
-        extra: the extra of the package (see ``pyproject.toml``) that installs it.
-        what: the feature that needs it.
+    """Import an optional package for ``what``; if it is missing, say how to install it.
 
     Raises:
-        UserError: it is not installed.
+        UserError: it is not installed; it names the ``extra`` (see ``pyproject.toml``).
     """
     try:
         yield

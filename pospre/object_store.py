@@ -47,11 +47,7 @@ def _descriptions(folders: str | None) -> Any:
 
 
 def split(uri: str) -> tuple[str, str]:
-    """Return the bucket and the key of an ``s3://bucket/key`` address.
-
-    Raises:
-        UserError: no bucket is named.
-    """
+    """Return the bucket and the key of ``s3://bucket/key``; ``UserError`` if no bucket is named."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     if not bucket:
         raise UserError(f"'{uri}' has no bucket name; write s3://bucket/folder")
@@ -64,11 +60,7 @@ def s3_patience() -> float:
 
 
 def seconds_in(variable: str, default: float) -> float:
-    """Return the seconds in an environment variable.
-
-    Raises:
-        UserError: it is not a number of seconds.
-    """
+    """Return the seconds in an environment variable; ``UserError`` if it has no such number."""
     noted = os.environ.get(variable) or str(default)
     try:
         seconds = float(noted)
@@ -83,7 +75,6 @@ class Bucket:
     """The objects under one ``s3://`` address; every failure is a ``UserError`` naming it.
 
     Args:
-        uri: the address.
         patience: number of boto's attempts: few for a check, many for data that must arrive.
         timeout: seconds without a byte after which an attempt fails; default: few, for a check.
     """
@@ -155,9 +146,7 @@ class Bucket:
     def list(self, folder: str = "", *, below: bool = False) -> dict[str, int]:
         """Return the size in bytes of every object in this folder (and ``below``), by name.
 
-        Args:
-            folder: a folder in this one to list instead; names are relative to it.
-            below: also list the folders in it.
+        With ``folder``, list that folder in this one; names are relative to it.
 
         Raises:
             Garbled: the list cannot be parsed.
@@ -211,11 +200,8 @@ class Bucket:
     def upload(self, name: str, file: BinaryIO, progress: Callable[[int], None]) -> None:
         """Write a large object into this folder, in this thread only.
 
-        Args:
-            name: of the object.
-            file: open at its start; it may be renamed or deleted meanwhile.
-            progress: called with the number of bytes sent since the last call (negative: they are
-                sent again).
+        The file is open at its start; it may be renamed or deleted meanwhile. ``progress`` is
+        called with the number of bytes sent since the last call (negative: they are sent again).
         """
         from boto3.s3.transfer import TransferConfig
 
@@ -249,11 +235,7 @@ class Bucket:
         self.client.delete_object(Bucket=self.name, Key=self.path(name))
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove many objects of this folder.
-
-        Raises:
-            UserError: the bucket keeps one of them.
-        """
+        """Remove many objects of this folder; ``UserError`` if the bucket keeps one of them."""
         for start in range(0, len(names), _DELETED_AT_ONCE):
             keys = [{"Key": self.path(name)} for name in names[start : start + _DELETED_AT_ONCE]]
             answer = self.client.delete_objects(
@@ -265,12 +247,7 @@ class Bucket:
                 )
 
     def explain(self, error: Exception, address: str = "") -> str:
-        """Explain a boto error: what it means and what to check.
-
-        Args:
-            error: the boto error.
-            address: the requested address, by default this folder.
-        """
+        """Explain a boto error: what it means for ``address`` (this folder) and what to check."""
         from botocore import exceptions as boto
         from s3transfer.exceptions import RetriesExceededError
 

@@ -26,17 +26,9 @@ def make_card(
     step: int | None,
     license: str | None,
 ) -> str:
-    """Return the card of one export.
+    """Return the card of an export of the weights ``student`` or ``teacher`` after ``step`` steps.
 
-    Args:
-        parts: what was written.
-        library: the library that loads it.
-        loading: lines of Python that load it.
-        checked: the result of reading it back.
-        checkpoint: the exported checkpoint, as given.
-        weights: ``student`` or ``teacher``.
-        step: number of steps that a run has trained it.
-        license: of the weights, as given for the export; None if not given.
+    ``loading`` are lines of Python that load it with ``library``, ``checked`` the result of that.
 
     Raises:
         UserError: an evaluation's file in the run folder is broken.

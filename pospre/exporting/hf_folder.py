@@ -28,11 +28,7 @@ _OTHERS = "the formats timm, safetensors, onnx and torchhub take it"
 
 
 def write(parts: Parts, path: Path) -> None:
-    """Write configuration, weights and image processor into a new folder.
-
-    Raises:
-        UserError: none of their networks is the same, or the extra ``hf`` is not installed.
-    """
+    """Write configuration, weights and image processor into a new folder."""
     kind = _network(parts)
     with needing(_EXTRA, "--format hf"):
         import transformers
@@ -78,11 +74,7 @@ def usage(parts: Parts, out: Path) -> list[str]:
 
 
 def _network(parts: Parts) -> str:
-    """Return the name of the network that computes the same.
-
-    Raises:
-        UserError: there is none; the message names the formats that hold the encoder.
-    """
+    """Return the name of the network that computes the same; raise ``UserError`` if none does."""
     encoder = parts.model.encoder
     if hf_dinov3.fits(encoder):
         return hf_dinov3.KIND

@@ -22,7 +22,6 @@ class Parts:
 
     Attributes:
         model: in eval mode on the CPU.
-        recipe: of its run.
         tensors: of the encoder and its classifier, under timm's names.
         kwargs: the arguments of ``timm.create_model`` that fit them.
         grid: rows and columns of the positions.
@@ -109,14 +108,10 @@ def take_parts(
     num_classes: int | None,
     grid: tuple[int, int] | None,
 ) -> Parts:
-    """Return the parts of a model that are exported.
+    """Return the parts of a model that are exported; ``grid`` None takes the encoder's positions.
 
-    Args:
-        model: the model, with the weights to export in place of the trained ones.
-        recipe: of its run.
-        format: ``timm`` gets a zero classifier where none is trained; the others none.
-        num_classes: of that; None takes the trained classifier, or timm's usual number.
-        grid: of the positions; None takes the encoder's.
+    The format ``timm`` gets a zero classifier of ``num_classes`` where none is trained; the others
+    none. None takes the trained classifier, or timm's usual number.
 
     Raises:
         UserError: the encoder can only take images of its own grid.
