@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from timm.layers import get_act_layer
+from timm.layers import LayerScale, get_act_layer
 from torch import Tensor, nn
 
 from pospre.nn.drop_path import dropout
@@ -126,24 +126,6 @@ class Mlp(nn.Module):
             return self.norm(self.act(self.fc1(x_BTD)))
         gate, value = self.fc1(x_BTD).chunk(2, dim=-1)
         return self.norm(self.act(gate) * value)
-
-
-class LayerScale(nn.Module):
-    """A learned factor for each channel (Touvron et al. 2021, CaiT)."""
-
-    def __init__(self, dim: int, start: float) -> None:
-        super().__init__()
-        self.start = start
-        self.gamma = nn.Parameter(torch.empty(dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set all factors to their initial value."""
-        nn.init.constant_(self.gamma, self.start)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return the scaled tokens."""
-        return x_BTD * self.gamma
 
 
 class Block(nn.Module):

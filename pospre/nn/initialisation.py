@@ -19,8 +19,7 @@ def init_weights(module: nn.Module) -> None:
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
         elif isinstance(part, nn.LayerNorm):
-            nn.init.ones_(part.weight)
-            nn.init.zeros_(part.bias)
+            part.reset_parameters()
 
 
 def init_patch_embed(projection: nn.Conv2d) -> None:
@@ -55,8 +54,7 @@ def init_trunc_normal(module: nn.Module, *, convolutions: bool = True) -> None:
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
         elif isinstance(part, nn.LayerNorm):
-            nn.init.ones_(part.weight)
-            nn.init.zeros_(part.bias)
+            part.reset_parameters()
 
 
 def init_beit(blocks: Iterable[Any], module: nn.Module) -> None:

@@ -12,7 +12,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.decoder import unpatchify
 from pospre.nn.places import Places
-from pospre.nn.swin.attention import cut, join, merged_places, shift_mask
+from pospre.nn.swin.attention import merged_places, shift_mask
 from pospre.nn.swin.encoder import SwinBlock, SwinEncoder
 
 SIDE, PATCHES, VISIBLE = 128, 64, 16
@@ -92,14 +92,6 @@ def test_removed_patches_have_no_influence(encoder: SwinEncoder) -> None:
     assert torch.equal(encoder(images, keep), encoder(changed, keep))
 
 
-def test_windows_are_cut_and_joined() -> None:
-    picture = torch.arange(2 * 8 * 8 * 3).view(2, 8, 8, 3)
-    windows = cut(picture, 4)
-    assert windows.shape == (8, 16, 3)
-    assert torch.equal(windows[1].view(4, 4, 3), picture[0, :4, 4:])
-    assert torch.equal(join(windows, 8, 4), picture)
-
-
 def test_shifted_windows_see_only_neighbours() -> None:
     mask = shift_mask(8, 4, 2)
     assert mask.shape == (4, 16, 16)
@@ -141,7 +133,7 @@ def test_drop_path_follows_the_keys() -> None:
 
 
 def test_a_shifted_block_of_a_whole_image_is_one_graph(whole_graph: Any) -> None:
-    block = SwinBlock(32, 2, window=4, shifted=True)
+    block = SwinBlock(32, 2, 8, window=4, shifted=True)
     tokens = torch.randn(2, 8, 8, 32)
     compiled = whole_graph(block)(tokens, None, None)
     torch.testing.assert_close(compiled, block(tokens, None, None), atol=1e-5, rtol=1e-5)

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from timm.models.swin_transformer import window_partition
 from torch import Tensor, nn
 
 
@@ -24,11 +25,14 @@ class OffsetBias(nn.Module):
 
 
 class WindowAttention(nn.Module):
-    """Window attention, with timm's names where both have the same part."""
+    """Window attention, with timm's names where both have the same part.
 
-    def __init__(self, dim: int, num_heads: int) -> None:
+    ``reach`` is the largest side of a map, in tokens.
+    """
+
+    def __init__(self, dim: int, num_heads: int, reach: int) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.reach = num_heads, reach
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
         self.offset_bias = OffsetBias(num_heads)
@@ -72,35 +76,13 @@ class WindowAttention(nn.Module):
         table = self.offset_bias(window)
         return table[index.reshape(window**2, -1)].permute(2, 0, 1).unsqueeze(0)
 
-    reach: int
-    """Largest side of a map of this stage, in tokens; set by the encoder."""
-
-
-def squares(map_BHWC: Tensor) -> Tensor:
-    """Return (B, H/2, W/2, 2, 2, C): the tokens of each 2×2 square."""
-    rows, cols = map_BHWC.shape[1] // 2, map_BHWC.shape[2] // 2
-    return map_BHWC.unflatten(2, (cols, 2)).unflatten(1, (rows, 2)).transpose(2, 3)
-
-
-def cut(map_BHWC: Tensor, window: int) -> Tensor:
-    """Cut a map into windows: (B·windows, window², C)."""
-    count = map_BHWC.shape[1] // window
-    parts = map_BHWC.unflatten(2, (count, window)).unflatten(1, (count, window))
-    return parts.transpose(2, 3).flatten(3, 4).flatten(0, 2)
-
-
-def join(windows_WTC: Tensor, side: int, window: int) -> Tensor:
-    """Undo ``cut`` for a square map of ``side`` tokens."""
-    count = side // window
-    parts = windows_WTC.unflatten(0, (-1, count, count)).unflatten(3, (window, window))
-    return parts.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-
 
 def shift_mask(side: int, window: int, shift: int) -> Tensor:
     """Return (windows, T, T): −inf between parts of a window that are not neighbours, else 0."""
     steps = torch.arange(side)
     region = (steps >= side - window).long() + (steps >= side - shift).long()
-    regions = cut((3 * region.unsqueeze(1) + region)[None, :, :, None], window).squeeze(-1)
+    numbers = (3 * region.unsqueeze(1) + region)[None, :, :, None]
+    regions = window_partition(numbers, (window, window)).flatten(1)
     apart = regions.unsqueeze(1) != regions.unsqueeze(2)
     return torch.zeros(apart.shape).masked_fill(apart, -torch.inf)
 
@@ -123,8 +105,9 @@ def inner_places(places_BK3: Tensor, per_side: int) -> Tensor:
 
 def merged_places(map_BHW3: Tensor) -> Tensor:
     """Return the places after 2×2 merging; known if all four are known and form one square."""
-    four = squares(map_BHW3).flatten(3, 4)
+    four = window_partition(map_BHW3, (2, 2)).flatten(1, 2)
     cell = (four[..., :2] / 2).floor()
-    together = (cell == cell[..., :1, :]).all(-1).all(-1) & (four[..., 2] > 0).all(-1)
-    merged = torch.cat([cell[..., 0, :], torch.ones_like(cell[..., 0, :1])], dim=-1)
-    return merged * together.unsqueeze(-1)
+    together = (cell == cell[:, :1]).all(-1).all(-1) & (four[..., 2] > 0).all(-1)
+    merged = torch.cat([cell[:, 0], torch.ones_like(cell[:, 0, :1])], dim=-1)
+    side = map_BHW3.shape[1] // 2
+    return (merged * together.unsqueeze(-1)).view(-1, side, side, 3)

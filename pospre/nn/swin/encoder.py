@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from timm.layers import LayerNorm, Mlp
+from timm.models.swin_transformer import PatchMerging, window_partition, window_reverse
 from torch import Tensor, nn
 
 from pospre.command_line import spelled
@@ -23,13 +24,10 @@ from pospre.nn.positions.scheme import Scheme, Space
 from pospre.nn.sizes import pair
 from pospre.nn.swin.attention import (
     WindowAttention,
-    cut,
     inner_places,
-    join,
     merged_places,
     shift_mask,
     spread,
-    squares,
 )
 
 SWIN = "swin_tiny"
@@ -54,11 +52,11 @@ MERGED = 2  # the last stage merges 2×2 patches into one token
 class SwinBlock(nn.Module):
     """Window attention and MLP, pre-norm; every second block shifts its windows by half."""
 
-    def __init__(self, dim: int, num_heads: int, *, window: int, shifted: bool) -> None:
+    def __init__(self, dim: int, num_heads: int, reach: int, *, window: int, shifted: bool) -> None:
         super().__init__()
         self.window, self.shifted = window, shifted
         self.norm1 = LayerNorm(dim, eps=1e-5)
-        self.attn = WindowAttention(dim, num_heads)
+        self.attn = WindowAttention(dim, num_heads, reach)
         self.norm2 = LayerNorm(dim, eps=1e-5)
         self.mlp = Mlp(dim, 4 * dim)
 
@@ -75,42 +73,29 @@ class SwinBlock(nn.Module):
         side = tokens_BHWC.shape[1]
         window = min(self.window, side)
         shift = window // 2 if self.shifted and side > window else 0
-        tokens, places = (
-            None if part is None else cut(part.roll((-shift, -shift), (1, 2)), window)
-            for part in (tokens_BHWC, places_BHW3)
-        )
-        assert tokens is not None
+        size = window, window
+
+        def cut(map_BHWC: Tensor) -> Tensor:
+            return window_partition(map_BHWC.roll((-shift, -shift), (1, 2)), size).flatten(1, 2)
+
+        tokens, places = cut(tokens_BHWC), None if places_BHW3 is None else cut(places_BHW3)
         mask = None
         if shift:
             mask = shift_mask(side, window, shift).to(tokens.device)
             mask = mask.repeat(len(tokens_BHWC), 1, 1).unsqueeze(1)
-        mixed = join(self.attn(tokens, places, mask), side, window)
+        mixed = window_reverse(self.attn(tokens, places, mask), size, side, side)
         return mixed.roll((shift, shift), (1, 2))
-
-
-class PatchMerging(nn.Module):
-    """Merges 2×2 tokens into one of twice the width, with timm's order and names."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm = LayerNorm(4 * dim, eps=1e-5)
-        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
-
-    def forward(self, tokens_BHWC: Tensor) -> Tensor:
-        """Return (B, H/2, W/2, 2·C)."""
-        four = squares(tokens_BHWC).permute(0, 1, 2, 4, 3, 5).flatten(3)
-        return self.reduction(self.norm(four))
 
 
 class Stage(nn.Module):
     """Patch merging (except in the first stage), then blocks."""
 
-    def __init__(self, stage: int, window: int) -> None:
+    def __init__(self, stage: int, window: int, image_size: int) -> None:
         super().__init__()
-        dim = WIDTH * 2**stage
+        dim, reach = WIDTH * 2**stage, image_size // TOKEN // 2**stage
         self.downsample = PatchMerging(dim // 2) if stage else nn.Identity()
         self.blocks = nn.ModuleList(
-            SwinBlock(dim, HEADS[stage], window=window, shifted=bool(block % 2))
+            SwinBlock(dim, HEADS[stage], reach, window=window, shifted=bool(block % 2))
             for block in range(DEPTHS[stage])
         )
 
@@ -158,14 +143,11 @@ class SwinEncoder(PatchEncoder):
         space = Space(self.embed_dim, HEADS[-1], self.depth, self.grid)
         self.positions = WindowPositions(space)
         self.patch_embed = PatchEmbed()
-        self.layers = nn.ModuleList(Stage(stage, window) for stage in range(len(DEPTHS)))
+        self.layers = nn.ModuleList(
+            Stage(stage, window, image_size) for stage in range(len(DEPTHS))
+        )
         self.norm = LayerNorm(self.embed_dim, eps=1e-5)
         self.init_parameters(options.init)
-        for number, stage in enumerate(self.layers):
-            assert isinstance(stage, Stage)
-            for block in stage.blocks:
-                assert isinstance(block, SwinBlock)
-                block.attn.reach = image_size // TOKEN // 2**number
 
     def init_parameters(self, init: Init) -> None:
         """Reinitialise all weights; see ``build_swin``."""
