@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.nn.places import box_centres
+from pospre.nn.places import Places
 from pospre.nn.positions.table import Table
 
 
@@ -28,18 +28,10 @@ class SinCos(Table):
 
     def in_boxes(self, box_R4: Tensor, grid: tuple[int, int]) -> Tensor:
         """Return the sinusoids at the cell centres of boxes: float32 (R, rows·cols, dim)."""
-        row, column = box_centres(box_R4.float(), grid)
-        row, column = row * self.grid[0] - 0.5, column * self.grid[1] - 0.5
+        places = Places(grid, box=box_R4).steps(self.grid, box_R4.device)
         if self.grid[1] == 1:  # a sequence
-            return sincos_at_1d(self.space.dim, row.repeat_interleave(grid[1], dim=1))
-        places = torch.stack(
-            [
-                column[:, None].expand(-1, grid[0], -1),
-                row[:, :, None].expand(-1, -1, grid[1]),
-            ],
-            dim=-1,
-        )
-        return sincos_at(self.space.dim, places.flatten(1, 2))
+            return sincos_at_1d(self.space.dim, places[..., 0])
+        return sincos_at(self.space.dim, places.flip(-1))
 
 
 class DecoderSinCos(SinCos):
@@ -70,17 +62,8 @@ def sincos_positions(dim: int, rows: int, cols: int) -> Tensor:
     """
     if dim % 4:
         raise UserError(f"sin-cos positions need a width divisible by 4, not {dim}.")
-    quarter = dim // 4
-    frequencies = 10000.0 ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
-    row, col = torch.meshgrid(
-        torch.arange(rows, dtype=torch.float64),
-        torch.arange(cols, dtype=torch.float64),
-        indexing="ij",
-    )
-    angles = [axis.reshape(-1, 1) * frequencies for axis in (col, row)]
-    return torch.cat(
-        [wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], 1
-    ).float()
+    places_N2 = torch.cartesian_prod(torch.arange(rows), torch.arange(cols)).double()
+    return sincos_at(dim, places_N2.flip(-1)[None])[0].float()
 
 
 def sincos_positions_1d(dim: int, length: int) -> Tensor:
@@ -90,10 +73,7 @@ def sincos_positions_1d(dim: int, length: int) -> Tensor:
     """
     if dim % 2:
         raise UserError(f"sin-cos positions of a sequence need an even width, not {dim}.")
-    half = dim // 2
-    frequencies = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle = torch.arange(length, dtype=torch.float64).unsqueeze(1) * frequencies
-    return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1).float()
+    return sincos_at_1d(dim, torch.arange(length).double()[None])[0].float()
 
 
 def sincos_table(dim: int, rows: int, cols: int) -> Tensor:
@@ -116,23 +96,15 @@ def sincos_at(dim: int, coordinates_BN2: Tensor) -> Tensor:
     """
     quarter = dim // 4
     steps = torch.arange(quarter, dtype=torch.float64, device=coordinates_BN2.device)
-    frequencies = (10000.0 ** (-steps / quarter)).float()
-    angles = coordinates_BN2.float().unsqueeze(-1) * frequencies  # B, N, (column, row), quarter
+    frequencies = (10000.0 ** (-steps / quarter)).to(coordinates_BN2.dtype)
+    angles = coordinates_BN2.unsqueeze(-1) * frequencies  # B, N, (column, row), quarter
     return torch.stack([angles.sin(), angles.cos()], dim=3).flatten(2)
 
 
 def sincos_at_1d(dim: int, places_BN: Tensor) -> Tensor:
-    """Return the sinusoids of a sequence at any places; whole ones give the table's rows.
-
-    Args:
-        dim: width of a vector, a multiple of 2.
-        places_BN: float32, in tokens, 0 at the first.
-
-    Returns:
-        float32 (B, N, dim).
-    """
+    """Return the sinusoids (B, N, dim) of a sequence at any places, in tokens from the first."""
     half = dim // 2
     steps = torch.arange(half, dtype=torch.float64, device=places_BN.device)
-    frequencies = (10000.0 ** (-steps / half)).float()
-    angles = places_BN.float().unsqueeze(-1) * frequencies
+    frequencies = (10000.0 ** (-steps / half)).to(places_BN.dtype)
+    angles = places_BN.unsqueeze(-1) * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=3).flatten(2)
