@@ -21,11 +21,12 @@ from pospre.nn.masking import gather_tokens, others
 from pospre.nn.options import EncoderOptions, Init
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places
-from pospre.nn.positions import build_positions, schemes_that, timm_name
+from pospre.nn.positions import build_positions, schemes_that
 from pospre.nn.positions.foreign_tables import as_their_table
 from pospre.nn.positions.scheme import Clue, Space, in_order
 from pospre.nn.sizes import EncoderSize, pair, timm_model
 from pospre.nn.timm_eva import eva_model, eva_state, is_eva
+from pospre.nn.weight_names import timm_name
 
 
 class PatchEmbed(nn.Module):

@@ -98,7 +98,9 @@ def _named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
             query, bias, value = found[key].chunk(3)
             found[key] = torch.cat([query, torch.zeros_like(bias), value])
     if "register_tokens" in tensors and "pos_embed" in found:
-        found["pos_embed"] = _without_registers(found["pos_embed"], found["reg_token"].shape[1])
+        table, count = found["pos_embed"], found["reg_token"].shape[1]
+        zeros = table.new_zeros(1, count, table.shape[2])  # DINOv2's registers have no rows
+        found["pos_embed"] = torch.cat([table[:, :1], zeros, table[:, 1:]], dim=1)
     return found
 
 
@@ -155,12 +157,6 @@ def _choose(starts: list[str], name: str, which: str, key: str) -> str:
     if len(wanted) > 1:
         raise UserError(f"{name} holds several encoders: {', '.join(wanted)}; save one alone")
     return wanted[0]
-
-
-def _without_registers(table: Tensor, registers: int) -> Tensor:
-    """Return DINOv2's table with rows of zeros for the registers after the class token's row."""
-    zeros = table.new_zeros(1, registers, table.shape[2])
-    return torch.cat([table[:, :1], zeros, table[:, 1:]], dim=1)
 
 
 def split_address(uri: str) -> tuple[str, Positions | None]:

@@ -1,11 +1,11 @@
-"""Tensor names of published Vision Transformers: one table per family.
+"""Tensor names of published Vision Transformers: a table for each code that we also write.
 
 A table maps their names to ours; ``*`` matches one part between dots. Ours are timm's names of its
 plain ViT. Tensors that a code splits have extra names: ``attn.q``, ``attn.k``, ``attn.v`` form
 ``attn.qkv``, and ``mlp.gate`` and ``mlp.value`` form ``mlp.fc1``. ``joined`` joins such parts, and
 ``apart`` splits them. Names that are not in a table are the same in both.
 
-MAE, DINO, iBOT, I-JEPA, StoP, DropPos, DeiT and SimMIM have timm's names, except those in ``BEIT``.
+MAE, DINO, iBOT, I-JEPA, StoP, DropPos, DeiT and SimMIM have timm's names, except those of BEiT.
 """
 
 import re
@@ -15,20 +15,9 @@ import torch
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.nn.positions import timm_name
 
 Names = dict[str, str]
 
-BEIT: Names = {
-    "blocks.*.attn.q_bias": "blocks.*.attn.q.bias",
-    "blocks.*.attn.v_bias": "blocks.*.attn.v.bias",
-    "blocks.*.gamma_1": "blocks.*.ls1.gamma",
-    "blocks.*.gamma_2": "blocks.*.ls2.gamma",
-    "blocks.*.attn.relative_position_bias_table": (
-        "blocks.*.attn.rel_pos.relative_position_bias_table"
-    ),
-    "rel_pos_bias.relative_position_bias_table": "shared_rel_pos.relative_position_bias_table",
-}
 TIMM_EVA: Names = {
     "blocks.*.gamma_1": "blocks.*.ls1.gamma",
     "blocks.*.gamma_2": "blocks.*.ls2.gamma",
@@ -40,26 +29,28 @@ TIMM_EVA: Names = {
     "blocks.*.mlp.fc1_g.*": "blocks.*.mlp.gate.*",
     "blocks.*.mlp.fc1_x.*": "blocks.*.mlp.value.*",
 }
-"""timm's EVA, EVA-02, DINOv3 and RoPE-ViT; each model has some of them."""
-ROPE_VIT: Names = {"freqs": "rope.freqs"} | TIMM_EVA
-EVA_02: Names = {
-    "blocks.*.mlp.w12.*": "blocks.*.mlp.fc1.*",
-    "blocks.*.mlp.w1.*": "blocks.*.mlp.gate.*",
-    "blocks.*.mlp.w2.*": "blocks.*.mlp.value.*",
-    "blocks.*.mlp.w3.*": "blocks.*.mlp.fc2.*",
-    "blocks.*.mlp.ffn_ln.*": "blocks.*.mlp.norm.*",
-} | TIMM_EVA
-DINOV2: Names = {
-    "register_tokens": "reg_token",
-    "blocks.*.mlp.w12.*": "blocks.*.mlp.fc1.*",
-    "blocks.*.mlp.w3.*": "blocks.*.mlp.fc2.*",
+"""timm's EVA, EVA-02, DINOv3 and RoPE-ViT; each model has some of them. BEiT has the first four."""
+_TABLE = "relative_position_bias_table"
+_OURS: Names = {
+    "positions.pos_embed": "pos_embed",
+    "positions.tables.*": f"blocks.*.attn.rel_pos.{_TABLE}",
+    "positions.freqs": "rope.freqs",
+    "positions.rotation.freqs": "rope.freqs",
+    "positions.table": f"shared_rel_pos.{_TABLE}",
 }
-DINOV3: Names = {
-    "storage_tokens": "reg_token",
-    "rope_embed.periods": "rope.periods",
-    "blocks.*.mlp.w1.*": "blocks.*.mlp.gate.*",
-    "blocks.*.mlp.w2.*": "blocks.*.mlp.value.*",
-    "blocks.*.mlp.w3.*": "blocks.*.mlp.fc2.*",
+"""Our schemes of positions; as timm names such tensors, so do we in files."""
+_OTHERS: Names = {
+    f"blocks.*.attn.{_TABLE}": f"blocks.*.attn.rel_pos.{_TABLE}",  # BEiT
+    f"rel_pos_bias.{_TABLE}": f"shared_rel_pos.{_TABLE}",  # BEiT
+    "freqs": "rope.freqs",  # RoPE-ViT
+    "register_tokens": "reg_token",  # DINOv2
+    "storage_tokens": "reg_token",  # DINOv3
+    "rope_embed.periods": "rope.periods",  # DINOv3
+    "blocks.*.mlp.w12.*": "blocks.*.mlp.fc1.*",  # DINOv2, EVA-02
+    "blocks.*.mlp.w1.*": "blocks.*.mlp.gate.*",  # DINOv3, EVA-02
+    "blocks.*.mlp.w2.*": "blocks.*.mlp.value.*",  # DINOv3, EVA-02
+    "blocks.*.mlp.w3.*": "blocks.*.mlp.fc2.*",  # DINOv2, DINOv3, EVA-02
+    "blocks.*.mlp.ffn_ln.*": "blocks.*.mlp.norm.*",  # EVA-02
 }
 _HF_EMBEDDINGS: Names = {
     "embeddings.cls_token": "cls_token",
@@ -106,8 +97,7 @@ HF_DINOV3: Names = {
     "layer.*.mlp.down_proj.*": "blocks.*.mlp.fc2.*",
 }
 """transformers' DINOv3ViTModel; without a gate, up_proj is all of fc1."""
-ALL: Names = BEIT | ROPE_VIT | EVA_02 | DINOV2 | DINOV3 | HF_DINOV2 | HF_DINOV3
-"""All families in one table: no name is ambiguous."""
+_ALL: Names = _OURS | _OTHERS | TIMM_EVA | HF_DINOV2 | HF_DINOV3  # no name is ambiguous
 
 _CHUNK = re.compile(r"^blocks\.\d+\.(\d+)\.")  # of DINOv2: the second number is the block's
 _PARTS = {"qkv": ("q", "k", "v"), "fc1": ("gate", "value")}
@@ -116,12 +106,13 @@ _PART = re.compile(r"(blocks\.\d+\.(?:attn|mlp)\.)(q|k|v|gate|value)(\.(?:weight
 
 def ours(name: str) -> str:
     """Return our name of a tensor of any code; it may be a part, see ``joined``."""
-    return renamed(_CHUNK.sub(r"blocks.\1.", timm_name(name)), ALL)
+    name = _CHUNK.sub(r"blocks.\1.", name)
+    return next(_renamings(name, _ALL.items()), name)
 
 
-def renamed(name: str, names: Names) -> str:
-    """Translate a name with a table; unlisted names stay the same."""
-    return next(_renamings(name, names.items()), name)
+def timm_name(name: str) -> str:
+    """Return timm's name of a tensor of our encoder."""
+    return next(_renamings(name, _OURS.items()), name)
 
 
 def theirs(name: str, names: Names, known: Collection[str] = ()) -> str:
@@ -135,14 +126,11 @@ def theirs(name: str, names: Names, known: Collection[str] = ()) -> str:
 
 def _renamings(name: str, pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
     for old, new in pairs:
-        if match := _pattern(old).fullmatch(name):
+        pattern = re.escape(old).replace(r"\*", "([^.]+)")
+        if match := re.fullmatch(pattern, name):  # re has a cache
             for part in match.groups():
                 new = new.replace("*", part, 1)
             yield new
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(re.escape(text).replace(r"\*", "([^.]+)"))  # re has a cache
 
 
 def whole(name: str) -> str:

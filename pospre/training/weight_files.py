@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.options import Positions
-from pospre.nn.positions import timm_name
 from pospre.nn.positions.published import turns
 from pospre.nn.positions.scheme import Resampling
 from pospre.nn.weight_layouts import POSITIONS, check_positions, split_address, timm_names
+from pospre.nn.weight_names import timm_name
 from pospre.object_store import Bucket, is_remote
 from pospre.run.checkpoints import torch_file
 from pospre.run.checkpoints.reading import open_checkpoint

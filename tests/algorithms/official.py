@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.model.model import PretrainModel
 from pospre.nn.options import EncoderOptions
-from pospre.nn.positions import timm_name
 from pospre.nn.sizes import EncoderSize
 from pospre.nn.vit import Encoder
+from pospre.nn.weight_names import timm_name
 
 FIXTURES = Path(__file__).parent / "fixtures"
 DECODER = {"decoder_dim": 32, "decoder_depth": 2, "decoder_heads": 4}

@@ -1,7 +1,6 @@
 """Position schemes of encoders: one file per scheme, all listed here by name."""
 
 import importlib
-import re
 from inspect import signature
 
 from pospre.arguments import check_arguments
@@ -10,7 +9,6 @@ from pospre.nn.options import Positions
 from pospre.nn.positions.scheme import Scheme, Space
 from pospre.nn.positions.sincos import DecoderSinCos
 
-RELATIVE_TABLE = "relative_position_bias_table"
 SCHEMES = {
     "none": "none:NoPositions",
     "sincos": "sincos:SinCos",
@@ -25,13 +23,6 @@ SCHEMES = {
     "shared_relative": "relative:SharedRelative",
 }
 """Names in recipes (``encoder.positions``), and the file and class of each."""
-
-_TIMM_NAMES = (
-    (re.compile(r"^positions\.pos_embed$"), "pos_embed"),
-    (re.compile(r"^positions\.tables\.(\d+)$"), rf"blocks.\1.attn.rel_pos.{RELATIVE_TABLE}"),
-    (re.compile(r"^positions\.(?:rotation\.)?freqs$"), "rope.freqs"),
-    (re.compile(r"^positions\.table$"), f"shared_rel_pos.{RELATIVE_TABLE}"),
-)
 
 
 def build_positions(positions: Positions, space: Space) -> Scheme:
@@ -66,13 +57,6 @@ def decoder_positions(encoder: Scheme, space: Space) -> Scheme:
     scheme = encoder.companion(space) or DecoderSinCos(space)
     scheme.reset_parameters()
     return scheme
-
-
-def timm_name(name: str) -> str:
-    """Return timm's name of our tensor ``name``."""
-    for pattern, theirs in _TIMM_NAMES:
-        name = pattern.sub(theirs, name)
-    return name
 
 
 def schemes_that(flag: str, value: bool = True) -> str:
