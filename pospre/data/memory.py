@@ -57,21 +57,17 @@ class MemoryEstimate:
         return self.per_rank * self.num_ranks
 
     def describe(self) -> str:
-        """Return two lines to print at the start."""
+        """Return a line to print at the start."""
         ranks = "" if self.num_ranks == 1 else f" for each of {self.num_ranks} ranks"
         free = "" if self.available is None else f"; {readable(self.available)} are available"
         assumed = ""
         if self.assumed_pixels:
             assumed = f" if no image has more than {self.assumed_pixels / 1e6:.3g} megapixels"
-        lines = [
+        return (
             f"loading takes about {readable(self.per_rank)} of memory{ranks} (batches "
             f"{readable(self.batches)}, decoding {readable(self.decoding)}{assumed}, tables "
             f"{readable(self.tables)}){free}"
-        ]
-        if self.stored is not None:
-            fits = "" if self._fits else ", more than can stay in memory"
-            lines.append(f"the data set holds about {readable(self.stored)}{fits}")
-        return "\n".join(lines)
+        )
 
     def check(self) -> None:
         """Warn if every epoch would read the whole data set from disk.
@@ -79,15 +75,16 @@ class MemoryEstimate:
         Raises:
             UserError: the loaders alone need more memory than available.
         """
-        if self.available is not None and self.total > self.available:
+        if self.available is None:
+            return
+        if self.total > self.available:
             raise UserError(
                 f"loading needs about {readable(self.total)} of memory on this machine "
                 f"({self.num_ranks} x {readable(self.per_rank)}), but {readable(self.available)} "
                 "are available. Lower data.batch_size or data.num_workers, or give the machine or "
                 "its container more memory."
             )
-        if not self._fits:
-            assert self.stored is not None and self.available is not None
+        if self.stored is not None and self.stored > self.available - self.total:
             warnings.warn(
                 f"The data set has about {readable(self.stored)}, but only "
                 f"{readable(self.available - self.total)} of memory are left to cache it: every "
@@ -97,15 +94,8 @@ class MemoryEstimate:
 
     @property
     def is_tight(self) -> bool:
-        """Whether loading needs much of the memory, or the data do not fit into the rest."""
-        is_large = self.available is not None and 4 * self.total > self.available
-        return is_large or not self._fits
-
-    @property
-    def _fits(self) -> bool:
-        if self.stored is None or self.available is None:
-            return True
-        return self.stored <= self.available - self.total
+        """Whether loading needs much of the memory."""
+        return self.available is not None and 4 * self.total > self.available
 
 
 def estimate_memory(loader: ViewLoader) -> MemoryEstimate:

@@ -114,17 +114,15 @@ def estimate(**changes: int | None) -> MemoryEstimate:
     return MemoryEstimate(**{**sizes, **changes})  # type: ignore[arg-type]
 
 
-def test_two_lines_at_the_start():
-    assert estimate().describe().splitlines() == [
+def test_a_line_at_the_start():
+    assert estimate().describe() == (
         "loading takes about 1.5 GiB of memory for each of 2 ranks (batches 1 GiB, decoding "
-        "512 MiB, tables 0 bytes); 10 GiB are available",
-        "the data set holds about 4 GiB",
-    ]
+        "512 MiB, tables 0 bytes); 10 GiB are available"
+    )
     small = estimate(num_ranks=1, stored=None, available=None)
     assert small.describe() == (
         "loading takes about 1.5 GiB of memory (batches 1 GiB, decoding 512 MiB, tables 0 bytes)"
     )
-    assert estimate(stored=99 * GIB).describe().endswith(", more than can stay in memory")
 
 
 def test_an_assumption_is_said():
