@@ -11,16 +11,24 @@ import time
 STAGES = ("plan", "read", "decode", "resize", "wait")
 
 
-class Times:
+class LoaderTiming:
     """Seconds by stage, and the numbers of processed samples and of encoded bytes read."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.num_images = 0
         self.num_bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, watch: "Stopwatch") -> None:
+        """Add a thread's times; ``seconds`` becomes a new dict."""
+        with self._lock:
+            self.seconds = {stage: self.seconds[stage] + watch.seconds[stage] for stage in STAGES}
+            self.num_images += watch.num_images
+            self.num_bytes += watch.num_bytes
 
 
-class Stopwatch(Times):
+class Stopwatch(LoaderTiming):
     """One thread's stopwatch: each lap is the time since the last one."""
 
     def __init__(self) -> None:
@@ -32,18 +40,3 @@ class Stopwatch(Times):
         now = time.perf_counter()
         self.seconds[stage] += now - self._last
         self._last = now
-
-
-class LoaderTiming(Times):
-    """Sums the times of several threads; ``seconds`` is a new dict each time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-
-    def add(self, watch: Stopwatch) -> None:
-        """Add a thread's times."""
-        with self._lock:
-            self.seconds = {stage: self.seconds[stage] + watch.seconds[stage] for stage in STAGES}
-            self.num_images += watch.num_images
-            self.num_bytes += watch.num_bytes

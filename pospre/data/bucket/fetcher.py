@@ -10,8 +10,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -183,7 +182,10 @@ class Fetcher:
         self._coming[place] = coming = ShardDownload(
             place, entry, self._bucket, self._patience, urgent=urgent, stop=self._stop
         )
-        coming.start(self._work)
+        coming.thread = threading.Thread(
+            target=self._work, args=(coming,), daemon=True, name=f"pospre-fetch-{place}"
+        )
+        coming.thread.start()
         return coming
 
     def _work(self, coming: ShardDownload) -> None:
@@ -262,15 +264,13 @@ class Fetcher:
                 f"{str(error).rstrip('.')}."
             ) from error
 
-    @contextmanager
-    def _line(self, place: int) -> "Iterator[tqdm[None]]":
-        """Show a progress line: on a terminal, for the first shard that a reader waits for."""
+    def _line(self, place: int) -> "tqdm[None]":
+        """Return a progress line: on a terminal, for the first shard that a reader waits for."""
         is_due, self._is_line_due = self._is_line_due, False
         name, size = self._address(place), self._entries[place].stored.size
-        with tqdm(
+        return tqdm(
             desc=name, total=size, unit="B", unit_scale=True, file=sys.stderr, disable=not is_due
-        ) as line:
-            yield line
+        )
 
     def _address(self, place: int) -> str:
         return f"{self._bucket.uri}/{self._entries[place].stored.name}"

@@ -59,8 +59,14 @@ class RemoteMdsReader(MdsReader):
         self._describe(cache.path)
         self._entries = [self._with_manifest(entry) for entry in self._entries]
         self._cache_limit = cache_limit
-        self._check_limit()
-        if cache_limit is not None and cache_limit >= sum(self._sizes):
+        sizes = [max(entry.raw.size, entry.stored.size) for entry in self._entries]
+        self._largest = max(sizes)
+        if cache_limit is not None and cache_limit < 2 * self._largest:
+            raise UserError(
+                f"data.cache_limit = {cache_limit} is less than two shards of {self.address}, "
+                f"which take up to {self._largest} bytes each; set a higher limit."
+            )
+        if cache_limit is not None and cache_limit >= sum(sizes):
             cache.limit = None  # never reached, so shards need no protection from eviction
         self._check_bucket(bucket)
         self._fetcher = Fetcher(bucket, self._entries, cache, patience)
@@ -132,15 +138,6 @@ class RemoteMdsReader(MdsReader):
         """Return the bytes, as stored in the bucket, of the visited shards in the cache."""
         return sum(entry.stored.size for entry in self.visited if self._cache.holds(entry.raw))
 
-    @property
-    def _sizes(self) -> list[int]:
-        """Bytes of every shard as downloaded, or as stored if that is more."""
-        return [max(entry.raw.size, entry.stored.size) for entry in self._entries]
-
-    @property
-    def _largest(self) -> int:
-        return max(self._sizes)
-
     def _shard_name(self, place: int) -> str:
         return f"{self.address}/{self._entries[place].stored.name}"
 
@@ -156,13 +153,6 @@ class RemoteMdsReader(MdsReader):
         hashes = {**entry.raw.hashes, "sha256": noted[1]}
         raw = entry.raw.model_copy(update={"hashes": hashes})
         return entry.model_copy(update={"raw": raw})
-
-    def _check_limit(self) -> None:
-        if self._cache_limit is not None and self._cache_limit < 2 * self._largest:
-            raise UserError(
-                f"data.cache_limit = {self._cache_limit} is less than two shards of "
-                f"{self.address}, which take up to {self._largest} bytes each; set a higher limit."
-            )
 
     def _check_bucket(self, bucket: Bucket) -> None:
         """Detect missing shards at the start, if the bucket may be listed."""

@@ -50,13 +50,6 @@ class ShardDownload:
         self._entry, self._bucket, self._patience = entry, bucket, patience
         self._urgent, self._stop = urgent, stop
 
-    def start(self, work: "Callable[[ShardDownload], None]") -> None:
-        """Run ``work`` in a thread."""
-        self.thread = threading.Thread(
-            target=work, args=(self,), daemon=True, name=f"pospre-fetch-{self.place}"
-        )
-        self.thread.start()
-
     def bring(self, cache: ShardCache, needs: Callable[[], dict[str, float]]) -> None:
         """Download the complete shard into the cache.
 
