@@ -24,18 +24,6 @@ from pospre.data.decode.bit_depth import (
 )
 from pospre.data.decode.formats import why_unknown
 
-# EXIF's orientations as numpy sees them: mirrored columns, mirrored rows, swapped axes, in order.
-_MIRRORS = {
-    2: (True, False, False),
-    3: (True, True, False),
-    4: (False, True, False),
-    5: (False, False, True),
-    6: (True, False, True),
-    7: (True, True, True),
-    8: (False, True, True),
-}
-
-
 _PICTURES = {1, 3}  # numbers of channels that any picture can be converted to
 
 
@@ -126,10 +114,11 @@ def decode_image(encoded: Tensor, decoding: Decoding = RGB) -> np.ndarray:
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    columns, rows, swapped = _MIRRORS[orientation]
-    if swapped:
+    """Undo an orientation of EXIF; unknown ones are upright."""
+    if 4 < orientation < 9:
         pixels = pixels.transpose(1, 0, 2)
-    return np.ascontiguousarray(pixels[:: -1 if rows else 1, :: -1 if columns else 1])
+    down, right = -1 if orientation in (3, 4, 7, 8) else 1, -1 if orientation in (2, 3, 6, 7) else 1
+    return np.ascontiguousarray(pixels[::down, ::right])
 
 
 def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, DeepRange | None]:
@@ -147,7 +136,7 @@ def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, 
         if decoding.channels not in _PICTURES and start.startswith(TIFF_STARTS):
             values, orientation = read_tiff(data.tobytes())
             pixels, deep = _of_array(values, decoding)
-            return (_upright(pixels, orientation) if orientation in _MIRRORS else pixels), deep
+            return _upright(pixels, orientation), deep
         with Image.open(io.BytesIO(data.tobytes())) as opened:
             said = said_range(opened)
             image, deep = in_eight_bits(ImageOps.exif_transpose(opened), said, decoding.deep_range)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
-from pydantic import AfterValidator, BaseModel, Field, Strict, ValidationError
+from pydantic import BaseModel, Field, InstanceOf, Strict, ValidationError
 
 from pospre.data.stores.identity import LABELS, Identity
 from pospre.errors import UserError
@@ -16,14 +16,8 @@ SIDECAR_NAME = "pospre.json"  # in a folder of shards
 VERSION = 2
 
 
-def _text(value: object) -> object:
-    if not isinstance(value, str):
-        raise ValueError("no text")
-    return value
-
-
 # file names may not be valid Unicode, which pydantic does not accept as text
-_Text = Annotated[Any, AfterValidator(_text)]
+_Text = InstanceOf[str]
 _Numbers = Annotated[tuple[float, ...], Strict(False)]  # JSON has lists
 _SizeAndSum = Annotated[tuple[Annotated[int, Strict()], Annotated[str, Strict()]], Strict(False)]
 

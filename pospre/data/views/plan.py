@@ -99,9 +99,7 @@ class GroupPlan:
 
 
 def _each(group: ViewGroup, box: PixelBox) -> np.ndarray:
-    boxes = np.empty((group.count, 4), np.int64)
-    boxes[:] = box
-    return boxes
+    return np.full((group.count, 4), box, np.int64)
 
 
 def first_view(views: Iterable[ViewGroup], name: str) -> int:
