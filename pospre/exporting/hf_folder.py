@@ -79,7 +79,8 @@ def _network(parts: Parts) -> str:
     if hf_dinov3.fits(encoder):
         return hf_dinov3.KIND
     kind = "ViTModel" if encoder.has_class_token else "IJepaModel"
-    if "blocks.0.ls1.gamma" in parts.tensors or _is_gated(encoder):
+    is_gated = isinstance(encoder, Encoder) and encoder.size.swiglu
+    if "blocks.0.ls1.gamma" in parts.tensors or is_gated:
         kind = "Dinov2Model"
     if "reg_token" in parts.tensors:
         kind = "Dinov2WithRegistersModel"
@@ -113,29 +114,28 @@ def _lacking(encoder: PatchEncoder, parts: Parts, kind: str) -> str:
 def _config(parts: Parts, kind: str) -> dict[str, Any]:
     """Return the arguments of the network's configuration."""
     encoder = parts.model.encoder
-    block: Any = encoder.blocks[0]
-    hidden = block.mlp.fc1.out_features
+    size = encoder.size
     config = {
         "hidden_size": encoder.embed_dim,
         "num_hidden_layers": encoder.depth,
-        "num_attention_heads": block.attn.num_heads,
-        "layer_norm_eps": block.norm1.eps,
-        "qkv_bias": block.attn.qkv.bias is not None,
+        "num_attention_heads": size.num_heads,
+        "layer_norm_eps": size.eps,
+        "qkv_bias": size.qkv_bias,
         "image_size": _side(parts.image_size),
         "patch_size": _side(encoder.patch_size),
         "num_channels": encoder.channels,
     }
     if kind.startswith("Dinov2"):
-        gated = _is_gated(encoder)  # each half of their first layer has two thirds of the ratio
-        config["mlp_ratio"] = hidden * (0.75 if gated else 1) / encoder.embed_dim
-        config["use_swiglu_ffn"] = gated
+        # each half of their gated first layer has two thirds of the ratio
+        config["mlp_ratio"] = size.hidden_dim * (0.75 if size.swiglu else 1) / encoder.embed_dim
+        config["use_swiglu_ffn"] = size.swiglu
         if kind == "Dinov2Model":
             config["use_mask_token"] = False
         else:
             config["num_register_tokens"] = encoder.num_prefix_tokens - 1
         return config
     # the pooled output is then the class token itself, without random weights
-    return {**config, "intermediate_size": hidden, "pooler_act": "linear"}
+    return {**config, "intermediate_size": size.hidden_dim, "pooler_act": "linear"}
 
 
 def _tensors(parts: Parts, kind: str, known: Collection[str]) -> dict[str, Tensor]:
@@ -156,12 +156,6 @@ def _tensors(parts: Parts, kind: str, known: Collection[str]) -> dict[str, Tenso
             f"blocks.{i}.ls{j}.gamma": torch.ones(dim) for i in range(encoder.depth) for j in (1, 2)
         }
     return {theirs(key, HF_DINOV2, known): value for key, value in own.items()} | added
-
-
-def _is_gated(encoder: PatchEncoder) -> bool:
-    """Return whether the MLPs are SwiGLU."""
-    block: Any = encoder.blocks[0] if isinstance(encoder, Encoder) else None
-    return block is not None and block.mlp.gated
 
 
 def _processor(parts: Parts) -> dict[str, Any]:

@@ -62,6 +62,9 @@ def wrap_encoder(
     if any(side % patch for side, patch in zip(image_size, patch_size, strict=True)):
         _refuse(f"its patches {patch_size} do not divide its img_size {image_size}; give another")
     rates = _rates(vit, drop_path, dropout)
+    positions: Positions = "none" if vit.pos_embed is None else "learned"
+    if isinstance(vit, Eva):
+        positions = eva_positions(vit, type(vit).__name__)
     theirs = _tensors_of(vit)
     has_class_token = vit.cls_token is not None
     encoder = Encoder(
@@ -72,7 +75,7 @@ def wrap_encoder(
             patch_size=size.patch_size,
             depth=size.depth,
             channels=vit.patch_embed.proj.in_channels,
-            positions=_positions_of(vit),
+            positions=positions,
             class_token=has_class_token,
             num_registers=vit.num_prefix_tokens - has_class_token,
             layer_scale=1.0 if "blocks.0.ls1.gamma" in theirs else None,
@@ -137,12 +140,6 @@ def _tensors_of(vit: VisionTransformer | Eva) -> dict[str, Tensor]:
         return found
     block: Any = vit.blocks[0]
     return interleaved(found, block.attn.num_heads, back=True)
-
-
-def _positions_of(vit: VisionTransformer | Eva) -> Positions:
-    if isinstance(vit, Eva):
-        return eva_positions(vit, type(vit).__name__)
-    return "none" if vit.pos_embed is None else "learned"
 
 
 def _size_of(vit: nn.Module, name: str) -> EncoderSize:
