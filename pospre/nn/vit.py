@@ -54,8 +54,6 @@ class Encoder(PatchEncoder):
     """
 
     half_residual: bool = False
-    cls_token: nn.Parameter | None
-    reg_token: nn.Parameter | None
 
     def __init__(self, size: EncoderSize, options: EncoderOptions) -> None:
         super().__init__()

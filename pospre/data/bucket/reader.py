@@ -39,10 +39,6 @@ class RemoteMdsReader(MdsReader):
         stays: whether all of them fit into the cache.
     """
 
-    visits: Visits
-    visited: list[ShardEntry]
-    stays: bool
-
     def __init__(
         self, address: str, *, cache_dir: str | Path | None = None, cache_limit: int | None = None
     ) -> None:

@@ -23,7 +23,8 @@ def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: 
     if registers and not bool(table[0, int(class_token) : prefix].any()):
         return table  # registers have no positions
     for there in dict.fromkeys((int(class_token), *((0,) if bare else ()), prefix)):
-        if _is_square(table.shape[1] - there):
+        count = max(table.shape[1] - there, 0)
+        if count and math.isqrt(count) ** 2 == count:
             head, patches = table[:, :there], table[:, there:]
             zeros = table.new_zeros(1, prefix - there, table.shape[2])
             return torch.cat([head, zeros, patches], dim=1)
@@ -78,7 +79,3 @@ def hold_table(
     positions.make_room(grid)
     sizes = " → ".join(f"{rows}×{columns}" for rows, columns in (grid, encoder.grid))
     return [f"positions of {sizes} patches ({positions.resampling})"]
-
-
-def _is_square(number: int) -> bool:
-    return number > 0 and math.isqrt(number) ** 2 == number

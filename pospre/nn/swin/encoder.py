@@ -45,7 +45,7 @@ SWIN_NEEDS: dict[str, Any] = {
 }
 """Options of ``build_encoder`` with only one valid value for Swin."""
 TOKEN = 4  # pixels of the smallest token's side
-DEPTHS, HEADS, WIDTH = (2, 2, 6, 2), (3, 6, 12, 24), 96
+DEPTHS, HEADS, WIDTH, WINDOW = (2, 2, 6, 2), (3, 6, 12, 24), 96, 8
 MERGED = 2  # the last stage merges 2×2 patches into one token
 
 
@@ -134,7 +134,7 @@ class SwinEncoder(PatchEncoder):
     def __init__(self, options: EncoderOptions) -> None:
         super().__init__()
         self.options = options
-        (image_size, _), window = pair(options.image_size), _window(options)
+        (image_size, _), window = pair(options.image_size), options.window or WINDOW
         patch = TOKEN * 2 ** (len(DEPTHS) - 2)
         self.set_grid((image_size, image_size), (patch, patch))
         self.embed_dim, self.depth = WIDTH * 2 ** (len(DEPTHS) - 1), sum(DEPTHS)
@@ -263,7 +263,7 @@ def build_swin(options: EncoderOptions) -> SwinEncoder:
     side, width = pair(options.image_size)
     if side != width:
         raise UserError(f"encoder.name = {SWIN} takes square images, not {[side, width]}.")
-    window = _window(options)
+    window = options.window or WINDOW
     patch = TOKEN * 2 ** (len(DEPTHS) - 2)
     maps = [side // (TOKEN * 2**stage) for stage in range(len(DEPTHS))]
     fits = all(tokens > 0 and tokens % min(window, tokens) == 0 for tokens in maps)
@@ -274,7 +274,3 @@ def build_swin(options: EncoderOptions) -> SwinEncoder:
             f"side of larger maps ({maps} tokens).  256 with window 8 (16 to fine-tune) is usual."
         )
     return SwinEncoder(options)
-
-
-def _window(options: EncoderOptions) -> int:
-    return 8 if options.window is None else options.window
