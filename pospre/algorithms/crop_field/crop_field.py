@@ -1,6 +1,5 @@
 """Crop field: positions that belong to places of the original image (Intertwined, Sec. 3.2).
 
-The encoder's positions become a field over the original image. Every view's box is cut out of the
 The encoder's positions become a field over the original image. Every view's box is cropped from the
 field as from the image, and read at the patch centres. A crop thus gets its position and size, and
 a place has the same vector in all crops. At every step an image's boxes are scaled and moved
