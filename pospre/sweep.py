@@ -10,7 +10,7 @@ from pathlib import Path
 from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, write_output
-from pospre.recipe.find import find_recipe
+from pospre.recipe.files import find_recipe
 
 _EPILOG = """\
 examples:

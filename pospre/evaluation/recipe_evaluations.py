@@ -13,7 +13,7 @@ import torch
 from pospre.errors import UserError, suggestion
 from pospre.evaluation.registry import check_settings, evaluation_module, figures_of
 from pospre.evaluation.run import check_evaluation, run_evaluation
-from pospre.recipe.environment import concealed
+from pospre.recipe.provenance import concealed
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest

@@ -27,7 +27,7 @@ from pospre.evaluation.settings import Settings
 from pospre.model.algorithm import algorithm_class, algorithm_names, method_of
 from pospre.model.model import PretrainModel
 from pospre.output import check_output, write_output
-from pospre.recipe.environment import concealed
+from pospre.recipe.provenance import concealed
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from pospre.training.data import storage

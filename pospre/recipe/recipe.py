@@ -13,9 +13,8 @@ from pydantic import Field, PrivateAttr
 from pospre.arguments import Section, validated
 from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
-from pospre.recipe.environment import Taken, taken, with_references
-from pospre.recipe.extends import read_recipe
-from pospre.recipe.find import find_recipe
+from pospre.recipe.files import find_recipe, read_recipe
+from pospre.recipe.provenance import Taken, taken, with_references
 from pospre.recipe.sections import Callbacks, Data, Encoder, Loggers, Optimizer, Schedule, Trainer
 from pospre.recipe.values import Arguments
 

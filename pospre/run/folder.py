@@ -20,7 +20,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.pretext_task import PRETEXT_TASKS, to_json
 from pospre.object_store import is_remote, s3_patience
-from pospre.recipe.environment import annotated
+from pospre.recipe.provenance import annotated
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.run.checkpoints.files import why_not_written

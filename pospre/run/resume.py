@@ -9,7 +9,7 @@ from composer.utils import dist, reproducibility
 from pospre.data.loader import ViewLoader
 from pospre.data.stores.identity import Identity
 from pospre.errors import UserError
-from pospre.recipe.environment import COMPARED, fingerprint
+from pospre.recipe.provenance import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.content import callback_states
 

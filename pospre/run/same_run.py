@@ -10,7 +10,7 @@ from pospre.data.stores.identity import difference
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.recipe.environment import COMPARED, fingerprint
+from pospre.recipe.provenance import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import VARIABLE, key_parts
 from pospre.run.checkpoints.reading import Checkpoint

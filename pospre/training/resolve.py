@@ -7,7 +7,7 @@ from pospre.arguments import check_arguments
 from pospre.data.stores.reader import Features, Reader
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
-from pospre.recipe.find import find_recipe
+from pospre.recipe.files import find_recipe
 from pospre.recipe.provenance import annotate, origins, values
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.data import open_data
