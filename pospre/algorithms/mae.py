@@ -18,9 +18,8 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
-from pospre.model.objective import Outputs
+from pospre.model.objective import Outputs, PixelObjective
 from pospre.model.passes import MaskedTokens
-from pospre.model.pixel_task import PixelObjective
 from pospre.model.pretext_task import PretextTask
 from pospre.nn.decoder import DecoderBlocks, split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter

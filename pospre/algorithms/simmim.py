@@ -15,9 +15,8 @@ from pospre.batch import HIDDEN, MASKED, Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.model.objective import Outputs
+from pospre.model.objective import Outputs, PixelObjective
 from pospre.model.passes import MaskedTokens
-from pospre.model.pixel_task import PixelObjective
 from pospre.model.pretext_task import PretextTask
 from pospre.nn.initialisation import token_parameter
 from pospre.nn.masking import PatchMasking, gather_tokens, slot_mask

@@ -16,14 +16,19 @@ from pospre import algorithms
 from pospre.arguments import check_arguments
 from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
-from pospre.model.attached import attach_algorithm, check_given, write_draws
-from pospre.model.external_class import is_outside, load_class
+from pospre.model.attached import (
+    Progress,
+    attach_algorithm,
+    check_given,
+    training_progress,
+    write_draws,
+)
+from pospre.model.external_class import load_class
 from pospre.model.loop_checks import check_optimized
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Objective
 from pospre.model.pretext_task import PretextTask
-from pospre.model.progress import Progress, training_progress
 from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.vit import Encoder
 
@@ -246,7 +251,7 @@ def algorithm_class(name: str) -> type[PretrainAlgorithm]:
     Raises:
         UserError: there is no such module, or it has no algorithm.
     """
-    if is_outside(name):
+    if ":" in name:
         return _outside_class(name)
     if name not in algorithm_names():
         own = " Write your own class as package.module:Class." if "." in name else ""

@@ -8,11 +8,6 @@ from typing import Any
 from pospre.errors import UserError, suggestion
 
 
-def is_outside(name: str) -> bool:
-    """Return whether a recipe's name has the form ``package.module:Class``."""
-    return ":" in name
-
-
 def load_class(address: str) -> type[Any]:
     """Import and return the class ``package.module:Class``.
 

@@ -15,12 +15,11 @@ from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, plac
 from pospre.data.views.options import ViewGroup, Views, named_groups
 from pospre.data.views.plan import first_view
 from pospre.errors import UserError
-from pospre.model.attached import attach_algorithm, begin_step
-from pospre.model.attachment_checks import check_complete
+from pospre.model.attached import Progress, as_progress, attach_algorithm, begin_step
 from pospre.model.loop_checks import NumberCheck, check_batch, check_stepped, lacking
+from pospre.model.needs import check_complete
 from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs, StepOutputs
 from pospre.model.passes import EditSet, EncoderPass
-from pospre.model.progress import Progress, as_progress
 from pospre.model.registry import Registry
 from pospre.model.teacher import Frozen, Momentum, TeacherManager
 from pospre.nn.build import check_divides

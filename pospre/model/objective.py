@@ -1,4 +1,4 @@
-"""Objectives, a model's set of them, and the metric of mean losses."""
+"""Objectives, a model's set of them, and the objective that predicts hidden pixels."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
 from torchmetrics import MeanMetric
 
+from pospre.batch import HIDDEN, Batch
 from pospre.nn.block import Block
+from pospre.nn.decoder import patchify
+from pospre.nn.masking import gather_tokens
+from pospre.nn.vit import Encoder
 
 Outputs = dict[str, Tensor]
 Predicts = Literal["places", "view_places", "content"]
@@ -160,3 +164,37 @@ class LossTerm(MeanMetric):
     def __init__(self, term: str) -> None:
         super().__init__()
         self.term = term
+
+
+class PixelObjective(Objective):
+    """An objective whose ``forward`` returns ``predicted`` and ``target``, each (B, N−K, F).
+
+    They have F values for each patch of ``view/hidden``, in the units of the loss. The evaluation
+    ``reconstructions`` only needs these.
+
+    Args:
+        encoder: its patches are predicted.
+        norm_pix: whether pixels are normalised within each patch.
+    """
+
+    def __init__(self, encoder: Encoder, *, norm_pix: bool = False) -> None:
+        super().__init__()
+        self.patch_size, self.norm_pix = encoder.patch_size, norm_pix
+        self.num_prefix = encoder.num_prefix_tokens
+
+    def target(self, batch: Batch) -> Tensor:
+        """Return the hidden patches in the units of the loss."""
+        patches = patchify(batch["view/pixels"][:, 0], self.patch_size)
+        target = gather_tokens(patches, batch[HIDDEN])
+        if not self.norm_pix:
+            return target
+        mean = target.mean(-1, keepdim=True)
+        variance = target.var(-1, keepdim=True)  # unbiased, as published
+        return (target - mean) / (variance + 1e-6).sqrt()
+
+    def painted(self, outputs: Outputs, true: Tensor) -> Tensor:
+        """Return the prediction in pixels, with each true patch's mean and deviation."""
+        predicted = outputs["predicted"].float()
+        if self.norm_pix:
+            predicted = predicted * true.std(-1, keepdim=True) + true.mean(-1, keepdim=True)
+        return predicted

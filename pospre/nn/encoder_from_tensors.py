@@ -8,8 +8,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.options import Positions
-from pospre.nn.positions.foreign_tables import with_prefix_rows
-from pospre.nn.positions.published import has_table, is_interleaved, turns
+from pospre.nn.positions.foreign import has_table, is_interleaved, turns, with_prefix_rows
 from pospre.nn.positions.sincos import is_sincos
 from pospre.nn.sizes import SIZES
 from pospre.nn.timm_models import PREFIX

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pospre.errors import UserError
 from pospre.nn.options import Positions
-from pospre.nn.positions.published import (
+from pospre.nn.positions.foreign import (
     DINOV3,
     cells,
     has_table,

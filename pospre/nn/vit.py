@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre.errors import UserError
-from pospre.nn.block import Block
-from pospre.nn.drop_path import dropout, dropout_keys, residual_factors
+from pospre.nn.block import Block, dropout, dropout_keys, residual_factors
 from pospre.nn.initialisation import (
     init_beit,
     init_patch_embed,
@@ -22,7 +21,7 @@ from pospre.nn.options import EncoderOptions, Init
 from pospre.nn.patch_encoder import Edit, PatchEncoder
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions, schemes_that
-from pospre.nn.positions.foreign_tables import as_their_table
+from pospre.nn.positions.foreign import as_their_table
 from pospre.nn.positions.scheme import Clue, Space, in_order
 from pospre.nn.sizes import EncoderSize, pair, timm_model
 from pospre.nn.timm_eva import eva_model, eva_state, is_eva

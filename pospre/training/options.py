@@ -13,7 +13,6 @@ from pospre.arguments import section_of
 from pospre.command_line import argument_texts, spelled
 from pospre.errors import UserError, suggestion
 from pospre.model.algorithm import algorithm_class, algorithm_names
-from pospre.model.external_class import is_outside
 from pospre.recipe.recipe import Recipe
 
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -44,7 +43,7 @@ def options_text(name: str | None) -> str:
     if name in sections:
         kind: type = sections[name]
         declared = sections[name]
-    elif name in algorithm_names() or is_outside(name):
+    elif name in algorithm_names() or ":" in name:
         kind = algorithm_class(name)
         declared = section_of(kind)
     else:

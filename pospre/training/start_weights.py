@@ -22,13 +22,13 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.patch_encoder import PatchEncoder
-from pospre.nn.positions.foreign_tables import with_prefix_rows
-from pospre.nn.positions.published import (
+from pospre.nn.positions.foreign import (
     as_text,
     is_interleaved,
     is_rounded,
     same_turn,
     turns,
+    with_prefix_rows,
 )
 from pospre.nn.positions.sincos import is_sincos
 from pospre.nn.positions.table import Table, resample_positions

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from pospre.batch import VISIBLE, Batch
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.model.objective import Outputs
+from pospre.model.objective import Outputs, PixelObjective
 from pospre.model.passes import ForgottenPlaces
-from pospre.model.pixel_task import PixelObjective
 from pospre.model.position_task import Answers, PositionObjective
 from pospre.model.pretext_task import PRETEXT_TASKS, PretextTask, to_json
 from pospre.nn.masking import PatchMasking, slot_mask

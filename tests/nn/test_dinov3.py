@@ -19,7 +19,7 @@ from pospre.errors import UserError
 from pospre.evaluation.models import Shown, open_model
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.positions.published import as_text, rope_vit
+from pospre.nn.positions.foreign import as_text, rope_vit
 from pospre.nn.timm_models import wrap_encoder
 from pospre.training.start_weights import load_weights
 from tests.nn.test_eva import close, redrawn

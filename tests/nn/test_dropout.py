@@ -6,8 +6,8 @@ import torch
 from pospre.batch import Batch
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
+from pospre.nn.block import dropout, dropout_keys
 from pospre.nn.build import build_encoder
-from pospre.nn.drop_path import dropout, dropout_keys
 from pospre.nn.vit import Encoder
 
 KEYS = torch.arange(64) * 7919

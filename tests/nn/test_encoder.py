@@ -11,9 +11,9 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch.utils.flop_counter import FlopCounterMode
 
 from pospre.errors import UserError
+from pospre.nn.block import residual_factors
 from pospre.nn.build import build_encoder
 from pospre.nn.decoder import patchify, unpatchify
-from pospre.nn.drop_path import residual_factors
 from pospre.nn.options import EncoderOptions
 from pospre.nn.places import Places
 from pospre.nn.positions.table import Table

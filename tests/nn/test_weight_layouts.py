@@ -19,7 +19,7 @@ from pospre.errors import UserError
 from pospre.evaluation.models import Shown, open_model
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.positions.foreign_tables import with_prefix_rows
+from pospre.nn.positions.foreign import with_prefix_rows
 from pospre.nn.positions.sincos import sincos_positions
 from pospre.nn.positions.table import Resampling, Table, resample_positions
 from pospre.nn.timm_models import wrap_encoder

@@ -28,7 +28,7 @@ from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.pretext_task import PretextTask
-from pospre.nn.interpolation import Interpolation
+from pospre.nn.grid import Interpolation
 from pospre.nn.positions.scheme import Scheme
 from pospre.nn.vit import Encoder
 from pospre.ranges import ShareRange

@@ -26,8 +26,7 @@ from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import IsolatedMethod
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.model.objective import Outputs
-from pospre.model.pixel_task import PixelObjective
+from pospre.model.objective import Outputs, PixelObjective
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.nn.masking import PatchMasking, gather_tokens, scatter_tokens, slot_mask
 from pospre.text_table import format_table

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pospre.nn.interpolation import Interpolation, interpolation_weights
+from pospre.nn.grid import Interpolation, interpolation_weights
 from pospre.nn.masking import gather_tokens
 from pospre.nn.places import Places, box_centres
 from pospre.nn.positions.scheme import Resampling, Scheme, Space, TimmKind

@@ -18,7 +18,7 @@ from pospre.evaluation.position.shifted_positions import (
     table,
 )
 from pospre.evaluation.run import check_evaluation
-from pospre.nn.interpolation import interpolation_weights
+from pospre.nn.grid import interpolation_weights
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
 from pospre.nn.positions.scheme import Space
