@@ -52,7 +52,7 @@ export recipes runs folder mp3
 # The runs on standard input, one a line, as many at once as there are cores.
 train_all() {
     local cores
-    cores=$(.venv/bin/python -c 'from pospre.data.cores import *; print(available_cores())')
+    cores=$(.venv/bin/python -c 'from pospre.data.threads import *; print(available_cores())')
     xargs -P "$cores" -L 1 bash -c 'set -euo pipefail; train "$@"' train
 }
 

@@ -13,8 +13,8 @@ from data_prep.kinds import KINDS
 from data_prep.plan.bit_depth_report import deep_rows
 from data_prep.plan.records import Settings, Summary
 from pospre.command_line import check_exists, command_parser
-from pospre.data.cores import available_cores
 from pospre.data.decode.bit_depth import parse_range
+from pospre.data.threads import available_cores
 from pospre.errors import UserError, printable, run_command
 from pospre.output import check_picture
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from data_prep.distribute.processes import ordered_map
 from data_prep.publish.atomic import partial_folder, replace_folder
 from pospre.command_line import command_parser
-from pospre.data.cores import available_cores
+from pospre.data.threads import available_cores
 from pospre.errors import UserError, run_command
 
 LABELS_NAME = "labels.jsonl"

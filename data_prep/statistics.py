@@ -13,8 +13,8 @@ from tqdm import tqdm
 from data_prep.encode.moments import Moments
 from data_prep.plan.records import Record
 from pospre.command_line import command_parser
-from pospre.data.cores import available_cores
 from pospre.data.decode.bit_depth import parse_range
+from pospre.data.threads import available_cores
 from pospre.errors import UserError, printable, run_command
 from pospre.output import check_picture, save_picture
 

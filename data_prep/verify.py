@@ -13,8 +13,8 @@ from tqdm import tqdm
 from data_prep.in_order import in_order
 from data_prep.publish.description import REMEDY, data_files, read_description, sha256
 from pospre.command_line import command_parser
-from pospre.data.cores import available_cores
 from pospre.data.stores.description import Description, checksum
+from pospre.data.threads import available_cores
 from pospre.errors import UserError, printable, run_command
 from pospre.object_store import is_remote
 

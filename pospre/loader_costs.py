@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pospre.augment.device import DeviceAugment, ViewDraws
-from pospre.data.cores import available_cores, one_thread
 from pospre.data.loader import ViewLoader
+from pospre.data.threads import available_cores, one_thread
 from pospre.data.views.plan import first_view
 from pospre.recipe.recipe import Recipe
 from pospre.run.device import build_device

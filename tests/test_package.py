@@ -58,7 +58,7 @@ from data_prep.distribute.conversion import Settings, convert
 from data_prep.sources.registry import open_source
 from pospre.output import check_picture
 from pospre.data.opening import open_reader
-from pospre.data.views.resize import _opencv
+from pospre.data.views.decode_crops import _opencv
 from pospre.errors import UserError
 from pospre.object_store import Bucket
 

@@ -13,10 +13,9 @@ from PIL import Image, ImageOps
 from data_prep.encode.restart_markers import add_restart_markers
 from data_prep.files.locations import DamagedItem
 from pospre.data.decode import jpeg
-from pospre.data.decode.bands import NPY_START, npy_bytes
 from pospre.data.decode.bit_depth import RGB, Decoding, DeepRange, in_eight_bits, said_range
 from pospre.data.decode.decoder import DecodeError, decode_otherwise
-from pospre.data.decode.formats import why_unknown
+from pospre.data.decode.formats import NPY_START, npy_bytes, why_unknown
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = 1

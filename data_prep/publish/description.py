@@ -14,10 +14,10 @@ from pospre.data.stores.description import (
     SIDECAR_NAME,
     VERSION,
     Description,
+    hash_of_labels,
     pack_sums,
     parse_description,
 )
-from pospre.data.stores.identity import hash_of_labels
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
 

@@ -16,7 +16,7 @@ import torch
 from torchaudio.transforms import MFCC, Resample
 
 from data_prep.files.locations import DamagedItem
-from pospre.data.cores import one_thread
+from pospre.data.threads import one_thread
 
 RATE = 16000
 NUM_COEFFICIENTS = 40

@@ -20,6 +20,7 @@ rate.
   ``erased_area``). ``noise``: the pixels of a whole view; the erased area takes its part.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.augment import colour, erase
+from pospre.augment import colour
 from pospre.augment.colour import Rows, change_some
 from pospre.augment.rand_augment import NUM_DRAWS, rand_augment
 from pospre.batch import EPOCH, INDEX, view_keys
@@ -36,6 +37,10 @@ from pospre.errors import UserError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+_TRIES = 10  # of an area to erase
+ERASE_DRAWS = 4 * _TRIES  # area, aspect ratio, top, left
+_AREA = (0.02, 1 / 3)
+_LOG_ASPECT = (math.log(0.3), -math.log(0.3))
 
 
 @dataclass(frozen=True)
@@ -194,10 +199,10 @@ def change_colours(levels_N3HW: Tensor, augment: Augment, source: ViewDraws) -> 
 
 def erase_parts(pixels_N3HW: Tensor, augment: Augment, source: ViewDraws) -> Tensor:
     """Return normalised views with a rectangle of noise at the group's rate."""
-    draw, keys = source.uniform("erase", 1 + erase.NUM_DRAWS), source.keys("noise").flatten()
+    draw, keys = source.uniform("erase", 1 + ERASE_DRAWS), source.keys("noise").flatten()
 
     def erased(some: Tensor, rows: Rows) -> Tensor:
-        area = erase.erased_area(draw[rows, 1:], *some.shape[2:])
+        area = erased_area(draw[rows, 1:], *some.shape[2:])
         noise = draws.normal(keys[rows], some[0].numel())
         return torch.where(area, noise.view(some.shape), some)
 
@@ -221,3 +226,26 @@ def _jittered(
         return colour.jitter(some, 1 + centred[rows, :3], turns, order[rows])
 
     return change_some(levels_N3HW, source.happens(draw[:, 4], augment.jitter_rate), jittered)
+
+
+def erased_area(draw_NK: Tensor, height: int, width: int) -> Tensor:
+    """Return a rectangle to erase in each image: bool (N, 1, H, W).
+
+    Random erasing (Zhong et al. 2020) as timm's mode ``pixel``: the area is the first of ten draws
+    that is smaller than the image. If there is none, nothing is erased.
+    """
+    area, log_aspect, top, left = draw_NK.unflatten(1, (_TRIES, 4)).unbind(2)
+    area = (_AREA[0] + (_AREA[1] - _AREA[0]) * area) * (height * width)
+    aspect = torch.exp(_LOG_ASPECT[0] + (_LOG_ASPECT[1] - _LOG_ASPECT[0]) * log_aspect)
+    tall, wide = torch.sqrt(area * aspect).round(), torch.sqrt(area / aspect).round()
+    fits = (tall < height) & (wide < width)
+    top = (top * (height - tall + 1)).floor()
+    left = (left * (width - wide + 1)).floor()
+    first = fits.to(torch.int64).argmax(dim=1, keepdim=True)
+    top, left, tall, wide = (
+        value.gather(1, first).view(-1, 1, 1, 1) for value in (top, left, tall, wide)
+    )
+    rows = torch.arange(height, device=draw_NK.device).view(1, 1, -1, 1)
+    columns = torch.arange(width, device=draw_NK.device)
+    in_rows = (rows >= top) & (rows < top + tall)
+    return in_rows & (columns >= left) & (columns < left + wide) & fits.any(1).view(-1, 1, 1, 1)

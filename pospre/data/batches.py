@@ -3,33 +3,66 @@
 import math
 import threading
 import warnings
-from collections import deque
+import weakref
+from collections import defaultdict, deque
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
-from pospre.data.buffers import BatchMemory
 from pospre.data.decode.bit_depth import DeepRange
 from pospre.data.decode.decoder import DecodeError, OpenedImage
 from pospre.data.options import LoaderOptions
 from pospre.data.stores.description import checksum
 from pospre.data.stores.reader import DamagedSample, Reader
-from pospre.data.timing import LoaderTiming, Stopwatch
+from pospre.data.threads import LoaderTiming, Stopwatch
 from pospre.data.views.decode_crops import (
     DecodePlan,
+    Views,
     least_oversampling,
     plan_decoding,
     write_views,
 )
 from pospre.data.views.plan import GroupPlan, plan_views
-from pospre.data.views.resize import Views
 from pospre.errors import UserError
 
 _Bad = DecodeError | DamagedSample
 _MOST_IN_A_ROW = 1000
 _MOST_OPENED = 4 << 20  # approximate bytes of opened samples that a thread keeps in memory
+
+
+class BatchMemory:
+    """Lends memory, and recycles it when the last tensor in it is deleted.
+
+    With the C library's allocator, each batch takes new memory from the system, or leaves gaps that
+    are too small for the next. So at most ``most_kept`` pieces of each size are kept, for this
+    object's lifetime: returning them between epochs would leave the same gaps.
+    """
+
+    def __init__(self, most_kept: int) -> None:
+        self._free: defaultdict[int, deque[np.ndarray]] = defaultdict(partial(deque, (), most_kept))
+        self._lent: list[weakref.ref[np.ndarray]] = []
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Return uninitialised memory, uint8 (num_bytes,).
+
+        It is in use as long as this tensor, or another one on its storage, exists.
+        """
+        free = self._free[num_bytes]
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = torch.empty(num_bytes, dtype=torch.uint8).numpy()
+        lent = memory[:]
+        # A Ctrl-C during Python code in a callback would be swallowed; this callback runs none. It
+        # is called with the dead reference, which ``next`` takes as its default.
+        give_back = partial(next, map(free.append, (memory,)))
+        self._lent = [reference for reference in self._lent if reference() is not None]
+        self._lent.append(weakref.ref(lent, give_back))
+        return torch.from_numpy(lent)  # keeps the array until the storage is deleted
 
 
 class BatchFiller:

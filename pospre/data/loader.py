@@ -24,13 +24,11 @@ import torch.distributed as dist
 
 from pospre.arguments import taking
 from pospre.batch import Batch
-from pospre.data.batches import BatchFiller, empty_batch
-from pospre.data.buffers import BatchMemory
-from pospre.data.cores import one_thread, thread_pool
+from pospre.data.batches import BatchFiller, BatchMemory, empty_batch
 from pospre.data.options import LoaderOptions
 from pospre.data.order import rank_visits
-from pospre.data.stores.identity import Identity
-from pospre.data.timing import LoaderTiming, Stopwatch
+from pospre.data.stores.description import Identity
+from pospre.data.threads import LoaderTiming, Stopwatch, one_thread, thread_pool
 from pospre.data.views.plan import plan_views
 from pospre.errors import UserError
 

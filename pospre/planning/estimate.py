@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pospre.data.stores.subset import subset
+from pospre.data.stores.reader import subset
 from pospre.errors import UserError
 from pospre.planning.counts import Counts, count
 from pospre.planning.gpus import GIB, GPUS, IMAGENET, Assumptions, Machine

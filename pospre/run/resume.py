@@ -7,7 +7,7 @@ from composer.loggers import Logger
 from composer.utils import dist, reproducibility
 
 from pospre.data.loader import ViewLoader
-from pospre.data.stores.identity import Identity
+from pospre.data.stores.description import Identity
 from pospre.errors import UserError
 from pospre.recipe.provenance import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from pospre.data.loader import ViewLoader
-from pospre.data.stores.identity import difference
+from pospre.data.stores.description import difference
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pospre import draws, portable_math
-from pospre.augment import colour, erase, rand_augment
+from pospre.augment import colour, rand_augment
 from pospre.augment import device as device_step
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.data.views.options import Augment, RandAugment
@@ -90,7 +90,7 @@ def carried_out(monkeypatch, augment, views):
         patched.setattr(device_step, "change_some", everywhere)
         patched.setattr(colour, "jitter", jitter)
         patched.setattr(colour, "blur", blur)
-        patched.setattr(erase, "erased_area", erased_area)
+        patched.setattr(device_step, "erased_area", erased_area)
         patched.setattr(device_step, "rand_augment", operations)
         num = len(views.index)
         images = torch.zeros(num, views.count, 3, SIZE, SIZE, dtype=torch.uint8)

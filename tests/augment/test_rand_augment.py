@@ -14,8 +14,7 @@ from timm.data.random_erasing import RandomErasing
 from torchvision.transforms.v2 import functional as torchvision
 
 from pospre import draws
-from pospre.augment import erase
-from pospre.augment.device import DeviceAugment, ViewDraws
+from pospre.augment.device import ERASE_DRAWS, DeviceAugment, ViewDraws, erased_area
 from pospre.augment.rand_augment import OPERATIONS, Choice, apply, choose, rand_augment
 from pospre.data.views.options import Augment, RandAugment
 from pospre.errors import UserError
@@ -152,7 +151,7 @@ def test_as_many_operations_as_asked_for():
 def test_erased_areas_have_timms_distribution():
     num, height, width = 3000, 32, 24
     keys = draws.sample_keys(0, 0, torch.arange(num), 0, "test")
-    ours = erase.erased_area(draws.uniform(keys, erase.NUM_DRAWS), height, width)
+    ours = erased_area(draws.uniform(keys, ERASE_DRAWS), height, width)
     assert ours.shape == (num, 1, height, width)
     random.seed(0)
     torch.manual_seed(0)
@@ -202,7 +201,7 @@ def test_erased_pixels_are_those_of_timms_area_and_torchvisions_erase(device, mo
     ours = step(*given, Augment(erase_rate=1.0), there)[:, 0].cpu()
     untouched = step(*given)[:, 0].cpu()
     noise = draws.normal(every.keys("noise").flatten(), 3 * math.prod(size)).view(num, 3, *size)
-    draw = every.uniform("erase", 1 + erase.NUM_DRAWS)[:, 1:]
+    draw = every.uniform("erase", 1 + ERASE_DRAWS)[:, 1:]
     timms = RandomErasing(1.0, mode="const", device="cpu")
     monkeypatch.setattr(timm_erasing, "_get_pixels", lambda *_, **__: torch.ones(()))
     for row in range(num):

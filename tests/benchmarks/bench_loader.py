@@ -35,7 +35,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pospre.data.cores import available_cores
+from pospre.data.threads import available_cores
 from pospre.errors import UserError, run_command
 from tests.benchmarks.loader_bench import Bench
 from tests.benchmarks.loader_cases import decode_bound, memory, multi_crop, one_view

@@ -18,9 +18,8 @@ import numpy as np
 from tqdm import tqdm
 
 from pospre.data.bucket.cache import ShardCache, allow_many_files
-from pospre.data.bucket.download import PATIENCE_HINT, Stopped
+from pospre.data.bucket.download import PATIENCE_HINT, NotNow, ShardDownload, Stopped
 from pospre.data.bucket.reading_plan import ReadingPlan
-from pospre.data.bucket.shard_download import NotNow, ShardDownload
 from pospre.data.stores.mds import Shard, load_shard
 from pospre.data.stores.mds_index import ShardEntry
 from pospre.errors import Unreachable, UserError

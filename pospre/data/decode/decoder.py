@@ -13,7 +13,6 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from pospre.data.decode import jpeg
-from pospre.data.decode.bands import NPY_START, TIFF_STARTS, arrange, read_npy, read_tiff
 from pospre.data.decode.bit_depth import (
     RGB,
     Decoding,
@@ -22,7 +21,14 @@ from pospre.data.decode.bit_depth import (
     said_range,
     to_levels,
 )
-from pospre.data.decode.formats import why_unknown
+from pospre.data.decode.formats import (
+    NPY_START,
+    TIFF_STARTS,
+    arrange,
+    read_npy,
+    read_tiff,
+    why_unknown,
+)
 
 _PICTURES = {1, 3}  # numbers of channels that any picture can be converted to
 

@@ -1,6 +1,13 @@
-"""The description (JSON) that our converter writes for a data set: its content and checksums."""
+"""What a data set holds: the description (JSON) that our converter writes, and identifying hashes.
+
+No format can give every hash without reading all images. Two data sets are considered different if
+a hash that both have differs. A folder and its shards are compared by classes and labels, shards
+and a ``.beton`` also by the checksums of their images.
+"""
 
 import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -8,12 +15,13 @@ import numpy as np
 from crc32c import crc32c
 from pydantic import BaseModel, Field, InstanceOf, Strict, ValidationError
 
-from pospre.data.stores.identity import LABELS, Identity
 from pospre.errors import UserError
 from pospre.untrusted_json import parse_object
 
 SIDECAR_NAME = "pospre.json"  # in a folder of shards
 VERSION = 2
+Identity = dict[str, str]
+LABELS = "labels"
 
 
 # file names may not be valid Unicode, which pydantic does not accept as text
@@ -168,3 +176,29 @@ def unpack_sums(description: Description, name: str, remedy: str) -> np.ndarray 
     if len(sums) != description.samples:
         raise UserError(f"{name}: crc32c does not have a checksum for each sample. {remedy}")
     return sums
+
+
+def hash_of(parts: Iterable[bytes]) -> str:
+    """Return the SHA-256 of concatenated bytes, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(b"%d:" % len(part) + part)
+    return digest.hexdigest()
+
+
+def hash_of_labels(labels: Sequence[int] | np.ndarray) -> str:
+    """Return the hash of all labels in order; it is recorded when a data set is converted."""
+    return hash_of([np.asarray(labels, "<i8").tobytes()])
+
+
+def difference(
+    one: Mapping[str, str], other: Mapping[str, str], first: str = "before", second: str = "now"
+) -> str:
+    """Describe how two data sets differ, with both hashes; empty: no known difference.
+
+    ``first`` and ``second`` say when or where they were seen.
+    """
+    for what, found in other.items():
+        if one.get(what, found) != found:
+            return f"the {what} differ (SHA-256 {one[what][:12]} {first}, {found[:12]} {second})"
+    return ""

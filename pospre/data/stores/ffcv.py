@@ -11,9 +11,15 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from pospre.data.stores.description import read_sidecar, unpack_sums
+from pospre.data.stores.description import (
+    LABELS,
+    Identity,
+    hash_of,
+    hash_of_labels,
+    read_sidecar,
+    unpack_sums,
+)
 from pospre.data.stores.files import Place, SampleBytes, read_bytes
-from pospre.data.stores.identity import LABELS, Identity, hash_of, hash_of_labels
 from pospre.data.stores.reader import Reader, Sample
 from pospre.errors import UserError, to_install
 

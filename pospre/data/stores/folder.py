@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from pospre.data.decode.formats import foreign_format, own_format
+from pospre.data.stores.description import LABELS, Identity, hash_of, hash_of_labels
 from pospre.data.stores.files import odd_file, read_bytes, refuse_unlisted
-from pospre.data.stores.identity import LABELS, Identity, hash_of, hash_of_labels
 from pospre.data.stores.reader import DamagedSample, Reader, Sample
 from pospre.errors import UserError
 

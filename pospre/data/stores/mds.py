@@ -17,12 +17,13 @@ from torch import Tensor
 from pospre.data.stores.description import (
     SIDECAR_NAME,
     Description,
+    Identity,
     Moments,
+    hash_of,
     read_sidecar,
     unpack_sums,
 )
 from pospre.data.stores.files import Place, SampleBytes, odd_file, read_bytes
-from pospre.data.stores.identity import Identity, hash_of
 from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.data.stores.reader import DamagedSample, Features, Reader, Sample
 from pospre.errors import UserError

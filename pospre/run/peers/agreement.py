@@ -13,7 +13,7 @@ import torch
 from composer.utils import dist
 
 import pospre
-from pospre.data.stores.identity import Identity, difference
+from pospre.data.stores.description import Identity, difference
 from pospre.errors import UserError
 from pospre.recipe.provenance import values
 from pospre.recipe.recipe import Recipe

@@ -15,8 +15,8 @@ from pospre.data.loader import build_loader
 from pospre.data.memory import estimate_memory
 from pospre.data.opening import open_reader
 from pospre.data.views.boxes import box_crops
+from pospre.data.views.decode_crops import Views, resize_crops
 from pospre.data.views.options import INTERPOLATIONS, Augment, RandAugment, ViewGroup
-from pospre.data.views.resize import Views, resize_crops
 from pospre.errors import UserError
 from tests.conftest import draw_image
 from tests.data.deep_files import band_folder, bands, npy, saved

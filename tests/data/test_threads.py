@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from pospre.data.cores import available_cores
+from pospre.data.threads import available_cores
 
 
 def test_cores_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pospre.data.buffers import BatchMemory
+from pospre.data.batches import BatchMemory
 from pospre.data.loader import build_loader
 from pospre.data.views.options import ViewGroup
 
