@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING, Any
 from pospre.installed import check_installed
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not see late imports
-    from pospre.algorithms.crop_field.crop_field import CropField as CropField
+    from pospre.algorithms.crop_field import CropField as CropField
     from pospre.algorithms.dinov2.dinov2 import DINOv2 as DINOv2
     from pospre.algorithms.droppos import DropPos as DropPos
     from pospre.algorithms.ema_teacher import EmaTeacher as EmaTeacher
     from pospre.algorithms.ijepa.ijepa import IJEPA as IJEPA
     from pospre.algorithms.lut.lut import LUT as LUT
     from pospre.algorithms.mae import MAE as MAE
-    from pospre.algorithms.masked_position.masked_position import MaskedPosition as MaskedPosition
+    from pospre.algorithms.masked_position import MaskedPosition as MaskedPosition
     from pospre.algorithms.mp3 import MP3 as MP3
     from pospre.algorithms.simmim import SimMIM as SimMIM
     from pospre.algorithms.stop.stop import StoP as StoP
@@ -78,8 +78,8 @@ _HOMES = {
     "Supervised": "algorithms.supervised.supervised",
     "DropPos": "algorithms.droppos",
     "MP3": "algorithms.mp3",
-    "MaskedPosition": "algorithms.masked_position.masked_position",
-    "CropField": "algorithms.crop_field.crop_field",
+    "MaskedPosition": "algorithms.masked_position",
+    "CropField": "algorithms.crop_field",
     "StoP": "algorithms.stop.stop",
     "LUT": "algorithms.lut.lut",
     "EmaTeacher": "algorithms.ema_teacher",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pospre.algorithms.dinov2.masks import CropMasking, block_masks
 from pospre.algorithms.ijepa.blocks import Blocks, draw_blocks
-from pospre.algorithms.masked_position.masks import cross_order
+from pospre.algorithms.masked_position import cross_order
 from pospre.batch import Batch
 from pospre.nn.masking import PatchMasking, slot_mask
 from tests.algorithms.cases import Case

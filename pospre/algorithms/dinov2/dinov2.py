@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from pospre.algorithms.dinov2 import losses
 from pospre.algorithms.dinov2.checks import check_options
+from pospre.algorithms.dinov2.losses import Centering, Targets
 from pospre.algorithms.dinov2.masks import NUM_CROPS, CropMasking, masked_slots
 from pospre.algorithms.dinov2.prototype_task import TwoPrototypeTasks
-from pospre.algorithms.dinov2.targets import Centering, Targets
 from pospre.batch import Batch
 from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel

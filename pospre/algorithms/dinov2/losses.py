@@ -1,8 +1,124 @@
-"""The losses of DINOv2: DINO over crops, iBOT over masked patches, KoLeo among class tokens."""
+"""DINOv2's targets (Sinkhorn-Knopp, or centering and sharpening) and losses (DINO, iBOT, KoLeo).
+
+Targets depend on all samples seen together, on all ranks. Unlike MAE's, the losses of DINOv2
+therefore depend on the batch and not only on the sample.
+"""
+
+from typing import Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+Centering = Literal["sinkhorn", "centering"]
+
+
+@torch.no_grad()
+def sinkhorn(
+    logits_MK: Tensor,
+    temperature: Tensor | float,
+    weights_M: Tensor | None = None,
+    iterations: int = 3,
+) -> Tensor:
+    """Return soft assignments (M, K) that use all prototypes equally (Caron et al. 2020, SwAV).
+
+    The two steps alternate: every prototype gets the same share of all samples, then every sample
+    sums to 1. The samples come last, so each row is a distribution. All ranks solve one problem
+    together, and each gets its rows; ranks with only padding take part too.
+
+    The matrix is never rewritten: only its factors per prototype and per sample are. Logits are
+    shifted by the largest of each prototype and then of each sample, so nothing overflows or
+    vanishes.
+
+    Args:
+        logits_MK: the teacher's logits.
+        temperature: they are divided by it.
+        weights_M: rows of weight 0 are padding: they count for nothing and come back as zeros.
+        iterations: of the two steps.
+    """
+    with torch.autocast(logits_MK.device.type, enabled=False):
+        # of one dimension: half precision is promoted while it is divided, and copied no more
+        divisor = torch.as_tensor(temperature, dtype=torch.float32, device=logits_MK.device).view(1)
+        scores = logits_MK / divisor
+        valid = torch.ones_like(scores[:, 0], dtype=torch.bool)
+        shown_MK = logits_MK
+        if weights_M is not None:
+            valid = weights_M > 0
+            shown_MK = logits_MK.masked_fill(~valid.unsqueeze(1), -torch.inf)
+        # a prototype's factor does not matter before its first normalisation; of the largest logit
+        # the quotient is the largest
+        top_K = _reduce(shown_MK.amax(0) / divisor, dist.ReduceOp.MAX)
+        scores.sub_(torch.where(top_K.isfinite(), top_K, 0))
+        top_M = scores.amax(1)
+        matrix = scores.sub_(top_M.unsqueeze(1)).exp_()
+        sample = torch.where(valid, top_M.exp(), 0)
+        for _ in range(iterations):
+            prototype = 1 / _reduce(sample @ matrix).clamp_min(1e-30)  # nothing but padding
+            sample = torch.where(valid, 1 / (matrix @ prototype), 0)
+        return matrix.mul_(prototype).mul_(sample.unsqueeze(1))
+
+
+class Center(nn.Module):
+    """Centering and sharpening (DINO): softmax of the logits minus their running mean.
+
+    The mean of a batch enters the centre after the batch has been used. It is a mean over the
+    samples of all ranks.
+
+    Args:
+        num_prototypes: K.
+        momentum: share of the centre that stays.
+    """
+
+    center_K: Tensor
+
+    def __init__(self, num_prototypes: int, *, momentum: float = 0.9) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("center_K", torch.zeros(num_prototypes))
+
+    @torch.no_grad()
+    def forward(
+        self, logits_MK: Tensor, temperature: Tensor | float, weights_M: Tensor | None = None
+    ) -> Tensor:
+        """Return soft assignments (M, K); arguments as of ``sinkhorn``."""
+        logits_MK = logits_MK.float()
+        valid = torch.ones_like(logits_MK[:, :1]) if weights_M is None else weights_M[:, None] > 0
+        targets = torch.softmax((logits_MK - self.center_K) / temperature, dim=-1) * valid
+        if self.training:
+            total = _reduce((logits_MK * valid).sum(0))
+            count = _reduce(valid.float().sum())
+            mean = torch.where(count > 0, total / count.clamp_min(1), self.center_K)
+            self.center_K.lerp_(mean, 1 - self.momentum)
+        return targets
+
+
+class Targets(nn.Module):
+    """The teacher's logits as targets, by Sinkhorn-Knopp or by centering.
+
+    Args:
+        kind: ``sinkhorn`` (keeps no state) or ``centering``.
+        num_prototypes: K.
+    """
+
+    def __init__(self, kind: Centering, num_prototypes: int) -> None:
+        super().__init__()
+        self.center = Center(num_prototypes) if kind == "centering" else None
+
+    def forward(
+        self, logits_MK: Tensor, temperature: Tensor | float, weights_M: Tensor | None = None
+    ) -> Tensor:
+        """Return soft assignments (M, K) without gradient; arguments as of ``sinkhorn``."""
+        if self.center is not None:
+            return self.center(logits_MK, temperature, weights_M)
+        return sinkhorn(logits_MK, temperature, weights_M)
+
+
+def _reduce(value: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Return ``value`` combined over all ranks; in place, and itself without a process group."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(value, operation)
+    return value
 
 
 def soft_cross_entropy(student_logits: Tensor, targets: Tensor, temperature: float) -> Tensor:

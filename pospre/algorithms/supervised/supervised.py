@@ -13,8 +13,7 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.algorithms.supervised.head import Head
-from pospre.algorithms.supervised.labels import checked_labels, num_classes
+from pospre.algorithms.supervised.head import Head, checked_labels, num_classes
 from pospre.algorithms.supervised.mixing import Mix, draw_mix, mix_pixels
 from pospre.batch import EPOCH, INDEX, LABEL, Batch
 from pospre.errors import UserError

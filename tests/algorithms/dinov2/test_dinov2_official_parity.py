@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pospre import attach
-from pospre.algorithms.dinov2.losses import koleo
+from pospre.algorithms.dinov2.losses import Center, koleo, sinkhorn
 from pospre.algorithms.dinov2.prototype_task import PrototypeHead
-from pospre.algorithms.dinov2.targets import Center, sinkhorn
 from pospre.data.views.options import ViewGroup
 from pospre.model.model import PretrainModel
 from tests.algorithms.official import FIXTURES, assert_recorded, small_encoder, tensor

@@ -10,12 +10,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from pospre.algorithms.dinov2.losses import (
+    Center,
     cross_view_entropy,
     cross_view_loss,
     koleo,
+    sinkhorn,
     soft_cross_entropy,
 )
-from pospre.algorithms.dinov2.targets import Center, sinkhorn
 from tests.operators import CountedOperators
 
 

@@ -13,7 +13,7 @@ from composer.core import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pospre.algorithms.dinov2.targets import Center
+from pospre.algorithms.dinov2.losses import Center
 from pospre.batch import Batch
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, ForgottenPlaces

@@ -14,19 +14,19 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor, nn
 
+from pospre import draws
 from pospre.algorithms.dinov2.dinov2 import MASK_KEY as CONTENT_KEY
 from pospre.algorithms.dinov2.dinov2 import PrototypeMatching
-from pospre.algorithms.dinov2.losses import patch_loss, soft_cross_entropy
+from pospre.algorithms.dinov2.losses import Targets, patch_loss, soft_cross_entropy
 from pospre.algorithms.dinov2.masks import (
     NUM_CROPS,
+    CropMasking,
     block_masks,
     check_ratio,
     draw_counts,
     masked_slots,
 )
 from pospre.algorithms.dinov2.prototype_task import PrototypeTask
-from pospre.algorithms.dinov2.targets import Targets
-from pospre.algorithms.masked_position.masks import cross_order, free_crops, num_free_crops
 from pospre.batch import Batch, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, Progress
@@ -162,3 +162,57 @@ def _check(options: MaskedPosition, model: PretrainModel) -> None:
             "dinov2.mask_crop_rate = 1.0 leaves none. Use 0.5, or leave masked_position out."
         )
     check_ratio("masked_position", options.mask_ratio, model.grid("global"))
+
+
+def cross_order(keys: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the order in which crosses cover a grid: int64 (…, rows·cols); its first n are a mask.
+
+    Crosses (one row and one column) around uniformly drawn centres are added one after the other.
+    If only part of a cross still fits, the cells nearest to its centre go first (L1 distance, ties
+    in random order). A mask of any count is then a prefix of this order, and no loop over counts is
+    needed.
+
+    Args:
+        keys: int64 draw keys of any shape, see ``pospre.draws.sample_keys``.
+        grid: (rows, columns).
+    """
+    rows, cols = grid
+    # so many centres leave a given row without one once in e^8 draws
+    num_crosses = 8 * max(rows, cols)
+    draw = draws.uniform(keys, 2 * num_crosses + rows * cols)
+    centre_row = (draw[..., :num_crosses] * rows).long()
+    centre_col = (draw[..., num_crosses : 2 * num_crosses] * cols).long()
+    cell = torch.arange(rows * cols, device=keys.device)
+    row, col = cell // cols, cell % cols
+    # the number of the cross that covers each cell first; cells that none covers come last
+    turn = torch.minimum(_first(centre_row, rows)[..., row], _first(centre_col, cols)[..., col])
+    by = turn.clamp_max(num_crosses - 1)
+    distance = (centre_row.gather(-1, by) - row).abs() + (centre_col.gather(-1, by) - col).abs()
+    rank = turn * (rows + cols) + distance
+    return torch.argsort(rank + draw[..., 2 * num_crosses :].double(), dim=-1, stable=True)
+
+
+def _first(drawn: Tensor, size: int) -> Tensor:
+    """Return the first place (…, size) at which each number occurs among ``drawn`` (…, T)."""
+    number = drawn.shape[-1]
+    found = drawn.unsqueeze(-2) == torch.arange(size, device=drawn.device).unsqueeze(-1)
+    place = torch.arange(number, device=drawn.device)
+    return torch.where(found, place, number).amin(-1)
+
+
+def num_free_crops(num_samples: int, masking: CropMasking) -> int:
+    """Return how many global crops of this many samples have no content mask."""
+    return NUM_CROPS * num_samples - int(NUM_CROPS * num_samples * masking.crop_rate)
+
+
+def free_crops(content_mask_B2N: Tensor, masking: CropMasking) -> Tensor:
+    """Return which global crops have no content mask, bool (B, 2), always equally many.
+
+    (A mask of DINOv2 may come out empty: its crop then still counts as masked.)
+    """
+    amount = content_mask_B2N.sum(-1)
+    # the published masks are distributed over the batch, ours within each sample
+    pools = amount.flatten() if masking.stratified else amount
+    free = num_free_crops(len(amount) if masking.stratified else 1, masking)
+    rank = pools.argsort(dim=-1, stable=True).argsort(dim=-1)
+    return (rank < free).view_as(amount)
