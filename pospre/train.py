@@ -125,7 +125,7 @@ def finish(recipe: Recipe, *, again: bool) -> None:
     from pospre.evaluation.recipe_evaluations import run_evaluations
     from pospre.object_store import Bucket, is_remote
     from pospre.report.page import write_report
-    from pospre.run.mirror import mirror_run
+    from pospre.run.folder import mirror_run
 
     if dist.get_global_rank() != 0:
         return

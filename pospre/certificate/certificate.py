@@ -14,9 +14,8 @@ from pospre.certificate.stages import Runner, Stage, check_ends
 from pospre.certificate.verdicts import TOLERANCE, Verdict, check_lost, compare
 from pospre.output import check_output
 from pospre.recipe.recipe import Recipe, load_recipe
-from pospre.run.device import build_device
+from pospre.run.device import build_device, decide_precision
 from pospre.training.data import rank_batch
-from pospre.training.device import decide_precision
 
 _OTHER_SUMS = ("trainer.microbatch_size", "trainer.compile", "trainer.fsdp")
 _IN_FP32 = ("trainer.precision=fp32",)

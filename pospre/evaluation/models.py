@@ -22,8 +22,7 @@ from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.run.checkpoints.reading import open_checkpoint
-from pospre.training.build import build_model
-from pospre.training.checkpoint_model import Weights, model_of
+from pospre.training.build import Weights, build_model, model_of
 from pospre.training.start_weights import Loaded, take_weights
 from pospre.training.weight_files import (
     EXPORTED,

@@ -17,8 +17,7 @@ from pospre.recipe.provenance import concealed
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
-from pospre.training.build import build_model
-from pospre.training.checkpoint_model import model_of
+from pospre.training.build import build_model, model_of
 from pospre.training.data import open_data
 from pospre.training.resolve import resolve
 from pospre.untrusted_json import parse_object

@@ -11,9 +11,9 @@ from pospre.planning.counts import Counts, count
 from pospre.planning.gpus import GIB, GPUS, IMAGENET, Assumptions, Machine
 from pospre.planning.layouts import Held, Layout, StepTime, decode_rate, layouts, step_time
 from pospre.recipe.recipe import Recipe
+from pospre.run.device import with_precision
 from pospre.schedules import duration_steps
 from pospre.training.data import open_data, rank_batch
-from pospre.training.device import with_precision
 from pospre.training.scale.microbatch import loss_change
 
 _NEAR = 1.03  # step times that differ by less count as equal

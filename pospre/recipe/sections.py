@@ -234,7 +234,7 @@ class Trainer(Section):
 
 
 class LossSpikes(Section):
-    """Arguments of ``pospre.training.callbacks.spikes.LossSpikes``."""
+    """Arguments of ``pospre.training.callbacks.bad_steps.LossSpikes``."""
 
     action: Literal["warn", "stop"] = "warn"
     window: int = Field(default=100, ge=10, description="steps that a loss is compared with")
@@ -242,14 +242,14 @@ class LossSpikes(Section):
 
 
 class Collapse(Section):
-    """Arguments of ``pospre.training.callbacks.collapse.Collapse``."""
+    """Arguments of ``pospre.training.callbacks.watchers.Collapse``."""
 
     every: int = Field(default=100, gt=0, description="steps between checks")
     share: float = Field(default=0.1, gt=0, lt=1, description="minimal share of the initial value")
 
 
 class PositionShortcut(Section):
-    """Arguments of ``pospre.training.callbacks.position_shortcut.PositionShortcut``."""
+    """Arguments of ``pospre.training.callbacks.watchers.PositionShortcut``."""
 
     every: int = Field(default=200, gt=0, description="steps between checks")
 

@@ -1,9 +1,10 @@
-"""A run's folder: who owns it, what may be deleted in it, and a lock for one run at a time."""
+"""A run's folder: its owner, a lock for one run at a time, and copies of its files in a bucket."""
 
 import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import socket
 import sys
@@ -19,7 +20,7 @@ from pospre.atomic_file import PARTIAL, nearest_existing, write_atomic
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.pretext_task import PRETEXT_TASKS, to_json
-from pospre.object_store import is_remote, s3_patience
+from pospre.object_store import Bucket, is_remote, s3_patience
 from pospre.recipe.provenance import annotated
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
@@ -27,14 +28,17 @@ from pospre.run.checkpoints.files import why_not_written
 from pospre.run.checkpoints.finding import remove_checkpoints
 from pospre.run.checkpoints.reading import open_newest
 from pospre.run.lease import lease
-from pospre.run.mirror import remove_mirrored
 from pospre.run.peers.process import is_restart
 from pospre.run.resume import recorded
 from pospre.run.same_run import compare_recipes
+from pospre.untrusted_json import parse_steps
 
 _HALF_WRITTEN = f"recipe.yaml*{PARTIAL}", f"{PRETEXT_TASKS}*{PARTIAL}"
 LOCK = "run.lock"
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+_NAMES = ("recipe.yaml", PRETEXT_TASKS, "metrics.jsonl", "watch.jsonl", "report.html")
+_FOLDERS = ("evaluation", "bad_steps")
+_RESTORED = re.compile(r"watch\.jsonl|evaluation/\w+\.jsonl?")
 
 
 @contextlib.contextmanager
@@ -223,3 +227,45 @@ def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> Non
 
 def _half_written(folder: Path) -> list[Path]:
     return [path for pattern in _HALF_WRITTEN for path in folder.glob(pattern)]
+
+
+def mirror_run(run_folder: Path, remote: Bucket) -> None:
+    """Copy a run's small files into its bucket: everything but the checkpoints."""
+    paths = [run_folder / name for name in _NAMES]
+    for folder in _FOLDERS:
+        paths += sorted(path for path in (run_folder / folder).rglob("*") if path.is_file())
+    with remote as bucket:
+        for path in paths:
+            if path.exists() and path.suffix != PARTIAL:
+                bucket.put(path.relative_to(run_folder).as_posix(), path.read_bytes())
+
+
+def remove_mirrored(remote: str) -> None:
+    """Delete a run's small files from its bucket."""
+    with Bucket(remote) as bucket:
+        for name in bucket.list(below=True):
+            if name in _NAMES or name.startswith(tuple(f"{folder}/" for folder in _FOLDERS)):
+                bucket.delete(name)
+
+
+def restore_run(run_folder: Path, remote: str) -> None:
+    """Fetch a run's measurements if its bucket is ahead of its local folder."""
+    target = run_folder / "metrics.jsonl"
+    with Bucket(remote) as bucket:
+        theirs = bucket.find(target.name)
+        ours = target.read_bytes() if target.exists() else b""
+        if theirs is None or _last_step(theirs) <= _last_step(ours):
+            return
+        write_atomic(target, theirs)
+        measured = [f"evaluation/{name}" for name in bucket.list("evaluation")]
+        for name in filter(_RESTORED.fullmatch, ["watch.jsonl", *measured]):
+            content = bucket.find(name)
+            if content is not None:
+                (run_folder / name).parent.mkdir(exist_ok=True)
+                write_atomic(run_folder / name, content)
+
+
+def _last_step(metrics: bytes) -> int:
+    """Return the last step in a metrics file, 0 if there is none."""
+    steps = parse_steps(metrics)
+    return int(steps[-1]["step"]) if steps else 0

@@ -13,8 +13,8 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.provenance import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import VARIABLE, key_parts
+from pospre.run.checkpoints.files import warn_of_other_versions
 from pospre.run.checkpoints.reading import Checkpoint
-from pospre.run.checkpoints.versions import warn_of_other_versions
 from pospre.run.resume import recorded
 
 # What may differ when a run goes on: where things are and how fast they go, not what is learned

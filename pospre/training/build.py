@@ -1,10 +1,11 @@
-"""Builds a recipe's model and the other components of its trainer.
+"""Builds a recipe's model and the other components of its trainer, or loads a checkpoint's model.
 
 All user mistakes are found here, before anything is written.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from composer.devices import Device
@@ -15,15 +16,19 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.recipe.recipe import Recipe
-from pospre.run.device import build_device
+from pospre.recipe.recipe import Recipe, recorded_recipe
+from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
+from pospre.run.device import build_device, decide_precision, set_residual
+from pospre.run.resume import recorded
+from pospre.run.same_run import compare_tensors
 from pospre.training.data import build_data, build_views
-from pospre.training.device import decide_precision, set_residual
 from pospre.training.loggers import check_loggers
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import StepSchedule, build_schedule
 from pospre.training.resolve import resolve
 from pospre.training.scale.fsdp import num_copies
+
+Weights = Literal["student", "teacher"]
 
 
 @dataclass(frozen=True)
@@ -123,3 +128,47 @@ def attached_model(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> P
         )
     set_residual(model, recipe)
     return model
+
+
+def load_model(
+    uri: str, *, initial: bool = False, weights: Weights = "student"
+) -> tuple[PretrainModel, Recipe]:
+    """Return the model of a checkpoint, in eval mode on the CPU, and its recipe.
+
+    Args:
+        uri: a checkpoint, a folder of them or a run folder (the newest counts), local or S3.
+        initial: return the same model with its initial random weights instead.
+        weights: ``teacher`` loads the teacher's weights in the place of the trained ones.
+
+    Raises:
+        UserError: no such checkpoint, the file is damaged or of another model, or it has no
+            teacher.
+    """
+    return model_of(open_checkpoint(str(uri)), initial=initial, weights=weights)
+
+
+def model_of(
+    checkpoint: Checkpoint, *, initial: bool = False, weights: Weights = "student"
+) -> tuple[PretrainModel, Recipe]:
+    """Do the same as ``load_model`` for a checkpoint that is already in memory."""
+    uri, content = checkpoint.uri, checkpoint.content
+    recipe = resolve(recorded_recipe(recorded(content).recipe, source=f"recipe in {uri}"))
+    model = build_model(recipe)
+    if not initial:
+        found = content["state"]["model"]
+        compare_tensors(model.state_dict(), found, uri)
+        model.load_state_dict(found)
+    if weights == "teacher":
+        _take_teacher(model, uri)
+    return model.eval(), recipe
+
+
+def _take_teacher(model: PretrainModel, name: str) -> None:
+    """Load the teacher's weights into every trained module that has a teacher."""
+    if model.teacher is None:
+        raise UserError(
+            f"{name} was trained without a teacher; leave out --weights teacher (the algorithm "
+            "ema_teacher keeps one)"
+        )
+    for student, teacher in model.teachers.pairs:
+        student.load_state_dict(teacher.state_dict())

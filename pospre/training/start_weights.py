@@ -36,7 +36,7 @@ from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_layouts import shortened
 from pospre.nn.weight_names import interleaved
-from pospre.training.checkpoint_model import Weights, load_model
+from pospre.training.build import Weights, load_model
 from pospre.training.weight_files import Keys, Source, is_weights_file, read_source
 
 KEYS = Keys("encoder.weights = ", "encoder.weights_from")

@@ -1,27 +1,29 @@
-"""Composer's Trainer with less work around a step: each override says what it leaves out.
+"""Composer's Trainer and Engine with less work around a step: overrides say what they leave out.
 
 They are made for Composer 0.32.1; a test fails if Composer changes what they rely on.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 from composer import Trainer
-from composer.core import Event, get_precision_context
+from composer.core import Callback, Engine, Event, get_precision_context
+from composer.core.engine import Traces
 from composer.core.types import TrainerMode
 from composer.distributed import ddp_sync_context
+from composer.loggers import LoggerDestination
 from composer.utils import dist
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.training.device import cudnn_first
-from pospre.training.side_stream import SideStream
-from pospre.training.step_engine import StepEngine
-from pospre.training.step_losses import StepLosses, wait_for
+from pospre.run.device import cudnn_first
+from pospre.training.callbacks.metrics import StepLosses, wait_for
 
 OVERRIDDEN = (
     "_train_loop",  # this one stays; it takes None from ``_train_batch`` for no losses to fetch
@@ -33,6 +35,16 @@ OVERRIDDEN = (
     "_use_closures",
 )
 """What this module relies on: methods of Composer's Trainer."""
+ENGINE_OVERRIDDEN = ("run_event", "_run_algorithms", "_run_callbacks", "_compile", "_debug_log")
+"""Likewise, methods of Composer's Engine."""
+_OF_A_STEP = frozenset(
+    event
+    for event in Event
+    if event.value.startswith(("batch_", "before_", "after_"))
+    and not event.is_eval
+    and not event.is_predict
+    and event not in (Event.BEFORE_LOAD, Event.AFTER_LOAD)
+)
 
 
 class StepTrainer(Trainer):
@@ -190,3 +202,83 @@ class StepTrainer(Trainer):
         """Return the counts of all ranks, and the time of this one, without a fetch."""
         ranks = dist.get_world_size()
         return int(num_samples) * ranks, num_tokens * ranks, batch_time
+
+
+class StepEngine(Engine):
+    """Composer's Engine without calls of empty methods.
+
+    Composer calls every callback for each event of a step, and sorts the algorithms. The order is
+    the same here: algorithms, callbacks, loggers.
+    """
+
+    _callbacks: list[Callback]
+    _listening: dict[Event, list[Callback]]
+
+    @classmethod
+    def take_over(cls, engine: Engine) -> None:
+        """Make a Composer's Engine one of these."""
+        engine.__class__ = cls
+        engine._callbacks, engine._listening = [], {}  # type: ignore[attr-defined]
+
+    def run_event(self, event: Event | str) -> Traces:
+        """Run an event; all but those of a training step as Composer does."""
+        state = self.state
+        if event not in _OF_A_STEP or state.profiler is not None or self._is_closed:
+            return super().run_event(event)
+        assert isinstance(event, Event)
+        running = [each for each in state.algorithms if each.match(event, state)]
+        for algorithm in self._compile(running, event) if len(running) > 1 else running:
+            algorithm.apply(event, state, self.logger)
+        for callback in self._listeners(event):
+            callback.run_event(event, state, self.logger)
+        return {}
+
+    def _listeners(self, event: Event) -> list[Callback]:
+        """Return the callbacks with a method for an event, loggers last; found once."""
+        if self._callbacks != self.state.callbacks:
+            self._callbacks, self._listening = list(self.state.callbacks), {}
+        if event not in self._listening:
+            heard = [each for each in self._callbacks if _listens(each, event)]
+            heard.sort(key=lambda each: isinstance(each, LoggerDestination))
+            self._listening[event] = heard
+        return self._listening[event]
+
+    def _debug_log(self, event: Event, msg: str) -> None:
+        """Format lines only if they are asked for: Composer formats one for each callback."""
+        if os.environ.get("ENGINE_DEBUG"):
+            super()._debug_log(event, msg)
+
+
+def _listens(callback: Callback, event: Event) -> bool:
+    """Tell whether a callback has a method of its own for an event, or one for all."""
+    kind, own = type(callback), vars(callback)
+    return any(
+        name in own or getattr(kind, name) is not getattr(Callback, name)
+        for name in ("run_event", event.value)
+    )
+
+
+class SideStream:
+    """Runs functions that make a batch beside the main stream; on CPUs it calls them.
+
+    It does not wait for the main stream, so a function must not read what that stream computes. The
+    main stream waits for the batch; the CPU waits for neither.
+
+    Args:
+        device: that of the batches, ``cuda`` or ``cpu``.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.get_device_module(device)
+        self._stream = self._device.Stream()
+
+    def __call__(self, make: Callable[[], Batch]) -> Batch:
+        """Return the batch that ``make`` returns, ready for the main stream."""
+        main = self._device.current_stream()
+        with self._device.stream(self._stream):
+            batch = make()
+        main.wait_stream(self._stream)
+        for value in batch.values():
+            if value.is_cuda:  # its memory is not used again before the main stream is done with it
+                value.record_stream(main)
+        return batch

@@ -1,28 +1,44 @@
 """Training of a recipe, from the start or from where it stopped, to its end."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from composer.core import Callback
-from composer.utils import dist
+from composer import Trainer
+from composer.core import Callback, DataSpec
+from composer.devices import Device
+from composer.utils import ParallelismConfig, dist
 
+from pospre.arguments import Section
 from pospre.collectives import from_rank_zero, print_once
-from pospre.data.data_volume import describe_data_volume
 from pospre.data.memory import estimate_memory
 from pospre.errors import Stopped, UserError
+from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.finding import checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint
-from pospre.run.resume import recorded
+from pospre.run.checkpoints.saver import CheckpointSaver
+from pospre.run.device import composer_precision, describe_precision, slow_precision, uses_cudnn
+from pospre.run.resume import LoaderPosition, recorded
 from pospre.run.run import Run
 from pospre.schedules import duration_steps
 from pospre.training.build import Components, build_components
+from pospre.training.callbacks.bad_steps import Divergence, EachStep, LossSpikes
+from pospre.training.callbacks.metrics import MetricsFile
+from pospre.training.callbacks.progress import ProgressBar
+from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.device import describe_precision, slow_precision
-from pospre.training.scale.microbatch import out_of_memory
+from pospre.training.callbacks.watchers import WARNINGS, Collapse, PositionShortcut
+from pospre.training.data import describe_data_volume
+from pospre.training.loggers import build_metrics_file
+from pospre.training.optimizer.gradients import GradientNorms, build_clipping
+from pospre.training.scale.blocks import recompute_blocks, use_float8
+from pospre.training.scale.compilation import Compiling, choose_parts, compile_model, open_cache
+from pospre.training.scale.fsdp import MeanOverRanks, build_sharding
+from pospre.training.scale.microbatch import microbatch_size, out_of_memory
 from pospre.training.start_weights import load_weights
-from pospre.training.trainer import build_trainer
+from pospre.training.step import StepTrainer
 
 
 def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
@@ -133,3 +149,103 @@ def _say_length(parts: Components, start: Checkpoint) -> None:
         f"schedules are those of {parts.total_steps} steps instead of {steps}; the learning rate "
         f"is {rate:.3g} there, it would have been {max(scheduler['_last_lr']):.3g}"
     )
+
+
+def build_trainer(
+    components: Components,
+    *,
+    signals: StopSignals,
+    callbacks: Sequence[Callback] = (),
+) -> Trainer:
+    """Return the trainer of a run.
+
+    Args:
+        components: of the recipe.
+        signals: ends the training when the process gets a signal.
+        callbacks: further ones, such as those of ``Run.begin``; without a saver nothing is saved.
+    """
+    recipe, model, device = components.recipe, components.model, components.device
+    options = recipe.trainer
+    microbatch = microbatch_size(components)  # before anything below changes the model
+    precision = composer_precision(model, recipe, device)
+    if options.float8:
+        use_float8(model, device)
+    compiled = _compile(model, recipe, device)
+    if options.activation_checkpointing:
+        recompute_blocks(model, offload=options.activation_checkpointing == "offload")
+    sharding = build_sharding(options.fsdp)
+    metrics = build_metrics_file(recipe)
+    return StepTrainer(
+        model=model,
+        cudnn=uses_cudnn(recipe, device),
+        train_dataloader=DataSpec(
+            components.loader, get_num_samples_in_batch=lambda b: len(b["index"])
+        ),
+        max_duration=options.max_duration,
+        algorithms=[
+            *components.algorithms,
+            *build_clipping(options.clip_grad),
+            # last here is first once gradients are available: Composer reverses the order then
+            *([GradientNorms(options.log_interval)] if recipe.callbacks.gradient_norms else []),
+            *([MeanOverRanks()] if sharding and device.dist_backend == "gloo" else []),
+        ],
+        optimizers=components.optimizer,
+        schedulers=components.schedule,
+        step_schedulers_every_batch=True,
+        callbacks=[*compiled, *_callbacks(components, signals, metrics, callbacks)],
+        loggers=[metrics],
+        run_name=recipe.run_name,
+        progress_bar=False,
+        parallelism_config=None if sharding is None else ParallelismConfig(fsdp2=sharding),
+        device=device,
+        precision=precision,
+        device_train_microbatch_size=microbatch,
+        seed=recipe.seed,
+        dist_timeout=options.dist_timeout,
+    )
+
+
+def _compile(model: PretrainModel, recipe: Recipe, device: Device) -> list[Callback]:
+    """Compile as in the recipe; return the callback that reports it."""
+    parts = choose_parts(recipe.trainer, device)
+    if parts is None:
+        return []
+    if parts == "step" and recipe.trainer.activation_checkpointing:
+        torch._dynamo.config.optimize_ddp = False  # it does not support recomputed blocks
+    compile_model(model, parts, device)
+    return [Compiling(parts, open_cache())]
+
+
+def _callbacks(
+    components: Components, signals: StopSignals, metrics: MetricsFile, more: Sequence[Callback]
+) -> list[Callback]:
+    recipe = components.recipe
+    watchers, divergence = _watchers(recipe), Divergence(recipe)
+    spikes = [each for each in watchers if isinstance(each, LossSpikes)]
+    # a step's line is written, and the step checked, before it is saved
+    judges: list[MetricsFile | EachStep] = [metrics, *spikes, divergence]
+    for saver in (each for each in more if isinstance(each, CheckpointSaver)):
+        saver.before_save += [each.before_save for each in judges]
+        divergence.before_stop.append(saver.wait)  # so that the checkpoint it names is complete
+    bar = [ProgressBar(components.total_steps)] if recipe.trainer.progress_bar else []
+    return [
+        signals,  # first: it decides whether a step is the last one
+        *watchers,
+        LoaderPosition(components.loader),
+        divergence,
+        *more,
+        *bar,
+    ]
+
+
+def _watchers(recipe: Recipe) -> list[Callback]:
+    """Return the recipe's monitoring callbacks; their warnings go into the run's folder."""
+    options, log = recipe.callbacks, recipe.run_path() / WARNINGS
+    regularly = {"interval": recipe.trainer.log_interval}
+    found: list[tuple[Callable[..., Callback], Section | None, dict[str, Any]]] = [
+        (Stalls, options.stalls, regularly),
+        (LossSpikes, options.loss_spikes, {"recipe": recipe}),
+        (Collapse, options.collapse, regularly),
+        (PositionShortcut, options.position_shortcut, regularly),
+    ]
+    return [kind(log=log, **more, **own.model_dump()) for kind, own, more in found if own]

@@ -22,7 +22,7 @@ from pospre.object_store import Bucket, is_remote
 from pospre.run.checkpoints import torch_file
 from pospre.run.checkpoints.reading import open_checkpoint
 from pospre.run.resume import recorded
-from pospre.training.checkpoint_model import Weights
+from pospre.training.build import Weights
 from pospre.untrusted_json import parse_object
 
 EXPORTED = (".safetensors", ".pth", ".pth.tar", ".pt", ".bin")

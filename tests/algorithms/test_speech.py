@@ -14,8 +14,7 @@ from pospre.errors import UserError
 from pospre.evaluation.run import run_evaluation
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.train import main
-from pospre.training.build import build_components, build_model
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import build_components, build_model, load_model
 from tests.data_prep.sample_clips import write_clips
 from tests.training.tiny_runs import curve
 

@@ -11,8 +11,7 @@ from pospre.evaluation.registry import evaluation_module, figures_of
 from pospre.evaluation.run import run_evaluation
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe, recipe_from_dict
-from pospre.training.build import build_model
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import build_model, load_model
 from tests.run.checkpoints.checkpoint_files import write_checkpoint
 
 

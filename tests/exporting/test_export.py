@@ -14,7 +14,7 @@ from pospre.export import main
 from pospre.exporting import timm_file
 from pospre.exporting.export import export
 from pospre.run.checkpoints.reading import read_checkpoint
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from tests.evaluation.checkpoints import printed_model, save_checkpoint, tiny_recipe
 from tests.run.checkpoints.checkpoint_files import write_checkpoint
 

@@ -15,8 +15,7 @@ from pospre.exporting.export import export
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.run.checkpoints.reading import read_checkpoint
-from pospre.training.build import build_model
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import build_model, load_model
 from pospre.training.start_weights import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 

@@ -21,7 +21,7 @@ from pospre.exporting import export as export_module
 from pospre.exporting import onnx_file
 from pospre.exporting.export import export
 from pospre.recipe.recipe import recipe_from_dict
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from tests.evaluation.checkpoints import printed_model, save_checkpoint, tiny_recipe
 from tests.swin_runs import SUPERVISED, small_swin
 

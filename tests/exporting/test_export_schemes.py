@@ -15,7 +15,7 @@ from pospre.evaluation.models import open_model
 from pospre.export import main
 from pospre.exporting.export import export
 from pospre.nn.positions import SCHEMES, scheme_class
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.nn.test_eva import redrawn
 

@@ -7,7 +7,7 @@ import torch
 
 from pospre.errors import UserError
 from pospre.exporting.export import export
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from tests.evaluation.checkpoints import printed_model, save_checkpoint
 from tests.swin_runs import DROPPOS, SUPERVISED, small_swin
 

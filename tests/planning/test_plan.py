@@ -30,7 +30,7 @@ from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.scale.fsdp import build_sharding
-from pospre.training.trainer import build_trainer
+from pospre.training.train import build_trainer
 from tests.benchmarks.gpu_count import traced
 
 YAMLS = Path(__file__).parents[2] / "yamls"

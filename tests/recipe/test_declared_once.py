@@ -14,10 +14,9 @@ from pospre.data.views import options
 from pospre.nn.build import build_encoder
 from pospre.nn.options import EncoderOptions
 from pospre.recipe import sections
-from pospre.training.callbacks.collapse import Collapse
-from pospre.training.callbacks.position_shortcut import PositionShortcut
-from pospre.training.callbacks.spikes import LossSpikes
+from pospre.training.callbacks.bad_steps import LossSpikes
 from pospre.training.callbacks.stalls import Stalls
+from pospre.training.callbacks.watchers import Collapse, PositionShortcut
 from pospre.training.optimizer.optim import parameter_groups
 
 

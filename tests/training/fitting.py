@@ -3,15 +3,15 @@
 from composer import Trainer
 from composer.core import Callback
 
-from pospre.training import trainer as trainers
 from pospre.training.build import Components
 from pospre.training.callbacks.stop_signals import StopSignals
+from pospre.training.train import build_trainer
 
 
 def fit(parts: Components, *callbacks: Callback) -> Trainer:
     """Train and return the trainer, closed."""
     signals = StopSignals()
-    trainer = trainers.build_trainer(parts, signals=signals, callbacks=callbacks)
+    trainer = build_trainer(parts, signals=signals, callbacks=callbacks)
     try:
         trainer.fit()
     finally:

@@ -13,8 +13,7 @@ from pospre.evaluate import main as evaluate
 from pospre.evaluation.run import run_evaluation
 from pospre.export import main as export
 from pospre.recipe.recipe import load_recipe
-from pospre.training.build import build_model
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import build_model, load_model
 from tests.conftest import draw_image
 from tests.data.deep_files import band_folder
 from tests.training.tiny_runs import Run, curve

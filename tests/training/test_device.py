@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend
 from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
 from pospre.recipe.sections import Trainer
-from pospre.training import device as devices
-from pospre.training import trainer as trainers
+from pospre.run import device as devices
+from pospre.training import train as trainers
 from tests.algorithms.cases import Case
 
 CPU = get_device("cpu")

@@ -12,7 +12,7 @@ import pospre
 from pospre.errors import UserError
 from pospre.nn.positions.sincos import sincos_positions
 from pospre.nn.positions.table import Table, resample_positions
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from pospre.training.start_weights import load_weights
 from tests.algorithms.cases import DECODER
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe

@@ -21,8 +21,7 @@ from pospre.nn.build import build_encoder
 from pospre.nn.positions.table import resample_positions
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.run.checkpoints.reading import read_checkpoint
-from pospre.training.build import build_model
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import build_model, load_model
 from pospre.training.start_weights import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.run.checkpoints.checkpoint_files import write_checkpoint

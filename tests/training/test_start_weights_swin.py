@@ -9,8 +9,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.exporting.export import export
-from pospre.training.build import build_model
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import build_model, load_model
 from pospre.training.start_weights import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.swin_runs import DROPPOS, SUPERVISED, small_swin

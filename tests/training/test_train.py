@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pospre.evaluation.run import run_evaluation
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from tests.processes import finished, started
 from tests.training.tiny_runs import (
     LONG,

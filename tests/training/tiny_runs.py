@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pospre.training.step_losses import StepLosses
+from pospre.training.callbacks.metrics import StepLosses
 from tests.conftest import write_images
 from tests.processes import LIMIT, launcher, until
 

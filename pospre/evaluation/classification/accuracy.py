@@ -34,7 +34,7 @@ from pospre.nn.places import Places
 from pospre.nn.sizes import pair
 from pospre.object_store import is_remote
 from pospre.text_table import format_table, percent
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 
 NEEDS = Classification
 FIGURES = {"top1": "max", "top5": "max"}

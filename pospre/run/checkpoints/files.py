@@ -3,18 +3,27 @@
 ``ep1-ba4/`` holds torch's distributed checkpoint of the model's and the optimiser's tensors
 (``*.distcp``, ``.metadata``), ``rest.pt`` with everything else, and ``manifest.json``. The manifest
 has the size and SHA-256 of every file, and the versions that wrote them. A folder without one is
-no checkpoint. Readers compare size and SHA-256 before they use a byte.
+no checkpoint. Readers compare size and SHA-256 before they use a byte, and warn of other versions.
 """
 
 import errno
+import functools
 import hashlib
 import json
+import platform
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import composer
+import torch
+from composer.utils import dist
+
+import pospre
 from pospre.atomic_file import atomic_open, flush, nearest_existing, sync, write_atomic
 from pospre.data.memory import readable
 from pospre.errors import UserError
@@ -24,6 +33,7 @@ MANIFEST = "manifest.json"
 METADATA = ".metadata"
 REST = "rest.pt"
 _NAME = re.compile(rf"{re.escape(METADATA)}|{re.escape(REST)}|\w+\.distcp")
+_COMPARED = ("pospre", "revision", "torch", "composer", "python")
 
 
 class DamagedCheckpoint(UserError):
@@ -145,3 +155,66 @@ def why_not_written(error: OSError, place: Path) -> str:
     except OSError:  # the disk is gone, or its server
         free = f"{place} does not answer"
     return f"{error.strerror} ({free}). Make room there, or make it writable"
+
+
+def versions() -> dict[str, str | int | None]:
+    """Return the versions of this process, for a checkpoint that is about to be written.
+
+    ``revision`` is the commit of the running checkout, with ``-dirty`` if tracked files differ,
+    and None if pospre is installed as a package. ``world_size`` counts the ranks.
+    """
+    return {
+        "pospre": pospre.__version__,
+        "revision": revision(Path(pospre.__file__).parent),
+        "torch": str(torch.__version__),
+        "composer": composer.__version__,
+        "python": platform.python_version(),
+        "world_size": dist.get_world_size(),
+    }
+
+
+@functools.cache
+def revision(package: Path) -> str | None:
+    """Return the commit that a package's folder is checked out at, None outside of a checkout.
+
+    A package in an environment within a checkout does not count.
+    """
+    commands = (
+        ("ls-files", "--error-unmatch", "__init__.py"),
+        ("rev-parse", "HEAD"),
+        ("status", "--porcelain", "--untracked-files=no"),
+    )
+    try:
+        _, commit, changes = (
+            subprocess.run(
+                ["git", "-C", str(package), *command],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=20,
+            ).stdout.strip()
+            for command in commands
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}-dirty" if changes else commit
+
+
+def warn_of_other_versions(content: dict[str, Any], uri: str) -> None:
+    """Warn if a checkpoint was written by other versions; other numbers of ranks are fine."""
+    noted = content.get("versions")
+    if not isinstance(noted, dict):
+        return
+    own = versions()
+    differing = [
+        f"{key} {str(noted.get(key))[:60]!r} (here {str(own[key])!r})"
+        for key in _COMPARED
+        if noted.get(key) != own[key]
+    ]
+    if differing:
+        print(
+            f"warning: {uri} was written with {', '.join(differing)}; what follows from it need "
+            "not be the same to the last bit",
+            file=sys.stderr,
+            flush=True,
+        )

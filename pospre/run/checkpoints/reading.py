@@ -21,16 +21,15 @@ from pospre.errors import UserError
 from pospre.object_store import Bucket, Garbled, is_remote, patiently, s3_patience
 from pospre.recipe.recipe import recorded_recipe
 from pospre.recipe.yaml_text import VARIABLE, read_mapping
-from pospre.run.checkpoints.content import assemble
+from pospre.run.checkpoints.content import assemble, check_state
 from pospre.run.checkpoints.files import (
     MANIFEST,
     DamagedCheckpoint,
     read_manifest,
+    warn_of_other_versions,
     why_not_written,
 )
 from pospre.run.checkpoints.finding import BEST, NAME, NOTE, checkpoints_in, named_best
-from pospre.run.checkpoints.sanity import check_state
-from pospre.run.checkpoints.versions import warn_of_other_versions
 
 _ONE_FOLDER = "All nodes must see one trainer.save_folder, or use a bucket"
 

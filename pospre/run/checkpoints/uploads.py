@@ -20,8 +20,8 @@ from pospre.errors import Unreachable, UserError
 from pospre.object_store import Bucket, s3_patience, seconds_in
 from pospre.run.checkpoints.files import MANIFEST, files_of, read_manifest
 from pospre.run.checkpoints.finding import BEST, NOTE, named_best, remove_oldest
+from pospre.run.folder import mirror_run
 from pospre.run.lease import check_held
-from pospre.run.mirror import mirror_run
 
 _TRIES = 3
 _SILENCE = 20.0  # seconds without a byte after which a try has failed

@@ -17,7 +17,7 @@ from pospre.data.stores.description import Identity, difference
 from pospre.errors import UserError
 from pospre.recipe.provenance import values
 from pospre.recipe.recipe import Recipe
-from pospre.run.checkpoints.versions import revision
+from pospre.run.checkpoints.files import revision
 
 # What may differ between the nodes of one run: where things are there, and how fast they go.
 NODE_KEYS = (

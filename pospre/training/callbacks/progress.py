@@ -10,7 +10,7 @@ from composer.loggers import Logger
 from composer.utils import dist
 from tqdm import tqdm
 
-from pospre.training.step_losses import is_late
+from pospre.training.callbacks.metrics import is_late
 
 PAUSE = 30.0
 """Seconds between lines if stderr is not a terminal."""

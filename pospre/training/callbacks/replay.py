@@ -25,7 +25,7 @@ from pospre.training.build import build_components
 from pospre.training.callbacks.metrics import plain_losses
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.start_weights import load_weights
-from pospre.training.trainer import build_trainer
+from pospre.training.train import build_trainer
 from pospre.untrusted_json import parse_object
 
 

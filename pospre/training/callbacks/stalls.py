@@ -13,8 +13,8 @@ from composer.loggers import Logger
 from composer.utils import dist
 
 from pospre.run.checkpoints.saver import CheckpointSaver
-from pospre.training.callbacks.watcher import Watcher, is_due, note
-from pospre.training.step_losses import wait_for
+from pospre.training.callbacks.metrics import wait_for
+from pospre.training.callbacks.watchers import Watcher, is_due, note
 
 # activities, each starting at an event and lasting until the next
 _PHASES = {

@@ -1,4 +1,4 @@
-"""The transformer blocks of a model, and recomputing their activations in the backward pass.
+"""The transformer blocks of a model: recomputed in the backward pass, or multiplying in 8 bits.
 
 Each block's ``forward`` is replaced rather than the block: parameters keep their names, and the
 hooks of DDP and FSDP2 stay outside of the recomputation.
@@ -8,11 +8,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from composer.devices import Device
+from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from pospre.collectives import print_once
+from pospre.errors import needing
 from pospre.model.model import PretrainModel
+
+_MULTIPLE = 16
+"""Widths that a GPU multiplies in 8 bits."""
 
 
 def blocks_of(model: PretrainModel) -> list[nn.Module]:
@@ -43,3 +51,59 @@ def recompute_blocks(model: PretrainModel, *, offload: bool) -> None:
 def _offloaded(forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     with save_on_cpu(pin_memory=True):
         return forward(*arguments, **options)
+
+
+def lacking_float8(device: Device) -> str | None:
+    """Return why a device cannot multiply in 8 bits; None: it can."""
+    if device.name == "cpu":
+        return "CPUs cannot"
+    if torch.cuda.get_device_capability() < (8, 9):
+        return f"{torch.cuda.get_device_name()} cannot (compute capability 8.9 or more can)"
+    return None
+
+
+def use_float8(model: PretrainModel, device: Device) -> None:
+    """Let the blocks of a model multiply in float8 in training, unless the device cannot.
+
+    Raises:
+        UserError: torchao is not installed.
+    """
+    lacking = lacking_float8(device)
+    if lacking is not None:
+        print_once(f"trainer.float8 = true: nothing multiplies in float8, for {lacking}")
+        return
+    convert_blocks(model)
+
+
+def convert_blocks(model: PretrainModel, **options: Any) -> None:
+    """Make the linear layers of all blocks multiply in float8 in training.
+
+    Parameters, their names and checkpoints stay the same. Evaluations use the original layers.
+
+    Args:
+        model: not yet compiled, nor wrapped by DDP or FSDP2.
+        options: of torchao's ``Float8LinearConfig``.
+
+    Raises:
+        UserError: torchao is not installed.
+    """
+    with needing("float8", "trainer.float8"):
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    config = Float8LinearConfig(pad_inner_dim=True, **options)
+    for block in blocks_of(model):
+        convert_to_float8_training(block, module_filter_fn=_is_wide, config=config)
+        for layer in block.modules():
+            if isinstance(layer, nn.Linear) and type(layer) is not nn.Linear:
+                layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
+
+
+def _is_wide(module: nn.Module, name: str) -> bool:
+    return isinstance(module, nn.Linear) and not (
+        module.in_features % _MULTIPLE or module.out_features % _MULTIPLE
+    )
+
+
+def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
+    return (
+        type(layer).forward(layer, x) if layer.training else F.linear(x, layer.weight, layer.bias)
+    )

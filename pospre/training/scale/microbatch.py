@@ -26,8 +26,8 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
+from pospre.run.device import composer_precision
 from pospre.training.build import Components
-from pospre.training.device import composer_precision
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.fsdp import build_sharding

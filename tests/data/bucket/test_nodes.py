@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pospre.data.data_volume import describe_data_volume
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.order import epoch_order
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.recipe.recipe import recipe_from_dict
-from pospre.training.data import build_data
+from pospre.training.data import build_data, describe_data_volume
 from tests.data.buckets import ADDRESS, OPEN, used
 
 BATCH = 8  # of all ranks

@@ -13,7 +13,7 @@ from pospre.evaluation.classification import knn
 from pospre.evaluation.features import centre_batches, open_labelled
 from pospre.evaluation.registry import Context
 from pospre.evaluation.settings import Sampling
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from tests.evaluation.checkpoints import measured
 
 

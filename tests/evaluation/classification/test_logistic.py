@@ -13,7 +13,7 @@ from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from pospre.evaluation import features
 from pospre.evaluation.classification import logistic
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from tests.evaluation.checkpoints import measured
 
 evaluate = partial(measured, "logistic")

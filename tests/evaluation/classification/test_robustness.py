@@ -20,8 +20,7 @@ from pospre.evaluation.registry import Context
 from pospre.evaluation.run import check_evaluation
 from pospre.evaluation.settings import Sampling
 from pospre.nn.places import Places
-from pospre.training.build import build_model
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import build_model, load_model
 from tests.evaluation.checkpoints import measured, save_checkpoint, tiny_recipe
 from tests.swin_runs import SUPERVISED, small_swin, two_images
 

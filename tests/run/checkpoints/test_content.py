@@ -10,8 +10,7 @@ from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
 from pospre.run.checkpoints.reading import open_checkpoint, open_newest, read_checkpoint
 from pospre.run.same_run import compare_tensors
-from pospre.training.build import build_model
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import build_model, load_model
 from tests.run.checkpoints.checkpoint_files import forge, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT
 from tests.training.tiny_runs import Run

@@ -22,7 +22,7 @@ from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.finding import checkpoints_in
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from tests.run.checkpoints.checkpoint_files import flip, forge, shard, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT, Global, with_state
 from tests.training.tiny_runs import SHORT, Run, contents, curve

@@ -12,7 +12,7 @@ import torch
 from pospre.errors import Unreachable
 from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
-from pospre.run.mirror import restore_run
+from pospre.run.folder import restore_run
 from tests.data.flaky_s3 import Fault, FlakyS3, flaky_s3, use_bucket
 from tests.run.checkpoints.checkpoint_files import files, shard, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT

@@ -13,7 +13,7 @@ from composer.utils import reproducibility
 from pospre.errors import UserError
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.checkpoints.saver import plain_random
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from tests.run.checkpoints.checkpoint_files import write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT
 from tests.training.tiny_runs import SHORT, Run, curve

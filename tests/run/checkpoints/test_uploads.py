@@ -18,10 +18,9 @@ from pospre.run.checkpoints.files import files_of
 from pospre.run.checkpoints.finding import NOTE, remove_checkpoints
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.run.checkpoints.uploads import Uploads, lacks
-from pospre.run.folder import clear
-from pospre.run.mirror import mirror_run, restore_run
+from pospre.run.folder import clear, mirror_run, restore_run
 from pospre.run.run import in_bucket
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
 from tests.processes import finished, launcher, until
 from tests.run.checkpoints.checkpoint_files import shard, write_checkpoint

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import pospre
-from pospre.run.checkpoints import versions as checkpoint_versions
+from pospre.run.checkpoints import files as checkpoint_files
+from pospre.run.checkpoints.files import revision
 from pospre.run.checkpoints.reading import read_checkpoint
-from pospre.run.checkpoints.versions import revision
-from pospre.training.checkpoint_model import load_model
+from pospre.training.build import load_model
 from tests.training.tiny_runs import Run
 
 
@@ -60,7 +60,7 @@ def test_other_versions_are_said(
     shutil.rmtree(folder / "ep1-ba4")
     other = {**noted, "revision": "abc", "torch": "9.9", "world_size": 2}
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_versions, "versions", lambda: other)
+        patch.setattr(checkpoint_files, "versions", lambda: other)
         code, said = run(tiny, *options)
         assert code == 0 and f"going on from {folder}/ep0-ba2" in said
         assert f"warning: {folder}/ep0-ba2 was written with revision " in said

@@ -18,12 +18,15 @@ from pospre.batch import Batch
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, ForgottenPlaces
 from pospre.model.position_task import PositionObjective
-from pospre.training.callbacks.collapse import Collapse, effective_rank, feature_std
-from pospre.training.callbacks.divergence import Divergence
-from pospre.training.callbacks.gradients import GradientNorms
-from pospre.training.callbacks.position_shortcut import PositionShortcut
-from pospre.training.callbacks.spikes import LossSpikes
+from pospre.training.callbacks.bad_steps import Divergence, LossSpikes
 from pospre.training.callbacks.stalls import Stalls
+from pospre.training.callbacks.watchers import (
+    Collapse,
+    PositionShortcut,
+    effective_rank,
+    feature_std,
+)
+from pospre.training.optimizer.gradients import GradientNorms
 from tests.algorithms.cases import Case, written
 from tests.training.callbacks.plain import Rows, fit
 

@@ -153,7 +153,7 @@ def test_the_cache_is_kept_or_it_is_said_that_it_is_not(
 
 BREAKING = """
 import torch
-from pospre.training.callbacks.compiling import Compiling
+from pospre.training.scale.compilation import Compiling
 
 def function(x):
     x = x + 1

@@ -12,7 +12,7 @@ from pospre import attach
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.sections import ClipGrad
-from pospre.training.optimizer.clipping import GroupClipping, build_clipping, module_of
+from pospre.training.optimizer.gradients import GroupClipping, build_clipping, module_of
 from tests.operators import CountedOperators
 
 
