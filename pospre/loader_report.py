@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
-from pospre.output import check_output, check_picture, save_picture, write_output
+from pospre.output import check_output, check_picture, format_table, save_picture, write_output
 from pospre.recipe.recipe import load_recipe
-from pospre.text_table import format_table
 
 if TYPE_CHECKING:  # slow to import for --help
     from pospre.loader_costs import LoaderCosts, StageTimes

@@ -1,13 +1,14 @@
-"""Output files of commands: checked before the work, and written atomically."""
+"""Output of commands: tables for the terminal, and files that are checked before the work."""
 
 import io
 import tempfile
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pospre.atomic_file import nearest_existing, write_atomic
-from pospre.errors import UserError, needing
+from pospre.errors import UserError, needing, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,3 +69,39 @@ def save_picture(figure: "Figure", path: Path, dpi: int) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=dpi)
     write_output(path, buffer.getvalue())
+
+
+def format_table(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
+) -> str:
+    """Return a table: first column flush left, the others flush right, notes below.
+
+    Args:
+        title: one line above the table.
+        header: one word per column.
+        rows: one sequence of cells per row, each as long as ``header``.
+        notes: lines below the table.
+    """
+    header, *rows = ([printable(cell) for cell in row] for row in (header, *rows))
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    rule = "  ".join("─" * width for width in widths)
+    title, *notes = (printable(line, keep="\n") for line in (title, *notes))
+    lines = [title, "", _line(header, widths), rule]
+    lines += [_line(row, widths) for row in rows]
+    return "\n".join([*lines, rule, *notes])
+
+
+def percent(rate: float | None) -> str:
+    """Return a rate in [0, 1] as a percentage with two decimals, without the sign; – for None."""
+    return "–" if rate is None else f"{100 * rate:.2f}"
+
+
+def percent_and_error(rate: float | None, error: float | None) -> str:
+    """Return a rate and its standard error, if there is one, as ``percent`` writes them."""
+    return percent(rate) + ("" if rate is None or error is None else f" ± {percent(error)}")
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first = cells[0].ljust(widths[0])
+    rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+    return "  ".join([first, *rest]).rstrip()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
-from pospre.output import check_output, write_output
+from pospre.output import check_output, format_table, write_output
 from pospre.planning.gpus import (
     GIB,
     GIGA,
@@ -23,7 +23,6 @@ from pospre.planning.gpus import (
     option,
 )
 from pospre.recipe.recipe import load_recipe
-from pospre.text_table import format_table
 
 if TYPE_CHECKING:  # --help and a mistyped key answer without torch
     from pospre.planning.estimate import Choice, Plan

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pospre.errors import UserError, printable, run_command, suggestion
-from pospre.text_table import format_table
+from pospre.output import format_table
 
 
 @pytest.mark.parametrize(

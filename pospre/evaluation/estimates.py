@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pospre.text_table import percent_and_error
+from pospre.output import percent_and_error
 
 MODELS = {"trained": "", "untrained": "initial_"}
 """Titles of the rows of a model and its baseline, and prefixes of their figures."""

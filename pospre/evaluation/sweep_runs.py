@@ -15,10 +15,10 @@ from pospre.errors import UserError
 from pospre.evaluation.figures import read_document
 from pospre.evaluation.recipe_evaluations import check_evaluations, planned_evaluations
 from pospre.evaluation.registry import figures_of
+from pospre.output import format_table
 from pospre.recipe.provenance import COMPARED
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.recipe.yaml_text import read_mapping
-from pospre.text_table import format_table
 from pospre.training.data import open_data
 from pospre.training.resolve import resolve
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from pospre.errors import UserError
 from pospre.evaluation.figures import Figure, figures_in
+from pospre.output import format_table
 from pospre.recipe.provenance import values
 from pospre.recipe.recipe import recorded_recipe
 from pospre.report.page import curve_titles, render_template
 from pospre.report.plots import draw_charts, format_value
 from pospre.report.run import Record, Run, read_run
-from pospre.text_table import format_table
 from pospre.untrusted_json import is_number
 
 _ABSENT = "–"

@@ -19,7 +19,7 @@ from PIL import Image
 from pospre.data.loader import build_loader
 from pospre.data.views.options import ViewGroup
 from pospre.object_store import Bucket
-from pospre.text_table import format_table
+from pospre.output import format_table
 from tests.data.flaky_s3 import access, moto_server
 
 NUM_SAMPLES, BATCH_SIZE, GROUPS, WINDOW = 4096, 64, 4, 512

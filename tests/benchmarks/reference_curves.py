@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from data_prep import scenes
 from pospre.errors import run_command
-from pospre.output import write_output
+from pospre.output import format_table, write_output
 from pospre.recipe.recipe import load_recipe
 from pospre.report.compare import read_runs
 from pospre.report.reference import (
@@ -28,7 +28,6 @@ from pospre.report.reference import (
     read_reference,
     to_text,
 )
-from pospre.text_table import format_table
 from pospre.training.train import train
 
 RECIPES = Path(__file__).parents[2] / "yamls" / "demo"

@@ -46,7 +46,7 @@ from pospre.evaluation.layers import (
 )
 from pospre.evaluation.registry import Context, Plan
 from pospre.nn.grid import grid_distances
-from pospre.text_table import format_table
+from pospre.output import format_table
 
 FIGURES = {"distance": "max", "nmi": "max"}
 PER_HEAD = {"distance": "distance in px", "nmi": "NMI", "entropy": "entropy in nats"}

@@ -20,7 +20,7 @@ from pospre.evaluation.layers import planned_encoder, three_patches
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.positions import schemes_that
-from pospre.text_table import format_table, percent
+from pospre.output import format_table, percent
 
 FIGURES = {"neighbours": "max"}
 COLOURS = 3  # principal components that are drawn

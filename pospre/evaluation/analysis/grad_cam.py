@@ -28,7 +28,7 @@ from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.text_table import format_table, percent
+from pospre.output import format_table, percent
 
 NEEDS = Classification
 FIGURES = {"area": "max"}

@@ -24,7 +24,7 @@ from pospre.evaluation.estimates import estimate_rows
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import layer_tokens, planned_encoder, require_two_images
 from pospre.evaluation.registry import Context, Plan
-from pospre.text_table import format_table
+from pospre.output import format_table
 
 FIGURES = {"position": "max"}
 GROUPS = 10  # that the jackknife leaves out in turn

@@ -29,7 +29,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
 from pospre.nn.decoder import patchify, unpatchify
 from pospre.nn.masking import PatchMasking, gather_tokens, scatter_tokens, slot_mask
-from pospre.text_table import format_table
+from pospre.output import format_table
 
 NEEDS = PixelObjective
 FIGURES = {"error": "min"}

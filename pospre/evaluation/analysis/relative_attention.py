@@ -31,7 +31,7 @@ from pospre.evaluation.layers import (
 )
 from pospre.evaluation.registry import Context, Plan
 from pospre.nn.grid import grid_offsets
-from pospre.text_table import format_table, percent
+from pospre.output import format_table, percent
 
 FIGURES = {"near": "max"}
 

@@ -31,7 +31,7 @@ from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches, check_pooling
 from pospre.evaluation.layers import layer_tokens, planned_encoder, require_two_images
 from pospre.evaluation.registry import Context, Plan
-from pospre.text_table import format_table, percent
+from pospre.output import format_table, percent
 
 FIGURES = {"rankme": "max", "artefacts": "min"}
 IN_A_ROW = 2  # pictures

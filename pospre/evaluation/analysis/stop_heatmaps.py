@@ -31,7 +31,7 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.grid import grid_distances
-from pospre.text_table import format_table
+from pospre.output import format_table
 
 NEEDS = FeaturePrediction
 FIGURES = {"distance": "max"}

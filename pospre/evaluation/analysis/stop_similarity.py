@@ -29,7 +29,7 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.model.algorithm import method_of
 from pospre.nn.grid import grid_distances
 from pospre.nn.places import Places
-from pospre.text_table import format_table
+from pospre.output import format_table
 
 NEEDS = StoP
 FIGURES = {"distance": "max"}

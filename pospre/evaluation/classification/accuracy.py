@@ -33,7 +33,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.places import Places
 from pospre.nn.sizes import pair
 from pospre.object_store import is_remote
-from pospre.text_table import format_table, percent
+from pospre.output import format_table, percent
 from pospre.training.build import load_model
 
 NEEDS = Classification

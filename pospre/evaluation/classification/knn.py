@@ -20,7 +20,7 @@ from pospre.evaluation.estimates import percent_rows, rate_error
 from pospre.evaluation.features import Part, check_probe, encode_parts
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.text_table import format_table, percent
+from pospre.output import format_table, percent
 
 FIGURES = {"top1": "max"}
 SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32

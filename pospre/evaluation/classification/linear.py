@@ -36,7 +36,7 @@ from pospre.evaluation.features import Parts, check_enough, check_probe, encode_
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.text_table import format_table, percent
+from pospre.output import format_table, percent
 
 FIGURES = {"top1": "max"}
 

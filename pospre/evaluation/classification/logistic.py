@@ -27,7 +27,7 @@ from pospre.evaluation.classification.settings import Logistic
 from pospre.evaluation.estimates import percent_rows, rate_error
 from pospre.evaluation.features import Part, check_enough, check_probe, encode_parts
 from pospre.evaluation.registry import Context, Plan
-from pospre.text_table import format_table, percent
+from pospre.output import format_table, percent
 
 FIGURES = {"top1": "max"}
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1)

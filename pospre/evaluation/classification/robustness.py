@@ -36,7 +36,7 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
 from pospre.nn.masking import num_visible
 from pospre.nn.sizes import pair
-from pospre.text_table import format_table, percent, percent_and_error
+from pospre.output import format_table, percent, percent_and_error
 
 NEEDS = Classification
 FIGURES = {"mean": "max"}

@@ -16,7 +16,7 @@ from pospre.evaluation.position.predictions import TOP, Placer, Tally, tally
 from pospre.evaluation.position.settings import PatchPosition
 from pospre.evaluation.registry import Context
 from pospre.model.position_task import PositionObjective
-from pospre.text_table import format_table, percent
+from pospre.output import format_table, percent
 
 NEEDS = PositionObjective
 FIGURES = {"mean": "max"}

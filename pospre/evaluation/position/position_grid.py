@@ -28,7 +28,7 @@ from pospre.evaluation.position.settings import PositionGrid
 from pospre.evaluation.registry import Context
 from pospre.model.position_task import PositionObjective
 from pospre.nn.masking import num_visible
-from pospre.text_table import format_table, percent
+from pospre.output import format_table, percent
 
 NEEDS = PositionObjective
 FIGURES = {"mean": "max"}

@@ -33,7 +33,7 @@ from pospre.evaluation.settings import Sampling
 from pospre.model.algorithm import algorithm_class, method_of
 from pospre.model.position_task import PositionObjective
 from pospre.nn.decoder import patchify, unpatchify
-from pospre.text_table import format_table, percent
+from pospre.output import format_table, percent
 
 NEEDS = PositionObjective
 VIEWS = ("original", "shuffled", "reconstructed")

@@ -35,7 +35,7 @@ from pospre.evaluation.position.probes import fit_probes, scores
 from pospre.evaluation.position.settings import PositionProbe
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.text_table import format_table
+from pospre.output import format_table
 
 FIGURES = {
     "top1": "max",

@@ -45,7 +45,7 @@ from pospre.evaluation.registry import (
 from pospre.evaluation.run import check_evaluation
 from pospre.evaluation.settings import Settings
 from pospre.model.model import PretrainModel
-from pospre.text_table import format_table
+from pospre.output import format_table
 
 FIGURES = {"r2_left": "min", "top1_left": "min"}
 

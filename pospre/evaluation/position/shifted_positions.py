@@ -36,7 +36,7 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Pooling
 from pospre.model.model import PretrainModel
 from pospre.nn.positions.scheme import Scheme
-from pospre.text_table import format_table
+from pospre.output import format_table
 
 FIGURES = {"cosine": "max"}
 TEMPERATURE = 0.07

@@ -31,8 +31,8 @@ from pospre.evaluation.dense.settings import Detection
 from pospre.evaluation.estimates import MODELS, percent_rows
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
+from pospre.output import format_table, percent
 from pospre.schedules import linear, staircase
-from pospre.text_table import format_table, percent
 
 FIGURES = {"AP": "max", "AP50": "max", "mask_AP": "max"}
 OWN_DATA = True

@@ -38,8 +38,8 @@ from pospre.evaluation.estimates import MODELS, percent_rows
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
+from pospre.output import format_table, percent
 from pospre.schedules import linear
-from pospre.text_table import format_table, percent
 
 FIGURES = {"mIoU": "max", "aAcc": "max"}
 OWN_DATA = True

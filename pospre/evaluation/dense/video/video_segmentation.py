@@ -27,7 +27,7 @@ from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, o
 from pospre.evaluation.estimates import MODELS, percent_rows
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.text_table import format_table
+from pospre.output import format_table
 
 FIGURES = {"JF": "max", "J": "max", "F": "max"}
 OWN_DATA = True
