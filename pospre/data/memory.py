@@ -35,7 +35,6 @@ class MemoryEstimate:
         tables: offsets and order of the samples, per rank.
         stored: the data set; None if unknown or not on this machine.
         available: memory of this machine, or of its container; None if unknown.
-        assumed_pixels: of the largest image, if it was not recorded; otherwise 0.
     """
 
     batches: int
@@ -44,7 +43,6 @@ class MemoryEstimate:
     num_ranks: int
     stored: int | None
     available: int | None
-    assumed_pixels: int = 0
 
     @property
     def per_rank(self) -> int:
@@ -55,19 +53,6 @@ class MemoryEstimate:
     def total(self) -> int:
         """Bytes of all loaders on this machine."""
         return self.per_rank * self.num_ranks
-
-    def describe(self) -> str:
-        """Return a line to print at the start."""
-        ranks = "" if self.num_ranks == 1 else f" for each of {self.num_ranks} ranks"
-        free = "" if self.available is None else f"; {readable(self.available)} are available"
-        assumed = ""
-        if self.assumed_pixels:
-            assumed = f" if no image has more than {self.assumed_pixels / 1e6:.3g} megapixels"
-        return (
-            f"loading takes about {readable(self.per_rank)} of memory{ranks} (batches "
-            f"{readable(self.batches)}, decoding {readable(self.decoding)}{assumed}, tables "
-            f"{readable(self.tables)}){free}"
-        )
 
     def check(self) -> None:
         """Warn if every epoch would read the whole data set from disk.
@@ -80,9 +65,10 @@ class MemoryEstimate:
         if self.total > self.available:
             raise UserError(
                 f"loading needs about {readable(self.total)} of memory on this machine "
-                f"({self.num_ranks} x {readable(self.per_rank)}), but {readable(self.available)} "
-                "are available. Lower data.batch_size or data.num_workers, or give the machine or "
-                "its container more memory."
+                f"({self.num_ranks} x {readable(self.per_rank)}: batches {readable(self.batches)}, "
+                f"decoding {readable(self.decoding)}, tables {readable(self.tables)}), but "
+                f"{readable(self.available)} are available. Lower data.batch_size or "
+                "data.num_workers, or give the machine or its container more memory."
             )
         if self.stored is not None and self.stored > self.available - self.total:
             warnings.warn(
@@ -92,11 +78,6 @@ class MemoryEstimate:
                 stacklevel=2,
             )
 
-    @property
-    def is_tight(self) -> bool:
-        """Whether loading needs much of the memory."""
-        return self.available is not None and 4 * self.total > self.available
-
 
 def estimate_memory(loader: ViewLoader) -> MemoryEstimate:
     """Estimate the memory of a loader, and of equal loaders on this machine's other ranks."""
@@ -104,18 +85,16 @@ def estimate_memory(loader: ViewLoader) -> MemoryEstimate:
     channels = reader.decoding.channels
     numbers = channels if reader.features is None else 4  # bytes per pixel
     views = sum(group.count * (np.prod(group.shape) * numbers + 17) for group in loader.groups)
-    stored = stored_bytes(reader)
-    known = 0 if reader.features is not None else reader.max_pixels
-    pixels = _ASSUMED_PIXELS if known is None else known
+    pixels = _ASSUMED_PIXELS if reader.max_pixels is None else reader.max_pixels
+    pixels = pixels if reader.features is None else 0
     per_pixel = -(-_BYTES_PER_PIXEL * max(3, channels) // 3)  # one channel is made from three
     return MemoryEstimate(
         batches=int((views + 24) * loader.batch_size * loader.num_batches_held),
         decoding=BYTES_OF_CODE + max(1, loader.threads) * (per_pixel * pixels + _BYTES_PER_THREAD),
         tables=_BYTES_PER_SAMPLE * len(reader),
         num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        stored=stored,
+        stored=stored_bytes(reader),
         available=available_memory(),
-        assumed_pixels=0 if known is not None else pixels,
     )
 
 

@@ -61,8 +61,7 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     """
     recipe = run.recipe
     parts = build_components(recipe, run.device)
-    memory = estimate_memory(parts.loader)
-    memory.check()
+    estimate_memory(parts.loader).check()
     if recipe.encoder.weights is not None and run.is_new():
         print_once(load_weights(parts.model, recipe.encoder.weights, recipe.encoder.weights_from))
     steps = run.find(parts)
@@ -77,9 +76,8 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
         if volume is not None and dist.get_local_rank() == 0:
             print(volume, flush=True)
         slow = slow_precision(parts.recipe, parts.device)
-        for text in (memory.describe() if memory.is_tight else None, slow):
-            if text is not None:
-                print_once(text)
+        if slow is not None:
+            print_once(slow)
         print_once(_describe(parts, recipe.trainer.precision))
         _fit(parts, run, more_callbacks)
     run.finish_uploads()
