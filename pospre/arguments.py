@@ -130,11 +130,8 @@ def check_arguments(
 ) -> dict[str, Any]:
     """Return ``given`` checked against a constructor's signature, with its defaults filled in.
 
-    ``key`` is the recipe's dotted key of these arguments and ``source`` where they come from, for
-    errors. Annotations include ranges.
-
-    Raises:
-        UserError: an argument is unknown, missing, of a wrong type or out of its range.
+    A ``UserError`` names ``source``, where they come from, and what is unknown, missing, of a wrong
+    type or out of its range after the dotted ``key`` of these arguments in the recipe.
     """
     model = section_of(constructor)
     checked = validated(model, given, source, prefix=f"{key}." if key else "")
@@ -176,11 +173,7 @@ def _lenient(hint: Any) -> Any:
 def validated(
     model: type[Checked], data: dict[str, Any], source: str, *, prefix: str = ""
 ) -> Checked:
-    """Return the section that ``data`` describes; errors name ``source`` and keys after ``prefix``.
-
-    Raises:
-        UserError: a key is unknown or missing, or a value of a wrong type or out of its range.
-    """
+    """Return the section that ``data`` describes, or raise ``UserError`` about all wrong keys."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -116,11 +116,7 @@ def to_install(*extras: str) -> str:
 
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:
-    """Import an optional package for ``what``; if it is missing, say how to install it.
-
-    Raises:
-        UserError: it is not installed; it names the ``extra`` (see ``pyproject.toml``).
-    """
+    """Import an optional package for ``what``; if it is missing, say how to install ``extra``."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -319,11 +319,7 @@ def may_pass(error: Exception) -> bool:
 
 
 def patiently(work: Callable[[], None], patience: float) -> None:
-    """Run ``work``; repeat it for ``patience`` seconds while the server does not answer.
-
-    Raises:
-        UserError: ``work`` raised it, or the server did not answer in this time.
-    """
+    """Run ``work``; repeat it for ``patience`` seconds while the server does not answer."""
     end, pause, has_told = time.monotonic() + patience, 1.0, False
     while True:
         try:

@@ -105,11 +105,7 @@ class LoaderOptions(Reading, Source):
                 )
 
     def keep_parts(self, ends: np.ndarray) -> None:
-        """Keep the order of a run that began with another storage, whose parts had these ``ends``.
-
-        Raises:
-            UserError: it has another number of samples.
-        """
+        """Keep the order of a run that began with another storage, whose parts end at ``ends``."""
         if len(ends) == 0 or ends[-1] != len(self.reader):
             raise UserError(
                 f"{self.reader.address} has {len(self.reader)} samples, but the loader's state is "

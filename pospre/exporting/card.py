@@ -29,9 +29,6 @@ def make_card(
     """Return the card of an export of the weights ``student`` or ``teacher`` after ``step`` steps.
 
     ``loading`` are lines of Python that load it with ``library``, ``checked`` the result of that.
-
-    Raises:
-        UserError: an evaluation's file in the run folder is broken.
     """
     recipe = parts.recipe
     header = {

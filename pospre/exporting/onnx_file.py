@@ -21,11 +21,7 @@ _INPUT = "images"
 
 
 def write(parts: Parts, path: Path) -> None:
-    """Write the graph of timm's model.
-
-    Raises:
-        UserError: it is too large for one file, or the extra ``onnx`` is not installed.
-    """
+    """Write the graph of timm's model; ``UserError`` if it is too large for one file."""
     size = sum(tensor.nbytes for tensor in parts.tensors.values())
     if size >= _LIMIT:
         raise UserError(

@@ -112,9 +112,6 @@ def take_parts(
 
     The format ``timm`` gets a zero classifier of ``num_classes`` where none is trained; the others
     none. None takes the trained classifier, or timm's usual number.
-
-    Raises:
-        UserError: the encoder can only take images of its own grid.
     """
     encoder = model.encoder
     shown = grid or encoder.grid

@@ -68,11 +68,7 @@ class PatchEncoder(nn.Module, ABC):
         return Places(self.grid_of(*images_BCHW.shape[-2:]), visible_BK)
 
     def pixels(self, images_BCHW: Tensor, visible_BK: Tensor | None) -> Tensor:
-        """Return the pixels (B, K, C, h, w) of the visible patches, without copying others.
-
-        Raises:
-            UserError: the images have the wrong type or shape.
-        """
+        """Return the pixels (B, K, C, h, w) of the visible patches, without copying others."""
         (rows, cols), (high, wide) = self.grid_of(*images_BCHW.shape[-2:]), self.patch_size
         fits = images_BCHW.shape[1:] == (self.channels, rows * high, cols * wide)
         if not fits or not images_BCHW.is_floating_point():

@@ -163,11 +163,7 @@ def is_eva(size: EncoderSize, positions: Scheme) -> bool:
 
 
 def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> dict[str, Tensor]:
-    """Return the tensors ``state`` of an encoder for its timm model ``vit``; None: a new one.
-
-    Raises:
-        UserError: timm's rotation differs from ours.
-    """
+    """Return the tensors ``state`` of an encoder for its timm model ``vit``; None: a new one."""
     if vit is None:
         _refuse_odd(encoder)
     if is_interleaved(encoder.positions.as_given()):

@@ -26,11 +26,7 @@ _ACTIVATIONS = {"QuickGELU": "quick_gelu", "GELUTanh": "gelu_tanh"}
 
 
 def timm_size(name: str) -> EncoderSize:
-    """Return the size of timm's model ``name`` (with or without ``timm:``), without its weights.
-
-    Raises:
-        UserError: timm has no such model, or it is not a ViT like ours.
-    """
+    """Return the size of timm's model ``name``; ``UserError`` if it is no ViT like ours."""
     name = name.removeprefix(PREFIX)
     if timm.is_model(name):
         with torch.device("meta"):

@@ -160,11 +160,7 @@ def _choose(starts: list[str], name: str, which: str, key: str) -> str:
 
 
 def split_address(uri: str) -> tuple[str, Positions | None]:
-    """Split ``FILE,positions=SCHEME`` into the file and the scheme; None: no scheme is given.
-
-    Raises:
-        UserError: the scheme is neither a name nor ``{name: its options}`` as in recipes.
-    """
+    """Split ``FILE,positions=SCHEME`` into the file and the scheme; None: no scheme is given."""
     file, said, text = uri.partition(POSITIONS)
     if not said:
         return uri, None

@@ -142,11 +142,7 @@ def whole(name: str) -> str:
 
 
 def joined(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return the tensors, by our names, with their parts joined; a missing key bias becomes 0.
-
-    Raises:
-        UserError: a part is missing; it names the tensors' ``source``.
-    """
+    """Return tensors, by our names, with their parts joined; a missing key bias becomes 0."""
     found: dict[str, Tensor] = {}
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

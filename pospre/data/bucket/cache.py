@@ -47,13 +47,10 @@ def cache_root(cache_dir: str | Path | None) -> Path:
 
 
 class ShardCache:
-    """The folder of one version of a remote data set.
+    """The folder of one version of a remote data set; ``UserError`` if it cannot be written.
 
     Its small files, ``contents`` by name, identify the version. ``limit`` is the maximal number of
     bytes of its shards; None: no limit.
-
-    Raises:
-        UserError: the folder cannot be written.
     """
 
     def __init__(

@@ -100,11 +100,7 @@ class RemoteMdsReader(MdsReader):
         return self._fetcher.heal(self._locate(index)[0])
 
     def prepare(self, visits: Visits) -> None:
-        """Refuse an order that would download most shards many times in an epoch.
-
-        Raises:
-            UserError: the shards that this order needs at once do not fit into the cache.
-        """
+        """Refuse an order that would download most shards many times in an epoch."""
         self.visits = visits
         self.visited = [self._entries[place] for place in visits.parts]
         self._fetcher.share = visits.share

@@ -73,11 +73,7 @@ class JpegHeader(NamedTuple):
 
 
 def read_header(data: memoryview) -> JpegHeader:
-    """Read the segments of a JPEG up to its first scan.
-
-    Raises:
-        UnusualJpeg: it is not a JPEG, or of a kind that is not read here.
-    """
+    """Read a JPEG's segments up to its first scan; raise ``UnusualJpeg`` for other files."""
     if bytes(data[:3]) != _START:
         raise UnusualJpeg
     frame, orientation, interval, at = None, _UPRIGHT, 0, 2

@@ -163,11 +163,7 @@ class FfcvReader(Reader):
 
 
 def import_ffcv(path: Path) -> Any:
-    """Import FFCV, which needs system libraries that MDS does not need, and return it.
-
-    Raises:
-        UserError: FFCV or a library that it needs is not installed; it names the file to read.
-    """
+    """Import FFCV, which needs system libraries; if one is missing, say how to read ``path``."""
     # FFCV sets torch to one thread for the whole program. It fills a numba dict with two names,
     # which takes 2 s to compile; a plain dict suffices, because FFCV reads it in Python
     num_threads = torch.get_num_threads()

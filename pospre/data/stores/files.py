@@ -58,11 +58,7 @@ def refuse_unlisted(error: OSError) -> NoReturn:
 
 
 def read_bytes(file: Path | FileIO, offset: int = 0, size: int | None = None) -> Tensor:
-    """Read a part of a file (default: all) as uint8 (size,).
-
-    Raises:
-        UserError: the file cannot be read or has become shorter.
-    """
+    """Read a part of a file (default: all) as uint8 (size,); ``UserError`` if it is shorter."""
     try:
         if not isinstance(file, Path):
             return _read_part(file, offset, size)

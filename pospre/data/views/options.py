@@ -251,11 +251,7 @@ Views = ViewGroup | Mapping[str, ViewGroup] | Sequence[ViewGroup]
 
 
 def named_groups(views: Views) -> dict[str, ViewGroup]:
-    """Return view groups by their names; the keys of a dict are names.
-
-    Raises:
-        UserError: there is no group, or two have the same name.
-    """
+    """Return view groups by name; ``UserError`` if there are none, or two of one name."""
     if isinstance(views, Mapping):
         named = {name: replace(group, name=name) for name, group in views.items()}
     else:

@@ -26,11 +26,7 @@ SCHEMES = {
 
 
 def build_positions(positions: Positions, space: Space) -> Scheme:
-    """Return a scheme by name; ``reset_parameters`` must still initialise it.
-
-    Raises:
-        UserError: the scheme is unknown, or an option is wrong.
-    """
+    """Return a scheme by name, not initialised yet; ``UserError`` if an option is wrong."""
     given = {positions: {}} if isinstance(positions, str) else {**positions}
     if len(given) != 1:
         raise UserError(

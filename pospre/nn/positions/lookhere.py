@@ -124,9 +124,6 @@ def head_views(fields: str, heads: int) -> list[tuple[tuple[str, ...], float]]:
 
     Slopes restart with each name: ½ for the first four heads, ¼ for the next, and so on. In
     ``none``, each quarter of the run has one of 4^−1, 4^−2, 4^−3 and 4^−4.
-
-    Raises:
-        UserError: a name is unknown, or there are more names than runs of four heads.
     """
     names, runs = fields.split("-"), math.ceil(heads / 4)
     for name in names:
