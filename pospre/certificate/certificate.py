@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from pospre.certificate.processes import Job, Kill, Pace, ProcessServer, draw_kills
+from pospre.certificate.processes import Job, Kill, Pace, draw_kills
+from pospre.certificate.records import TOLERANCE, Verdict, check_lost, compare
 from pospre.certificate.stages import Runner, Stage, check_ends
-from pospre.certificate.verdicts import TOLERANCE, Verdict, check_lost, compare
 from pospre.output import check_output
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device, decide_precision
@@ -24,25 +23,14 @@ FIRST = Stage("undisturbed", "undisturbed")
 
 @dataclass(frozen=True)
 class Request:
-    """Options of a certificate.
-
-    Attributes:
-        recipe: YAML file.
-        overrides: ``key=value`` for it.
-        steps: length of the runs.
-        save_every: steps between checkpoints.
-        kills: number of kills of the killed run.
-        ranks: numbers of ranks, in turn; one number: no run with several.
-        also: further overrides; each gets a run in which every second process uses it.
-        seed: of the kill times.
-    """
+    """Options of a certificate, see ``python -m pospre.certify --help``."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
     steps: int = 12
     save_every: int = 2
     kills: int = 4
-    ranks: tuple[int, ...] = (1, 2, 1)
+    ranks: tuple[int, ...] = (1, 2, 1)  # one number: no run with several
     also: tuple[tuple[str, ...], ...] = ()
     seed: int = 0
 
@@ -70,10 +58,6 @@ class Certificate:
         """Whether every property of every run holds."""
         return all(verdict.holds for column in self.columns for verdict in column.verdicts)
 
-    def dump(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {"green": self.is_green, "tolerance": TOLERANCE, **asdict(self)}
-
 
 def certify(request: Request, work: Callable[[Job], None]) -> tuple[Certificate, Path]:
     """Run a recipe undisturbed and disturbed, compare, and write the certificate.
@@ -95,25 +79,21 @@ def certify(request: Request, work: Callable[[Job], None]) -> tuple[Certificate,
         load_recipe(request.recipe, (*request.overrides, *keys))
     for ranks in request.ranks:
         rank_batch(recipe, ranks)  # raises if it does not divide
-    remote = recipe.trainer.save_folder if recipe.checkpoint_folder().startswith("s3://") else None
-    runner = Runner(
-        request.recipe,
-        recipe.run_name,
-        (*request.overrides, *_shortened(request)),
-        folder,
-        f"{remote}/certificate" if remote else None,
-        ProcessServer(work),
-    )
-    certificate = _run(request, runner, recipe)
-    write(certificate, folder)
+    certificate = _run(request, recipe, folder, work)
+    content = {"green": certificate.is_green, "tolerance": TOLERANCE, **asdict(certificate)}
+    (folder / "certificate.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    (folder / "certificate.md").write_text(_page(certificate), "utf-8")
     if certificate.is_green:  # keep everything of a failed one for inspection
         for path in filter(Path.is_dir, folder.iterdir()):
             shutil.rmtree(path)
     return certificate, folder
 
 
-def _shortened(request: Request) -> tuple[str, ...]:
-    return (
+def _run(
+    request: Request, recipe: Recipe, folder: Path, work: Callable[[Job], None]
+) -> Certificate:
+    remote = recipe.trainer.save_folder if recipe.checkpoint_folder().startswith("s3://") else None
+    shortened = (
         f"trainer.max_duration={request.steps}ba",
         f"trainer.save_interval={request.save_every}ba",
         "schedule.warmup=2ba",
@@ -122,6 +102,25 @@ def _shortened(request: Request) -> tuple[str, ...]:
         "trainer.progress_bar=false",
         "trainer.autoresume=true",
     )
+    overrides = (*request.overrides, *shortened)
+    remote = f"{remote}/certificate" if remote else None
+    runner = Runner(request.recipe, recipe.run_name, overrides, folder, remote, work)
+    began = time.monotonic()
+    first = runner.run(FIRST, Pace(10.0, 1.0))
+    done, columns = {FIRST.name: first}, []
+    reduced = decide_precision(recipe, build_device(recipe)).trainer.precision != "fp32"
+    for stage in stages(request, coupled=first.processes[0].coupled, reduced=reduced):
+        run = done[stage.name] = runner.run(stage, first.pace)
+        if stage.reference is None:
+            continue
+        reference, values = done[stage.reference], (done[stage.reference].values, run.values)
+        verdicts = [
+            *compare(reference.processes[0], run.processes, exact=stage.exact, values=values),
+            check_lost(run.processes, run.ends, run.whole),
+            check_ends(stage, run),
+        ]
+        columns.append(Column(stage, run.ends, round(run.seconds, 1), verdicts))
+    return Certificate(request, columns, round(time.monotonic() - began, 1))
 
 
 def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
@@ -169,66 +168,29 @@ def _changes(name: str, count: int, request: Request) -> tuple[Kill, ...]:
     )
 
 
-def _run(request: Request, runner: Runner, recipe: Recipe) -> Certificate:
-    began = time.monotonic()
-    done = {FIRST.name: runner.run(FIRST, Pace(10.0, 1.0))}
-    first = done[FIRST.name]
-    reduced = decide_precision(recipe, build_device(recipe)).trainer.precision != "fp32"
-    columns = []
-    for stage in stages(request, coupled=first.processes[0].coupled, reduced=reduced):
-        run = done[stage.name] = runner.run(stage, first.pace)
-        if stage.reference is None:
-            continue
-        reference = done[stage.reference]
-        verdicts = compare(
-            reference.processes[0],
-            run.processes,
-            exact=stage.exact,
-            values=(reference.values, run.values),
-        )
-        verdicts.append(check_lost(run.processes, run.ends, run.whole))
-        verdicts.append(check_ends(stage, run))
-        columns.append(Column(stage, run.ends, round(run.seconds, 1), verdicts))
-    return Certificate(request, columns, round(time.monotonic() - began, 1))
+def headline(certificate: Certificate) -> str:
+    """Return one line that says whether the certificate is green, or the first failure."""
+    start = f"certificate of {certificate.request.recipe}: "
+    for column in certificate.columns:
+        for verdict in column.verdicts:
+            if not verdict.holds:
+                return f"{start}RED. {column.stage.title}: {verdict.property} {verdict.text}"
+    return f"{start}green, in {certificate.seconds:.0f} s"
 
 
 def table(certificate: Certificate) -> str:
     """Return the table: a row for each property, a column for each disturbed run."""
-    columns = certificate.columns
-    names = list(dict.fromkeys(v.property for column in columns for v in column.verdicts))
-    found = [{verdict.property: verdict for verdict in column.verdicts} for column in columns]
-    rows = [["property", *(column.stage.title for column in columns)]]
-    for name in names:
-        cells = [verdicts.get(name) for verdicts in found]
-        rows.append([name, *(_cell(cell.text, cell.holds) if cell else "–" for cell in cells)])
+    titles = [column.stage.title for column in certificate.columns]
+    cells: dict[str, list[str]] = {}
+    for place, column in enumerate(certificate.columns):
+        for verdict in column.verdicts:
+            row = cells.setdefault(verdict.property, ["–"] * len(titles))
+            row[place] = verdict.text if verdict.holds else f"**{verdict.text}**"
+    rows = [["property", *titles], *([name, *row] for name, row in cells.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
-
-
-def write(certificate: Certificate, folder: Path) -> None:
-    """Write ``certificate.json`` and ``certificate.md`` into a folder."""
-    values = json.dumps(certificate.dump(), indent=1)
-    (folder / "certificate.json").write_text(values + "\n", encoding="utf-8")
-    (folder / "certificate.md").write_text(_page(certificate), encoding="utf-8")
-
-
-def headline(certificate: Certificate) -> str:
-    """Return one line that says whether the certificate is green, or the first failure."""
-    asked = certificate.request
-    if certificate.is_green:
-        return f"certificate of {asked.recipe}: green, in {certificate.seconds:.0f} s"
-    title, verdict = next(
-        (column.stage.title, verdict)
-        for column in certificate.columns
-        for verdict in column.verdicts
-        if not verdict.holds
-    )
-    return f"certificate of {asked.recipe}: RED. {title}: {verdict.property} {verdict.text}"
 
 
 def _page(certificate: Certificate) -> str:
@@ -248,7 +210,3 @@ after it.
 *equal* means the same bits; *within*, where sums are taken in another order, a relative distance
 of at most {TOLERANCE:g}. {platform.machine()}, {platform.system()}.
 """
-
-
-def _cell(text: str, holds: bool) -> str:
-    return text if holds else f"**{text}**"

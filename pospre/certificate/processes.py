@@ -1,9 +1,9 @@
 """Processes of a run, forked from a server that has imported torch, and their kills.
 
 Starting Python with torch and Composer takes 6 to 10 s, and a certificate starts a run a dozen
-times. The server (``multiprocessing``'s own) imports both once, in a single thread, as
-``preload.py`` ensures. A fork of it starts training within a second. SIGKILL goes to the fork,
-which is a complete process with its own memory, files and threads.
+times. ``multiprocessing``'s fork server imports both once, in a single thread, as ``preload.py``
+ensures. A fork of it starts training within a second. SIGKILL goes to the fork, which is a complete
+process with its own memory, files and threads.
 """
 
 import json
@@ -12,25 +12,24 @@ import multiprocessing.forkserver
 import os
 import random
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from composer.utils import get_free_tcp_port
 
 from pospre.run.checkpoints.finding import incomplete
 
 KINDS = ("step", "save", "start", "SIGTERM")
-_SERVER = {  # keeps libraries from starting threads before the fork, or from using a GPU
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-}
+# keeps libraries from starting threads before the fork, or from using a GPU
+_SERVER = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_SERVER |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 _AFTER_ONE = 2.0  # seconds that the other ranks get to end by themselves
 _LOOK = 0.0005  # seconds between two checks for the time of a kill
 _MISSED = 4  # steps after which a save must have been missed
@@ -38,25 +37,15 @@ _MISSED = 4  # steps after which a save must have been missed
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one process.
-
-    Attributes:
-        recipe: YAML file.
-        overrides: ``key=value`` for it.
-        records: files of the observers, by rank.
-        values: file for the final weights.
-        log: file for the output.
-        every_weight: hash the weights after every step.
-        environment: extra variables, such as a bucket's endpoint.
-    """
+    """The work of one process."""
 
     recipe: str
     overrides: tuple[str, ...]
-    records: tuple[Path, ...]
-    values: Path
+    records: tuple[Path, ...]  # of the observers, by rank
+    values: Path  # for the final weights
     log: Path
-    every_weight: bool = True
-    environment: Mapping[str, str] = field(default_factory=dict)
+    every_weight: bool = True  # hash the weights after every step
+    environment: Mapping[str, str] = field(default_factory=dict)  # such as a bucket's endpoint
 
 
 class Process:
@@ -64,7 +53,7 @@ class Process:
 
     Attributes:
         begun: the last step seen to begin; 0: none.
-        started: when that was, in seconds of the machine's clock.
+        started: when it started, in seconds of the machine's clock.
     """
 
     def __init__(self, processes: list[Any], record: Path) -> None:
@@ -76,17 +65,13 @@ class Process:
 
     def look(self) -> None:
         """Read its progress."""
-        try:
-            with self._record.open("rb") as file:
-                file.seek(self._read)
-                new = file.read()
-        except FileNotFoundError:
-            return
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in map(json.loads, whole.splitlines()):
-            if "begun" in line:
-                self.begun, self._seen = line["begun"], time.monotonic()
+        with suppress(FileNotFoundError), self._record.open("rb") as file:
+            file.seek(self._read)
+            whole, end, _ = file.read().rpartition(b"\n")
+            self._read += len(whole + end)
+            for line in map(json.loads, whole.splitlines()):
+                if "begun" in line:
+                    self.begun, self._seen = line["begun"], time.monotonic()
 
     def age(self) -> float:
         """Return the seconds since its start."""
@@ -123,42 +108,45 @@ class Process:
         return [process.exitcode for process in self._processes]
 
 
-class ProcessServer:
-    """The server and the processes started from it.
+def start(work: Callable[[Job], None], job: Job) -> Process:
+    """Start a process on as many ranks as the job has records.
 
     Args:
-        work: a module's function that a process calls with its job.
+        work: a module's function that each rank calls with the job.
+        job: its argument.
     """
-
-    def __init__(self, work: Callable[[Job], None]) -> None:
-        self._work = work
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["pospre.certificate.preload"])
-        before = {name: os.environ.pop(name) for name in _SERVER if name in os.environ}
-        os.environ.update(_SERVER)
-        try:
-            multiprocessing.forkserver.ensure_running()
-        finally:
-            for name in _SERVER:
-                del os.environ[name]
-            os.environ.update(before)
-
-    def start(self, job: Job) -> Process:
-        """Start a process on as many ranks as the job has records."""
-        ranks = len(job.records)
-        port = _free_port() if ranks > 1 else 0
-        processes = []
-        for rank in range(ranks):
-            variables = _rank_variables(rank, ranks, port) if ranks > 1 else {}
-            process = self._context.Process(
-                target=_begin, args=(self._work, job, variables, rank), daemon=True
-            )
-            process.start()
-            processes.append(process)
-        return Process(processes, job.records[0])
+    ranks, processes = len(job.records), []
+    port = get_free_tcp_port() if ranks > 1 else 0
+    for rank in range(ranks):
+        variables = {  # as Composer's launcher sets them
+            **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)),
+            **{"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        }
+        variables = variables if ranks > 1 else {}
+        process = _server().Process(target=_begin, args=(work, job, variables), daemon=True)
+        process.start()
+        processes.append(process)
+    return Process(processes, job.records[0])
 
 
-def _begin(work: Callable[[Job], None], job: Job, variables: Mapping[str, str], rank: int) -> None:
+@cache
+def _server() -> multiprocessing.context.ForkServerContext:
+    """Start the server; return what forks of it are made with."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pospre.certificate.preload"])
+    before = {name: os.environ.pop(name) for name in _SERVER if name in os.environ}
+    os.environ.update(_SERVER)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        for name in _SERVER:
+            del os.environ[name]
+        os.environ.update(before)
+    return context
+
+
+def _begin(work: Callable[[Job], None], job: Job, variables: Mapping[str, str]) -> None:
     """Run ``work`` in the new process, and exit when the parent has exited."""
     os.environ.update({**job.environment, **variables})
     log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -176,61 +164,27 @@ def _begin(work: Callable[[Job], None], job: Job, variables: Mapping[str, str], 
     work(job)
 
 
-def _rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """Return the environment variables that Composer's launcher sets for a rank."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "NODE_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 class Kill(NamedTuple):
     """A time at which a process ends.
 
-    Attributes:
-        kind: ``step``: SIGKILL during a step; ``save``: while a checkpoint is written; ``start``:
-            before the first step; ``SIGTERM``: so that it saves and stops.
-        step: the step that must have begun.
-        delay: share of the duration of a step, or of the start.
+    Its kind is ``step``: SIGKILL during a step; ``save``: while a checkpoint is written; ``start``:
+    before the first step; or ``SIGTERM``: so that it saves and stops.
     """
 
     kind: str
-    step: int
-    delay: float
+    step: int  # that must have begun
+    delay: float  # as a share of the duration of a step, or of the start
 
 
 class Pace(NamedTuple):
-    """Undisturbed durations, in seconds.
-
-    Attributes:
-        start: from the start of a process to its first step.
-        step: one step.
-    """
+    """Undisturbed seconds from the start of a process to its first step, and of a step."""
 
     start: float
     step: float
 
 
 def draw_kills(name: str, count: int, steps: int, seed: int) -> list[Kill]:
-    """Return ``count`` kills in order of time, of all kinds if there are enough.
-
-    Args:
-        name: of the killed run: each gets its own draws.
-        count: number of kills.
-        steps: of the whole run.
-        seed: of the draws.
-    """
+    """Return the kills of the run ``name`` in order of time, of all kinds if there are enough."""
     draws = random.Random(f"{seed}/{name}")
     kinds = [KINDS[place % len(KINDS)] for place in range(count)]
     draws.shuffle(kinds)
@@ -241,16 +195,7 @@ def draw_kills(name: str, count: int, steps: int, seed: int) -> list[Kill]:
 def send_when_due(
     process: Process, is_due: Callable[[], bool], number: int = signal.SIGKILL
 ) -> bool:
-    """Send a process a signal when due, and wait for its end; return whether it was sent.
-
-    Args:
-        process: just started.
-        is_due: polled with the process's progress.
-        number: of the signal.
-
-    Returns:
-        False if the process ended by itself before.
-    """
+    """Send a process a signal when due, and wait for its end; False: it ended by itself before."""
     while process.is_alive():
         process.look()
         if is_due():
@@ -263,14 +208,7 @@ def send_when_due(
 
 
 def is_due(kill: Kill, process: Process, pace: Pace, folder: Path) -> bool:
-    """Return whether a kill is due.
-
-    Args:
-        kill: the kill.
-        process: the process to kill.
-        pace: the durations that the delay is a share of.
-        folder: of the local checkpoints, where a save is visible.
-    """
+    """Return whether a kill is due; ``folder`` holds the local checkpoints, and shows a save."""
     if kill.kind == "start":
         return process.age() >= kill.delay * pace.start
     if process.begun < kill.step:

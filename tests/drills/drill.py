@@ -17,14 +17,13 @@ from pospre.certificate.processes import (
     Kill,
     Pace,
     Process,
-    ProcessServer,
     describe,
     is_due,
     send_when_due,
+    start,
 )
+from pospre.certificate.records import ProcessRecord, Verdict, compare, read_record, train_observed
 from pospre.certificate.stages import Runner, Stage
-from pospre.certificate.step_records import ProcessRecord, read_record, train_observed
-from pospre.certificate.verdicts import Verdict, compare
 from pospre.errors import UserError
 from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.finding import checkpoints_in
@@ -73,7 +72,6 @@ class Drill:
         self.folder, self.server, self.steps, self.seed = folder, server, steps, seed
         self.tally = Tally()
         self.records: list[ProcessRecord] = []
-        self._server = ProcessServer(train_observed)
         self._recipe = _write_recipe(folder, steps)
         self._run_folder = folder / "runs" / "tiny"
         self._checkpoints = self._run_folder / "checkpoints"
@@ -82,7 +80,7 @@ class Drill:
 
     def undisturbed(self) -> tuple[ProcessRecord, Path, Pace]:
         """Run it without a bucket and without a kill."""
-        runner = Runner(str(self._recipe), "tiny", (), self.folder, None, self._server)
+        runner = Runner(str(self._recipe), "tiny", (), self.folder, None, train_observed)
         done = runner.run(Stage("undisturbed", "undisturbed"), Pace(10.0, 1.0))
         return done.processes[0], done.values, done.pace
 
@@ -124,7 +122,7 @@ class Drill:
         began = time.monotonic()
         while time.monotonic() - began < _PATIENCE:
             expected, job = self._newest(), self._job()
-            process = self._server.start(job)
+            process = start(train_observed, job)
             killed = send_when_due(process, partial(due, process))
             code = process.wait()
             if killed:

@@ -11,15 +11,17 @@ import torch
 
 from pospre.certificate.certificate import Request, stages
 from pospre.certificate.processes import KINDS, Pace, draw_kills
-from pospre.certificate.stages import Done, Stage, check_ends
-from pospre.certificate.step_records import (
+from pospre.certificate.records import (
     ProcessRecord,
     Step,
+    Verdict,
+    check_lost,
+    compare,
     hash_rows,
     hash_tensors,
     read_record,
 )
-from pospre.certificate.verdicts import Verdict, check_lost, compare
+from pospre.certificate.stages import Done, Stage, check_ends
 
 END = {"end": 4, "optimiser": "o", "random": "r"}
 

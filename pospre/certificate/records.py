@@ -1,0 +1,324 @@
+"""Records the inputs and results of every training step, and compares the records of two runs."""
+
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from composer.core import Callback, State
+from composer.loggers import Logger
+from composer.utils import dist, reproducibility
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from pospre.certificate.processes import Job
+from pospre.errors import run_command
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.recipe.recipe import load_recipe
+from pospre.training.callbacks.metrics import plain_losses
+from pospre.training.train import train
+
+_BREATH = 0.05  # minimal seconds of a step, so that kills can hit it
+_ROW_BYTES = 8  # of a sample's hash: enough to distinguish a few thousand samples
+_PROPERTIES = {  # of the keys of a batch; all others are masks
+    **dict.fromkeys(("index", "epoch", "label"), "sample ids"),
+    **dict.fromkeys(("box", "field_box"), "boxes"),
+    "flip": "flips",
+    "image": "pixels",
+}
+_DRAWN = ("sample ids", "boxes", "flips", "masks", "pixels")
+TOLERANCE = 1e-5
+"""Relative tolerance of losses and weights if the order of sums differs."""
+
+
+class Observer(Callback):
+    """Appends a line to a file at the start and end of training and of every step.
+
+    A step's line has one hash for each sample and property (ids, boxes, flips, masks, pixels: the
+    model's batch, after the algorithms' draws), the losses, and a hash of all weights after it.
+    Each line is one write, so a kill leaves at most half a line.
+
+    Args:
+        path: the file of this rank and process.
+        every_weight: hash the weights after every step; otherwise only at the end.
+        values: file for the final weights, rank 0 only.
+    """
+
+    def __init__(self, path: Path, *, every_weight: bool, values: Path) -> None:
+        self.every_weight = every_weight
+        self.values = values
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._rows: dict[str, list[str]] = defaultdict(list)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Record the step before this process, and the part of the method that couples samples."""
+        algorithms = (each for each in state.algorithms if isinstance(each, PretrainAlgorithm))
+        asked = (algorithm.couples_samples() for algorithm in algorithms)
+        self._write(start=state.timestamp.batch.value, coupled=" and ".join(filter(None, asked)))
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Record the start of a step, so that the killer can follow the process."""
+        self._rows.clear()
+        self._write(begun=state.timestamp.batch.value + 1)
+        time.sleep(_BREATH)
+
+    def after_forward(self, state: State, logger: Logger) -> None:
+        """Hash the samples of a microbatch with everything drawn for them."""
+        found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for key, value in state.batch.items():
+            found[_PROPERTIES.get(key.rpartition("/")[2], "masks")][key] = value
+        for name, values in found.items():
+            self._rows[name].extend(hash_rows(values))
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Write the line of a finished step."""
+        self._write(
+            step=state.timestamp.batch.value,
+            rows={name: "".join(rows) for name, rows in self._rows.items()},
+            losses={k: value.hex() for k, value in plain_losses(state.total_loss_dict).items()},
+            parameters=hash_tensors(state.model.state_dict()) if self.every_weight else None,
+        )
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Record the final weights, optimiser and random state; save the weights' values."""
+        model = state.get_model_state_dict()
+        optimizer = state.optimizers[0].state_dict()
+        # without Python's own generator: boto draws its delays from it
+        random = reproducibility.get_rng_state()
+        random = [{key: rank[key] for key in rank if key != "python"} for rank in random]
+        self._write(
+            end=state.timestamp.batch.value,
+            parameters=hash_tensors(model),
+            optimiser=hash_tensors(optimizer),
+            random=hash_tensors(random),
+        )
+        if dist.get_global_rank() == 0:
+            arrays = {name: _local(value).float().numpy() for name, value in model.items()}
+            np.savez(self.values, **arrays)
+
+    def _write(self, **values: Any) -> None:
+        line = json.dumps({**values, "at": time.monotonic()})
+        os.write(self._file, (line + "\n").encode())
+
+
+def hash_rows(values: Mapping[str, Tensor]) -> list[str]:
+    """Return one hash per sample over some keys of a batch: types, shapes and bytes."""
+    hashes = [hashlib.blake2b(digest_size=_ROW_BYTES) for _ in next(iter(values.values()))]
+    for key, value in sorted(values.items()):
+        head = f"{key} {value.dtype} {tuple(value.shape[1:])}".encode()
+        for row, digest in zip(value.detach().cpu(), hashes, strict=True):
+            digest.update(head)
+            digest.update(_bytes(row))
+    return [digest.hexdigest() for digest in hashes]
+
+
+def hash_tensors(tree: Any) -> str:
+    """Return a hash of nested dicts and lists, with tensors by their bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path, leaf in tree_flatten_with_path(tree)[0]:
+        digest.update(keystr(path).encode())
+        if isinstance(leaf, np.ndarray):
+            leaf = torch.from_numpy(np.ascontiguousarray(leaf).view(np.uint8))
+        if isinstance(leaf, Tensor):
+            digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+            digest.update(_bytes(_local(leaf)))
+        else:
+            digest.update(repr(leaf).encode())
+    return digest.hexdigest()
+
+
+def _local(value: Tensor) -> Tensor:
+    value = value.detach()
+    return (value.full_tensor() if isinstance(value, DTensor) else value).cpu()
+
+
+def _bytes(value: Tensor) -> bytes:
+    return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@dataclass
+class Step:
+    """A finished training step."""
+
+    number: int  # counted from 1
+    rows: dict[str, str]  # a hash for each sample of all ranks, in order, by property
+    losses: dict[str, float]  # averages over the ranks, with the metrics
+    parameters: str | None  # a hash of the weights after it, if recorded
+
+    def value(self, name: str) -> object:
+        """Return what is compared as this property."""
+        return self.rows.get(name, "") if name in _DRAWN else getattr(self, name)
+
+
+@dataclass
+class ProcessRecord:
+    """The record of one process."""
+
+    start: int | None = None  # the step it resumed from; None: it ended before that
+    steps: list[Step] = field(default_factory=list)
+    end: dict[str, Any] | None = None  # hashes of the final state, if it finished the run
+    coupled: str = ""  # the part of the method that couples samples; empty: none
+    first: float = 0.0  # when its first step began, in seconds of the machine's clock
+    seconds: list[float] = field(default_factory=list)  # of each of its steps
+
+
+def read_record(paths: Sequence[Path]) -> ProcessRecord:
+    """Return the record of a process from its ranks' files, rank 0 first.
+
+    A step is finished when all ranks have written it.
+    """
+    texts = [path.read_bytes() if path.exists() else b"" for path in paths]
+    # without a last line that was cut off by a kill
+    ranks = [list(map(json.loads, text.split(b"\n")[:-1])) for text in texts]
+    record, begun_at = ProcessRecord(), 0.0
+    for line in ranks[0]:
+        if "start" in line:
+            record.start, record.coupled = line["start"], line["coupled"]
+        elif "begun" in line:
+            begun_at = line["at"]
+            record.first = record.first or begun_at
+        elif "step" in line:
+            record.seconds.append(line["at"] - begun_at)
+        elif "end" in line:
+            record.end = line
+    by_rank = [{line["step"]: line for line in lines if "step" in line} for lines in ranks]
+    for number in sorted(set.intersection(*map(set, by_rank))):
+        lines = [steps[number] for steps in by_rank]
+        rows = {name: "".join(line["rows"][name] for line in lines) for name in lines[0]["rows"]}
+        losses = {name: float.fromhex(value) for name, value in lines[0]["losses"].items()}
+        record.steps.append(Step(number, rows, losses, lines[0]["parameters"]))
+    return record
+
+
+def train_observed(job: Job) -> None:
+    """Train as ``python -m pospre.train`` does, with an observer; exit with its code."""
+
+    def work() -> int:
+        torch.set_num_threads(1)
+        recipe = load_recipe(job.recipe, job.overrides)
+        record = job.records[dist.get_global_rank()]
+        train(recipe, [Observer(record, every_weight=job.every_weight, values=job.values)])
+        return 0
+
+    sys.exit(run_command(work))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on one property of one run."""
+
+    property: str
+    holds: bool
+    text: str  # ``equal``, the size of the difference, or where it starts
+    step: int | None = None  # the first that differs
+
+
+def compare(
+    reference: ProcessRecord,
+    processes: Sequence[ProcessRecord],
+    *,
+    exact: bool,
+    values: tuple[Path, Path],
+) -> list[Verdict]:
+    """Return a verdict for every property of a run compared with the undisturbed one.
+
+    Args:
+        reference: the one process of the undisturbed run.
+        processes: of the other run; steps trained twice are compared twice.
+        exact: all must be bit-equal; otherwise losses and weights may differ by ``TOLERANCE``.
+        values: files of the final weights of both.
+    """
+    expected = {step.number: step for step in reference.steps}
+    found = [step for process in processes for step in process.steps]
+    verdicts = [_coverage(expected, found)]
+    same = (*_DRAWN, "losses", "parameters") if exact else _DRAWN
+    verdicts += [_equal(name, expected, found) for name in same]
+    if exact:
+        return [*verdicts, *_equal_ends(reference, processes)]
+    return [*verdicts, _close_losses(expected, found), _close_values(*values)]
+
+
+def check_lost(
+    processes: Sequence[ProcessRecord], ends: Sequence[str], whole: Sequence[int]
+) -> Verdict:
+    """Return a verdict about finished steps that were lost when a process ended.
+
+    No step up to a complete checkpoint (``whole``, see ``Done``) may be lost, and none at all if a
+    process could save before its end.
+    """
+    done, worst, bad = 0, 0, ""
+    for before, after, end, kept in zip(processes[:-1], processes[1:], ends, whole, strict=True):
+        done = before.steps[-1].number if before.steps else done
+        if after.start is None:  # it ended before that
+            continue
+        lost = done - after.start
+        if after.start < kept or (lost and end == "by SIGTERM"):
+            bad = bad or f"{lost} of {done}, where a process ended {end}; {kept} were saved"
+        worst, done = max(worst, lost), after.start
+    return Verdict("steps lost", not bad, bad or f"at most {worst}, none of a whole checkpoint")
+
+
+def _coverage(expected: dict[int, Step], found: Sequence[Step]) -> Verdict:
+    numbers = [step.number for step in found]
+    missing = sorted(set(expected) - set(numbers))
+    if missing:
+        return Verdict("steps", False, f"step {missing[0]} was never trained", missing[0])
+    return Verdict("steps", True, f"{len(expected)}, and {len(found) - len(expected)} again")
+
+
+def _equal(name: str, expected: dict[int, Step], found: Sequence[Step]) -> Verdict:
+    different = [
+        step.number for step in found if step.value(name) != expected[step.number].value(name)
+    ]
+    if different:
+        return Verdict(name, False, f"differ from step {min(different)} on", min(different))
+    return Verdict(name, True, "equal")
+
+
+def _close_losses(expected: dict[int, Step], found: Sequence[Step]) -> Verdict:
+    worst, at = 0.0, 0
+    for step in found:
+        for name, value in expected[step.number].losses.items():
+            if name.startswith("metric/"):  # may couple a batch's samples; not trained
+                continue
+            other = step.losses.get(name, math.nan)
+            distance = abs(other - value) / max(abs(value), 1.0)
+            if not distance <= worst:
+                worst, at = distance, step.number
+    holds = worst <= TOLERANCE
+    text = f"within {worst:.1e}" if holds else f"differ by {worst:.1e}, most at step {at}"
+    return Verdict("losses", holds, text, None if holds else at)
+
+
+def _close_values(reference: Path, other: Path) -> Verdict:
+    with np.load(reference) as before, np.load(other) as after:
+        first, second = (
+            np.concatenate([file[name].ravel() for name in before], dtype=np.float64)
+            for file in (before, after)
+        )
+    distance = float(np.linalg.norm(second - first) / np.linalg.norm(first))
+    holds = distance <= TOLERANCE
+    return Verdict("parameters", holds, f"{'within' if holds else 'differ by'} {distance:.1e}")
+
+
+def _equal_ends(reference: ProcessRecord, processes: Sequence[ProcessRecord]) -> list[Verdict]:
+    """Compare the final state; a run ended by SIGTERM also has an earlier one."""
+    before, after = reference.end or {}, dict[str, Any]()
+    for process in processes:
+        if process.end and process.end["end"] == before["end"]:
+            after = process.end
+    verdicts = []
+    for name in ("optimiser", "random"):
+        same = before[name] == after.get(name)
+        verdicts.append(Verdict(name, same, "equal" if same else "differs in the end"))
+    return verdicts
