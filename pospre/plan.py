@@ -132,6 +132,7 @@ def _recipe(plan: "Plan") -> str:
     rows = [(name, f"{number / 1e6:.2f}") for name, number in counts.parts.items()]
     per_image = counts.steps[False].flops / GIGA
     again = counts.steps[True].flops / GIGA
+    peak = machine.gpu.fp32 if recipe.trainer.precision == "fp32" else machine.gpu.bf16
     notes = [
         "",
         f"FLOPs per image    {per_image:.1f} G, forward and backward; {again:.1f} G with "
@@ -141,7 +142,7 @@ def _recipe(plan: "Plan") -> str:
         f"images ({plan.images[1]})",
         f"GPUs               {machine.gpus} × {machine.gpu.name} on {machine.nodes} "
         f"node{'s' if machine.nodes > 1 else ''}, {recipe.trainer.precision}: "
-        f"{machine.gpu.peak(recipe.trainer.precision) / TERA:g} TFLOP/s each",
+        f"{peak / TERA:g} TFLOP/s each",
     ]
     title = f"{recipe.run_name}: {recipe.encoder.name} with {', '.join(recipe.algorithms)}"
     return format_table(title, ("part", "M parameters"), rows, notes)

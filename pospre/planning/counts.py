@@ -1,78 +1,70 @@
 """Counts a recipe's parameters, FLOPs and bytes once, for any number of GPUs.
 
-The memory of a step is what is alive at each moment, followed over fake tensors. torch's own
-``MemTracker`` (2.7) hooks the gradient of every parameter, and so refuses frozen ones, which
-teachers have.
+A step is traced over two sizes of a microbatch. Its bytes and FLOPs grow linearly with the samples.
 """
 
 import math
-import weakref
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
+from composer.distributed.fsdp2_utils import generate_composer_model_policy
+from torch import nn
 
 from pospre.batch import Batch, image_key
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.planning.fake import FakeTraining, trace_step
-from pospre.planning.fusion import fused
-from pospre.planning.kernels import Kernel, StepTrace, count_flops, tensors
-from pospre.planning.layouts import Parameters, StepMemory, count_parameters
+from pospre.planning.fake import FakeTraining
+from pospre.planning.kernels import Kernel, count_flops, fused
 from pospre.recipe.recipe import Recipe
 from pospre.training.scale.blocks import recompute_blocks
 
-_SIZES = 8, 16  # microbatches that are tracked; bytes grow linearly with them
+_SMALL, _LARGE = 8, 16  # microbatches that are tracked
 
 
 @dataclass(frozen=True)
-class KernelLines:
-    """Kernels of a step over any number of samples, interpolated from two numbers of samples.
+class StepMemory:
+    """Memory of a step on one GPU beside weights and optimiser, by the size of the microbatch."""
 
-    Bytes and FLOPs of every kernel grow linearly with the samples.
+    # by bytes of gradients that exist: (bytes for any microbatch, bytes that each sample adds)
+    moments: dict[int, tuple[float, float]]
 
-    Attributes:
-        small: a number of samples, and the kernels over them.
-        large: a larger number, and the same kernels over them.
-    """
+    def working(self, microbatch: int, grad_share: float, *, accumulates: bool) -> float:
+        """Return the most bytes of activations, buffers and gradients together.
 
-    small: tuple[int, list[Kernel]]
-    large: tuple[int, list[Kernel]]
+        Args:
+            microbatch: samples.
+            grad_share: of the gradients that this GPU holds.
+            accumulates: whether gradients of earlier microbatches exist from the beginning.
+        """
+        full = max(self.moments)
+        return max(
+            fixed + each * microbatch + grad_share * (full if accumulates else grads)
+            for grads, (fixed, each) in self.moments.items()
+        )
 
-    def at(self, samples: int) -> list[Kernel]:
-        """Return the kernels over this number of samples."""
-        (small, low), (large, high) = self.small, self.large
-        share = (samples - small) / (large - small)
+
+@dataclass(frozen=True)
+class StepCounts:
+    """Forward and backward with or without activation checkpointing."""
+
+    flops: float  # per image, including recomputation
+    memory: StepMemory
+    small: list[Kernel]  # of forward and backward over _SMALL samples
+    large: list[Kernel]  # the same kernels over _LARGE samples
+    update: list[Kernel]  # of optimiser and teacher
+
+    def work(self, samples: int) -> list[Kernel]:
+        """Return the kernels of forward and backward over this number of samples."""
+        share = (samples - _SMALL) / (_LARGE - _SMALL)
         return [
             Kernel(
                 round(one.bytes + share * (other.bytes - one.bytes)),
                 round(one.flops + share * (other.flops - one.flops)),
                 one.is_fp32,
             )
-            for one, other in zip(low, high, strict=True)
+            for one, other in zip(self.small, self.large, strict=True)
         ]
-
-
-@dataclass(frozen=True)
-class StepCounts:
-    """Forward and backward with or without activation checkpointing.
-
-    Attributes:
-        flops: per image, including recomputation.
-        memory: by microbatch.
-        work: the kernels of forward and backward, by microbatch.
-        update: the kernels of optimiser and teacher.
-    """
-
-    flops: float
-    memory: StepMemory
-    work: KernelLines
-    update: list[Kernel]
 
 
 @dataclass(frozen=True)
@@ -87,190 +79,112 @@ class PassCounts:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Everything that is counted.
+class Parameters:
+    """Numbers of parameters."""
 
-    Attributes:
-        algorithms: that were counted.
-        parts: parameters by part: encoder, teachers, heads and so on.
-        parameters: in all.
-        passes: the encoder's, by name.
-        steps: with and without activation checkpointing.
-        optimizer_bytes: of the optimiser's state.
-        sample_bytes: of a sample's views, as they are copied to the GPU.
-        pixels: of a sample's views.
-    """
+    trained: int
+    frozen: int  # of teachers, and fixed tables
+    unit: int  # that FSDP2 gathers at once, at most: the blocks in use, and what they stand in
+    unit_trained: int  # the trained ones among them
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Everything that is counted."""
 
     algorithms: list[PretrainAlgorithm]
-    parts: dict[str, int]
+    parts: dict[str, int]  # parameters of encoder, teachers, heads and so on
     parameters: Parameters
-    passes: dict[str, PassCounts]
-    steps: dict[bool, StepCounts]
+    passes: dict[str, PassCounts]  # the encoder's, by name
+    steps: dict[bool, StepCounts]  # with and without activation checkpointing
     optimizer_bytes: int
-    sample_bytes: int
-    pixels: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the counts as plain values."""
-        return {
-            "parameters": self.parts,
-            "passes": {name: asdict(one) for name, one in self.passes.items()},
-            "flops_per_image": self.steps[False].flops,
-            "flops_per_image_with_checkpointing": self.steps[True].flops,
-            "optimizer_bytes": self.optimizer_bytes,
-            "sample_bytes": self.sample_bytes,
-        }
+    sample_bytes: int  # of a sample's views, as they are copied to the GPU
+    pixels: int  # of a sample's views
 
 
 def count(recipe: Recipe) -> Counts:
     """Count a recipe; its data need not exist."""
     training = FakeTraining(recipe)
-    model, (small, large) = training.model, _SIZES
-    batches = [training.batch(size) for size in _SIZES]
+    model = training.model
+    batches = [training.batch(size) for size in (_SMALL, _LARGE)]
     training.begin()
-    passes = {}
     with training.mode, training.autocast():
-        flops = pass_flops(model, batches[1])
-    for name, declared in model.registry.passes.items():
-        views = model.views[declared.group].count
-        passes[name] = PassCounts(
-            declared.group, views, declared.count, declared.teacher, flops[name] / large
-        )
+        passes = _passes(model, batches[1])
     steps = {False: _step(training, batches)}
     recompute_blocks(model, offload=False)
     steps[True] = _step(training, batches)
     state = [value for each in training.optimizer.state.values() for value in each.values()]
-    groups = model.views.values()
     return Counts(
         algorithms=training.algorithms,
-        parts=_parts(training),
+        parts=_parts(model),
         parameters=count_parameters(model),
         passes=passes,
         steps=steps,
         optimizer_bytes=sum(value.nbytes for value in state),
-        sample_bytes=sum(batches[0][image_key(name)].nbytes for name in model.views) // small,
-        pixels=sum(group.count * math.prod(group.shape) for group in groups),
+        sample_bytes=sum(batches[0][image_key(name)].nbytes for name in model.views) // _SMALL,
+        pixels=sum(group.count * math.prod(group.shape) for group in model.views.values()),
     )
 
 
-def flops_per_image(recipe: Recipe) -> float:
-    """Return the FLOPs of forward and backward of one image."""
-    training, size = FakeTraining(recipe), _SIZES[1]
-    batch = training.batch(size)
-    return count_flops(lambda: training.forward_backward(batch)) / size
-
-
-def _step(training: FakeTraining, batches: list[Batch]) -> StepCounts:
-    small, large = _SIZES
-    low, less, _ = track_step(training, batches[0])
-    high, more, update = track_step(training, batches[1])
-    return StepCounts(
-        more.flops / large,
-        StepMemory.from_sizes({small: low, large: high}),
-        KernelLines((small, _kernels(training, less)), (large, _kernels(training, more))),
-        update.kernels,
-    )
-
-
-def _kernels(training: FakeTraining, trace: StepTrace) -> list[Kernel]:
-    """Return the kernels of a GPU's step: compiled, unless ``trainer.compile`` is false."""
-    is_eager = training.recipe.trainer.compile is False
-    return trace.kernels if is_eager else fused(trace.operators)
-
-
-def _parts(training: FakeTraining) -> dict[str, int]:
-    """Return the number of parameters of each part."""
-    model = training.model
-
-    def trained(*modules: nn.Module, wanted: bool = True) -> int:
-        every = (one for module in modules for one in module.parameters())
-        return sum(one.numel() for one in every if one.requires_grad is wanted)
-
-    editors = trained(model.contents, model.places)
-    heads = {f"head of {name}": trained(model.objectives[name]) for name in model.objectives}
-    teachers = [] if model.teacher is None else [model.teacher]
-    frozen = trained(*teachers, model.objectives, wanted=False)
-    parts = {"encoder": trained(model.encoder), **heads, "tokens and positions": editors}
-    return {name: number for name, number in {**parts, "teachers": frozen}.items() if number}
-
-
-class Alive(TorchDispatchMode):
-    """Tracks every storage that is made inside, until it is freed.
-
-    Args:
-        parameters: their gradients are counted apart from everything else.
-
-    Attributes:
-        working: the most bytes of anything else that was made inside, by the bytes of gradients
-            that exist.
-    """
-
-    def __init__(self, parameters: list[Tensor]) -> None:
-        super().__init__()
-        self.working: dict[int, int] = {}
-        self._alive = self._gradients = 0
-        self._known = WeakIdKeyDictionary()
-        self._hooks = [
-            one.register_post_accumulate_grad_hook(self._note_gradient)
-            for one in parameters
-            if one.requires_grad
-        ]
-        self._seen: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Run an operator and note its results."""
-        made = func(*args, **(kwargs or {}))
-        for tensor in tensors(made):
-            self._note(tensor.untyped_storage())
-        now = self._alive - self._gradients
-        self.working[self._gradients] = max(now, self.working.get(self._gradients, 0))
-        return made
-
-    def close(self) -> None:
-        """Remove the hooks from the parameters."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def know(self, *tensors: Tensor) -> None:
-        """Leave these tensors out of the count."""
-        for tensor in tensors:
-            self._known[tensor.untyped_storage()] = True
-
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        if storage not in self._known:
-            self._known[storage] = True
-            self._alive += storage.nbytes()
-            weakref.finalize(storage, partial(self._forget, storage.nbytes()))
-
-    def _forget(self, size: int) -> None:
-        self._alive -= size
-
-    def _note_gradient(self, parameter: Tensor) -> None:
-        if id(parameter) not in self._seen and parameter.grad is not None:
-            self._seen.add(id(parameter))
-            self._gradients += parameter.grad.nbytes
-
-
-def track_step(training: FakeTraining, batch: Batch) -> tuple[dict[int, int], StepTrace, StepTrace]:
-    """Return ``Alive.working`` of a step, and what ``trace_step`` returns of it."""
-    training.optimizer.zero_grad()
-    state = [one for each in training.optimizer.state.values() for one in each.values()]
-    tracker = Alive(list(training.model.parameters()))
-    tracker.know(*training.model.parameters(), *training.model.buffers(), *state, *batch.values())
-    with tracker:
-        work, update = trace_step(training, batch)
-    tracker.close()
-    training.optimizer.zero_grad()
-    return tracker.working, work, update
-
-
-def pass_flops(model: PretrainModel, batch: Batch) -> dict[str, int]:
-    """Return the forward FLOPs of each encoder pass over a prepared batch, by name."""
-    counts = {}
+def _passes(model: PretrainModel, batch: Batch) -> dict[str, PassCounts]:
+    """Return the encoder's passes over a prepared batch."""
+    passes = {}
     for name, declared in model.registry.passes.items():
         views = model.images(batch, declared.group)
         seen = {**batch, f"{declared.group}/pixels": views}
-        counts[name] = count_flops(partial(model.encode, name, views, seen))
-    return counts
+        flops = count_flops(partial(model.encode, name, views, seen)) / _LARGE
+        number = model.views[declared.group].count
+        passes[name] = PassCounts(declared.group, number, declared.count, declared.teacher, flops)
+    return passes
+
+
+def _step(training: FakeTraining, batches: list[Batch]) -> StepCounts:
+    (low, less, _), (high, more, update) = map(training.track, batches)
+    # the gradients come in the same order, so each moment of one size has its match in the other
+    assert low.keys() == high.keys()
+    each = {grads: (high[grads] - low[grads]) / (_LARGE - _SMALL) for grads in low}
+    memory = StepMemory({grads: (low[grads] - each[grads] * _SMALL, each[grads]) for grads in low})
+    is_eager = training.recipe.trainer.compile is False
+    small, large = (one.kernels if is_eager else fused(one.operators) for one in (less, more))
+    return StepCounts(more.flops / _LARGE, memory, small, large, update.kernels)
+
+
+def _parts(model: PretrainModel) -> dict[str, int]:
+    """Return the number of parameters of each part."""
+
+    def numel(*modules: nn.Module, trained: bool = True) -> int:
+        every = (one for module in modules for one in module.parameters())
+        return sum(one.numel() for one in every if one.requires_grad is trained)
+
+    teachers = [] if model.teacher is None else [model.teacher]
+    parts = {
+        "encoder": numel(model.encoder),
+        **{f"head of {name}": numel(model.objectives[name]) for name in model.objectives},
+        "tokens and positions": numel(model.contents, model.places),
+        "teachers": numel(*teachers, model.objectives, trained=False),
+    }
+    return {name: number for name, number in parts.items() if number}
+
+
+def count_parameters(model: PretrainModel) -> Parameters:
+    """Return the numbers of parameters, including those that FSDP2 gathers at once."""
+    units = generate_composer_model_policy(model)._run_policy(model, set(), {})
+    names = [name for name, module in model.named_modules() if module in units]
+    own = {name: Counter[bool]() for name in names}  # those in no smaller unit, by requires_grad
+    every = Counter[bool]()
+    for name, one in model.named_parameters():
+        every[one.requires_grad] += one.numel()
+        around = [unit for unit in names if name.startswith(f"{unit}.")]
+        if around:
+            own[max(around, key=len)][one.requires_grad] += one.numel()
+    # a unit stands in those whose names its own begins with
+    gathered = [
+        sum((own[outer] for outer in names if f"{unit}.".startswith(f"{outer}.")), Counter[bool]())
+        for unit in names
+    ]
+    return Parameters(
+        trained=every[True],
+        frozen=every[False],
+        unit=max(counts.total() for counts in gathered),
+        unit_trained=max(counts[True] for counts in gathered),
+    )

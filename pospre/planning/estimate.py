@@ -3,13 +3,24 @@
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from pospre.data.stores.reader import subset
 from pospre.errors import UserError
 from pospre.planning.counts import Counts, count
-from pospre.planning.gpus import GIB, GPUS, IMAGENET, Assumptions, Machine
-from pospre.planning.layouts import Held, Layout, StepTime, decode_rate, layouts, step_time
+from pospre.planning.gpus import (
+    GIB,
+    GPUS,
+    IMAGENET,
+    Assumptions,
+    Held,
+    Layout,
+    Machine,
+    StepTime,
+    layouts,
+)
+from pospre.planning.kernels import floor_seconds
 from pospre.recipe.recipe import Recipe
 from pospre.run.device import with_precision
 from pospre.schedules import duration_steps
@@ -22,19 +33,11 @@ _MOST_GPUS = 4096
 
 @dataclass(frozen=True)
 class Choice:
-    """One setting on one GPU.
-
-    Attributes:
-        layout: how the step is spread over the GPUs.
-        checkpointing: whether blocks compute their activations again in the backward.
-        microbatch: samples.
-        held: bytes by what they are.
-        time: of a step.
-    """
+    """One setting on one GPU."""
 
     layout: Layout
-    checkpointing: bool
-    microbatch: int
+    checkpointing: bool  # whether blocks compute their activations again in the backward
+    microbatch: int  # samples
     held: Held
     time: StepTime
 
@@ -54,28 +57,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe costs on some GPUs.
-
-    Attributes:
-        counts: parameters, FLOPs and bytes of the recipe.
-        machine: the GPUs.
-        assumed: what is assumed.
-        images: of the data set, and where the number is from.
-        steps: of the whole run.
-        device_batch: samples of a step on one GPU.
-        choices: every layout, with and without checkpointing, at every microbatch.
-        best: the fastest that fits.
-    """
+    """What a recipe costs on some GPUs."""
 
     recipe: Recipe
     counts: Counts
     machine: Machine
     assumed: Assumptions
-    images: tuple[int, str]
-    steps: int
-    device_batch: int
-    choices: list[Choice]
-    best: Choice
+    images: tuple[int, str]  # of the data set, and where the number is from
+    steps: int  # of the whole run
+    device_batch: int  # samples of a step on one GPU
+    choices: list[Choice]  # every layout, with and without checkpointing, at every microbatch
+    best: Choice  # the fastest that fits
 
     def fits(self, choice: Choice) -> bool:
         """Return whether a setting fits on the GPU."""
@@ -100,7 +92,7 @@ class Plan:
     def feed(self) -> dict[str, float]:
         """Return what a node's loader must deliver for the best setting: rates, cores, bytes/s."""
         rate = self.images_per_s(self.best) / self.machine.nodes
-        one = decode_rate(self.assumed, self.counts.pixels)
+        one = self.assumed.decodes(self.counts.pixels)
         return {
             "images_per_s": rate,
             "decode_rate": one,
@@ -110,6 +102,7 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as plain values; bytes, seconds and FLOPs."""
+        counts = self.counts
         return {
             "recipe": self.recipe.run_name,
             "machine": asdict(self.machine),
@@ -117,7 +110,14 @@ class Plan:
             "images": self.images[0],
             "images_from": self.images[1],
             "steps": self.steps,
-            "counts": self.counts.as_json(),
+            "counts": {
+                "parameters": counts.parts,
+                "passes": {name: asdict(one) for name, one in counts.passes.items()},
+                "flops_per_image": counts.steps[False].flops,
+                "flops_per_image_with_checkpointing": counts.steps[True].flops,
+                "optimizer_bytes": counts.optimizer_bytes,
+                "sample_bytes": counts.sample_bytes,
+            },
             "choices": [self._choice(choice) for choice in self.choices],
             "best": self._choice(self.best),
             "keys": self.best.keys(self.device_batch),
@@ -133,7 +133,7 @@ class Plan:
             "microbatch": choice.microbatch,
             "bytes": {**choice.held._asdict(), "total": choice.held.total},
             "fits": self.fits(choice),
-            "seconds": {**asdict(choice.time), "total": choice.time.total},
+            "seconds": {**choice.time._asdict(), "total": choice.time.total},
             "images_per_s": self.images_per_s(choice),
             "days": self.days(choice),
             "gpu_hours": self.gpu_hours(choice),
@@ -151,7 +151,7 @@ def plan(recipe: Recipe, machine: Machine, assumed: Assumptions) -> Plan:
         recipe = with_precision(recipe, "amp_bf16")  # what all GPUs of the table compute in
     device_batch = rank_batch(recipe, machine.gpus)
     counts = count(recipe)
-    choices = list(_choices(recipe, counts, machine, assumed, device_batch))
+    choices = list(_choices(counts, machine, assumed, device_batch))
     fitting = [choice for choice in choices if choice.held.total <= machine.gpu.memory]
     if not fitting:
         raise UserError(_nothing_fits(recipe, counts, machine, assumed, choices))
@@ -168,33 +168,27 @@ def plan(recipe: Recipe, machine: Machine, assumed: Assumptions) -> Plan:
 
 
 def _choices(
-    recipe: Recipe, counts: Counts, machine: Machine, assumed: Assumptions, device_batch: int
+    counts: Counts, machine: Machine, assumed: Assumptions, device_batch: int
 ) -> Iterator[Choice]:
     """Yield every setting: simple layouts first, larger microbatches before smaller ones."""
     sizes = [size for size in range(device_batch, 0, -1) if device_batch % size == 0]
+    sizes = [size for size in sizes if size > 1] or sizes
     for checkpointing, step in counts.steps.items():
-        for layout in layouts(machine.gpus, machine.nodes):
-            for size in [size for size in sizes if size > 1] or sizes:
-                held = layout.held(
-                    counts.parameters,
-                    step.memory,
-                    counts.optimizer_bytes,
-                    microbatch=size,
-                    accumulates=size < device_batch,
-                    batch_bytes=device_batch * counts.sample_bytes,
-                    fragmentation=assumed.fragmentation,
-                    reserve=assumed.reserve_gib * GIB,
-                )
-                time = step_time(
-                    machine,
-                    layout,
-                    counts.parameters,
-                    assumed,
-                    work=step.work.at(size),
-                    update=step.update,
-                    microbatches=device_batch // size,
-                )
-                yield Choice(layout, checkpointing, size, held, time)
+        work = {size: floor_seconds(step.work(size), machine.gpu) for size in sizes}
+        update = floor_seconds(step.update, machine.gpu)
+        for layout, size in product(layouts(machine.gpus, machine.nodes), sizes):
+            held = layout.held(
+                counts, step.memory, assumed, microbatch=size, device_batch=device_batch
+            )
+            time = layout.time(
+                machine,
+                counts.parameters,
+                assumed,
+                work=work[size],
+                update=update,
+                microbatches=device_batch // size,
+            )
+            yield Choice(layout, checkpointing, size, held, time)
 
 
 def _images(recipe: Recipe, assumed: Assumptions) -> tuple[int, str]:
@@ -220,20 +214,17 @@ def _nothing_fits(
     batch = recipe.data.batch_size
 
     def is_enough(other: Machine) -> bool:
-        found = _choices(recipe, counts, other, assumed, batch // other.gpus)
+        found = _choices(counts, other, assumed, batch // other.gpus)
         return any(choice.held.total <= other.gpu.memory for choice in found)
 
     names = [name for name, gpu in GPUS.items() if is_enough(replace(machine, gpu=gpu))]
+    ways = [f"--gpu {', '.join(names)}"] if names else []
     more = machine.gpus * 2
     while more <= _MOST_GPUS and batch % more == 0:
-        nodes = math.ceil(more / machine.per_node)
-        if is_enough(Machine(machine.gpu, more, nodes)):
+        if is_enough(Machine(machine.gpu, more, math.ceil(more / machine.per_node))):
+            ways.append(f"--gpus {more}")
             break
         more *= 2
-    else:
-        more = 0
-    ways = [f"--gpu {', '.join(names)}"] if names else []
-    ways += [f"--gpus {more}"] if more else []
     ways += ["a smaller encoder.name, encoder.image_size or view"]
     return (
         f"{recipe.run_name} fits on no {machine.gpu.name}: with {least.layout.name}, a microbatch "

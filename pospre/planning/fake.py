@@ -4,20 +4,26 @@ The fake tensors are on the CPU. A GPU's step has the same operators and sizes: 
 on both, and autocast casts the same products.
 """
 
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pospre.batch import Batch, image_key, without_images
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
-from pospre.planning.kernels import StepTrace
+from pospre.model.algorithm import algorithm_class
+from pospre.planning.kernels import StepTrace, tensors
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.optimizer.optim import build_optimizer
@@ -53,30 +59,22 @@ class FakeTraining:
 
     def batch(self, size: int) -> Batch:
         """Return a fake batch of ``size`` samples with all views and the algorithms' draws."""
-        views = self.model.views
+        views, fake = self.model.views, self.mode
         batch = without_images(size, {name: group.count for name, group in views.items()})
-        images = {
-            image_key(name): (size, group.count, self.model.encoder.channels, *group.shape)
-            for name, group in views.items()
-        }
-        with self.mode:
-            for key, shape in images.items():
-                batch[key] = torch.empty(shape, dtype=torch.uint8)
+        for name, group in views.items():
+            with fake:
+                shape = (size, group.count, self.model.encoder.channels, *group.shape)
+                batch[image_key(name)] = torch.empty(shape, dtype=torch.uint8)
         for algorithm in self.algorithms:
-            self._write(algorithm, batch)
-        fake = self.mode
-        return {k: v if fake.is_our_fake(v) else fake.from_tensor(v) for k, v in batch.items()}
-
-    def _write(self, algorithm: PretrainAlgorithm, batch: Batch) -> None:
-        """Let an algorithm draw; with real tensors if its shapes depend on the draws."""
-        written = dict(batch)
-        try:
-            with self.mode:
-                algorithm.write(written, self.model)
-        except (DataDependentOutputException, DynamicOutputShapeException):
             written = dict(batch)
-            algorithm.write(written, self.model)
-        batch.update(written)
+            try:
+                with fake:
+                    algorithm.write(written, self.model)
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                written = dict(batch)  # real tensors: its shapes depend on its draws
+                algorithm.write(written, self.model)
+            batch.update(written)
+        return {k: v if fake.is_our_fake(v) else fake.from_tensor(v) for k, v in batch.items()}
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the recipe's mixed precision."""
@@ -90,34 +88,100 @@ class FakeTraining:
                 loss = self.model.loss(self.model(batch), batch)["total"]
             loss.backward()
 
-    def step(self, batch: Batch) -> None:
-        """Run a whole training step: gradients, optimiser, teacher."""
-        self.forward_backward(batch)
-        self.update()
-
-    def begin(self) -> None:
-        """Run a step, so that the optimiser has its state; no gradients are left."""
-        self.step(self.batch(2))
-        with self.mode:
-            self.optimizer.zero_grad()
-
     def update(self) -> None:
         """Run the part of a step after the gradients: the optimiser, then the teacher."""
         with self.mode:
             self.optimizer.step()
             self.model.after_step(0.5)
 
+    def begin(self) -> None:
+        """Run a step, so that the optimiser has its state; no gradients are left."""
+        self.forward_backward(self.batch(2))
+        self.update()
+        with self.mode:
+            self.optimizer.zero_grad()
 
-def trace_step(training: FakeTraining, batch: Batch) -> tuple[StepTrace, StepTrace]:
-    """Return the operators of a training step: (forward and backward, the update).
+    def trace(self, batch: Batch) -> tuple[StepTrace, StepTrace]:
+        """Return the operators of a training step: (forward and backward, the update).
 
-    The optimiser has its state; there are no gradients yet.
+        The optimiser has its state; there are no gradients yet.
+        """
+        with StepTrace() as work:
+            self.forward_backward(batch)
+        with StepTrace() as update:
+            self.update()
+        return work, update
+
+    def track(self, batch: Batch) -> tuple[dict[int, int], StepTrace, StepTrace]:
+        """Return ``Alive.working`` of a step, and what ``trace`` returns of it."""
+        self.optimizer.zero_grad()
+        state = [one for each in self.optimizer.state.values() for one in each.values()]
+        parameters = list(self.model.parameters())
+        tracker = Alive(parameters)
+        tracker.know(*parameters, *self.model.buffers(), *state, *batch.values())
+        with tracker:
+            work, update = self.trace(batch)
+        tracker.close()
+        self.optimizer.zero_grad()
+        return tracker.working, work, update
+
+
+class Alive(TorchDispatchMode):
+    """Tracks every storage that is made inside, until it is freed.
+
+    torch's own ``MemTracker`` (2.7) hooks the gradient of every parameter, and so refuses frozen
+    ones, which teachers have.
+
+    Args:
+        parameters: their gradients are counted apart from everything else.
+
+    Attributes:
+        working: the most bytes of anything else that was made inside, by the bytes of gradients
+            that exist.
     """
-    with StepTrace() as work:
-        training.forward_backward(batch)
-    with StepTrace() as update:
-        training.update()
-    return work, update
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.working: dict[int, int] = {}
+        self._alive = self._gradients = 0
+        self._known = WeakIdKeyDictionary()
+        trained = [one for one in parameters if one.requires_grad]
+        self._hooks = [
+            one.register_post_accumulate_grad_hook(self._note_gradient) for one in trained
+        ]
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator and note its results."""
+        made = func(*args, **(kwargs or {}))
+        for storage in (tensor.untyped_storage() for tensor in tensors(made)):
+            if storage not in self._known:
+                self._known[storage] = True
+                self._alive += storage.nbytes()
+                weakref.finalize(storage, partial(self._forget, storage.nbytes()))
+        now = self._alive - self._gradients
+        self.working[self._gradients] = max(now, self.working.get(self._gradients, 0))
+        return made
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def know(self, *tensors: Tensor) -> None:
+        """Leave these tensors out of the count."""
+        for tensor in tensors:
+            self._known[tensor.untyped_storage()] = True
+
+    def _forget(self, size: int) -> None:
+        self._alive -= size
+
+    def _note_gradient(self, parameter: Tensor) -> None:
+        if id(parameter) not in self._seen and parameter.grad is not None:
+            self._seen.add(id(parameter))
+            self._gradients += parameter.grad.nbytes
 
 
 def with_classes(recipe: Recipe) -> Recipe:

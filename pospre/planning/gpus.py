@@ -1,9 +1,17 @@
-"""The inputs of a plan: GPUs as their vendors specify them, and assumptions about training."""
+"""GPUs as their vendors specify them, assumptions about training, and ways to spread a step.
+
+The one model of speed: the least time of the step's kernels (``kernels.floor_seconds``) over the
+share of that pace that training reaches (``Assumptions.efficiency``).
+"""
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pospre.errors import UserError, suggestion
+
+if TYPE_CHECKING:  # --help and a mistyped key answer without torch
+    from pospre.planning.counts import Counts, Parameters, StepMemory
 
 TERA, GIGA, GIB = 1e12, 1e9, 2**30
 IMAGENET = 1_281_167
@@ -12,31 +20,22 @@ EFFICIENCY = 0.54
 
 MAE compiled reached .59 in a plain loop; the trainer had .91 of a plain loop's images/s: .54, too.
 """
+_BYTES = 4  # parameters, gradients and what ranks exchange are fp32
+_BUS_SHARE = 0.75  # of a link, that collectives reach
+_DECODE_S = 0.82e-3  # of an image, and of each pixel of its views: README, Loader
+_PIXEL_S = 4.4e-9
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU; its peaks are dense, without sparsity.
-
-    Attributes:
-        name: in full.
-        bf16: peak dense matrix FLOP/s in bf16 and fp16, summed in fp32.
-        fp32: peak FLOP/s in fp32, without TF32, as torch computes by default.
-        memory: bytes.
-        memory_bandwidth: bytes/s.
-        link: bytes/s to the other GPUs of a node, one way (NVLink, else PCIe 4.0 × 16).
-    """
+    """One kind of GPU; its peaks are dense, without sparsity."""
 
     name: str
-    bf16: float
-    fp32: float
-    memory: float
-    memory_bandwidth: float
-    link: float
-
-    def peak(self, precision: str) -> float:
-        """Return the peak FLOP/s of a recipe's ``trainer.precision``."""
-        return self.fp32 if precision == "fp32" else self.bf16
+    bf16: float  # FLOP/s of matrix products in bf16 and fp16, summed in fp32
+    fp32: float  # FLOP/s without TF32, as torch computes by default
+    memory: float  # bytes
+    memory_bandwidth: float  # bytes/s
+    link: float  # bytes/s to the other GPUs of a node, one way (NVLink, else PCIe 4.0 × 16)
 
 
 def _gpu(name: str, bf16: float, fp32: float, gib: float, gb_per_s: float, link: float) -> Gpu:
@@ -80,8 +79,11 @@ class Machine:
         return self.gpus // self.nodes
 
 
-def _assumed(default: Any, unit: str, reason: str, limit: float | None = None) -> Any:
-    return field(default=default, metadata={"unit": unit, "reason": reason, "limit": limit})
+def _assumed(
+    default: Any, unit: str, reason: str, *, limit: float = inf, zero: bool = False
+) -> Any:
+    meant = {"unit": unit, "reason": reason, "limit": limit, "zero": zero}
+    return field(default=default, metadata=meant)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Assumptions:
         "of the floor's pace",
         "images/s over those of the least time that a GPU needs for every kernel's bytes and "
         "FLOPs; measured on an H100 (tests/benchmarks/README.md, On GPUs)",
-        1.0,
+        limit=1.0,
     )
     images: int | None = _assumed(
         None, "images", "of the data set; without it those of data.path, else ImageNet-1k's"
@@ -117,29 +119,184 @@ class Assumptions:
         "bus bandwidth of a collective (nccl-tests' busbw); without it 0.75 of the slower of the "
         "GPU's link and a node's network",
     )
-    overlap: float = _assumed(0.8, "of the communication", "done while the GPU computes", 1.0)
+    overlap: float = _assumed(
+        0.8, "of the communication", "done while the GPU computes", limit=1.0, zero=True
+    )
     fragmentation: float = _assumed(
-        0.1, "of activations and buffers", "lost in the allocator, beside what is allocated", 1.0
+        0.1,
+        "of activations and buffers",
+        "lost in the allocator, beside what is allocated",
+        limit=1.0,
+        zero=True,
     )
     reserve_gib: float = _assumed(
-        2.5, "GiB", "taken on each GPU by CUDA, cuBLAS and NCCL beside torch's tensors"
+        2.5, "GiB", "taken on each GPU by CUDA, cuBLAS and NCCL beside torch's tensors", zero=True
     )
     price_per_gpu_hour: float | None = _assumed(None, "a GPU hour", "without it no cost is given")
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` for an impossible number."""
         for one in fields(self):
-            value, limit = getattr(self, one.name), one.metadata["limit"] or float("inf")
-            if value is None:
+            value, meant = getattr(self, one.name), one.metadata
+            limit, zero = meant["limit"], meant["zero"]
+            if value is None or (zero and value == 0) or (0 < value <= limit and isfinite(value)):
                 continue
-            may_be_zero = one.name in ("overlap", "fragmentation", "reserve_gib")
-            low_enough = value <= limit and value < float("inf")
-            if not low_enough or not (value > 0 or (may_be_zero and value == 0)):
-                bound = "above 0" if limit == float("inf") else f"above 0, at most {limit:g}"
-                bound = bound.replace("above 0", "0 or more") if may_be_zero else bound
-                raise UserError(f"{option(one.name)} is {value}; give a number {bound}.")
+            bound = ("0 or more" if zero else "above 0") + f", at most {limit:g}" * isfinite(limit)
+            raise UserError(f"{option(one.name)} is {value}; give a number {bound}.")
+
+    def decodes(self, pixels: int) -> float:
+        """Return the images/s that a core loads if the views have this many pixels together."""
+        return self.decode_rate or 1 / (_DECODE_S + _PIXEL_S * pixels)
 
 
 def option(name: str) -> str:
     """Return the command-line option of a field."""
     return f"--{name.replace('_', '-')}"
+
+
+class Held(NamedTuple):
+    """Bytes on one GPU, by what they are."""
+
+    weights: float
+    teacher: float
+    gradients: float
+    optimizer: float
+    batch: float
+    working: float
+    exchange: float
+    reserve: float
+
+    @property
+    def total(self) -> float:
+        """Return their sum."""
+        return sum(self)
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step on every GPU."""
+
+    compute: float  # forward and backward
+    update: float  # optimiser and teacher
+    communication: float  # between GPUs
+    exposed: float  # the part of it that no computing hides
+
+    @property
+    def total(self) -> float:
+        """Return the seconds of a step."""
+        return self.compute + self.update + self.exposed
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way to spread a step over GPUs."""
+
+    name: str
+    shards: int  # GPUs over which weights, gradients and optimiser are split; 1: each holds all
+    replicas: int  # groups of such GPUs
+
+    def held(
+        self,
+        counts: "Counts",
+        memory: "StepMemory",
+        assumed: Assumptions,
+        *,
+        microbatch: int,
+        device_batch: int,
+    ) -> Held:
+        """Return the bytes on one GPU at the moment when they are most."""
+        parameters = counts.parameters
+        weights, teacher = (
+            number * _BYTES / self.shards for number in (parameters.trained, parameters.frozen)
+        )
+        # where nothing accumulates, gradients come as activations go: less than their sum
+        accumulates = microbatch < device_batch
+        both = memory.working(microbatch, 1 / self.shards, accumulates=accumulates)
+        exchange = 0.0
+        if self.shards > 1:
+            # gathered: those in use, and those that come next; their gradients, whole, likewise
+            exchange = 2 * (parameters.unit + parameters.unit_trained) * _BYTES
+        elif self.replicas > 1:  # DDP's buckets are a second copy of the gradients
+            exchange = parameters.trained * _BYTES
+        return Held(
+            weights=weights,
+            teacher=teacher,
+            gradients=weights,
+            optimizer=counts.optimizer_bytes / self.shards,
+            batch=device_batch * counts.sample_bytes,
+            working=both - weights,
+            exchange=exchange,
+            reserve=assumed.reserve_gib * GIB + assumed.fragmentation * (both + exchange),
+        )
+
+    def traffic(self, parameters: "Parameters", microbatches: int) -> tuple[float, float]:
+        """Return the bytes that a GPU sends in a step: (among its shards, between replicas).
+
+        Sharded weights are gathered for forward and backward of every microbatch, a teacher's for
+        the forward; gradients are scattered after each. What replicas hold is summed once.
+        """
+        trained, frozen = (
+            count * _BYTES * (self.shards - 1) / self.shards
+            for count in (parameters.trained, parameters.frozen)
+        )
+        among = microbatches * (3 * trained + frozen)
+        own = parameters.trained * _BYTES / self.shards
+        return among, 2 * own * (self.replicas - 1) / self.replicas
+
+    def time(
+        self,
+        machine: Machine,
+        parameters: "Parameters",
+        assumed: Assumptions,
+        *,
+        work: float,
+        update: float,
+        microbatches: int,
+    ) -> StepTime:
+        """Return the time of a step.
+
+        Args:
+            machine: the GPUs.
+            parameters: of the model.
+            assumed: what is assumed.
+            work: least seconds of forward and backward of a microbatch, with what activation
+                checkpointing computes again.
+            update: least seconds of optimiser and teacher, unsharded.
+            microbatches: in a GPU's share.
+        """
+        compute = microbatches * work / assumed.efficiency
+        among, between = self.traffic(parameters, microbatches)
+        whole_nodes = self.shards == machine.per_node
+        communication = (among + between * (self.shards == 1)) / bus_bandwidth(
+            machine, assumed, whole_nodes=whole_nodes
+        )
+        if self.shards > 1:
+            communication += between / _bandwidth(assumed, assumed.network * GIGA)
+        return StepTime(
+            compute=compute,
+            update=update / assumed.efficiency / self.shards,
+            communication=communication,
+            exposed=communication - min(assumed.overlap * communication, compute),
+        )
+
+
+def layouts(gpus: int, nodes: int) -> list[Layout]:
+    """Return the possible layouts on this number of GPUs, the simplest first."""
+    if gpus == 1:
+        return [Layout("one GPU", 1, 1)]
+    ways = [Layout("DDP", 1, gpus), Layout("FSDP2", gpus, 1)]
+    if nodes > 1 and gpus > nodes:
+        ways.insert(1, Layout("HSDP", gpus // nodes, nodes))
+    return ways
+
+
+def bus_bandwidth(machine: Machine, assumed: Assumptions, *, whole_nodes: bool) -> float:
+    """Return the bytes/s of a collective; ``whole_nodes``: over the GPUs of one node only."""
+    if machine.nodes == 1 or whole_nodes:
+        return _bandwidth(assumed, machine.gpu.link)
+    # a ring enters and leaves a node once, over the ports of all its GPUs together
+    ports = machine.per_node * assumed.network * GIGA
+    return _bandwidth(assumed, min(machine.gpu.link, ports))
+
+
+def _bandwidth(assumed: Assumptions, link: float) -> float:
+    return _BUS_SHARE * link if assumed.bandwidth is None else assumed.bandwidth * GIGA

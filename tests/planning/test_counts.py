@@ -1,5 +1,6 @@
 """What a plan counts over fake tensors is what real tensors do, for every method."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,9 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from pospre.planning.counts import Counts, count, flops_per_image, track_step
+from pospre.planning.counts import Counts, StepMemory, count
 from pospre.planning.fake import FakeTraining
-from pospre.planning.fusion import fused
-from pospre.planning.kernels import count_flops
-from pospre.planning.layouts import StepMemory
+from pospre.planning.kernels import count_flops, fused
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.data import build_views
@@ -38,7 +37,9 @@ def test_flops_are_those_of_real_tensors(method: str) -> None:
     recipe = recipe_of(method, depth=1)
     model, batch = real_step(recipe, 16)
     flops = count_flops(lambda: model.loss(model(batch), batch)["total"].backward())
-    assert flops_per_image(recipe) == pytest.approx(flops / 16, rel=1e-6)
+    training = FakeTraining(recipe)
+    fake = count_flops(partial(training.forward_backward, training.batch(16)))
+    assert fake == pytest.approx(flops, rel=1e-6)
 
 
 def test_products_are_what_the_profiler_counts_and_attention_comes_on_top() -> None:
@@ -78,11 +79,10 @@ def test_activation_checkpointing_computes_trained_blocks_again_and_keeps_less(
 def test_memory_grows_with_the_microbatch_as_tracked(ijepa: Counts) -> None:
     training, line = FakeTraining(recipe_of("ijepa")), ijepa.steps[False].memory
     training.begin()
-    tracked, work, _ = track_step(training, training.batch(48))
+    tracked, work, _ = training.track(training.batch(48))
     alive = max(grads + working for grads, working in tracked.items())
     assert line.working(48, 1.0, accumulates=False) == pytest.approx(alive, rel=0.01)
-    kernels = ijepa.steps[False].work.at(48)
-    assert kernels == fused(work.operators)
+    assert ijepa.steps[False].work(48) == fused(work.operators)
 
 
 def test_gradients_of_earlier_microbatches_are_there_from_the_beginning() -> None:

@@ -11,21 +11,22 @@ import pytest
 from pospre.errors import run_command
 from pospre.plan import main, render
 from pospre.planning import estimate as estimating
-from pospre.planning.counts import Counts, count
+from pospre.planning.counts import Counts, Parameters, count
 from pospre.planning.estimate import Choice
 from pospre.planning.estimate import plan as estimate
-from pospre.planning.fusion import fused
-from pospre.planning.gpus import GIB, GPUS, IMAGENET, Assumptions, Machine
-from pospre.planning.kernels import Kernel, floor_seconds
-from pospre.planning.layouts import (
+from pospre.planning.gpus import (
+    GIB,
+    GPUS,
+    IMAGENET,
+    Assumptions,
     Held,
     Layout,
-    Parameters,
+    Machine,
     StepTime,
     bus_bandwidth,
     layouts,
-    step_time,
 )
+from pospre.planning.kernels import floor_seconds, fused
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals
@@ -194,8 +195,8 @@ def test_communication_hides_behind_computing_as_far_as_there_is_some() -> None:
     machine, assumed = Machine(GPUS["h100"], 8, 1), Assumptions()
     layout = Layout("DDP", 1, 8)
     long, short = (
-        step_time(machine, layout, parameters, assumed, work=[work], update=[], microbatches=1)
-        for work in (Kernel(0, 10**15, False), Kernel(0, 10**9, False))
+        layout.time(machine, parameters, assumed, work=work, update=0.0, microbatches=1)
+        for work in (1.0, 1e-6)
     )
     assert long.communication == short.communication == pytest.approx(7e9 / (0.75 * 450e9))
     assert long.exposed == pytest.approx(0.2 * long.communication)
