@@ -21,10 +21,10 @@ from pospre.model.algorithm import PretrainAlgorithm, pretrain_model
 from pospre.model.model import PretrainModel
 from pospre.nn.masking import slot_mask
 from pospre.report.page import write_report
+from pospre.report.run import VIEWS, VIEWS_INDEX
 
 EVERY = 60.0  # seconds between updates
 SHARE = 0.01  # maximal share of training time for updates
-FOLDER, INDEX = "views", "views.json"
 NUM_SAMPLES = 3
 SIDES = 96, 192  # minimal pixels of a drawn view, one of many or one of two; integer factors
 GAP = 6
@@ -45,7 +45,7 @@ class LivePage(Callback):
         self.folder, self.every = folder, every
         self._next = time.monotonic() + every
         self._failed = False
-        self._drawn = (folder / FOLDER / INDEX).exists()
+        self._drawn = (folder / VIEWS / VIEWS_INDEX).exists()
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Draw and write if due."""
@@ -65,14 +65,15 @@ class LivePage(Callback):
 
     def _draw(self, state: State) -> None:
         model = pretrain_model(state)
-        if not can_draw(model):
+        patch = model.encoder.patch_size
+        if model.encoder.channels != 3 or patch[0] != patch[1]:  # no picture, or no grid of squares
             return
         assert state.previous_timestamp is not None
         few = {key: value[:NUM_SAMPLES] for key, value in state.batch.items()}
         few = numbered(few, epoch=state.previous_timestamp.epoch.value)
         few = state.device.batch_to_device(few)
         step = state.timestamp.batch.value
-        draw_views(model, state.algorithms, few, self.folder / FOLDER, step=step)
+        draw_views(model, state.algorithms, few, self.folder / VIEWS, step=step)
 
 
 @torch.no_grad()
@@ -107,13 +108,8 @@ def draw_views(
         for name, strip in zip(names, strips, strict=True):
             Image.fromarray(strip).save(folder / name, optimize=True)
         groups.append({"name": group, "legend": legend, "files": names})
-    (folder / INDEX).write_text(json.dumps({"step": step, "groups": groups}), encoding="utf-8")
-
-
-def can_draw(model: PretrainModel) -> bool:
-    """Return whether the model's views can be drawn: three channels and square patches."""
-    encoder = model.encoder
-    return encoder.channels == 3 and encoder.patch_size[0] == encoder.patch_size[1]
+    content = json.dumps({"step": step, "groups": groups})
+    (folder / VIEWS_INDEX).write_text(content, encoding="utf-8")
 
 
 def _draw_group(model: PretrainModel, batch: Batch, group: str) -> tuple[list[np.ndarray], str]:
@@ -147,17 +143,14 @@ def _marks(
     rows = len(batch["index"]) * views
     hidden, framed = (torch.zeros(rows, patches, dtype=torch.bool) for _ in range(2))
     legend = ["before they are mixed"] if group in model.registry.mixes else []
-    for key, (colour, words) in sorted(model.registry.captions.items(), key=_grey_first):
+    captions = sorted(model.registry.captions.items(), key=lambda item: item[1][0] != "grey")
+    for key, (colour, words) in captions:
         own = key.partition("/")[0]
         if key in batch and group == (own if own in model.views else "view"):
             marked = hidden if colour == "grey" else framed
             marked |= _places(batch, key, rows, patches).cpu()
             legend.append(words)
     return hidden.unflatten(0, (-1, views)), framed.unflatten(0, (-1, views)), legend
-
-
-def _grey_first(caption: tuple[str, tuple[str, str]]) -> bool:
-    return caption[1][0] != "grey"
 
 
 def _places(batch: Batch, key: str, rows: int, patches: int) -> Tensor:

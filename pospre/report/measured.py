@@ -1,4 +1,4 @@
-"""Context of an evaluation on the page: its command, its data, and published figures.
+"""What stands beside the results: published figures, commands that repeat them, the machine.
 
 The published figures are some of those in yamls/PAPERS.md.
 """
@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 from pospre.evaluation.registry import default_settings, evaluation_names
 from pospre.recipe.yaml_text import VARIABLE
-from pospre.report.plots import format_value
-from pospre.report.run import Run, column
-from pospre.untrusted_json import is_number
+from pospre.report.run import Run
 
 PACKAGES = ("torch", "torchvision", "timm", "mosaicml", "mosaicml-streaming", "ffcv", "numpy")
 _IMAGENET = 1_281_167  # training images
@@ -33,23 +31,14 @@ _TABLES = (None, "sincos", "learned")  # the encoder's positions of all these pa
 
 
 class Published(NamedTuple):
-    """A published figure of a ViT-B/16 trained on ImageNet-1k.
+    """A published figure of a ViT-B/16 trained on ImageNet-1k."""
 
-    Attributes:
-        methods: the algorithms of the recipe; the last one is the paper's.
-        epochs: training epochs.
-        evaluation: the evaluation that gives it.
-        percent: its value.
-        words: its description.
-        protocol: results or settings of the evaluation that must match the paper's protocol.
-    """
-
-    methods: tuple[str, ...]
+    methods: tuple[str, ...]  # the algorithms of the recipe; the last one is the paper's
     epochs: int
-    evaluation: str
+    evaluation: str  # that gives it
     percent: str
     words: str
-    protocol: Mapping[str, Any]
+    protocol: Mapping[str, Any]  # results or settings of the evaluation that must be the paper's
 
 
 _STOP = ("ijepa", "stop")
@@ -96,7 +85,7 @@ def _is_trained_as(run: Run, found: Published) -> bool:
     encoder = {key: run.setting("encoder", key) for key in keys}
     if encoder["name"] != "vitb16" or encoder["image_size"] not in (None, 224, [224, 224]):
         return False
-    samples = [record["samples"] for record in run.records if is_number(record.get("samples"))]
+    samples = run.column("samples")
     wanted = found.epochs * _IMAGENET
     return (
         encoder["depth"] in (None, 12)
@@ -142,30 +131,6 @@ def reproduce_commands(run: Run) -> list[str]:
     train = _command("pospre.train", f"{folder}/recipe.yaml", f"run_name={run.name}_again", *apart)
     measure = [evaluate_command(run, name) for name in run.evaluations]
     return [train, *measure, _command("pospre.report", folder)]
-
-
-def measured_on(run: Run, name: str) -> str:
-    """Describe the data and weights of evaluation ``name`` if they may mislead."""
-    data = run.evaluations.get(name, {}).get("data")
-    if not data:
-        return ""
-    trained = trained_on_these(run, name)
-    words = f"measured on {data}" + (", the pictures it was trained on" if trained else "")
-    step = earlier_step(run, name)
-    return words + (f"; {step}, not of the last" if step else "")
-
-
-def trained_on_these(run: Run, name: str) -> bool:
-    """Return whether evaluation ``name`` used the training images."""
-    data = run.evaluations.get(name, {}).get("data")
-    return bool(data) and data == run.setting("data", "path")
-
-
-def earlier_step(run: Run, name: str) -> str:
-    """Describe the step of evaluation ``name`` if the run has trained further since."""
-    step = run.evaluations.get(name, {}).get("step")
-    last = column(run.records, "step")[-1:]
-    return f"of step {format_value(step)}" if is_number(step) and last > [step] else ""
 
 
 def environment(run: Run) -> list[tuple[str, str]]:

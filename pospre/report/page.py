@@ -4,7 +4,7 @@ The page loads nothing: style, curves and pictures are inline, and its content s
 forbids everything else. All text from users (names, paths, recipe) is escaped.
 """
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,20 @@ from pygments.lexers import YamlLexer
 
 from pospre.output import write_output
 from pospre.report import measured, summary
-from pospre.report.evaluations import (
+from pospre.report.plots import Record, draw_charts, format_value
+from pospre.report.run import (
     PICTURE_BUDGET,
     Knn,
-    Other,
     PatchPosition,
     PositionGrid,
     PositionPictures,
+    Run,
     load_triples,
     load_views,
     parse_results,
     read_other,
+    read_run,
 )
-from pospre.report.plots import draw_charts, format_value
-from pospre.report.run import Record, Run, read_run
 from pospre.untrusted_json import is_number
 
 HERE = Path(__file__).parent
@@ -40,7 +40,6 @@ BLANK = (
     "For pictures of a single colour, which contain no information about places. It should stay "
     "near guessing; if it is well above, the model gets the positions from somewhere else."
 )
-VIEWS = "views"  # as in live.py, which takes seconds to import
 
 
 def write_report(run_folder: str | Path, *, refresh: int | None = None) -> Path:
@@ -90,17 +89,18 @@ def page_context(run: Run) -> dict[str, Any]:
     knn = parse_results(run, "knn", Knn)
     pictures = parse_results(run, "position_pictures", PositionPictures)
     patches = parse_results(run, "patch_position", PatchPosition)
-    folder = run.folder / "evaluation" / "position_pictures"
     asked = summary.pretext_tasks_of(run)
     answering = {each.pretext_task.evaluation for each in asked}
     wanted = answering if run.algorithms else {"position_grid"}
+    others = [name for name in run.evaluations if name not in SHOWN]
+    budget = PICTURE_BUDGET // (2 * max(1, len(others)))
     return {
         "run": run,
         "asked": asked,
         "answered": answering,
         "wanted": wanted,
         "shown": SHOWN,
-        "views": load_views(run.folder / VIEWS),
+        "views": load_views(run),
         "subtitle": summary.subtitle(run),
         "verdict": summary.verdict(run, grid, patches, knn),
         "headline": summary.headline(run, grid, knn),
@@ -110,16 +110,17 @@ def page_context(run: Run) -> dict[str, Any]:
         "grid": grid,
         "knn": knn,
         "pictures": pictures,
-        "triples": load_triples(folder, pictures.pictures) if pictures else [],
-        "others": _other_evaluations(run),
+        "triples": load_triples(run, pictures.pictures) if pictures else [],
+        "others": {name: read_other(run, name, budget) for name in others},
         "patches": patches,
         "has_positions": bool(wanted & POSITIONS or grid or pictures or patches),
-        "commands": {name: measured.evaluate_command(run, name) for name in _all_names(run)},
-        "published": {name: measured.published_beside(run, name) for name in _all_names(run)},
-        "measured_on": {name: measured.measured_on(run, name) for name in _all_names(run)},
+        "command": partial(measured.evaluate_command, run),
+        "published": partial(measured.published_beside, run),
+        "measured_on": partial(summary.measured_on, run),
         "reproduce": measured.reproduce_commands(run),
         "environment": measured.environment(run),
-        "recipe_html": _colour_yaml(run.recipe_text),
+        # safe: Pygments escapes the text and only adds <span class>
+        "recipe_html": Markup(highlight(run.recipe_text, YamlLexer(), HtmlFormatter(nowrap=True))),
     }
 
 
@@ -128,27 +129,23 @@ def curve_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
 
     These are losses, metrics, evaluations during training, learning rate and throughput.
     """
-    keys = _keys(records)
-    terms = [key for key in keys if key.startswith("loss/") and key != "loss/total"]
+    terms = [key for key in _keys(records, "loss/") if key != "loss/total"]
     found: dict[str, dict[str, Any]] = {}
     for key in (["loss/total"] if len(terms) != 1 else []) + terms:
         found[key] = {"title": f"Loss · {key.removeprefix('loss/')}"}
-    for key in (key for key in keys if key.startswith("metric/")):
+    for key in _keys(records, "metric/"):
         rate = "accuracy" in key
         title = f"During training · {key.removeprefix('metric/').replace('_', ' ')}"
         words = BLANK if key.endswith("_blank_accuracy") else ""
         found[key] = {"title": title, "percent": rate, "from_zero": rate, "words": words}
-    for key in (key for key in keys if key.startswith("evaluation/")):
+    for key in _keys(records, "evaluation/"):
         _, name, figure = key.split("/", 2)
+        shares = all(0 <= one[key] <= 1 for one in records if is_number(one.get(key)))
         if figure != "seconds":
-            found[key] = {"title": f"{name} · {figure}", "percent": _are_shares(records, key)}
+            found[key] = {"title": f"{name} · {figure}", "percent": shares}
     found["lr"] = {"title": "Learning rate", "from_zero": True, "smooth": False}
     found["throughput"] = {"title": "Images per second", "from_zero": True}
     return found
-
-
-def _are_shares(records: list[Record], key: str) -> bool:
-    return all(0 <= record[key] <= 1 for record in records if is_number(record.get(key)))
 
 
 def watch_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
@@ -156,33 +153,13 @@ def watch_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
     titles = {"gradient/": "Gradient norm", "features/": "Features", "time/": "Share of time"}
     charts: dict[str, dict[str, Any]] = {}
     for kind, title in titles.items():
-        found = [key for key in _keys(records) if key.startswith(kind)]
-        for key in (key for key in found if any(record.get(key) for record in records)):
-            name = f"{title} · {key.removeprefix(kind).replace('_', ' ')}"
-            charts[key] = {"title": name, "percent": kind == "time/", "from_zero": True}
+        for key in _keys(records, kind):
+            if any(record.get(key) for record in records):
+                name = f"{title} · {key.removeprefix(kind).replace('_', ' ')}"
+                charts[key] = {"title": name, "percent": kind == "time/", "from_zero": True}
     return {**charts, "memory": {"title": "Memory, GiB", "from_zero": True, "smooth": False}}
 
 
-def _keys(records: list[Record]) -> list[str]:
-    return list(dict.fromkeys(key for record in records for key in record))
-
-
-def _all_names(run: Run) -> list[str]:
-    """Return the evaluations that the page shows, or gives commands for."""
-    asked = (each.pretext_task.evaluation for each in summary.pretext_tasks_of(run))
-    return list(dict.fromkeys([*SHOWN, *filter(None, asked), *run.evaluations]))
-
-
-def _other_evaluations(run: Run) -> dict[str, Other]:
-    """Return the results of evaluations without their own section."""
-    names = [name for name in run.evaluations if name not in SHOWN]
-    budget = PICTURE_BUDGET // (2 * max(1, len(names)))
-    folder = run.folder / "evaluation"
-    return {
-        name: read_other(run.evaluations[name]["results"], folder / name, budget) for name in names
-    }
-
-
-def _colour_yaml(text: str) -> Markup:
-    # safe: Pygments escapes the text and only adds <span class>
-    return Markup(highlight(text, YamlLexer(), HtmlFormatter(nowrap=True)))
+def _keys(records: list[Record], start: str) -> list[str]:
+    keys = dict.fromkeys(key for record in records for key in record)
+    return [key for key in keys if key.startswith(start)]

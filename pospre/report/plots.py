@@ -7,33 +7,29 @@ fixed size, so charts are legible on phones and wide screens.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pospre.report.run import Record
-
 WIDTH, HEIGHT = 1000, 300
 MAX_POINTS = 2000
 SMOOTH_FROM = 100  # curves with fewer points are not smoothed
 
+Record = dict[str, Any]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     """A label and its position on the axis, in percent from the left or the top."""
 
     place: float
     label: str
 
 
-@dataclass(frozen=True)
-class Line:
-    """A curve: ``raw_path`` as logged, ``line_path`` smoothed (empty if not needed)."""
+class Line(NamedTuple):
+    """A curve of a run: ``raw_path`` as logged, ``line_path`` smoothed (empty if not needed)."""
 
     run: int
     last: str
@@ -42,18 +38,14 @@ class Line:
     note: str
 
 
-@dataclass(frozen=True)
-class Chart:
-    """Curves of one or several runs on the same axes; ``Line.run`` names the run.
-
-    ``words`` describe the figure if its name is not clear.
-    """
+class Chart(NamedTuple):
+    """Curves of one or several runs on the same axes."""
 
     title: str
     lines: list[Line]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
-    words: str = ""
+    words: str  # describe the figure if its name is not clear
 
 
 def draw_charts(
@@ -87,16 +79,11 @@ def draw_chart(
     frame = _Frame(left, right, low, high)
     lines = []
     for number, (steps, values, gaps, note) in curves.items():
-        smoothed = smooth_curve(values) if smooth and len(values) >= SMOOTH_FROM else None
-        lines.append(
-            Line(
-                run=number,
-                last=format_value(values[-1], percent=percent),
-                raw_path=frame.path(steps, values, gaps),
-                line_path="" if smoothed is None else frame.path(steps, smoothed, gaps),
-                note=note,
-            )
-        )
+        raw, smoothed = frame.path(steps, values, gaps), ""
+        if smooth and len(values) >= SMOOTH_FROM:
+            smoothed = frame.path(steps, smooth_curve(values), gaps)
+        last = format_value(values[-1], percent=percent)
+        lines.append(Line(number, last, raw, smoothed, note))
     y_ticks = frame.y_ticks(y_step, percent=percent)
     return Chart(title, lines, frame.x_ticks(), y_ticks, words)
 
@@ -159,8 +146,7 @@ def format_value(value: float, *, percent: bool = False) -> str:
     return f"{value:.4g}"
 
 
-@dataclass(frozen=True)
-class _Frame:
+class _Frame(NamedTuple):
     """The data range of a chart."""
 
     left: float

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from pospre.errors import UserError
 from pospre.output import format_table
-from pospre.report.compare import curve_keys, mean_between, recipe_rows
+from pospre.report.compare import curve_keys, last_step, mean_between, recipe_rows
 from pospre.report.plots import format_value
 from pospre.report.run import Run
 
@@ -32,16 +32,12 @@ _OWN = ("run_name", "seed", "trainer.run_folder", "trainer.save_folder")  # diff
 
 
 class Reference(BaseModel):
-    """Curves of one recipe's runs with several seeds.
-
-    Attributes:
-        seeds: of the runs.
-        edges: limits of the windows in steps: each includes its last step, not its first.
-        curves: for each loss and metric its values in every window, for each seed.
-    """
+    """Curves of one recipe's runs with several seeds."""
 
     seeds: list[int] = Field(min_length=LEAST_RUNS)
+    # limits of the windows in steps: each includes its last step, not its first
     edges: list[int] = Field(min_length=2)
+    # for each loss and metric its values in every window, for each seed
     curves: dict[str, list[list[float]]]
 
     @model_validator(mode="after")
@@ -75,6 +71,11 @@ class Check:
     high: float
 
     @property
+    def steps(self) -> str:
+        """The window's steps, in words."""
+        return f"{self.first + 1}–{self.last}"
+
+    @property
     def is_inside(self) -> bool:
         """Whether the value is within the band."""
         return self.value is not None and self.low <= self.value <= self.high
@@ -91,16 +92,14 @@ def make_reference(runs: Sequence[Run]) -> Reference:
             f"a reference needs at least {LEAST_RUNS} runs with different seeds; there are "
             f"{len(runs)}."
         )
-    foreign = [row for row in recipe_rows(runs) if row.label not in _OWN]
-    if foreign:
-        values = ", ".join(dict.fromkeys(foreign[0].cells))
-        raise UserError(
-            f"runs of a reference may differ only in their seed; {foreign[0].label} is {values}."
-        )
+    for key, *values in recipe_rows(runs):
+        if key not in _OWN:
+            given = ", ".join(dict.fromkeys(values))
+            raise UserError(f"runs of a reference may differ only in their seed; {key} is {given}.")
     seeds = [int(run.setting("seed") or 0) for run in runs]
     if len({*seeds}) < len(seeds):
         raise UserError(f"a reference needs runs with different seeds; these have {seeds}.")
-    lasts = {_last_step(run) for run in runs}
+    lasts = {last_step(run) for run in runs}
     if len(lasts) > 1 or min(lasts) < WINDOWS:
         raise UserError(
             f"a reference needs runs of the same length, of at least {WINDOWS} steps; these have "
@@ -121,7 +120,7 @@ def check_run(run: Run, reference: Reference) -> list[Check]:
     Raises:
         UserError: the run is shorter than the reference, or has none of its curves.
     """
-    last = _last_step(run)
+    last = last_step(run)
     if last < reference.edges[-1]:
         raise UserError(
             f"{run.folder} has {last} steps, the reference {reference.edges[-1]}; train it as long."
@@ -176,7 +175,7 @@ def reference_text(checks: Sequence[Check], name: str) -> str:
     rows = [
         [
             check.curve,
-            f"{check.first + 1}–{check.last}",
+            check.steps,
             "–" if check.value is None else format_value(check.value),
             format_value(check.low),
             format_value(check.high),
@@ -185,14 +184,12 @@ def reference_text(checks: Sequence[Check], name: str) -> str:
         for check in checks
     ]
     header = ["curve", "steps", name, "low", "high", ""]
-    outside = [check for check in checks if not check.is_inside]
-    verdict = f"{name} stays in the band: {len(checks)} of {len(checks)} windows"
+    count, outside = len(checks), [check for check in checks if not check.is_inside]
+    verdict = f"{name} stays in the band: {count} of {count} windows"
     if outside:
         first = min(outside, key=lambda check: check.last)
-        verdict = (
-            f"{name} leaves the band in {len(outside)} of {len(checks)} windows, first "
-            f"{first.curve} at steps {first.first + 1}–{first.last}"
-        )
+        where = f"first {first.curve} at steps {first.steps}"
+        verdict = f"{name} leaves the band in {len(outside)} of {count} windows, {where}"
     return format_table("Compared with the reference", header, rows, [verdict])
 
 
@@ -208,7 +205,3 @@ def _values(run: Run, key: str, edges: Sequence[int]) -> list[float]:
             )
         values.append(float(f"{value:.{_DIGITS}g}"))
     return values
-
-
-def _last_step(run: Run) -> int:
-    return int(run.records[-1]["step"]) if run.records else 0

@@ -1,34 +1,25 @@
 """The page's text about a run: its task, headline figures, and results."""
 
 import math
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
+from typing import NamedTuple
 
 from pospre.model.pretext_task import PretextTask
-from pospre.report.evaluations import Knn, PatchPosition, PositionGrid
-from pospre.report.measured import earlier_step, trained_on_these
-from pospre.report.plots import format_value
-from pospre.report.run import Record, Run, column
+from pospre.report.plots import Record, format_value
+from pospre.report.run import Knn, PatchPosition, PositionGrid, Run
 from pospre.schedules import DURATION
 from pospre.untrusted_json import is_number
 
 _ALIKE = 1.05  # shares within this factor are called equal
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A pretext task of a run.
-
-    Attributes:
-        method: the algorithm's name.
-        pretext_task: its description.
-        answer: the last value of its measure, with a description; empty if none was logged.
-    """
+class Asked(NamedTuple):
+    """A pretext task of a run."""
 
     method: str
     pretext_task: PretextTask
-    answer: str
+    answer: str  # the last value of its measure, in words; empty if none was logged
 
 
 def pretext_tasks_of(run: Run) -> list[Asked]:
@@ -37,8 +28,7 @@ def pretext_tasks_of(run: Run) -> list[Asked]:
 
 
 def _answer(run: Run, name: str, task: PretextTask) -> str:
-    key = f"metric/{name}_{task.metric}"
-    values = [record[key] for record in run.records if is_number(record.get(key))]
+    values = run.column(f"metric/{name}_{task.metric}")
     if task.metric is None or not values:
         return ""
     percent = task.metric in ("accuracy", "agreement")
@@ -49,8 +39,7 @@ def _answer(run: Run, name: str, task: PretextTask) -> str:
     return f"{task.meaning}: {last}" + (f" (at first {first})" if len(values) > 1 else "")
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """One headline figure: its name, its value, and a comparison."""
 
     label: str
@@ -60,22 +49,18 @@ class Figure:
 
 def headline(run: Run, grid: PositionGrid | None, knn: Knn | None) -> list[Figure]:
     """Return the available headline figures of the run."""
-    return [*_loss_figures(run), *_measured_figures(run, grid, knn), *_effort_figures(run)]
+    losses, figures = run.column("loss/total"), []
+    if losses:
+        note = f"from {format_value(losses[0])}" if len(losses) > 1 else ""
+        figures.append(Figure("Final loss", format_value(losses[-1]), note))
+    return [*figures, *_measured_figures(run, grid, knn), *_effort_figures(run)]
 
 
-def start_of(run: Run) -> str:
-    """Return the name of the initial weights; empty if they were random."""
+def _origin(run: Run) -> str:
+    """Describe the initial weights; empty if they were random."""
     address = str(run.setting("encoder", "weights") or "")
     inside = address.rstrip("/").partition("/checkpoints")[0]  # runs are named by their folder
-    return inside.rpartition("/")[2]
-
-
-def _loss_figures(run: Run) -> list[Figure]:
-    losses = column(run.records, "loss/total")
-    if not losses:
-        return []
-    note = f"from {format_value(losses[0])}" if len(losses) > 1 else ""
-    return [Figure("Final loss", format_value(losses[-1]), note)]
+    return f"started from {inside.rpartition('/')[2]}" if inside else ""
 
 
 def _measured_figures(run: Run, grid: PositionGrid | None, knn: Knn | None) -> list[Figure]:
@@ -83,28 +68,24 @@ def _measured_figures(run: Run, grid: PositionGrid | None, knn: Knn | None) -> l
 
     def add(name: str, label: str, value: float, *notes: str) -> None:
         note = "; ".join(filter(None, (*notes, earlier_step(run, name))))
-        figures.append(Figure(label, format_value(value, percent=True), note))
+        figures.append(Figure(label, _percent(value), note))
 
     if grid is not None:
-        untrained = grid.guess_mean if grid.initial_mean is None else grid.initial_mean
-        word = "by guessing" if grid.initial_mean is None else "untrained"
-        notes = (
-            f"mean of {len(grid.cells)} cells",
-            f"{format_value(untrained, percent=True)} {word}",
-        )
-        add("position_grid", "Position top-1", grid.mean, *notes)
-    top1 = accuracy_of(run)
+        beside = f"{_percent(grid.guess_mean)} by guessing"
+        if grid.initial_mean is not None:
+            beside = f"{_percent(grid.initial_mean)} untrained"
+        cells = f"mean of {len(grid.cells)} cells"
+        add("position_grid", "Position top-1", grid.mean, cells, beside)
+    top1 = _accuracy(run)
     if top1 is not None:
-        start = start_of(run)
-        add("accuracy", "Accuracy", top1, f"started from {start}" if start else "")
+        add("accuracy", "Accuracy", top1, _origin(run))
     if knn is not None:
         other = knn.initial_top1
-        beside = "" if other is None else f"{format_value(other, percent=True)} untrained"
-        add("knn", "kNN top-1", knn.top1, beside)
+        add("knn", "kNN top-1", knn.top1, "" if other is None else f"{_percent(other)} untrained")
     return figures
 
 
-def accuracy_of(run: Run) -> float | None:
+def _accuracy(run: Run) -> float | None:
     """Return the class head's accuracy from evaluation ``accuracy``."""
     top1 = run.evaluations.get("accuracy", {}).get("results", {}).get("top1")
     return top1 if is_number(top1) else None
@@ -112,7 +93,7 @@ def accuracy_of(run: Run) -> float | None:
 
 def _effort_figures(run: Run) -> list[Figure]:
     figures = []
-    throughput = column(run.records, "throughput")
+    throughput = run.column("throughput")
     if throughput:
         rate = float(f"{median(throughput):.3g}")
         figures.append(Figure("Images/s", format_value(rate), "median"))
@@ -120,13 +101,13 @@ def _effort_figures(run: Run) -> list[Figure]:
     duration = DURATION.fullmatch(str(run.setting("trainer", "max_duration")))
     if duration:
         planned[duration[2]] = f"of {format_value(int(duration[1]))}"
-    epochs = column(run.records, "epoch")
+    epochs = run.column("epoch")
     if epochs:
         figures.append(Figure("Epoch", f"{epochs[-1] + 1:g}", planned["ep"]))  # logged from 0
-    steps = column(run.records, "step")
+    steps = run.column("step")
     if steps and planned["ba"]:
         figures.append(Figure("Step", format_value(steps[-1]), planned["ba"]))
-    samples = column(run.records, "samples")
+    samples = run.column("samples")
     if samples:
         note = planned["sp"] or f"{format_value(steps[-1])} steps"
         figures.append(Figure("Samples seen", format_value(samples[-1]), note))
@@ -138,8 +119,7 @@ def _effort_figures(run: Run) -> list[Figure]:
 
 def _training_seconds(records: list[Record]) -> float:
     """Sum samples over throughput for all lines: the run may have been interrupted for days."""
-    seconds = 0.0
-    before = 0.0
+    seconds = before = 0.0
     for record in records:
         samples, rate = record.get("samples"), record.get("throughput")
         if is_number(samples) and is_number(rate) and rate > 0:
@@ -152,11 +132,10 @@ def subtitle(run: Run) -> str:
     """Describe in one line the method, the data and the date."""
     wanted = {"on": run.setting("encoder", "name"), "with": run.setting("data", "path")}
     words = [f"{word} {value}" for word, value in wanted.items() if value]
-    start = start_of(run)
-    words += [f"started from {start}"] if start else []
-    times = column(run.records, "time")
-    when = f"last step {_date(times[-1])}" if times else ""
-    return " · ".join(filter(None, (" ".join([" + ".join(run.algorithms), *words]).strip(), when)))
+    what = " ".join(filter(None, [" + ".join(run.algorithms), *words, _origin(run)]))
+    when = [datetime.fromtimestamp(seconds, UTC) for seconds in run.column("time")[-1:]]
+    dates = [f"last step {date:%Y-%m-%d %H:%M UTC}" for date in when]
+    return " · ".join(filter(None, (what, *dates)))
 
 
 def format_seconds(seconds: float) -> str:
@@ -171,10 +150,6 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
 def verdict(
     run: Run, grid: PositionGrid | None, patches: PatchPosition | None, knn: Knn | None
 ) -> str:
@@ -184,20 +159,18 @@ def verdict(
         parts["position_grid"] = _places(grid.mean, grid.initial_mean, grid.guess_mean)
     if patches is not None and patches.mean is not None:
         parts["patch_position"] = _places(patches.mean, patches.initial_mean, patches.chance)
-    top1 = accuracy_of(run)
+    top1 = _accuracy(run)
     if top1 is not None:
-        start = start_of(run)
-        origin = f", started from {start}" if start else ""
-        parts["accuracy"] = f"it names the class of {_percent(top1)} of the pictures{origin}"
+        words = f"it names the class of {_percent(top1)} of the pictures"
+        parts["accuracy"] = ", ".join(filter(None, (words, _origin(run))))
     if knn is not None:
         parts["knn"] = _neighbours(knn)
     if not parts:
         return ""
-    limits = {name: _limits(run, name) for name in parts}
-    if len({*limits.values()}) == 1:  # mention it once
-        sentence = "; ".join(parts.values()) + limits.popitem()[1]
-    else:
-        sentence = "; ".join(words + limits[name] for name, words in parts.items())
+    limits = [_limits(run, name) for name in parts]
+    if len(set(limits)) == 1:  # mention it once
+        limits = [""] * (len(parts) - 1) + limits[:1]
+    sentence = "; ".join(map("".join, zip(parts.values(), limits, strict=True)))
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
@@ -222,11 +195,11 @@ def _neighbours(knn: Knn) -> str:
         return f"its kNN top-1 is {_percent(knn.top1)}, guessing {_percent(knn.chance)}"
     variance = knn.initial_top1 * (1 - knn.initial_top1) / knn.query_samples
     gain, error = knn.top1 - knn.initial_top1, math.hypot(knn.standard_error, math.sqrt(variance))
+    points = f"± {100 * error:.1f} points"
     if abs(gain) <= 2 * error:
-        points = f"{100 * gain:+.1f} ± {100 * error:.1f} points"
-        return f"its kNN is within two errors of untrained ({points})"
-    points = f"{100 * abs(gain):.1f} ± {100 * error:.1f} points"
-    return f"its kNN is {points} {'above' if gain > 0 else 'below'} untrained"
+        return f"its kNN is within two errors of untrained ({100 * gain:+.1f} {points})"
+    side = "above" if gain > 0 else "below"
+    return f"its kNN is {100 * abs(gain):.1f} {points} {side} untrained"
 
 
 def _limits(run: Run, name: str) -> str:
@@ -239,3 +212,27 @@ def _limits(run: Run, name: str) -> str:
 
 def _percent(value: float) -> str:
     return format_value(value, percent=True)
+
+
+def measured_on(run: Run, name: str) -> str:
+    """Describe the data and weights of evaluation ``name`` if they may mislead."""
+    data = run.evaluations.get(name, {}).get("data")
+    if not data:
+        return ""
+    trained = trained_on_these(run, name)
+    words = f"measured on {data}" + (", the pictures it was trained on" if trained else "")
+    step = earlier_step(run, name)
+    return words + (f"; {step}, not of the last" if step else "")
+
+
+def trained_on_these(run: Run, name: str) -> bool:
+    """Return whether evaluation ``name`` used the training images."""
+    data = run.evaluations.get(name, {}).get("data")
+    return bool(data) and data == run.setting("data", "path")
+
+
+def earlier_step(run: Run, name: str) -> str:
+    """Describe the step of evaluation ``name`` if the run has trained further since."""
+    step = run.evaluations.get(name, {}).get("step")
+    last = run.column("step")[-1:]
+    return f"of step {format_value(step)}" if is_number(step) and last > [step] else ""
