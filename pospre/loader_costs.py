@@ -27,79 +27,45 @@ _LEAST_BATCHES = 8
 
 @dataclass
 class StageTimes:
-    """Times of some images.
-
-    Attributes:
-        images: number of timed images.
-        seconds: wall-clock time from the first to the last.
-        stages: seconds by stage; they sum to ``seconds``.
-    """
+    """Times of some images."""
 
     images: int = 0
-    seconds: float = 0.0
-    stages: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0  # wall-clock time from the first to the last
+    stages: dict[str, float] = field(default_factory=dict)  # seconds; they sum to ``seconds``
 
 
 @dataclass
 class RemoteCosts:
-    """Additional costs of data in a bucket.
+    """Additional costs of data in a bucket."""
 
-    Attributes:
-        num_bytes: of all shards in the bucket.
-        unpacked_bytes: of all shards in the cache.
-        cache_limit: maximal bytes of the recipe's cache; None: unlimited.
-        downloaded: bytes downloaded while measuring.
-        fetched_per_s: images per second at the first visit, with the recipe's threads.
-    """
-
-    num_bytes: int
-    unpacked_bytes: int
-    cache_limit: int | None
-    downloaded: int
-    fetched_per_s: float
+    num_bytes: int  # of all shards in the bucket
+    unpacked_bytes: int  # of all shards in the cache
+    cache_limit: int | None  # maximal bytes of the recipe's cache; None: unlimited
+    downloaded: int  # bytes, while measuring
+    fetched_per_s: float  # images per second at the first visit, with the recipe's threads
 
 
 @dataclass
 class LoaderCosts:
-    """Loading costs of a recipe on this machine.
+    """Loading costs of a recipe on this machine."""
 
-    Attributes:
-        path: the data set.
-        format: of the data set.
-        samples: in the data set.
-        views: per image.
-        repeats: of each sample in a row.
-        device: for augmentation.
-        augment_threads: torch's threads for the consumer's augmentation; irrelevant on a GPU.
-        workers: threads of the recipe.
-        cores: available to this process.
-        batch: images per batch while measuring.
-        alone: times of a single core that does everything.
-        loaded_per_s: images per second of the recipe's threads with a consumer that does nothing.
-        feed: images per second that ``consumer`` takes if it never waits; None: unlimited.
-        consumer: times of a consumer that copies and augments what the recipe's threads load.
-        bytes_per_image: encoded.
-        left_out: bad samples skipped while measuring.
-        remote: None for local data.
-    """
-
-    path: str
+    path: str  # of the data set
     format: str
     samples: int
-    views: int
-    repeats: int
-    device: str
-    augment_threads: int
-    workers: int
-    cores: int
-    batch: int
-    alone: StageTimes
-    loaded_per_s: float
-    feed: float | None
-    consumer: StageTimes
-    bytes_per_image: float
-    left_out: int = 0
-    remote: RemoteCosts | None = None
+    views: int  # per image
+    repeats: int  # of each sample in a row
+    device: str  # for augmentation
+    augment_threads: int  # torch's, for the consumer's augmentation; irrelevant on a GPU
+    workers: int  # threads of the recipe
+    cores: int  # available to this process
+    batch: int  # images per batch while measuring
+    alone: StageTimes  # of a single core that does everything
+    loaded_per_s: float  # images, by the recipe's threads with a consumer that does nothing
+    feed: float | None  # images per second that ``consumer`` takes if it never waits; None: all
+    consumer: StageTimes  # that copies and augments what the recipe's threads load
+    bytes_per_image: float  # encoded
+    left_out: int = 0  # bad samples skipped while measuring
+    remote: RemoteCosts | None = None  # None for local data
 
     @property
     def per_core(self) -> float:
@@ -189,13 +155,16 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
         consumer=consumer,
         bytes_per_image=loader.timing.num_bytes / loader.timing.num_images,
         left_out=len(loader.bad),
-        remote=None if remote is None else _remote_costs(recipe, remote, fetched_per_s),
+        remote=None
+        if remote is None
+        else RemoteCosts(
+            num_bytes=remote.remote_bytes,
+            unpacked_bytes=remote.unpacked_bytes,
+            cache_limit=recipe.data.cache_limit,
+            downloaded=remote.downloaded,
+            fetched_per_s=fetched_per_s,
+        ),
     )
-
-
-def _remote_costs(recipe: Recipe, reader: "RemoteMdsReader", rate: float) -> RemoteCosts:
-    limit = recipe.data.cache_limit
-    return RemoteCosts(reader.remote_bytes, reader.unpacked_bytes, limit, reader.downloaded, rate)
 
 
 def _remote_reader(recipe: Recipe, loader: ViewLoader) -> "RemoteMdsReader | None":
