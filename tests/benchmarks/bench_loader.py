@@ -33,14 +33,20 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from pospre.data.threads import available_cores
 from pospre.errors import UserError, run_command
-from tests.benchmarks.loader_bench import Bench
-from tests.benchmarks.loader_cases import decode_bound, memory, multi_crop, one_view
-from tests.benchmarks.loader_conversion import conversion
-from tests.benchmarks.loader_s3 import from_s3
+from tests.benchmarks.loader_cases import (
+    Bench,
+    conversion,
+    decode_bound,
+    from_s3,
+    memory,
+    multi_crop,
+    one_view,
+)
 from tests.benchmarks.loader_tables import Table, markdown
 
 CASES: dict[str, Callable[[Bench], Table]] = {
@@ -67,7 +73,7 @@ def measure(bench: Bench, cases: list[str], output: Path | None) -> list[str]:
             continue
         print(f"{markdown(tables[-1])}\n", flush=True)
         if output:
-            content = [table.content() for table in tables]
+            content = [asdict(table) for table in tables]
             output.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return failures
 

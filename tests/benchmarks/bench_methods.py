@@ -108,7 +108,6 @@ ROWS = [
 
 
 def views_of(name: str) -> dict[str, ViewGroup]:
-    """Return the view groups of one of our steps."""
     if "dinov2" in OURS[name][0]:
         return {
             "global": ViewGroup(name="global", count=2, size=224),
@@ -123,7 +122,6 @@ def views_of(name: str) -> dict[str, ViewGroup]:
 def make_batch(
     views: dict[str, ViewGroup], size: int, device: str, *, channels: int = 3
 ) -> dict[str, Tensor]:
-    """Return random samples with all views."""
     batch = {
         "index": torch.arange(size),
         "epoch": torch.zeros(size, dtype=torch.int64),
@@ -159,7 +157,6 @@ def training_step(
 
 
 def build_ours(name: str, size: str, device: str) -> PretrainModel:
-    """Return our model with its algorithms attached."""
     algorithms, encoder = OURS[name]
     made = [algorithm_class(key)(**options) for key, options in algorithms.items()]
     model = PretrainModel(build_encoder(size, **encoder), made, seed=0, views=views_of(name))
@@ -216,12 +213,10 @@ def plain(name: str, size: str, num: int, precision: str, device: str) -> Step:
 
 
 def pixels(num: int, side: int) -> Tensor:
-    """Return random images, uint8 (num, 3, side, side)."""
     return torch.randint(0, 256, (num, 3, side, side), dtype=torch.uint8)
 
 
 def normalised(images: Tensor) -> Tensor:
-    """Return uint8 images as a network takes them."""
     mean, std = (torch.tensor(some).view(3, 1, 1) for some in (IMAGENET_MEAN, IMAGENET_STD))
     return (images.float() / 255 - mean) / std
 
@@ -327,7 +322,6 @@ def main() -> int:
 
 
 def measure_row(row: Row, options: argparse.Namespace, settings: tuple[Any, ...]) -> dict[str, Any]:
-    """Measure and print one row."""
     times = measure(make_step(row.name, *settings), make_step(row.peer, *settings), options.steps)
     result: dict[str, Any] = {
         "step": row.name,

@@ -42,7 +42,6 @@ def measure(content: dict[str, Any], staging: Staging, folder: Path) -> str:
 
 
 def state(encoder: str) -> dict[str, Any]:
-    """Return what a checkpoint of MAE with AdamW holds."""
     model = pospre.PretrainModel(pospre.build_encoder(encoder), seed=0)
     pospre.attach(model, "mae")
     moments = {
@@ -54,7 +53,6 @@ def state(encoder: str) -> dict[str, Any]:
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, str]:
-    """Return a result, and how long it took."""
     start = time.perf_counter(), time.process_time()
     result = work()
     clock, processor = time.perf_counter() - start[0], time.process_time() - start[1]

@@ -21,7 +21,6 @@ _RECIPE = "yamls/pretrain/mae_vits16.yaml"
 
 
 def main(steps: int, interval: int, batch: int, rounds: int, *changes: str) -> int:
-    """Print the figures."""
     import boto3
     import numpy as np
     from PIL import Image

@@ -16,8 +16,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from pospre.planning.counts import count
-from pospre.planning.gpus import GIB, GIGA
-from pospre.planning.layouts import Held, Layout
+from pospre.planning.gpus import GIB, GIGA, Assumptions, Held, Layout
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from tests.benchmarks.bench_methods import OURS, count_flops, make_step, peak_memory, views_of
 
@@ -46,19 +45,11 @@ def recipe_of(name: str, options: argparse.Namespace) -> Recipe:
 
 def predicted(recipe: Recipe) -> tuple[float, Held]:
     """Return FLOPs per image, and what one device holds without what a GPU takes besides."""
-    counts = count(recipe)
-    batch = recipe.data.batch_size
-    held = Layout("one", 1, 1).held(
-        counts.parameters,
-        counts.steps[False].memory,
-        counts.optimizer_bytes,
-        microbatch=batch,
-        accumulates=False,
-        batch_bytes=batch * counts.sample_bytes,
-        fragmentation=0.0,
-        reserve=0.0,
-    )
-    return counts.steps[False].flops, held
+    counts, batch = count(recipe), recipe.data.batch_size
+    step, assumed = counts.steps[False], Assumptions(fragmentation=0.0, reserve_gib=0.0)
+    layout = Layout("one", 1, 1)
+    held = layout.held(counts, step.memory, assumed, microbatch=batch, device_batch=batch)
+    return step.flops, held
 
 
 def allocated(name: str, options: argparse.Namespace) -> float:
@@ -84,7 +75,6 @@ def print_allocated(name: str, options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -105,7 +105,6 @@ ROWS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="make evaluation-table", description=__doc__)
     parser.add_argument("--names", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--work", type=Path, default=Path("data/evaluation"))
@@ -189,7 +188,6 @@ def figure(results: dict[str, Any], key: str) -> tuple[float, float | None]:
 
 
 def table(lines: dict[str, dict[str, Any]]) -> str:
-    """Return all figures as a Markdown table."""
     header = "`python -m pospre.evaluate …`", "s", "CPU s", "figure", "random weights", "ours"
     rows = [f"| {' | '.join(header)} | checked against |", "|---" * (len(header) + 1) + "|"]
     for name, row in ROWS.items():

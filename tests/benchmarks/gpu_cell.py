@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -24,7 +25,8 @@ from pospre.batch import Batch
 from pospre.data.decode.bit_depth import Decoding
 from pospre.data.loader import ViewLoader
 from pospre.data.views.options import ViewGroup
-from pospre.planning.counts import flops_per_image
+from pospre.planning.fake import FakeTraining
+from pospre.planning.kernels import count_flops
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device
 from pospre.training.build import Components, build_components, make_components
@@ -76,7 +78,6 @@ class Meter(Callback):
         self._begun = _now()
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
-        """Note when a batch is asked for."""
         self._asked = time.perf_counter()
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
@@ -113,7 +114,6 @@ def synthetic(recipe: Recipe) -> Components:
 
 
 def measure(recipe: Recipe, *, real: bool, warm_up: int) -> dict[str, Any]:
-    """Train the recipe and return what was measured."""
     run = build_components(recipe) if real else synthetic(recipe)
     meter = Meter(warm_up)
     trainer = fit(run, meter)
@@ -128,12 +128,18 @@ def measure(recipe: Recipe, *, real: bool, warm_up: int) -> dict[str, Any]:
         "first_step": meter.first,
         "losses": meter.losses,
         "microbatch": trainer.state.device_train_microbatch_size,
-        "flops_per_image": flops_per_image(recipe),
+        "flops_per_image": _flops_per_image(recipe),
         "world": dist.get_world_size(),
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "device_bytes": torch.cuda.get_device_properties(0).total_memory if on_gpu else 0,
         "torch": torch.__version__,
     }
+
+
+def _flops_per_image(recipe: Recipe, samples: int = 16) -> float:
+    training = FakeTraining(recipe)
+    step = partial(training.forward_backward, training.batch(samples))
+    return count_flops(step) / samples
 
 
 def main(path: Path) -> int:

@@ -4,28 +4,49 @@ Eager operators and fused kernels grow linearly with the blocks of the encoder. 
 of three blocks are counted, and continued to the encoder's own depth.
 """
 
+import statistics
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
+from composer.core import Callback, State
 
 from pospre.nn.sizes import SIZES
-from pospre.planning.fake import FakeTraining, trace_step
+from pospre.planning.fake import FakeTraining
 from pospre.planning.gpus import EFFICIENCY, GIGA, GPUS
 from pospre.planning.kernels import StepTrace, floor_seconds
 from pospre.recipe.recipe import Recipe, load_recipe
-from tests.benchmarks.gpu_loop import loop_ms
+from pospre.training.build import Components
+from tests.benchmarks.gpu_cell import synthetic
+from tests.training.fitting import fit
 
 ROOT = Path(__file__).parents[2]
 CROPS = ("dinov2", "intertwined")  # ten views an image
 SHOWN = ("a100-80", "h100", "h200", "b200")
 _BATCH, _LARGE = 256, {"vitl16": 128}
 _DEPTHS = 2, 3
+_RECIPE_OF = str(ROOT / "yamls/pretrain/{}_vitb16.yaml")
+_TINY = (
+    "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}",
+    "encoder={name: vit_tiny16, depth: 1, image_size: 32}",
+    "data.batch_size=2",
+    "optimizer.lr_rule=none",
+    "schedule.warmup=1ba",
+    "schedule.length=null",
+    "evaluation={}",
+    "trainer.device=cpu",
+    "trainer.precision=fp32",
+    "trainer.progress_bar=false",
+)
 
 Figures = dict[str, float]
 """Of one step, by name: see ``at_depth``."""
 
 
 def batch_of(method: str, size: str) -> int:
-    """Return the images of a step on one GPU."""
     return _LARGE.get(size, _BATCH) // (4 if method in CROPS else 1)
 
 
@@ -75,16 +96,15 @@ def at_depth(
 
 
 def traced(recipe: Recipe, samples: int) -> tuple[StepTrace, StepTrace]:
-    """Return what ``trace_step`` does of a step over so many samples."""
+    """Return what ``FakeTraining.trace`` does of a step over so many samples."""
     training = FakeTraining(recipe)
     training.begin()
-    return trace_step(training, training.batch(samples))
+    return training.trace(training.batch(samples))
 
 
 def recipe_of(method: str, size: str, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of a method at a size, in bf16."""
     given = [f"encoder.name={size}", "trainer.precision=amp_bf16", *overrides]
-    return load_recipe(ROOT / f"yamls/pretrain/{method}_vitb16.yaml", given)
+    return load_recipe(_RECIPE_OF.format(method), given)
 
 
 def print_table(
@@ -113,3 +133,44 @@ def _row(method: str, size: str, batch: int, step: Figures) -> str:
     cells.append(f"{batch / step['eager h100']:.0f} → {batch / step['fused h100']:.0f}")
     cells += [f"{EFFICIENCY * batch / step[f'fused {name}']:.0f}" for name in SHOWN]
     return f"| {' | '.join(cells)} |"
+
+
+class _Neighbour(Callback):
+    """Takes a plain step after each of the trainer's, and notes the difference in CPU seconds."""
+
+    def __init__(self, run: Components) -> None:
+        self.run = run
+        self.loops: list[float] = []
+        self._begun = time.thread_time()
+
+    def batch_end(self, state: State, logger: Any) -> None:
+        ended = time.thread_time()
+        model, optimizer = self.run.model, self.run.optimizer
+        loss = model(next(iter(self.run.loader)), 0.5).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        model.after_step(0.5)
+        now = time.thread_time()
+        self.loops.append((ended - self._begun) - (now - ended))
+        self._begun = time.thread_time()
+
+
+def loop_ms(steps: int = 200) -> float:
+    """Return the CPU ms that the trainer's loop takes around a step: the median of ``steps``.
+
+    A tiny MAE is trained, whose operators cost little. After each of its steps the same model takes
+    a plain step: draws, forward, backward, optimiser. The loop costs what the trainer's step takes
+    more. CPU time of the thread is measured, as the machine may be busy.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="pospre-loop-") as folder:
+        length = [f"trainer.run_folder={folder}", f"trainer.max_duration={steps + 20}ba"]
+        run = synthetic(load_recipe(_RECIPE_OF.format("mae"), [*_TINY, *length]))
+        neighbour = _Neighbour(run)
+        try:
+            fit(run, neighbour)
+        finally:
+            torch.set_num_threads(threads)
+    return 1e3 * statistics.median(neighbour.loops[20:])

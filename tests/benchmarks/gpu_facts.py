@@ -10,8 +10,7 @@ import math
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,21 @@ from pospre.recipe.recipe import load_recipe
 from tests.benchmarks.gpu_cell import measure, synthetic
 
 Fact = dict[str, Any]
+Losses = dict[str, dict[str, list[float]]]
+"""By run and setting."""
 NEAR = 0.02  # of a loss in bf16, where a single product is off by 0.4 %
 _OVERLAP = 0.8  # of the time that copying and computing take one after the other
 _TOO_MANY = 4096  # images for any GPU of today at once
 _NO_GPU = "needs a GPU"
-
-
 _COMPILED = [
-    ("DDP", "DDP, blocks"),
-    ("DDP", "DDP, compiled"),
-    ("DDP", "DDP, compiled, bf16 residual"),
+    *(("DDP", f"DDP, {kind}") for kind in ("blocks", "compiled", "compiled, bf16 residual")),
     ("FSDP2", "FSDP2, compiled"),
 ]
 
 
 def from_cells(results: Sequence[dict[str, Any]]) -> list[Fact]:
     """Return what the losses of the cells show."""
-    losses: dict[str, dict[str, list[float]]] = {}
+    losses: Losses = {}
     worlds = set()
     for result in results:
         if "losses" in result:
@@ -52,14 +49,11 @@ def from_cells(results: Sequence[dict[str, Any]]) -> list[Fact]:
         for setting, values in settings.items()
         if not all(map(math.isfinite, values))
     ]
-    several = max(worlds, default=1) > 1
-    return [
-        fact("losses in bf16 are finite", not bad if losses else None, ", ".join(bad)),
-        _same(losses, _COMPILED, "compiled = eager"),
-        _same(losses, [("DDP", "FSDP2")], "FSDP2 = DDP")
-        if several
-        else fact("FSDP2 = DDP", None, "needs two GPUs"),
-    ]
+    sharded = fact("FSDP2 = DDP", None, "needs two GPUs")
+    if max(worlds, default=1) > 1:
+        sharded = _same(losses, [("DDP", "FSDP2")], "FSDP2 = DDP")
+    finite = fact("losses in bf16 are finite", not bad if losses else None, ", ".join(bad))
+    return [finite, _same(losses, _COMPILED, "compiled = eager"), sharded]
 
 
 def fact(what: str, holds: bool | None, why: str) -> Fact:
@@ -67,9 +61,7 @@ def fact(what: str, holds: bool | None, why: str) -> Fact:
     return {"fact": what, "holds": holds, "why": why}
 
 
-def _same(
-    losses: dict[str, dict[str, list[float]]], pairs: list[tuple[str, str]], what: str
-) -> Fact:
+def _same(losses: Losses, pairs: list[tuple[str, str]], what: str) -> Fact:
     """Return whether two settings of every run have the same losses, and where they differ most."""
     apart = {
         f"{run}, {second}": max(
@@ -83,15 +75,11 @@ def _same(
     if not apart:
         return fact(what, None, "no two cells of one run")
     worst = max(apart, key=lambda name: apart[name])
-    return fact(
-        f"{what}, losses to {NEAR:.0%}",
-        apart[worst] <= NEAR,
-        f"at most {apart[worst]:.2%} ({worst}); {len(apart)} pairs",
-    )
+    why = f"at most {apart[worst]:.2%} ({worst}); {len(apart)} pairs"
+    return fact(f"{what}, losses to {NEAR:.0%}", apart[worst] <= NEAR, why)
 
 
 def table(found: Sequence[Fact]) -> str:
-    """Return facts as a table in Markdown."""
     words = {True: "pass", False: "FAIL", None: "not seen"}
     rows = [f"| {one['fact']} | {words[one['holds']]} | {one['why']} |" for one in found]
     return "\n".join(["| to be proved | here | |", "|---|---|---|", *rows])
@@ -117,16 +105,21 @@ def step_without_sync(recipe: Path, overrides: Sequence[str]) -> Fact:
         model.after_step(0.5)
 
     step()
+    on_gpu = device.type == "cuda"
     try:
-        with _no_sync(device):
-            step()
+        if on_gpu:  # raise where the GPU is waited for
+            torch.cuda.set_sync_debug_mode("error")
+        step()
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
         frames = traceback.extract_tb(error.__traceback__)[:-5:-1]
         where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
         return fact(what, False, f"{str(error).splitlines()[0]}: {where}")
-    return fact(what, True, "") if device.type == "cuda" else fact(what, None, _NO_GPU)
+    finally:
+        if on_gpu:
+            torch.cuda.set_sync_debug_mode("default")
+    return fact(what, True, "") if on_gpu else fact(what, None, _NO_GPU)
 
 
 def auto_microbatch(recipe: Path, overrides: Sequence[str]) -> Fact:
@@ -141,23 +134,10 @@ def auto_microbatch(recipe: Path, overrides: Sequence[str]) -> Fact:
             found = measure(load_recipe(recipe, [*overrides, *more]), real=False, warm_up=1)
         except torch.OutOfMemoryError as error:
             return fact(what, False, str(error).splitlines()[0])
+    if found["microbatch"] == size:
+        return fact(what, None, f"all {size} fit")
     why = f"{found['microbatch']} of {size} at a time, {found['peak_bytes'] / GIB:.1f} GiB"
-    return (
-        fact(what, True, why) if found["microbatch"] < size else fact(what, None, f"all {size} fit")
-    )
-
-
-@contextmanager
-def _no_sync(device: torch.device) -> Iterator[None]:
-    """Raise where the GPU is waited for."""
-    if device.type != "cuda":
-        yield
-        return
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    return fact(what, True, why)
 
 
 def copies_overlap() -> Fact:
@@ -178,23 +158,19 @@ def copies_overlap() -> Fact:
         for _ in range(20):
             matrix @ matrix
 
-    def both() -> None:
-        copy()
-        compute()
-
-    alone = _seconds(copy) + _seconds(compute)
-    share = _seconds(both) / alone
+    share = _seconds(copy, compute) / (_seconds(copy) + _seconds(compute))
     return fact(what, share <= _OVERLAP, f"{share:.0%}")
 
 
-def _seconds(work: Callable[[], None]) -> float:
+def _seconds(*work: Callable[[], None]) -> float:
     """Return how long the GPU takes, of three times the shortest."""
     times = []
     for _ in range(4):
         torch.cuda.synchronize()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        work()
+        for part in work:
+            part()
         torch.cuda.synchronize()
         end.record()
         torch.cuda.synchronize()

@@ -196,7 +196,6 @@ def _move(graph: fx.GraphModule, mode: FakeTensorMode) -> list[Any]:
 
 
 def _values(node: fx.Node) -> Any:
-    """Return the fake arguments of a node."""
     return fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
 
 

@@ -32,16 +32,8 @@ from tests.processes import started
 
 CELL, TRIALS = "tests.benchmarks.gpu_cell", "tests.benchmarks.gpu_facts"
 METHODS = (
-    "mae",
-    "simmim",
-    "ijepa",
-    "dinov2",
-    "supervised",
-    "droppos",
-    "mp3",
-    "stop",
-    "lut",
-    "intertwined",
+    *("mae", "simmim", "ijepa", "dinov2", "supervised"),
+    *("droppos", "mp3", "stop", "lut", "intertwined"),
 )
 SIZES = ("vits16", "vitb16", "vitl16")
 _DDP, _FSDP, _FULL = "trainer.fsdp=null", "trainer.fsdp={}", "trainer.residual=fp32"
@@ -74,7 +66,6 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Return the name of its files."""
         loader = "images" if self.real else "synthetic"
         return f"{self.method}-{self.size}-{self.setting.replace(', ', '-')}-{loader}"
 
@@ -104,16 +95,9 @@ def _cell(options: argparse.Namespace, method: str, size: str, setting: str, *, 
         *SETTINGS[setting],
         *options.set,
     ]
-    return Cell(
-        method=method,
-        size=size,
-        setting=setting,
-        real=real,
-        device_batch=options.batch or batch_of(method, size),
-        warm_up=warm_up,
-        recipe=str(ROOT / f"yamls/pretrain/{method}_vitb16.yaml"),
-        overrides=overrides,
-    )
+    batch = options.batch or batch_of(method, size)
+    recipe = str(ROOT / f"yamls/pretrain/{method}_vitb16.yaml")
+    return Cell(method, size, setting, real, batch, warm_up, recipe, overrides)
 
 
 def measured(cell: Cell, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -160,19 +144,16 @@ def tried(todo: Sequence[Cell], folder: Path, limit: float) -> list[gpu_facts.Fa
     text = json.dumps([(cell.recipe, [*cell.overrides, *small]) for cell in firsts])
     written = asked.with_suffix(".out")
     if written.exists() and asked.read_text() == text:
-        done: list[gpu_facts.Fact] = json.loads(written.read_text())
-        return done
-    asked.write_text(text)
-    outcome = _run(TRIALS, asked, 1, limit)
-    return (
-        outcome
-        if isinstance(outcome, list)
-        else [gpu_facts.fact("trials", False, outcome["failed"])]
-    )
+        outcome = json.loads(written.read_text())
+    else:
+        asked.write_text(text)
+        outcome = _run(TRIALS, asked, 1, limit)
+    if isinstance(outcome, list):
+        return outcome
+    return [gpu_facts.fact("trials", False, outcome["failed"])]
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Return the cells as a table in Markdown."""
     lines = [
         "| method | size | setting | loader | batch a GPU | images/s | model-FLOPs utilisation "
         "| peak GiB a GPU | waits for data | first step, s |",

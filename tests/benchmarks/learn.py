@@ -28,7 +28,6 @@ SETTINGS = ("num_bank=10000", "num_samples=5000")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="make learn", description=__doc__)
     parser.add_argument("data", type=Path, help="class folders, or train/ and test/ of them")
     methods = sorted(path.stem for path in YAMLS.glob("*.yaml"))
@@ -62,7 +61,6 @@ def convert(data: Path, work: Path) -> tuple[Path, Path]:
 
 
 def run(method: str, seed: int, train: Path, test: Path, runs: Path) -> dict[str, Any]:
-    """Pre-train and measure one method with one seed."""
     name = f"learn_{method}_seed{seed}"
     folder = runs / name
     options = [f"run_name={name}", f"seed={seed}", f"data.path={train}"]
@@ -114,13 +112,11 @@ def call(module: str, *arguments: str) -> None:
 
 
 def kept(method: str) -> dict[str, Any]:
-    """Return the figures of a method by seed."""
     path = RESULTS / f"{method}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def keep(method: str, seed: int, figures: dict[str, Any]) -> None:
-    """Add the figures of one seed to the method's file."""
     RESULTS.mkdir(exist_ok=True)
     by_seed = dict(sorted({**kept(method), str(seed): figures}.items()))
     (RESULTS / f"{method}.json").write_text(json.dumps(by_seed, indent=2) + "\n")

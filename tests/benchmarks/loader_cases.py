@@ -1,13 +1,35 @@
-"""Loaders on local data: their speed, how near it is to decoding alone, and our memory."""
+"""What is measured of loaders: their speed, formats, buckets and memory, each case a table."""
 
+import json
+import logging
+import os
+import re
+import shutil
+import statistics
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from tests.benchmarks.loader_bench import MULTI_CROP, ONE_VIEW, Bench
+from tests.benchmarks import loader_data
 from tests.benchmarks.loader_tables import Row, Table, rate_rows
-from tests.benchmarks.loader_worker import Epoch, LoaderDied, Views, leave_out, take_turns
+from tests.benchmarks.loader_worker import (
+    Epoch,
+    Job,
+    LoaderDied,
+    Views,
+    Worker,
+    leave_out,
+    take_turns,
+)
+from tests.data.flaky_s3 import access, moto_server
 
+ONE_VIEW = (Views(1, 224, (0.08, 1.0)),)
+MULTI_CROP = (Views(2, 224, (0.32, 1.0)), Views(8, 96, (0.05, 0.32)))
 MEMORY_EPOCHS = 20
+_BUCKET = "bench"
 
 # Of each contestant: function of loader_peers, format of the data, options.
 _Contestants = dict[str, tuple[str, str, dict[str, Any]]]
@@ -39,6 +61,38 @@ _REFERENCES = {
     "× torchvision, bicubic": list(_BICUBIC),
     "× best other": list(_OTHERS),
 }
+
+
+_WRITERS = {
+    "ours, MDS": ("mds", "images_mds"),
+    "ours, MDS, --check header": ("mds_header", "images_mds"),
+    "ours, .beton": ("beton", "images.beton"),
+    "MDSWriter, opened files": ("stock_mds", "images_mds"),
+    "MDSWriter, images": ("stock_mds_images", "images_mds"),
+    "DatasetWriter": ("stock_beton", "images.beton"),
+}
+_WRITTEN_BESIDE = {
+    "× MDSWriter, opened files": ["MDSWriter, opened files"],
+    "× MDSWriter, images": ["MDSWriter, images"],
+    "× DatasetWriter": ["DatasetWriter"],
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The settings of a benchmark."""
+
+    data: Path  # the image folder
+    work: Path  # where converted data and logs go
+    runs: int  # how often everything is measured
+    batch_size: int
+    num_workers: int  # of every loader
+
+    def job(self, loader: str, data: Path | str, views: Sequence[Views], **options: Any) -> Job:
+        return Job(loader, str(data), tuple(views), self.batch_size, self.num_workers, options)
+
+    def prepared(self, kind: str) -> Path:
+        return loader_data.prepared(kind, self.data, self.work, self.num_workers)
 
 
 def one_view(bench: Bench) -> Table:
@@ -95,22 +149,133 @@ def memory(bench: Bench) -> Table:
     }
     rows = []
     for name, epochs in take_turns(jobs, MEMORY_EPOCHS - 1, bench.work).items():
-        last, second = epochs[-1], epochs[1]
-        more = {
-            "its estimate, MB": _megabytes(last.estimate or 0),
-            f"growth, epoch 2 to {len(epochs)}, MB": _megabytes(last.resident - second.resident),
-            "whole process, MB": _megabytes(last.peak),
+        last = epochs[-1]
+        sizes = {
+            "its estimate, MB": last.estimate or 0,
+            f"growth, epoch 2 to {len(epochs)}, MB": last.resident - epochs[1].resident,
+            "whole process, MB": last.peak,
         }
+        more = {title: f"{size / 1e6:.0f}" for title, size in sizes.items()}
         resident = [epoch.resident / 1e6 for epoch in epochs]
         rows.append(Row(name, (last.peak - last.before) / 1e6, {}, more, resident))
     title = f"memory at its peak over {MEMORY_EPOCHS} epochs of 2×224 + 8×96, beyond the libraries"
     return Table("memory", title, "MB", rows)
 
 
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:.0f}"
-
-
 def _rates(epochs: Mapping[str, Sequence[Epoch]]) -> dict[str, list[float]]:
     """Return the rates of all epochs but the first, which warms up."""
     return {name: [epoch.rate for epoch in some[1:]] for name, some in epochs.items()}
+
+
+def conversion(bench: Bench) -> Table:
+    """Write the folder with our command and with the plain use of the stock writers, in turn.
+
+    Each does so in a fresh process; the first time of each warms up. MDSWriter works in one
+    process: it copies the bytes of files that Pillow opened, and encodes images from a data set.
+    DatasetWriter uses all workers and encodes every image anew. Ours keeps the bytes and adds
+    checksums and a manifest. It decodes every JPEG at 1/8 to find damage, or with
+    ``--check header`` looks at beginning and end only.
+    """
+    num_images = sum(1 for path in bench.data.rglob("*") if path.is_file())
+    alone: dict[str, list[float]] = {name: [] for name in _WRITERS}
+    whole: dict[str, list[float]] = {name: [] for name in _WRITERS}
+    for run in range(bench.runs + 1):
+        for name, (kind, target) in _WRITERS.items():
+            try:
+                seconds, all_seconds = _convert(bench, kind, bench.work / "conversion" / target)
+            except LoaderDied as error:
+                if not run:
+                    leave_out(name, str(error))
+                continue
+            rates = num_images / seconds, num_images / all_seconds
+            print(
+                f"  run {run}: {name} {rates[0]:.0f} images/s, {rates[1]:.0f} with the start",
+                file=sys.stderr,
+            )
+            if run:
+                alone[name].append(rates[0])
+                whole[name].append(rates[1])
+    start = {name: f"{statistics.median(some):.0f}" for name, some in whole.items() if some}
+    more = {"images/s with the start of the process": start}
+    title = f"conversion of {num_images} originals by {bench.num_workers} workers"
+    return Table("conversion", title, "images/s", rate_rows(alone, _WRITTEN_BESIDE, more))
+
+
+def _convert(bench: Bench, kind: str, target: Path) -> tuple[float, float]:
+    """Return the seconds of writing alone and those of the whole process."""
+    shutil.rmtree(target.parent, ignore_errors=True)
+    target.parent.mkdir()
+    said, seconds = loader_data.write(kind, bench.data, target, bench.num_workers)
+    shutil.rmtree(target.parent)
+    return seconds_alone(said), seconds
+
+
+def seconds_alone(said: str) -> float:
+    """Return the seconds of writing that a conversion printed at its end.
+
+    Our command prints ``814 images`` in one line and ``… s (1234 images/s)`` in another.
+    """
+    rate = re.search(r"\(([\d.]+) images/s\)", said)
+    if rate:
+        count = re.search(r"^ +images +(\d+)$", said, re.MULTILINE)
+        assert count is not None, said
+        return int(count[1]) / float(rate[1])
+    return float(json.loads(said.splitlines()[-1])["seconds"])
+
+
+def from_s3(bench: Bench) -> Table:
+    """Two epochs of each loader from an S3 server on this machine: one fetches, one does not.
+
+    The server is moto's, in this process. It takes its share of the cores, which a real bucket does
+    not, so the first epoch is slower than from a network that is as fast. Both loaders read the
+    same small shards, with an empty cache in every run. The first epoch counts from asking for it,
+    in a process that has just built its loader.
+    """
+    shards, cache = bench.prepared("small_mds"), bench.work / "s3_cache"
+    remote = f"s3://{_BUCKET}/images"
+    jobs = {
+        "ours, s3://": bench.job("ours", remote, ONE_VIEW, cache_dir=str(cache)),
+        "stock StreamingDataset, s3://": bench.job("streaming", cache, ONE_VIEW, remote=remote),
+        "ours, local": bench.job("ours", shards, ONE_VIEW),
+        "stock StreamingDataset, local": bench.job("streaming", shards, ONE_VIEW),
+    }
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # no line for each request
+    rates: dict[str, list[float]] = {f"{name}, epoch {n}": [] for name in jobs for n in (1, 2)}
+    with moto_server() as port:
+        extra = access(f"http://127.0.0.1:{port}")
+        with mock.patch.dict(os.environ, extra):
+            _upload(shards, extra["S3_ENDPOINT_URL"])
+        for run in range(bench.runs + 1):
+            for name, job in jobs.items():
+                shutil.rmtree(cache, ignore_errors=True)
+                for number, rate in enumerate(_two_epochs(job, bench.work, extra), 1):
+                    print(
+                        f"  run {run}: {name}, epoch {number} {rate:.0f} images/s", file=sys.stderr
+                    )
+                    if run:
+                        rates[f"{name}, epoch {number}"].append(rate)
+    shutil.rmtree(cache, ignore_errors=True)
+    references = {
+        "× stock, epoch 1": ["stock StreamingDataset, s3://, epoch 1"],
+        "× stock, epoch 2": ["stock StreamingDataset, s3://, epoch 2"],
+        "× ours, local, epoch 2": ["ours, local, epoch 2"],
+    }
+    title = "1×224 from MDS shards in a bucket, new process and empty cache each time"
+    return Table("s3", title, "images/s", rate_rows(rates, references))
+
+
+def _two_epochs(job: Job, folder: Path, extra: dict[str, str]) -> tuple[float, float]:
+    worker = Worker(job, folder / f"{os.getpid()}-s3.log", extra)
+    try:
+        return worker.first.rate, worker.epoch().rate
+    finally:
+        worker.close()
+
+
+def _upload(shards: Path, endpoint: str) -> None:
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=endpoint)
+    client.create_bucket(Bucket=_BUCKET)
+    for path in sorted(shards.iterdir()):
+        client.upload_file(str(path), _BUCKET, f"images/{path.name}")

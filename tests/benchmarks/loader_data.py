@@ -30,7 +30,6 @@ _OURS = {
 
 
 def command(kind: str, source: Path, target: Path, num_workers: int) -> list[str]:
-    """Return the command that writes ``source`` as ``kind``."""
     places = [str(source), str(target), "--workers", str(num_workers)]
     if kind in _OURS:
         return [sys.executable, "-m", "data_prep.convert", *places, *_OURS[kind]]

@@ -28,17 +28,11 @@ _TOLERANCE = 1.0  # our default, RMS in grey levels of 255
 
 @dataclass(frozen=True)
 class Loader:
-    """What a process serves.
+    """What a process serves."""
 
-    Attributes:
-        epoch: starts an epoch that gives the number of images of every batch.
-        note: says something about the loader once it ran.
-        estimate: gives the bytes of memory that the loader says it takes, if it does.
-    """
-
-    epoch: Callable[[], Iterable[int]]
-    note: Callable[[], str] = str
-    estimate: Callable[[], int | None] = lambda: None
+    epoch: Callable[[], Iterable[int]]  # gives the number of images of every batch
+    note: Callable[[], str] = str  # says something about the loader once it ran
+    estimate: Callable[[], int | None] = lambda: None  # bytes that the loader says it takes
 
 
 def _our_loader(job: Job) -> Any:
@@ -139,7 +133,6 @@ def _counted(loader: Iterable[Any]) -> Loader:
 
 
 def torchvision(job: Job) -> Loader:
-    """DataLoader over an ImageFolder."""
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
 
@@ -176,7 +169,6 @@ def litdata(job: Job) -> Loader:
 
 
 def webdataset(job: Job) -> Loader:
-    """WebLoader over tar files."""
     import webdataset as wds
 
     shards = sorted(str(path) for path in Path(job.data).glob("*.tar"))

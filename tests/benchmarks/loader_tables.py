@@ -2,62 +2,36 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 NONE = "–"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table.
-
-    Attributes:
-        name: of the loader.
-        value: what is compared: the median over the runs.
-        ratios: to each reference, by its name; None without one.
-        more: other cells, by their column.
-        runs: what ``value`` is the median of.
-    """
+    """A loader's line of a table."""
 
     name: str
-    value: float
-    ratios: dict[str, float | None]
-    more: dict[str, str] = field(default_factory=dict)
-    runs: Sequence[float] = ()
+    value: float  # what is compared: the median over the runs
+    ratios: dict[str, float | None]  # to each reference, by its name; None without one
+    more: dict[str, str] = field(default_factory=dict)  # other cells, by their column
+    runs: Sequence[float] = ()  # what ``value`` is the median of
 
 
 @dataclass(frozen=True)
 class Table:
-    """What one case gave.
+    """What one case gave."""
 
-    Attributes:
-        case: its name on the command line.
-        title: what was measured.
-        unit: of the values.
-        rows: the loaders.
-    """
-
-    case: str
+    case: str  # its name on the command line
     title: str
-    unit: str
+    unit: str  # of the values
     rows: list[Row]
-
-    def content(self) -> dict[str, Any]:
-        """Return what goes into the JSON file."""
-        return asdict(self)
 
 
 def median_ratio(values: Sequence[float], reference: Sequence[float]) -> float | None:
     """Return the median of the ratios of each run, whose speeds drift together."""
     ratios = [one / other for one, other in zip(values, reference, strict=False)]
     return statistics.median(ratios) if ratios else None
-
-
-def best(rates: Mapping[str, Sequence[float]], names: Sequence[str]) -> Sequence[float]:
-    """Return the values of the one among ``names`` with the highest median; empty without any."""
-    known = [rates[name] for name in names if rates.get(name)]
-    return max(known, key=statistics.median, default=())
 
 
 def rate_rows(
@@ -72,7 +46,10 @@ def rate_rows(
         references: column to the loaders, the best of which it compares with.
         more: column to further cells, by loader.
     """
-    chosen = {column: best(rates, names) for column, names in references.items()}
+    chosen: dict[str, Sequence[float]] = {}
+    for column, names in references.items():
+        known = [rates[name] for name in names if rates.get(name)]
+        chosen[column] = max(known, key=statistics.median, default=())
     return [
         Row(
             name,
@@ -87,7 +64,6 @@ def rate_rows(
 
 
 def markdown(table: Table) -> str:
-    """Return a table to read."""
     if not table.rows:
         return f"**{table.title}**\n\nnothing could be measured"
     ratios, more = list(table.rows[0].ratios), list(table.rows[0].more)

@@ -39,52 +39,31 @@ class Views(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What a process shall load.
+    """What a process shall load."""
 
-    Attributes:
-        loader: name of a function in ``loader_peers``.
-        data: what it reads: a path, or an address.
-        views: of every image.
-        batch_size: images per batch.
-        num_workers: threads or processes, as the loader has it.
-        options: what only this loader has.
-    """
-
-    loader: str
-    data: str
+    loader: str  # a function in ``loader_peers``
+    data: str  # a path, or an address
     views: tuple[Views, ...]
     batch_size: int
-    num_workers: int
-    options: dict[str, Any] = field(default_factory=dict)
+    num_workers: int  # threads or processes, as the loader has it
+    options: dict[str, Any] = field(default_factory=dict)  # what only this loader has
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch took.
-
-    Attributes:
-        num_images: that came.
-        seconds: from asking for the epoch's iterator to its end.
-        first_batch: seconds from the start of the process to its first batch; first epoch only.
-        before: bytes of memory that the process held before its first epoch, without its children.
-        resident: likewise after this epoch.
-        peak: the most that it ever held.
-        estimate: bytes that the loader said it would take; None where it says nothing.
-        note: what the loader says about itself.
-    """
+    """What one epoch took."""
 
     num_images: int
-    seconds: float
-    first_batch: float | None
-    before: int
-    resident: int
-    peak: int
-    estimate: int | None
-    note: str
+    seconds: float  # from asking for the epoch's iterator to its end
+    first_batch: float | None  # seconds from the start of the process; first epoch only
+    before: int  # bytes that the process held before its first epoch, without its children
+    resident: int  # likewise after this epoch
+    peak: int  # the most that it ever held
+    estimate: int | None  # bytes that the loader said it would take, if it does
+    note: str  # what the loader says about itself
 
     @property
     def rate(self) -> float:
-        """Images per second."""
         return self.num_images / self.seconds
 
 
@@ -122,13 +101,11 @@ class Worker:
             raise
 
     def epoch(self) -> Epoch:
-        """Run one epoch."""
         self._signal(signal.SIGCONT)
         self._tell("epoch")
         return self._answer()
 
     def close(self) -> None:
-        """Let the process end."""
         self._signal(signal.SIGCONT)
         with contextlib.suppress(OSError):
             self._tell("end")
@@ -171,7 +148,6 @@ def leave_out(name: str, reason: str) -> None:
 
 @contextlib.contextmanager
 def workers(jobs: Mapping[str, Job], folder: Path) -> Iterator[dict[str, Worker]]:
-    """Start a process for each job, one after the other; end them all at the end."""
     started: dict[str, Worker] = {}
     try:
         for number, (name, job) in enumerate(jobs.items()):
@@ -207,7 +183,6 @@ def take_turns(jobs: Mapping[str, Job], runs: int, folder: Path) -> dict[str, li
 
 
 def read_job(text: str) -> Job:
-    """Return the job that was written as JSON."""
     content = json.loads(text)
     views = tuple(Views(number, size, tuple(scale)) for number, size, scale in content["views"])
     return Job(**{**content, "views": views})

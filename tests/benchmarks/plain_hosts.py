@@ -44,7 +44,6 @@ class PlainSimMIM(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the loss of a batch of normalised images."""
         cells = torch.zeros(len(images), 49)
         cells = cells.scatter(1, torch.rand_like(cells).argsort(1)[:, :30], 1.0)
         mask = cells.view(-1, 7, 7).repeat_interleave(2, 1).repeat_interleave(2, 2)
@@ -107,7 +106,6 @@ class PlainHead(nn.Module):
         self.last = nn.Linear(256, prototypes, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the prototypes."""
         weight = F.normalize(self.last.weight, dim=1)
         return F.linear(F.normalize(self.mlp(tokens), dim=-1), weight)
 

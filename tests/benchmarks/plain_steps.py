@@ -31,7 +31,6 @@ def random_masking(tokens: Tensor, ratio: float) -> tuple[Tensor, Tensor, Tensor
 
 
 def take(tokens: Tensor, index: Tensor) -> Tensor:
-    """Gather tokens along the sequence."""
     return tokens.gather(1, index.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
 
 
@@ -89,7 +88,6 @@ class PlainMAE(nn.Module):
         self.register_buffer("positions", sincos_positions(512, GRID, GRID).unsqueeze(0))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the loss of a batch of normalised images."""
         tokens = self.encoder.patches(images) + self.encoder.positions
         keep, restore, mask = random_masking(tokens, 0.75)
         latent = self.decoder.embed(self.encoder.run(take(tokens, keep)))

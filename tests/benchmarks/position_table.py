@@ -83,7 +83,6 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its run is called."""
         words = "position_table", METHODS[self.method], self.positions, self.duration
         return re.sub(r"[^a-z0-9]+", "_", "_".join(words).lower()) + f"_seed{self.seed}"
 
@@ -100,7 +99,6 @@ class Cell(NamedTuple):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="make position-table", description=__doc__)
     parser.add_argument("data", type=Path, help="class folders, or train/ and test/ of them")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
@@ -198,7 +196,6 @@ def run(
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Return the results in an evaluation's file."""
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["results"]
     return results
 
@@ -253,7 +250,6 @@ def _without_precision(overrides: Iterable[str]) -> list[str]:
 
 
 def key_of(line: dict[str, Any]) -> Cell:
-    """Return which cell a line is of."""
     return Cell(line["method"], line["positions"], line["seed"], line["duration"])
 
 

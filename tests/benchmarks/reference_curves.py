@@ -85,7 +85,6 @@ def render(work: Path) -> Path:
 
 
 def write(name: str, data: Path, work: Path) -> None:
-    """Make the reference of a recipe."""
     runs = [short_run(name, data, work, seed) for seed in SEEDS]
     REFERENCES.mkdir(exist_ok=True)
     reference = make_reference(read_runs([str(run) for run in runs]))
@@ -108,7 +107,6 @@ def beside(name: str, run: Path) -> list[Check]:
 
 
 def short_run(name: str, data: Path, work: Path, seed: int, *changes: str) -> Path:
-    """Train a recipe for some steps and return its run folder."""
     own = [f"data.path={data}", f"seed={seed}", f"run_name={name}_{seed}"]
     overrides = [*SHORT, *own, SHALLOW, f"trainer.run_folder={work}", *changes]
     recipe = load_recipe(RECIPES / f"{name}.yaml", overrides)

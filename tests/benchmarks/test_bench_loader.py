@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.bench_loader import CASES, main
-from tests.benchmarks.loader_bench import MULTI_CROP, ONE_VIEW
-from tests.benchmarks.loader_conversion import seconds_alone
+from tests.benchmarks.loader_cases import MULTI_CROP, ONE_VIEW, seconds_alone
 from tests.benchmarks.loader_tables import Row, Table, markdown, median_ratio, rate_rows
 from tests.benchmarks.loader_worker import (
     PEERS_FOLDER,
@@ -52,7 +51,7 @@ def test_a_table_in_markdown() -> None:
         "| ours | 200 | 2.00 | – | 3.1 |",
         "| a | 100 | 1.00 | – | – |",
     ]
-    assert json.loads(json.dumps(table.content()))["rows"][0]["runs"] == [200.4]
+    assert json.loads(json.dumps(asdict(table)))["rows"][0]["runs"] == [200.4]
 
 
 def test_a_job_survives_the_way_to_its_process() -> None:

@@ -2,11 +2,9 @@
 
 import pytest
 
-from pospre.planning.fusion import fused
 from pospre.planning.gpus import GIGA
-from pospre.planning.kernels import StepTrace
-from tests.benchmarks.gpu_count import at_depth, recipe_of, traced
-from tests.benchmarks.gpu_loop import loop_ms
+from pospre.planning.kernels import StepTrace, fused
+from tests.benchmarks.gpu_count import at_depth, loop_ms, recipe_of, traced
 
 FEW = ["algorithms.mae.decoder_depth=1"]
 
