@@ -14,7 +14,7 @@ import yaml
 from composer.cli.launcher import _get_parser
 
 from pospre.recipe.recipe import load_recipe
-from pospre.run.peers.process import Process, read_process
+from pospre.run.peers.ranks import Process, read_process
 from tests.processes import LIMIT, started
 
 ROOT = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ from pospre.run.checkpoints.files import why_not_written
 from pospre.run.checkpoints.finding import remove_checkpoints
 from pospre.run.checkpoints.reading import open_newest
 from pospre.run.lease import lease
-from pospre.run.peers.process import is_restart
+from pospre.run.peers.ranks import is_restart
 from pospre.run.resume import recorded
 from pospre.run.same_run import compare_recipes
 from pospre.untrusted_json import parse_steps

@@ -25,8 +25,8 @@ from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.run.checkpoints.uploads import Uploads, lacks
 from pospre.run.device import build_device
 from pospre.run.folder import check_folder, clear, hold_run, restore_run, starts_over, write_recipe
-from pospre.run.peers.agreement import check_data
 from pospre.run.peers.peers import joined
+from pospre.run.peers.ranks import check_data
 from pospre.run.resume import RecipeRecord, Resume
 from pospre.run.same_run import Training, check_checkpoint
 

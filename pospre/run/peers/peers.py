@@ -25,9 +25,8 @@ from pospre.errors import Lost, Stopped, UserError
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.finding import checkpoints_in
 from pospre.run.checkpoints.uploads import stop_grace
-from pospre.run.peers.agreement import name_ranks
 from pospre.run.peers.heartbeat import BEAT, Gone, Heartbeat
-from pospre.run.peers.process import Process, read_process
+from pospre.run.peers.ranks import Process, name_ranks, read_process
 from pospre.run.peers.rendezvous import Meeting, meet
 
 _SILENT = 5.0  # seconds of silence from which on a failed operation is laid to a rank

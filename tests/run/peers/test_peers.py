@@ -14,7 +14,7 @@ from pospre.recipe.recipe import load_recipe
 from pospre.run.peers import peers as joining
 from pospre.run.peers.heartbeat import Gone
 from pospre.run.peers.peers import Peers
-from pospre.run.peers.process import Process
+from pospre.run.peers.ranks import Process
 from pospre.run.peers.rendezvous import Meeting
 
 KILLED, FAILED = Gone("was killed", 75, 0.0), Gone("failed: no such file", 2, 0.0)

@@ -14,8 +14,7 @@ import pytest
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.peers import rendezvous
-from pospre.run.peers.agreement import Note, name_difference, name_ranks
-from pospre.run.peers.process import Process, read_process
+from pospre.run.peers.ranks import Note, Process, name_difference, name_ranks, read_process
 from pospre.run.peers.rendezvous import Meeting, meet
 from tests.processes import free_port
 

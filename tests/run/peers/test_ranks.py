@@ -6,7 +6,7 @@ import pytest
 from composer.utils import dist
 
 from pospre.errors import UserError
-from pospre.run.peers.agreement import Note, check_data
+from pospre.run.peers.ranks import Note, check_data
 from tests.evaluation.checkpoints import tiny_recipe
 
 SHARDS = {"labels": "1" * 64, "checksums of the samples": "2" * 64}
