@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pospre import draws
 from pospre.nn.positions.scheme import Clue, rotate
+from pospre.nn.sizes import EncoderSize
 from pospre.portable_math import chain
 
 NO_CLUE = Clue()
@@ -20,30 +21,15 @@ _LEVELS, _DRAWS_PER_WORD = 1 << 16, 4
 
 
 class Attention(nn.Module):
-    """Multi-head attention whose keys and values may come from the first tokens only.
+    """Multi-head attention whose keys and values may come from the first tokens only."""
 
-    Args:
-        qkv_bias: whether queries, keys and values have a bias.
-        key_bias: whether keys have a bias. BEiT and DINOv3 keep it at 0. With rotary positions it
-            would not cancel in the softmax.
-        qk_norm: whether queries and keys are normalised per head before rotation.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        qkv_bias: bool = True,
-        key_bias: bool = True,
-        qk_norm: bool = False,
-        eps: float = 1e-6,
-    ) -> None:
+    def __init__(self, size: EncoderSize) -> None:
         super().__init__()
-        self.num_heads, self.head_dim, self.key_bias = num_heads, dim // num_heads, key_bias
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.q_norm = nn.LayerNorm(self.head_dim, eps) if qk_norm else nn.Identity()
-        self.k_norm = nn.LayerNorm(self.head_dim, eps) if qk_norm else nn.Identity()
+        dim, self.num_heads, self.key_bias = size.embed_dim, size.num_heads, size.key_bias
+        self.head_dim = dim // size.num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=size.qkv_bias)
+        self.q_norm = nn.LayerNorm(self.head_dim, size.eps) if size.qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(self.head_dim, size.eps) if size.qk_norm else nn.Identity()
         self.proj = nn.Linear(dim, dim)
 
     def forward(
@@ -110,21 +96,15 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """A two-layer MLP, or SwiGLU.
+    """A two-layer MLP, or SwiGLU: the second layer gets SiLU(gate) · value of the first."""
 
-    If ``gated``, the first layer gives gate and value; the second gets SiLU(gate) · value. ``eps``
-    is ε of a norm before the second layer (EVA-02's base and large); None: no norm.
-    """
-
-    def __init__(
-        self, dim: int, hidden: int, *, activation: str, gated: bool, eps: float | None = None
-    ) -> None:
+    def __init__(self, size: EncoderSize) -> None:
         super().__init__()
-        self.gated, inner = gated, hidden // 2 if gated else hidden
-        self.fc1 = nn.Linear(dim, hidden)
-        self.act = get_act_layer("silu" if gated else activation)()
-        self.norm = nn.Identity() if eps is None else nn.LayerNorm(inner, eps)
-        self.fc2 = nn.Linear(inner, dim)
+        self.gated, inner = size.swiglu, size.hidden_dim // 2 if size.swiglu else size.hidden_dim
+        self.fc1 = nn.Linear(size.embed_dim, size.hidden_dim)
+        self.act = get_act_layer("silu" if size.swiglu else size.activation)()
+        self.norm = nn.LayerNorm(inner, size.eps) if size.mlp_norm else nn.Identity()
+        self.fc2 = nn.Linear(inner, size.embed_dim)
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
         """Return the input of the second layer."""
@@ -137,37 +117,20 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + MLP(norm(x)).
 
-    ``hidden`` is the width of the MLP's first layer (default: four times ``dim``), ``layer_scale``
-    the initial factor of both branches, learned per channel (None: no factor), ``dropout`` the rate
-    after projections, ``activation`` timm's name. For the others see ``Mlp`` and ``Attention``.
+    ``layer_scale`` is the initial factor of both branches, learned per channel (None: no factor),
+    ``dropout`` the rate after projections.
     """
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        hidden: int | None = None,
-        layer_scale: float | None = None,
-        dropout: float = 0.0,
-        activation: str = "gelu",
-        gated: bool = False,
-        mlp_norm: bool = False,
-        eps: float = 1e-6,
-        qkv_bias: bool = True,
-        key_bias: bool = True,
-        qk_norm: bool = False,
+        self, size: EncoderSize, *, layer_scale: float | None = None, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.dropout = dropout
-        self.norm1 = nn.LayerNorm(dim, eps)
-        self.attn = Attention(
-            dim, num_heads, qkv_bias=qkv_bias, key_bias=key_bias, qk_norm=qk_norm, eps=eps
-        )
+        self.dropout, dim = dropout, size.embed_dim
+        self.norm1 = nn.LayerNorm(dim, size.eps)
+        self.attn = Attention(size)
         self.ls1 = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
-        self.norm2 = nn.LayerNorm(dim, eps)
-        inner_eps = eps if mlp_norm else None
-        self.mlp = Mlp(dim, hidden or 4 * dim, activation=activation, gated=gated, eps=inner_eps)
+        self.norm2 = nn.LayerNorm(dim, size.eps)
+        self.mlp = Mlp(size)
         self.ls2 = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
 
     def forward(

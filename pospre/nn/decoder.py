@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from pospre.errors import UserError
 from pospre.nn.block import NO_CLUE, Block
 from pospre.nn.positions.scheme import Clue
+from pospre.nn.sizes import EncoderSize
 
 
 def check_heads(owner: str, part: str, dim: int, num_heads: int) -> None:
@@ -22,7 +23,8 @@ class DecoderBlocks(nn.Sequential):
     """``depth`` pre-norm blocks: MLP ratio 4, qkv bias, LayerNorm eps 1e-6."""
 
     def __init__(self, dim: int, depth: int, num_heads: int) -> None:
-        super().__init__(*(Block(dim, num_heads) for _ in range(depth)))
+        size = EncoderSize("", 1, dim, depth, num_heads)  # no timm model, no patches
+        super().__init__(*(Block(size) for _ in range(depth)))
 
     def forward(self, tokens_BTD: Tensor, clues: Iterable[Clue] | None = None) -> Tensor:
         """Return the tokens after all blocks; ``clues`` has one positional clue per block."""

@@ -23,7 +23,10 @@ class EncoderSize:
         swiglu: whether the MLP is SiLU(gate) · value, both from its first layer (DINOv2's giant).
         pre_norm: whether tokens are also normalised before the first block (CLIP); the patch
             embedding then has no bias.
-        qkv_bias: whether attention has biases; without ``key_bias``, that of keys stays 0.
+        qkv_bias: whether attention has biases.
+        key_bias: whether keys have one. BEiT and DINOv3 keep it at 0. With rotary positions it
+            would not cancel in the softmax.
+        qk_norm: whether queries and keys are normalised per head before rotation.
         activation: the MLP's activation, by timm's name; gates use SiLU.
     """
 

@@ -72,20 +72,7 @@ class Encoder(PatchEncoder):
         self.positions = build_positions(options.positions, space)
         self.norm_pre = nn.LayerNorm(dim, size.eps) if size.pre_norm else nn.Identity()
         self.blocks = nn.ModuleList(
-            Block(
-                dim,
-                size.num_heads,
-                hidden=size.hidden_dim,
-                layer_scale=options.layer_scale,
-                dropout=options.dropout,
-                activation=size.activation,
-                gated=size.swiglu,
-                mlp_norm=size.mlp_norm,
-                eps=size.eps,
-                qkv_bias=size.qkv_bias,
-                key_bias=size.key_bias,
-                qk_norm=size.qk_norm,
-            )
+            Block(size, layer_scale=options.layer_scale, dropout=options.dropout)
             for _ in range(depth)
         )
         self.norm = nn.LayerNorm(dim, size.eps) if options.final_norm else nn.Identity()

@@ -1,5 +1,7 @@
 """Attention with keys and values of some tokens only: a mask's numbers at less cost."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,15 +12,17 @@ from pospre.nn.build import build_encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Clue
+from pospre.nn.sizes import EncoderSize
 from tests.operators import CountedOperators
 
 TOKENS = 9
+SIZE = EncoderSize("", 1, 24, 1, 3)
 
 
 @pytest.fixture
 def attention() -> Attention:
     torch.manual_seed(0)
-    return Attention(24, 3, qkv_bias=True).double().eval()
+    return Attention(SIZE).double().eval()
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def test_keys_and_values_of_the_first_tokens_are_a_mask(
     tokens: Tensor, count: int, qkv_bias: bool
 ) -> None:
     torch.manual_seed(0)
-    attention = Attention(24, 3, qkv_bias=qkv_bias).double().eval()
+    attention = Attention(replace(SIZE, qkv_bias=qkv_bias)).double().eval()
     torch.testing.assert_close(
         attention(tokens, num_keys=count),
         attention(tokens, closed(first(count))),
@@ -79,7 +83,7 @@ def test_the_context_and_the_first_queries_keep_their_places(
     tokens: Tensor, key_bias: bool, qk_norm: bool
 ) -> None:
     torch.manual_seed(0)
-    attention = Attention(24, 3, key_bias=key_bias, qk_norm=qk_norm).double()
+    attention = Attention(replace(SIZE, key_bias=key_bias, qk_norm=qk_norm)).double()
     torch.nn.init.normal_(attention.qkv.bias)
     clue = turning(3, 8)
     assert clue.bias is not None
@@ -95,7 +99,7 @@ def test_the_context_and_the_first_queries_keep_their_places(
 @pytest.mark.parametrize("count", [None, 2])
 def test_where_all_tokens_ask_none_is_sliced(tokens: Tensor, count: int | None) -> None:
     """A slice of all has a backward pass that fills zeros, and adds to them."""
-    block, clue = Block(24, 3).double(), turning(3, 8)
+    block, clue = Block(SIZE).double(), turning(3, 8)
     assert clue.rotation is not None and clue.bias is not None
     for given in (tokens, clue.rotation[0], clue.bias):
         given.requires_grad_()
@@ -116,7 +120,7 @@ def test_weights_are_those_that_mix_the_values(attention: Attention, tokens: Ten
 
 def test_a_bias_of_keys_does_nothing_where_there_is_none(tokens: Tensor) -> None:
     torch.manual_seed(0)
-    attention = Attention(24, 3, key_bias=False).double()
+    attention = Attention(replace(SIZE, key_bias=False)).double()
     clue = turning(3, 8)
     before = attention(tokens, clue)
     with torch.no_grad():
@@ -129,7 +133,7 @@ def test_a_bias_of_keys_does_nothing_where_there_is_none(tokens: Tensor) -> None
 def test_only_the_context_is_projected_to_keys_and_values() -> None:
     def flops(count: int | None) -> int:
         with torch.device("meta"):
-            attention = Attention(64, 2, qkv_bias=True)
+            attention = Attention(EncoderSize("", 1, 64, 1, 2))
             with FlopCounterMode(display=False) as counter, torch.no_grad():
                 attention(torch.zeros(1, 100, 64), num_keys=count)
         return int(counter.get_total_flops())
