@@ -62,15 +62,9 @@ class Certificate:
 def certify(request: Request, work: Callable[[Job], None]) -> tuple[Certificate, Path]:
     """Run a recipe undisturbed and disturbed, compare, and write the certificate.
 
-    Args:
-        request: what to run.
-        work: function that each process runs, ``train_observed`` except in tests.
-
-    Returns:
-        The certificate, and its folder ``certificate`` in the recipe's run folder.
-
-    Raises:
-        UserError: the recipe cannot be trained, or a run ended unexpectedly.
+    Each process runs ``work``, ``train_observed`` except in tests. Its folder, ``certificate`` in
+    the recipe's run folder, is returned as well. A recipe that cannot be trained, or a run that
+    ends unexpectedly, is a ``UserError``.
     """
     recipe = load_recipe(request.recipe, request.overrides)
     folder = recipe.run_path() / "certificate"
@@ -126,11 +120,9 @@ def _run(
 def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
     """Return the stages after the undisturbed one, each after the one it is compared with.
 
-    Args:
-        request: the options.
-        coupled: the part of the method that couples the samples of a batch, so that losses depend
-            on the number of ranks; such a run is compared with one on as many ranks.
-        reduced: the precision is not fp32, which amplifies a different order of sums.
+    If a part of the method couples the samples of a batch (``coupled``), losses depend on the
+    number of ranks, and a run is compared with one on as many. A precision that is not fp32
+    (``reduced``) amplifies a different order of sums.
     """
     kills = tuple(draw_kills("killed", request.kills, request.steps, request.seed))
     found = [Stage("killed", f"{request.kills} kills", kills=kills, reference=FIRST.name)]

@@ -16,9 +16,7 @@ from pospre.training.build import build_components
 def prepare() -> None:
     """Do in advance what every process would repeat: late imports, numba's cache, the host name.
 
-    Raises:
-        RuntimeError: a thread was started. A fork has only the forking thread; locks held by others
-            would never be released.
+    No thread may be left: a fork has only the forking one, and locks held by others would stay.
     """
     with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
         Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(Path(folder) / "black.jpg")

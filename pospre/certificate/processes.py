@@ -109,12 +109,7 @@ class Process:
 
 
 def start(work: Callable[[Job], None], job: Job) -> Process:
-    """Start a process on as many ranks as the job has records.
-
-    Args:
-        work: a module's function that each rank calls with the job.
-        job: its argument.
-    """
+    """Start a process on as many ranks as the job has records; each calls ``work``, of a module."""
     ranks, processes = len(job.records), []
     port = get_free_tcp_port() if ranks > 1 else 0
     for rank in range(ranks):

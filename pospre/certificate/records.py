@@ -46,12 +46,8 @@ class Observer(Callback):
 
     A step's line has one hash for each sample and property (ids, boxes, flips, masks, pixels: the
     model's batch, after the algorithms' draws), the losses, and a hash of all weights after it.
-    Each line is one write, so a kill leaves at most half a line.
-
-    Args:
-        path: the file of this rank and process.
-        every_weight: hash the weights after every step; otherwise only at the end.
-        values: file for the final weights, rank 0 only.
+    Each line is one write, so a kill leaves at most half a line. Rank 0 writes the final weights
+    to the file ``values``. Without ``every_weight`` only these are hashed.
     """
 
     def __init__(self, path: Path, *, every_weight: bool, values: Path) -> None:
@@ -232,11 +228,8 @@ def compare(
 ) -> list[Verdict]:
     """Return a verdict for every property of a run compared with the undisturbed one.
 
-    Args:
-        reference: the one process of the undisturbed run.
-        processes: of the other run; steps trained twice are compared twice.
-        exact: all must be bit-equal; otherwise losses and weights may differ by ``TOLERANCE``.
-        values: files of the final weights of both.
+    Steps trained twice are compared twice. Unless ``exact``, losses and weights may differ by
+    ``TOLERANCE``; ``values`` are the files of the final weights of both.
     """
     expected = {step.number: step for step in reference.steps}
     found = [step for process in processes for step in process.steps]

@@ -68,15 +68,7 @@ class Runner:
     work: Callable[[Job], None]  # that each process runs
 
     def run(self, stage: Stage, pace: Pace) -> Done:
-        """Run a stage to its end; if a kill came too late, repeat it.
-
-        Args:
-            stage: what to run.
-            pace: of the undisturbed run, which determines when a kill is due.
-
-        Raises:
-            UserError: a process ended unexpectedly.
-        """
+        """Run a stage to its end, at the undisturbed run's pace; repeat it if a kill came late."""
         for _ in range(_TRIES):
             done = self._try(stage, pace)
             if check_ends(stage, done).holds:

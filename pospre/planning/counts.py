@@ -30,12 +30,9 @@ class StepMemory:
     moments: dict[int, tuple[float, float]]
 
     def working(self, microbatch: int, grad_share: float, *, accumulates: bool) -> float:
-        """Return the most bytes of activations, buffers and gradients together.
+        """Return the most bytes of activations, buffers and a GPU's share of the gradients.
 
-        Args:
-            microbatch: samples.
-            grad_share: of the gradients that this GPU holds.
-            accumulates: whether gradients of earlier microbatches exist from the beginning.
+        ``accumulates``: gradients of earlier microbatches exist from the beginning.
         """
         full = max(self.moments)
         return max(

@@ -142,11 +142,7 @@ class Plan:
 
 
 def plan(recipe: Recipe, machine: Machine, assumed: Assumptions) -> Plan:
-    """Return the plan of a recipe on some GPUs.
-
-    Raises:
-        UserError: the batch cannot be split so, or nothing fits; it says what would.
-    """
+    """Return the plan of a recipe on some GPUs; a ``UserError`` says what would fit if this not."""
     if recipe.trainer.precision == "auto":
         recipe = with_precision(recipe, "amp_bf16")  # what all GPUs of the table compute in
     device_batch = rank_batch(recipe, machine.gpus)

@@ -34,10 +34,7 @@ _CLASSES = [str(number) for number in range(1000)]  # ImageNet's, where the reci
 
 
 class FakeTraining:
-    """A recipe's model, algorithms and optimiser with fake tensors.
-
-    Args:
-        recipe: what would be trained; its data need not exist.
+    """A recipe's model, algorithms and optimiser with fake tensors; its data need not exist.
 
     Attributes:
         mode: the fake mode; all work on this object runs inside of it.
@@ -132,12 +129,9 @@ class Alive(TorchDispatchMode):
     torch's own ``MemTracker`` (2.7) hooks the gradient of every parameter, and so refuses frozen
     ones, which teachers have.
 
-    Args:
-        parameters: their gradients are counted apart from everything else.
-
     Attributes:
-        working: the most bytes of anything else that was made inside, by the bytes of gradients
-            that exist.
+        working: the most bytes of what was made inside, without the gradients of the parameters,
+            by the bytes of such gradients that exist.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:

@@ -55,11 +55,7 @@ GPUS = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the GPU that the command line calls ``name``.
-
-    Raises:
-        UserError: it is not in the table.
-    """
+    """Return the GPU that the command line calls ``name``."""
     if name not in GPUS:
         raise UserError(f"--gpu {name} is not known.{suggestion(name, GPUS)}")
     return GPUS[name]
@@ -252,16 +248,10 @@ class Layout:
         update: float,
         microbatches: int,
     ) -> StepTime:
-        """Return the time of a step.
+        """Return the time of a step from its least seconds.
 
-        Args:
-            machine: the GPUs.
-            parameters: of the model.
-            assumed: what is assumed.
-            work: least seconds of forward and backward of a microbatch, with what activation
-                checkpointing computes again.
-            update: least seconds of optimiser and teacher, unsharded.
-            microbatches: in a GPU's share.
+        These are of forward and backward of a microbatch (``work``) and of optimiser and teacher,
+        unsharded (``update``).
         """
         compute = microbatches * work / assumed.efficiency
         among, between = self.traffic(parameters, microbatches)

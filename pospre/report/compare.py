@@ -45,11 +45,7 @@ class Comparison:
 
 
 def read_runs(folders: Sequence[str]) -> list[Run]:
-    """Read run folders on this machine.
-
-    Raises:
-        UserError: one is not a run folder, is in a bucket, or is given twice.
-    """
+    """Read run folders on this machine, each given once."""
     seen: dict[Path, str] = {}
     for folder in folders:
         place = Path(folder).resolve()
@@ -60,11 +56,7 @@ def read_runs(folders: Sequence[str]) -> list[Run]:
 
 
 def compare_runs(runs: Sequence[Run]) -> Comparison:
-    """Compare runs.
-
-    Raises:
-        UserError: they have neither a curve nor an evaluation in common.
-    """
+    """Compare runs, which must have a curve or an evaluation in common."""
     first, *others = [curve_keys(run.records) for run in runs]
     keys = [key for key in first if all(key in other for other in others)]
     names = [run.name for run in runs]

@@ -34,11 +34,8 @@ GREY = 128
 class LivePage(Callback):
     """Draws the views of the first step, and updates the page during training.
 
-    Only rank 0 does this. Errors are printed once, and training continues.
-
-    Args:
-        folder: the run's.
-        every: minimal seconds between updates; longer if the page takes long.
+    Only rank 0 does this. Errors are printed once, and training continues. Updates are ``every``
+    seconds apart, or more if the page takes long.
     """
 
     def __init__(self, folder: Path, every: float = EVERY) -> None:
@@ -87,14 +84,8 @@ def draw_views(
 ) -> None:
     """Write a strip of views for each of a few samples, and ``views.json`` with their names.
 
-    The model is not changed: views and masks are functions of seed, epoch and index.
-
-    Args:
-        model: in training mode, so that views are augmented.
-        algorithms: of the training; their masks are shown.
-        batch: the first samples of a step, with indices.
-        folder: created if needed.
-        step: the step's number, for the record.
+    The model is not changed: views and masks are functions of seed, epoch and index. In training
+    mode its views are augmented. ``batch`` has the first samples of a step, with indices.
     """
     few = {key: value[:NUM_SAMPLES] for key, value in batch.items()}
     for algorithm in algorithms:

@@ -43,15 +43,9 @@ BLANK = (
 
 
 def write_report(run_folder: str | Path, *, refresh: int | None = None) -> Path:
-    """Write ``report.html`` into ``run_folder`` (atomically) and return its path.
+    """Write ``report.html`` into a run folder (atomically) and return its path.
 
-    Args:
-        run_folder: a folder made by ``python -m pospre.train``.
-        refresh: seconds after which a browser reloads the page during training.
-
-    Raises:
-        UserError: the folder or its metrics are missing, a file in it is invalid, or the page
-            cannot be written.
+    During training a browser reloads the page after ``refresh`` seconds.
     """
     context = {"refresh": refresh, **page_context(read_run(run_folder))}
     target = Path(run_folder) / "report.html"

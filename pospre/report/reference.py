@@ -82,11 +82,7 @@ class Check:
 
 
 def make_reference(runs: Sequence[Run]) -> Reference:
-    """Return the reference of runs that differ only in the seed.
-
-    Raises:
-        UserError: too few runs, other differences, unequal lengths, or a value that is not finite.
-    """
+    """Return the reference of runs of the same length that differ only in the seed."""
     if len(runs) < LEAST_RUNS:
         raise UserError(
             f"a reference needs at least {LEAST_RUNS} runs with different seeds; there are "
@@ -115,11 +111,7 @@ def make_reference(runs: Sequence[Run]) -> Reference:
 
 
 def check_run(run: Run, reference: Reference) -> list[Check]:
-    """Return every window of the reference's curves with the run's value.
-
-    Raises:
-        UserError: the run is shorter than the reference, or has none of its curves.
-    """
+    """Return every window of the reference's curves with the value of a run of this length."""
     last = last_step(run)
     if last < reference.edges[-1]:
         raise UserError(
@@ -142,11 +134,7 @@ def check_run(run: Run, reference: Reference) -> list[Check]:
 
 
 def read_reference(path: Path) -> Reference:
-    """Read a reference.
-
-    Raises:
-        UserError: the file does not exist, or is not a reference.
-    """
+    """Read a reference."""
     try:
         return Reference.model_validate_json(path.read_bytes())
     except OSError as error:

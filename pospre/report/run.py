@@ -58,11 +58,7 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run folder on this machine.
-
-    Raises:
-        UserError: it is missing or in a bucket, has no logs, or has an invalid file.
-    """
+    """Read a run folder on this machine; what is missing or invalid is a ``UserError``."""
     if is_remote(str(folder)):
         raise UserError(
             f"{folder} is in a bucket, but curves are read from folders on this machine; copy it "

@@ -21,6 +21,7 @@ from pospre.errors import run_command
 from pospre.evaluation.registry import default_settings, figures_of
 from tests.benchmarks.learn import RESULTS, call
 from tests.benchmarks.position_table import append, read_lines, read_results
+from tests.markdown import markdown_table
 
 LINES = RESULTS / "evaluation_table.jsonl"
 RECIPES = Path("yamls/demo")
@@ -189,18 +190,16 @@ def figure(results: dict[str, Any], key: str) -> tuple[float, float | None]:
 
 def table(lines: dict[str, dict[str, Any]]) -> str:
     header = "`python -m pospre.evaluate …`", "s", "CPU s", "figure", "random weights", "ours"
-    rows = [f"| {' | '.join(header)} | checked against |", "|---" * (len(header) + 1) + "|"]
+    rows = []
     for name, row in ROWS.items():
-        if name not in lines:
-            rows.append(f"| `{name}` | | | | | not measured | {row.check} |")
-            continue
-        line = lines[name]
-        times = f"{line['seconds']:.0f} | {line['processor']:.0f}"
-        values = " | ".join(_value(line[who], line[f"{who}_se"]) for who in ("random", "ours"))
-        rows.append(
-            f"| `{line['command']}` | {times} | {line['figure']} | {values} | {row.check} |"
-        )
-    return "\n".join(rows)
+        cells = [f"`{name}`", "", "", "", "", "not measured"]
+        if name in lines:
+            line = lines[name]
+            values = (_value(line[who], line[f"{who}_se"]) for who in ("random", "ours"))
+            times = (f"{line[key]:.0f}" for key in ("seconds", "processor"))
+            cells = [f"`{line['command']}`", *times, line["figure"], *values]
+        rows.append([*cells, row.check])
+    return markdown_table([*header, "checked against"], rows)
 
 
 def _value(value: float, error: float | None) -> str:

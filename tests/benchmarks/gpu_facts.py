@@ -19,6 +19,7 @@ import torch
 from pospre.planning.gpus import GIB
 from pospre.recipe.recipe import load_recipe
 from tests.benchmarks.gpu_cell import measure, synthetic
+from tests.markdown import markdown_table
 
 Fact = dict[str, Any]
 Losses = dict[str, dict[str, list[float]]]
@@ -81,8 +82,8 @@ def _same(losses: Losses, pairs: list[tuple[str, str]], what: str) -> Fact:
 
 def table(found: Sequence[Fact]) -> str:
     words = {True: "pass", False: "FAIL", None: "not seen"}
-    rows = [f"| {one['fact']} | {words[one['holds']]} | {one['why']} |" for one in found]
-    return "\n".join(["| to be proved | here | |", "|---|---|---|", *rows])
+    rows = [(one["fact"], words[one["holds"]], one["why"]) for one in found]
+    return markdown_table(["to be proved", "here", ""], rows)
 
 
 def step_without_sync(recipe: Path, overrides: Sequence[str]) -> Fact:

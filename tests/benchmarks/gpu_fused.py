@@ -57,19 +57,12 @@ _H100 = SimpleNamespace(
 
 
 class Fused(NamedTuple):
-    """The compiled forward with losses and backward.
+    """The compiled forward with losses and backward."""
 
-    Attributes:
-        graphs: that torch.compile makes of the forward.
-        breaks: of the graph.
-        symbolic: sizes that are no numbers among what goes into the graphs.
-        kernels: of all graphs, in their order.
-    """
-
-    graphs: int
-    breaks: int
-    symbolic: int
-    kernels: list[Kernel]
+    graphs: int  # that torch.compile makes of the forward
+    breaks: int  # of the graph
+    symbolic: int  # sizes that are no numbers among what goes into the graphs
+    kernels: list[Kernel]  # of all graphs, in their order
 
 
 def fused(recipe: Recipe, samples: int) -> Fused:
@@ -87,7 +80,8 @@ def fused(recipe: Recipe, samples: int) -> Fused:
         algorithm.write(batch, model)
     graphs = _trace(model, batch)
     found = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    symbolic = sum(_symbolic(graph) for graph, _ in graphs)
+    inputs = (node for graph, _ in graphs for node in graph.graph.find_nodes(op="placeholder"))
+    symbolic = sum(isinstance(node.meta["val"], torch.SymInt) for node in inputs)
     return Fused(*found, symbolic, [one for graph in graphs for one in _lowered(*graph)])
 
 
@@ -121,9 +115,8 @@ def _trace(model: PretrainModel, batch: Batch) -> list[tuple[fx.GraphModule, boo
 
 def _untouched(graph: fx.GraphModule) -> Callable[..., Any]:
     """Return a function that gives what a graph would, without computing it."""
-    values = [
-        node.meta["val"] if isinstance(node, fx.Node) else node for node in _output(graph).args[0]
-    ]
+    (output,) = graph.graph.find_nodes(op="output")
+    values = [node.meta["val"] if isinstance(node, fx.Node) else node for node in output.args[0]]
     shapes = [
         (one.shape, one.stride(), one.dtype) if isinstance(one, Tensor) else one for one in values
     ]
@@ -137,15 +130,6 @@ def _untouched(graph: fx.GraphModule) -> Callable[..., Any]:
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
-
-def _output(graph: fx.GraphModule) -> Any:
-    return next(node for node in graph.graph.nodes if node.op == "output")
-
-
-def _symbolic(graph: fx.GraphModule) -> int:
-    inputs = (node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder")
-    return sum(isinstance(one, torch.SymInt) for one in inputs)
 
 
 def _lowered(graph: fx.GraphModule, backward: bool) -> list[Kernel]:

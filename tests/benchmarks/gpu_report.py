@@ -28,6 +28,7 @@ import torch
 from pospre.planning.gpus import GIB, GPUS, Gpu
 from tests.benchmarks import gpu_count, gpu_facts
 from tests.benchmarks.gpu_count import ROOT, batch_of
+from tests.markdown import markdown_table
 from tests.processes import started
 
 CELL, TRIALS = "tests.benchmarks.gpu_cell", "tests.benchmarks.gpu_facts"
@@ -154,18 +155,18 @@ def tried(todo: Sequence[Cell], folder: Path, limit: float) -> list[gpu_facts.Fa
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| method | size | setting | loader | batch a GPU | images/s | model-FLOPs utilisation "
-        "| peak GiB a GPU | waits for data | first step, s |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+    header = [
+        *("method", "size", "setting", "loader", "batch a GPU", "images/s"),
+        *("model-FLOPs utilisation", "peak GiB a GPU", "waits for data", "first step, s"),
     ]
+    rows = []
     for result in results:
         cell = result["cell"]
         start = [cell["method"], cell["size"], cell["setting"]]
         start += ["images" if cell["real"] else "synthetic", str(cell["device_batch"])]
         cells = [result["failed"], *[""] * 4] if "failed" in result else _figures(result)
-        lines.append(f"| {' | '.join([*start, *cells])} |")
-    return "\n".join(lines)
+        rows.append([*start, *cells])
+    return markdown_table(header, rows)
 
 
 def _figures(result: dict[str, Any]) -> list[str]:

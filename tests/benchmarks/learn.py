@@ -18,6 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from pospre.errors import UserError, run_command
+from tests.markdown import markdown_table
 
 YAMLS = Path(__file__).parents[2] / "yamls" / "learn"
 RESULTS = Path(__file__).parent / "results"
@@ -124,17 +125,13 @@ def keep(method: str, seed: int, figures: dict[str, Any]) -> None:
 
 def table(methods: list[str]) -> str:
     """Return all figures as a Markdown table: mean ± standard deviation over the seeds."""
-    lines = [
-        "| method | loss | own measure | kNN % | logistic % | seeds | min |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    header = "method", "loss", "own measure", "kNN %", "logistic %", "seeds", "min"
+    rows = []
     for method in methods:
         seeds = list(kept(method).values())
-        if not seeds:
-            lines.append(f"| {method} | not measured | | | | 0 | |")
-            continue
-        lines.append(" | ".join([f"| {method}", *_cells(seeds), f"{len(seeds)}", _minutes(seeds)]))
-    return "\n".join(lines)
+        cells = _cells(seeds) if seeds else ["not measured", "", "", "", "0", ""]
+        rows.append([method, *cells])
+    return markdown_table(header, rows)
 
 
 def _cells(seeds: list[dict[str, Any]]) -> list[str]:
@@ -147,17 +144,14 @@ def _cells(seeds: list[dict[str, Any]]) -> list[str]:
         initial = statistics.fmean(100 * figures[f"initial_{name}"] for figures in seeds)
         spread = f" ± {statistics.stdev(trained):.1f}" if len(trained) > 1 else ""
         cells.append(f"{statistics.fmean(trained):.1f}{spread} (untrained {initial:.1f})")
-    return cells
+    minutes = statistics.fmean(figures["minutes"] for figures in seeds)
+    return [*cells, str(len(seeds)), f"{minutes:.1f}"]
 
 
 def _change(seeds: list[dict[str, Any]], key: str) -> str:
     first = statistics.fmean(figures["first"][key] for figures in seeds)
     last = statistics.fmean(figures["last"][key] for figures in seeds)
     return f"{first:.3g} → {last:.3g}"
-
-
-def _minutes(seeds: list[dict[str, Any]]) -> str:
-    return f"{statistics.fmean(figures['minutes'] for figures in seeds):.1f} |"
 
 
 if __name__ == "__main__":

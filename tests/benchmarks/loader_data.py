@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -116,32 +117,27 @@ def write_webdataset(source: Path, target: Path, num_workers: int) -> None:
 
 
 def write_stock_mds(
-    source: Path, target: Path, num_workers: int, size_limit: int | str = "64mb"
+    source: Path,
+    target: Path,
+    num_workers: int,
+    *,
+    loaded: bool = False,
+    size_limit: int | str = "64mb",
 ) -> None:
-    """Write opened files with Streaming's ``MDSWriter``, in one process; it copies their bytes."""
+    """Write with Streaming's ``MDSWriter``, in one process.
+
+    It copies the bytes of opened files. Images in memory (``loaded``), as data sets give them, it
+    encodes.
+    """
     from PIL import Image
-    from streaming import MDSWriter
-
-    columns = {"image": "jpeg", "label": "int"}
-    with MDSWriter(out=str(target), columns=columns, size_limit=size_limit) as writer:
-        for path, label in _files(source):
-            writer.write({"image": Image.open(path), "label": label})
-
-
-def write_stock_mds_images(source: Path, target: Path, num_workers: int) -> None:
-    """Write images as data sets give them, in memory, with ``MDSWriter``, which encodes them."""
     from streaming import MDSWriter
     from torchvision.datasets import ImageFolder
 
     columns = {"image": "jpeg", "label": "int"}
-    with MDSWriter(out=str(target), columns=columns) as writer:
-        for image, label in ImageFolder(str(source)):
+    opened = ((Image.open(path), label) for path, label in _files(source))
+    with MDSWriter(out=str(target), columns=columns, size_limit=size_limit) as writer:
+        for image, label in ImageFolder(str(source)) if loaded else opened:
             writer.write({"image": image, "label": label})
-
-
-def write_small_mds(source: Path, target: Path, num_workers: int) -> None:
-    """Write the same in shards so small that fetching and using them can overlap."""
-    write_stock_mds(source, target, num_workers, size_limit=SMALL_SHARD)
 
 
 def write_stock_beton(source: Path, target: Path, num_workers: int) -> None:
@@ -159,8 +155,9 @@ _WRITERS: dict[str, Callable[[Path, Path, int], None]] = {
     "litdata": write_litdata,
     "webdataset": write_webdataset,
     "stock_mds": write_stock_mds,
-    "stock_mds_images": write_stock_mds_images,
-    "small_mds": write_small_mds,
+    "stock_mds_images": partial(write_stock_mds, loaded=True),
+    # shards so small that fetching and using them can overlap
+    "small_mds": partial(write_stock_mds, size_limit=SMALL_SHARD),
     "stock_beton": write_stock_beton,
 }
 _PACKAGES = {"litdata": "litdata", "webdataset": "webdataset", "stock_beton": "ffcv.writer"}

@@ -4,6 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tests.markdown import markdown_table
+
 NONE = "–"
 
 
@@ -67,14 +69,9 @@ def markdown(table: Table) -> str:
     if not table.rows:
         return f"**{table.title}**\n\nnothing could be measured"
     ratios, more = list(table.rows[0].ratios), list(table.rows[0].more)
-    lines = [
-        f"**{table.title}**",
-        "",
-        "| " + " | ".join(["loader", table.unit, *ratios, *more]) + " |",
-        "|---" * (2 + len(ratios) + len(more)) + "|",
-    ]
+    rows = []
     for row in table.rows:
         cells = [NONE if row.ratios[name] is None else f"{row.ratios[name]:.2f}" for name in ratios]
-        cells += [row.more[name] for name in more]
-        lines.append("| " + " | ".join([row.name, f"{row.value:.0f}", *cells]) + " |")
-    return "\n".join(lines)
+        rows.append([row.name, f"{row.value:.0f}", *cells, *(row.more[name] for name in more)])
+    text = markdown_table(["loader", table.unit, *ratios, *more], rows)
+    return f"**{table.title}**\n\n{text}"

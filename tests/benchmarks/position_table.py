@@ -27,6 +27,7 @@ from pospre.recipe.recipe import load_recipe, recipe_from_dict
 from pospre.training.build import build_model
 from pospre.training.resolve import resolve
 from tests.benchmarks.learn import RESULTS, YAMLS, call, convert
+from tests.markdown import markdown_table
 
 LINES = RESULTS / "position_table.jsonl"
 METHODS = {
@@ -290,14 +291,11 @@ def by_cell(lines: list[dict[str, Any]], figure: str) -> Values:
 
 def _grid(title: str, values: Values, lines: list[dict[str, Any]]) -> str:
     refused = {(line["positions"], line["method"]) for line in lines if "refused" in line}
-    rows = [f"| {title} | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 1) + "|"]
+    rows = []
     for positions in POSITIONS:
-        cells = [
-            _cell(values.get((positions, method)), (positions, method) in refused)
-            for method in METHODS
-        ]
-        rows.append(f"| {positions} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        pairs = [(positions, method) for method in METHODS]
+        rows.append([positions, *(_cell(values.get(pair), pair in refused) for pair in pairs)])
+    return markdown_table([title, *METHODS], rows)
 
 
 def _cell(values: list[float] | None, is_refused: bool) -> str:

@@ -20,6 +20,7 @@ from pospre.certificate.records import Verdict
 from tests.data.flaky_s3 import access, flaky_s3
 from tests.data.storm import Storm
 from tests.drills.drill import Drill, Tally
+from tests.markdown import markdown_table
 
 RATES = {
     "500": 0.02,
@@ -145,7 +146,7 @@ def _table(
         ("broken promises", str(len(tally.faults))),
         *((verdict.property, verdict.text) for verdict in verdicts),
     ]
-    lines = ["| what | found |", "|---|---|", *(f"| {what} | {text} |" for what, text in rows)]
+    lines = [markdown_table(["what", "found"], rows)]
     for message, count in tally.refused.most_common():
         lines.append(f"refused {count} times: {message}")
     return "\n".join([*lines, *(f"broken: {fault}" for fault in tally.faults)])
