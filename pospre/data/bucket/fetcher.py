@@ -10,11 +10,11 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
+from torch import Tensor
 from tqdm import tqdm
 
 from pospre.data.bucket.cache import ShardCache, allow_many_files
@@ -24,8 +24,6 @@ from pospre.data.stores.mds import Shard, load_shard
 from pospre.data.stores.mds_index import ShardEntry
 from pospre.errors import Unreachable, UserError
 from pospre.object_store import Bucket
-
-T = TypeVar("T")
 
 _AHEAD = 32  # shards
 _AT_ONCE = 4  # concurrent downloads in advance
@@ -93,29 +91,29 @@ class Fetcher:
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def read(self, place: int, action: Callable[[Shard], T]) -> T:
-        """Return the result of ``action`` for a shard, which is not evicted meanwhile.
+    def read(self, place: int, number: int) -> Tensor:
+        """Return a sample of a shard, uint8 (N,).
 
-        If ``action`` fails with a UserError, the shard is checked again, and fetched again if
-        another process has evicted or truncated it.
+        If it cannot be read, the shard is checked again, and fetched again if another process has
+        evicted or truncated it.
 
         Raises:
-            UserError: the shard cannot be fetched, or not in time, or ``action`` keeps failing.
+            UserError: the shard cannot be fetched, or not in time, or reading keeps failing.
         """
         self._advance(place)
         try:
-            return self._try(place, action)
+            return self._try(place, number)
         finally:
             self._release(place)  # no caller holds the shard open any more
 
-    def _try(self, place: int, action: Callable[[Shard], T]) -> T:
+    def _try(self, place: int, number: int) -> Tensor:
         for _ in range(_READS):
             shard = self._here.get(place) or self._wait(place)
             try:
-                return action(shard)
+                return shard.read(number)
             except UserError:
                 self._here.pop(place, None)
-        return action(self._wait(place))
+        return self._wait(place).read(number)
 
     def heal(self, place: int) -> bool:
         """Verify a shard in the cache, and remove it if it has changed; reading fetches it again.

@@ -135,7 +135,7 @@ class RemoteMdsReader(MdsReader):
 
     def _data(self, index: int) -> Tensor:
         place, number = self._locate(index)
-        return self._fetcher.read(place, lambda shard: shard.read(number))
+        return self._fetcher.read(place, number)
 
     def _with_manifest(self, entry: ShardEntry) -> ShardEntry:
         """Add the SHA-256 recorded by our converter to the index entry."""
