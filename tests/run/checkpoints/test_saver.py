@@ -91,7 +91,7 @@ def test_a_run_ends_with_one_message_on_a_full_disk(
 def test_a_full_disk_under_the_metrics(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pospre.training.loggers.MetricsFile.batch_end", no_space)
+    monkeypatch.setattr("pospre.training.callbacks.metrics.MetricsFile.batch_end", no_space)
     code, said = run(tiny, *SHORT)
     assert (
         code == 2
