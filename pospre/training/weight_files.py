@@ -171,6 +171,8 @@ def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
                 return tensors, dict(file.metadata() or {})
         with path.open("rb") as file:
             return torch_file.load(file), {}
+    except UserError:  # which is a ValueError
+        raise
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
