@@ -41,5 +41,5 @@ def test_kinds_of_positions_are_known_to_few_files() -> None:
 
 def test_refusals_name_the_schemes_by_their_flags() -> None:
     assert schemes_that("can_forget", False) == "none"
-    assert schemes_that("is_added") == "sincos, learned or learned_sincos"
+    assert schemes_that("takes_boxes", False) == "none, relative or shared_relative"
     assert "relative" not in schemes_that("takes_boxes")
