@@ -10,7 +10,8 @@ from pydantic import PositiveInt
 from pospre.data.opening import Source, opened
 from pospre.data.order import Runs, deal, epoch_order, groups_of
 from pospre.data.reading import Reading
-from pospre.data.stores.reader import Reader, Visits, subset
+from pospre.data.stores.reader import Reader, Visits
+from pospre.data.stores.subset import subset
 from pospre.data.threads import default_workers
 from pospre.data.views.options import ViewGroup, Views, named_groups
 from pospre.errors import UserError

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from pospre.data.stores.reader import subset
+from pospre.data.stores.subset import subset
 from pospre.errors import UserError
 from pospre.planning.counts import Counts, count
 from pospre.planning.gpus import (

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pospre import draws
-from pospre.data.stores.reader import subset
+from pospre.data.stores.subset import subset
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.classification.heads import (

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre import draws
-from pospre.data.stores.reader import subset
+from pospre.data.stores.subset import subset
 from pospre.data.views.options import ViewGroup
 from pospre.evaluation.classification.settings import Logistic
 from pospre.evaluation.estimates import percent_rows, rate_error

@@ -12,7 +12,7 @@ from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.description import Identity, difference
 from pospre.data.stores.mds import MdsReader
-from pospre.data.stores.reader import subset
+from pospre.data.stores.subset import subset
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from tests.data.buckets import ADDRESS, NUM_SAMPLES, open_remote

@@ -8,7 +8,7 @@ import pytest
 
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
-from pospre.data.stores.reader import SubsetReader, subset
+from pospre.data.stores.subset import SubsetReader, subset
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from tests.data_prep.reading import converted
