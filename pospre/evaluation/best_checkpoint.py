@@ -16,24 +16,14 @@ from typing import Literal
 
 from pospre.atomic_file import PARTIAL
 from pospre.evaluation.run import write_json
-from pospre.run.checkpoints.finding import (
-    BEST,
-    NOTE,
-    checkpoints_in,
-    remove,
-    remove_checkpoints,
-)
+from pospre.run.checkpoints.finding import BEST, NOTE, checkpoints_in, remove, remove_checkpoints
 from pospre.training.callbacks.metrics import read_lines
 
 
 class BestCheckpoint:
-    """Keeps one checkpoint of a run. Used on rank 0, also by the saving thread.
+    """Keeps the checkpoint with the best ``figure`` in ``metrics``; ties go to the first.
 
-    Args:
-        metrics: the run's ``metrics.jsonl``.
-        checkpoints: the local folder of its checkpoints.
-        figure: the deciding figure's name in ``metrics.jsonl``.
-        better: whether the largest or smallest value is best; ties go to the first.
+    Used on rank 0, also by the saving thread.
     """
 
     def __init__(

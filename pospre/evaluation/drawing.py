@@ -49,12 +49,7 @@ class Cell:
 
 
 def check_pictures(plan: Plan[Any], *, required: bool = False) -> None:
-    """Raise a ``UserError`` if an evaluation's pictures cannot be drawn or written.
-
-    Args:
-        plan: of the evaluation.
-        required: whether the evaluation needs a folder.
-    """
+    """Raise a ``UserError`` if an evaluation's pictures cannot be drawn or written."""
     check_folder(plan, required=required)
     if plan.folder is not None:
         with needing("evaluate", "its picture"):
@@ -97,9 +92,6 @@ def save_groups(
     """Write groups of cells, ``count`` per row, as the PNG ``name``; return the name.
 
     Without a folder or groups nothing is written, and no name is returned.
-
-    Raises:
-        UserError: it cannot be written.
     """
     if folder is None or not groups:
         return []
@@ -115,13 +107,9 @@ def draw_cells(
     title: str = "",
     side: float = 1.6,
 ) -> "Figure":
-    """Return a figure of maps in rows.
+    """Return a figure of maps in rows, which may differ in length, each with a label to its left.
 
-    Args:
-        rows: the cells; rows may differ in length.
-        labels: one per row, to its left.
-        title: of the figure.
-        side: length of a cell's longer side in inches.
+    ``side`` is the length of a cell's longer side in inches.
     """
     columns = max(len(row) for row in rows)
     tall, wide = rows[0][0].grid
@@ -166,21 +154,11 @@ def _show(axis: "Axes", cell: Cell) -> None:
 
 
 def draw_depth(
-    axis: "Axes",
-    layers: Sequence[Mapping[str, Any]],
-    name: str,
-    label: str,
-    *,
-    heads: bool = False,
+    axis: "Axes", layers: Sequence[Mapping[str, Any]], name: str, label: str, *, heads: bool = False
 ) -> None:
-    """Draw a figure of merit over the layers: its mean with two standard errors.
+    """Draw the figure ``name`` over the layers with two standard errors (``<name>_se``).
 
-    Args:
-        axis: to draw into.
-        layers: for each its number ``layer``, the value ``name`` and its error ``<name>_se``.
-        name: of the value.
-        label: its description, with the unit.
-        heads: whether to draw a dot for each of the layers' ``heads``.
+    With ``heads``, each of the layers' ``heads`` is a dot.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -197,21 +175,13 @@ def draw_depth(
 
 
 def save_figure(figure: "Figure", folder: Path, name: str) -> str:
-    """Write a figure as the PNG ``name`` in ``folder``; return the name.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write a figure as the PNG ``name`` in ``folder``; return the name."""
     save_picture(figure, folder / name, DPI)
     return name
 
 
 def save_arrays(arrays: Mapping[str, Tensor], folder: Path, name: str) -> str:
-    """Write float32 arrays as the NumPy archive ``name`` in ``folder``; return the name.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write float32 arrays as the NumPy archive ``name`` in ``folder``; return the name."""
     found: dict[str, Any] = {key: value.float().cpu().numpy() for key, value in arrays.items()}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **found)

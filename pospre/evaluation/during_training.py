@@ -62,10 +62,6 @@ class OnlineEvaluations(Callback):
     The recipe says what is due at a step, and ``metrics.jsonl`` what is done. So a resumed run
     repeats nothing and skips nothing. A failed evaluation gives a warning, and training continues.
     At SIGTERM or Ctrl-C it is postponed to the next start.
-
-    Args:
-        recipe: of the run.
-        entries: its evaluations with ``every``.
     """
 
     def __init__(self, recipe: Recipe, entries: Sequence[Planned]) -> None:

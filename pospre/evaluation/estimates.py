@@ -25,12 +25,7 @@ def standard_error(values_M: Tensor) -> Tensor:
 def mean_and_error(name: str, values_M: Tensor) -> dict[str, Any]:
     """Return the mean over images and its standard error, as ``name`` and ``name_se``.
 
-    Args:
-        name: of the figure.
-        values_M: one value, or one tensor of values, per image.
-
-    Returns:
-        Numbers, or lists of them; the error of one image is None.
+    With a tensor of values per image they are lists. The error of one image is None.
     """
     values_M = values_M.double()
     error = standard_error(values_M) if len(values_M) > 1 else None
@@ -54,10 +49,8 @@ def percent_rows(
 ) -> list[list[str]]:
     """Return rows with title and percentages, with standard errors if there are any.
 
-    Args:
-        results: of an evaluation; a row whose first figure is None is left out.
-        columns: names of figures.
-        prefixes: of these names, by the row's title.
+    ``prefixes`` are those of the columns' names, by the row's title. A row whose first figure is
+    None is left out.
     """
     return [
         [

@@ -41,21 +41,18 @@ def centre_batches(
 ) -> Iterator[Batch]:
     """Yield batches of centre views (short side to 256/224 of the size, then the middle; no flip).
 
-    Views of at most 48 pixels show the whole image, as is usual for CIFAR.
+    Views of at most 48 pixels show the whole image, as is usual for CIFAR. The last batch may be
+    smaller.
 
     Args:
         context: gives the view size, the device and the progress setting.
         data: the data set.
         title: of the progress bar.
-        sampling: the images; without ``num_samples`` all, in order. The last batch may be
-            smaller.
+        sampling: the images; without ``num_samples`` all, in order.
         size: of the views; None: the encoder's.
         view: a view group to use instead of the centre view.
         epoch: epoch of a random view's draws.
         chosen: ``label_fraction`` and ``labels`` of ``build_loader``.
-
-    Raises:
-        UserError: the data set is missing, empty or damaged.
     """
     loader = _centre_loader(
         data,
@@ -85,11 +82,7 @@ def centre_batches(
 
 
 def check_views(recipe: Recipe, data: str) -> None:
-    """Open a data set as for the evaluation, and decode a few of its images.
-
-    Raises:
-        UserError: it is missing, damaged, or does not fit this recipe's encoder.
-    """
+    """Open a data set as for the evaluation, and decode a few of its images, to raise errors."""
     size = recipe.encoder.image_size
     loader = _centre_loader(data, size, batch_size=1, num_workers=0, **storage(recipe))
     loader.probe()
@@ -117,12 +110,7 @@ def pool_tokens(model: PretrainModel, tokens_BND: Tensor, pooling: Pooling) -> T
 
 
 def check_probe(plan: Plan[Any]) -> Reader:
-    """Return the labelled data set to fit a classifier to: the bank, or the data without one.
-
-    Raises:
-        UserError: no labels, other classes in the bank, or class-token features of an encoder
-            without a class token.
-    """
+    """Return the labelled data set to fit a classifier to: the bank, or the data without one."""
     bank = plan.settings.bank
     check_pooling(plan)
     data = open_labelled(plan.data)
@@ -211,18 +199,8 @@ def encode_parts(
 ) -> tuple[dict[str, Parts], Tensor]:
     """Encode the views of a labelled data set, with the encoder's final norm after each layer.
 
-    Args:
-        context: see ``centre_batches``.
-        models: encoders to compare, by name; all get the same pixels.
-        data: the data set.
-        parts: the vectors to keep for each image.
-        options: of ``centre_batches``.
-
-    Returns:
-        Float32 vectors by model name and part, and the labels (M,), on the CPU.
-
-    Raises:
-        UserError: an image has no label.
+    All models get the same pixels; ``options`` are those of ``centre_batches``. Return float32
+    vectors by model name and part, and the labels (M,), on the CPU.
     """
     found: dict[str, dict[Part, list[Tensor]]] = {
         name: {part: [] for part in parts} for name in models

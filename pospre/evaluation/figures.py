@@ -14,16 +14,7 @@ _UNTRAINED = "initial_"
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of an evaluation.
-
-    Attributes:
-        name: the name in the results.
-        value: the measured value.
-        error: its standard error, if the evaluation gives one (``<name>_se``; for
-            ``top1`` also ``standard_error``).
-        untrained: the value of the untrained encoder (``initial_<name>``), if it was measured.
-        best: whether the largest or smallest value is best.
-    """
+    """One figure of an evaluation, its standard error, and the untrained encoder's, if measured."""
 
     name: str
     value: float
@@ -51,7 +42,7 @@ def figures_in(document: Mapping[str, Any]) -> list[Figure]:
 
 
 def error_of(results: Mapping[str, Any], key: str) -> float | None:
-    """Return the standard error of a figure; None if the evaluation gives none."""
+    """Return the standard error of a figure (``<name>_se``; for ``top1`` also another name)."""
     usual = results.get("standard_error") if key == "top1" else None
     return _number(results.get(f"{key}_se", usual))
 
@@ -68,21 +59,13 @@ def run_folder_of(checkpoint: str | Path) -> Path | None:
 
 
 def read_documents(run_folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the results of evaluations in a run folder, by file name.
-
-    Raises:
-        UserError: one of the files is invalid.
-    """
+    """Return the results of evaluations in a run folder, by file name."""
     files = sorted((run_folder / "evaluation").glob("*.json"))
     return {path.stem: read_document(path) for path in files}
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return the result of an evaluation.
-
-    Raises:
-        UserError: the file is invalid.
-    """
+    """Return the result of an evaluation; raise a ``UserError`` if the file is invalid."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:

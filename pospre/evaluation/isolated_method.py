@@ -33,13 +33,8 @@ def ratios_of(
 class IsolatedMethod:
     """A method of a model in isolation, with the trained weights.
 
-    Its options apply when it attaches and draws. Trained modules are shared, not created again.
-
-    Args:
-        model: the trained model.
-        kind: of the method's objective.
-        seed: of the draws.
-        options: replace the trained ones; options that the method lacks are ignored.
+    ``kind`` is the class of its objective. ``options`` replace the trained ones when it attaches
+    and draws; those that it lacks are ignored. Trained modules are shared, not created again.
     """
 
     def __init__(self, model: PretrainModel, kind: type, *, seed: int, **options: Any) -> None:

@@ -30,11 +30,7 @@ def blank_encoder(recipe: Recipe) -> Encoder:
 def planned_encoder(
     recipe: Recipe, layers: Sequence[int] | Literal["all"] | None = None
 ) -> Encoder:
-    """Return a recipe's ViT without memory.
-
-    Raises:
-        UserError: the encoder is not a ViT, or it lacks one of ``layers``.
-    """
+    """Return a recipe's ViT without memory; raise a ``UserError`` if it lacks one of ``layers``."""
     if recipe.encoder.name == SWIN:
         raise UserError(f"it reads the blocks of a ViT, but the encoder is {SWIN}")
     encoder = blank_encoder(recipe)
@@ -72,14 +68,9 @@ def layer_tokens(
 ) -> list[Tensor]:
     """Return the tokens (B, P+N, D) after each of ``layers``, the P prefix tokens first.
 
-    Args:
-        model: with a ViT, in eval mode.
-        images_BCHW: normalised images.
-        layers: 0 is the input of the first block (patches and positions), 1 its output, and so on.
-        norm: apply the encoder's final norm to each of them, as DINO and DINOv2 do.
-        places: see ``PretrainModel.tokens``.
-        keys_B: see ``PretrainModel.tokens``.
-        grad: whether to keep gradients.
+    Layer 0 is the input of the first block (patches and positions), 1 its output, and so on.
+    ``norm`` applies the encoder's final norm to each of them, as DINO and DINOv2 do. For ``places``
+    and ``keys_B`` see ``PretrainModel.tokens``.
     """
     encoder = model.encoder
     with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
@@ -91,12 +82,9 @@ def layer_tokens(
 def attention_maps(
     model: PretrainModel, images_BCHW: Tensor, layers: Sequence[int]
 ) -> list[Tensor]:
-    """Return the attention (B, heads, T, T) of each of ``layers``: rows are queries and sum to 1.
+    """Return the attention (B, heads, T, T) of each of ``layers``, blocks counted from 1.
 
-    Args:
-        model: with a ViT, in eval mode.
-        images_BCHW: normalised images.
-        layers: blocks, counted from 1.
+    Rows are queries and sum to 1.
     """
     found: dict[int, Tensor] = {}
 
@@ -120,13 +108,8 @@ def patch_attention(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (layer, attention among patches (b, heads, N, N)) for parts of a batch, in its order.
 
-    Prefix tokens (class token, registers) are removed as queries and as keys, and rows are
-    renormalised. Maps take about 0.25 GB at a time for any batch size.
-
-    Args:
-        model: with a ViT, in eval mode.
-        images_BCHW: normalised images.
-        layers: blocks, counted from 1.
+    Layers are blocks, counted from 1. Prefix tokens (class token, registers) are removed as queries
+    and as keys, and rows are renormalised. Maps take about 0.25 GB at a time for any batch size.
     """
     rows, columns = model.encoder.grid_of(*images_BCHW.shape[-2:])
     prefix = model.encoder.num_prefix_tokens
@@ -148,11 +131,7 @@ def attention_entropy(maps_BHNN: Tensor) -> Tensor:
 
 
 def check_attention(plan: Plan[Any]) -> tuple[int, int]:
-    """Return the grid of the views of an evaluation with settings ``layers`` and ``image_size``.
-
-    Raises:
-        UserError: a layer that has no attention, or a view size that the encoder does not take.
-    """
+    """Return the grid of the views of an evaluation with settings ``layers`` and ``image_size``."""
     layers, side = plan.settings.layers or (), plan.settings.image_size
     encoder = planned_encoder(plan.recipe, layers)
     if 0 in layers:

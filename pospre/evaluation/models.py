@@ -58,12 +58,11 @@ AS_NOTED = Shown()
 
 
 class Subject(NamedTuple):
-    """A model to measure.
+    """A model to measure, on the CPU.
 
     Attributes:
-        model: on the CPU.
-        recipe: its recipe. A model without a run gets one that describes its encoder, without
-            algorithms.
+        model: the model.
+        recipe: its recipe; of a model without a run, its encoder's description without algorithms.
         initial: makes the same model with random weights.
         origin: one line that describes the source; empty for a run.
         step: number of steps trained; None without a run.
@@ -115,11 +114,7 @@ def open_model(
 
 
 def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:
-    """Return a model made in code, ours or a timm ViT, as a subject to measure.
-
-    Raises:
-        UserError: it is not an encoder like ours.
-    """
+    """Return a model made in code, ours or a timm ViT, as a subject to measure."""
     if isinstance(model, PretrainModel):
         return _subject(model, seed)
     return _subject(PretrainModel(wrap_encoder(model), seed=seed), seed)

@@ -1,7 +1,4 @@
-"""The evaluations of a recipe: checked before training, run after it.
-
-For evaluations during training see ``during_training.py``.
-"""
+"""The evaluations of a recipe: checked before training, run after it."""
 
 import json
 import re
@@ -26,16 +23,7 @@ _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")
 
 
 class Planned(NamedTuple):
-    """An entry of a recipe's ``evaluation``.
-
-    Attributes:
-        name: of the evaluation.
-        data: data to measure on; default: the training images.
-        weights: student or teacher.
-        every: interval during training; None: only at the end.
-        settings: its other keys.
-        output: where its results go.
-    """
+    """An entry of a recipe's ``evaluation``; without ``every`` it is measured only at the end."""
 
     name: str
     data: str
@@ -86,11 +74,7 @@ def check_evaluations(recipe: Recipe) -> None:
 
 
 def best_figure(recipe: Recipe) -> tuple[str, Literal["max", "min"]] | None:
-    """Return the figure of ``trainer.keep_best`` in ``metrics.jsonl``, and if max or min is best.
-
-    Raises:
-        UserError: no evaluation during training has this figure.
-    """
+    """Return the figure of ``trainer.keep_best`` in ``metrics.jsonl``, and which value is best."""
     wanted = recipe.trainer.keep_best
     if wanted is None:
         return None
@@ -115,11 +99,9 @@ def best_figure(recipe: Recipe) -> tuple[str, Literal["max", "min"]] | None:
 
 
 def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
-    """Measure the newest complete checkpoint, and print the tables; return the errors.
+    """Measure a finished run's newest complete checkpoint, and print the tables; return the errors.
 
-    Args:
-        recipe: of a finished run.
-        again: whether to repeat evaluations that already have results of this checkpoint.
+    With ``again``, evaluations that already have results of this checkpoint are repeated.
     """
     newest = [found.batch for found in checkpoints_of(recipe)[:1]]
     planned = planned_evaluations(recipe)

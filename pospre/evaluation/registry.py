@@ -57,15 +57,7 @@ Kind = TypeVar("Kind", bound=Settings)
 
 @dataclass(frozen=True)
 class Plan(Generic[Kind]):
-    """An evaluation's inputs before the model exists.
-
-    Attributes:
-        name: of the evaluation.
-        recipe: the model's recipe.
-        data: see ``Context``.
-        settings: of the evaluation.
-        folder: see ``Context``.
-    """
+    """An evaluation's inputs before the model exists; see ``Context``."""
 
     name: str
     recipe: Recipe
@@ -116,11 +108,7 @@ def evaluation_names() -> list[str]:
 
 
 def settings_class(name: str) -> type[Settings]:
-    """Return the settings class of evaluation ``name``, without importing the evaluation.
-
-    Raises:
-        UserError: there is no such evaluation; the message lists the known ones.
-    """
+    """Return the settings class of evaluation ``name``, without importing the evaluation."""
     known = _found()
     if name not in known:
         raise UserError(f"unknown evaluation '{name}'.{suggestion(name, known)}")
@@ -134,11 +122,7 @@ def default_settings(name: str) -> dict[str, Any]:
 
 
 def evaluation_module(name: str) -> ModuleType:
-    """Return the module of evaluation ``name``.
-
-    Raises:
-        UserError: there is no such evaluation; the message names the known ones.
-    """
+    """Return the module of evaluation ``name``."""
     settings_class(name)
     with needing("evaluate", f"the evaluation {name}"):
         place = _found()[name][1].relative_to(_ROOT).with_suffix("")
@@ -153,13 +137,7 @@ def figures_of(name: str) -> dict[str, Literal["max", "min"]]:
 def check_settings(name: str, settings: Mapping[str, Any]) -> Settings:
     """Return the settings of evaluation ``name``: given ones, typed, and other defaults.
 
-    Args:
-        name: an evaluation.
-        settings: values by key; text is parsed (``"20"``, ``"true"``, ``"null"``).
-
-    Raises:
-        UserError: a key is unknown (with a suggestion), a value has the wrong type or range, or a
-            required setting is missing.
+    Text is parsed (``"20"``, ``"true"``, ``"null"``).
     """
     kind, defaults = settings_class(name), default_settings(name)
     hints = get_type_hints(kind, include_extras=True)

@@ -41,14 +41,9 @@ def check_evaluation(
     settings: Mapping[str, Any],
     output: Path | None,
 ) -> tuple[Settings, Any]:
-    """Check without a model whether ``run_evaluation`` would fail with these arguments.
+    """Raise a ``UserError`` if ``run_evaluation`` would fail with these arguments; needs no model.
 
-    Returns:
-        All settings, typed, and what was ``opened``, see ``Context``.
-
-    Raises:
-        UserError: the evaluation or a setting is unknown, data are missing or unsuitable, the
-            recipe lacks an algorithm, or the output cannot be written.
+    Return all settings, typed, and what was ``opened``, see ``Context``.
     """
     checked = check_settings(name, settings)
     module = evaluation_module(name)
@@ -63,7 +58,8 @@ def check_evaluation(
             "features of any encoder."
         )
     check_output("--output", output, ".json")
-    _check_replaced(name, output)
+    if output is not None:
+        _check_replaced(name, output)
     folder = None if output is None else output.with_suffix("")
     opened = None
     with named_in_errors(name):
@@ -76,10 +72,8 @@ def check_evaluation(
     return checked, opened
 
 
-def _check_replaced(name: str, output: Path | None) -> None:
+def _check_replaced(name: str, output: Path) -> None:
     """Refuse to overwrite JSON of other kinds; earlier results, even damaged ones, are replaced."""
-    if output is None:
-        return
     try:
         found = parse_json(output.read_bytes())
     except (OSError, ValueError):
@@ -107,23 +101,22 @@ def run_evaluation(
     go_on: Callable[[], None] = lambda: None,
     initial: Callable[[], PretrainModel] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate ``model`` on the images at ``data_path``.
+    """Evaluate ``model`` on the images at ``data_path``; see ``measure``.
 
     Args:
         name: an evaluation, see ``registry.evaluation_names``.
         model: a full model, without DDP wrapper and not sharded. It is moved to ``device``; its
             mode (train or eval) is restored.
-        recipe: the model's recipe, which also builds the untrained model. The results contain it
-            with references to environment variables instead of their values.
-        data_path: folder, ``.beton`` file or MDS directory.
-        settings: of this evaluation; others keep their defaults.
-        output: JSON file to write; pictures go into a folder of the same name beside it. None:
-            nothing is written.
-        address: source of the model, for the record.
-        weights: ``student`` or ``teacher``, for the record.
-        device: ``auto``, ``cpu`` or ``gpu``.
-        progress: whether to draw progress bars.
-        step: number of steps trained, for the record, if known.
+        recipe: the model's recipe. The results contain it with references to environment variables
+            instead of their values.
+        data_path: see ``measure``.
+        settings: see ``measure``.
+        output: JSON file to write; pictures go into a folder of the same name beside it.
+        address: source of the model, for the record, like ``weights`` and ``step``.
+        weights: ``student`` or ``teacher``.
+        device: see ``measure``.
+        progress: see ``measure``.
+        step: number of steps trained, if known.
         go_on: see ``Context``.
         initial: see ``Context``, on the CPU; default: the recipe's model.
 
@@ -131,10 +124,6 @@ def run_evaluation(
         The content of the JSON: ``name``, ``model`` (its address), ``weights``, ``step`` (if
         given), ``encoder_sha256`` (see ``encoder_hash``), ``data``, ``created``, ``settings``,
         ``results``, and for models without a run ``encoder`` (its description).
-
-    Raises:
-        UserError: the evaluation or a setting is unknown, data cannot be read, or the model is
-            unsuitable.
     """
     place = find_device(device)
     checked, opened = check_evaluation(name, recipe, data_path, settings or {}, output)
@@ -210,11 +199,7 @@ def require_finite(model: PretrainModel, name: str) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device for ``auto`` (a GPU if there is one), ``cpu`` or ``gpu``.
-
-    Raises:
-        UserError: another name, or there is no GPU.
-    """
+    """Return the device for ``auto`` (a GPU if there is one), ``cpu`` or ``gpu``."""
     if name not in ("auto", "cpu", "gpu"):
         raise UserError(f"device '{name}' is unknown; use auto, cpu or gpu.")
     if name == "gpu" and not torch.cuda.is_available():

@@ -24,13 +24,7 @@ from pospre.training.resolve import resolve
 
 
 class Cell(NamedTuple):
-    """One run of a grid.
-
-    Attributes:
-        values: of the varied keys, as text.
-        overrides: ``key=value`` of all keys, with the ``run_name``.
-        recipe: the recipe with these overrides.
-    """
+    """One run of a grid: the varied keys' values, and all overrides with the ``run_name``."""
 
     values: dict[str, str]
     overrides: list[str]
@@ -51,13 +45,8 @@ class Cell(NamedTuple):
 def cells_of(recipe: str, settings: Sequence[str]) -> list[Cell]:
     """Return the runs of a grid, each with its own folder, without training.
 
-    Args:
-        recipe: YAML file.
-        settings: ``key=value``, or ``key=value,value`` for a varied key; commas within brackets do
-            not separate values.
-
-    Raises:
-        UserError: no key varies, a value is repeated, or a run's recipe is invalid.
+    Settings are ``key=value``, or ``key=value,value`` for a varied key; commas within brackets do
+    not separate values.
     """
     parted = [(item, *_values(item)) for item in settings]
     axes = {key: values for _, key, values in parted if len(values) > 1}
@@ -94,11 +83,10 @@ def check_cells(cells: Sequence[Cell]) -> None:
 
 
 def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return the figures measured by finished runs.
+    """Return what finished runs measured: ``runs`` and ``figures``.
 
-    Returns:
-        ``runs`` (``values``, ``run_name`` and ``figures`` by ``EVALUATION/FIGURE``), and
-        ``figures``: of each ``best``, ``best_run``, ``mean`` and ``deviation`` (of the sample).
+    A run has ``values``, ``run_name`` and ``figures`` by ``EVALUATION/FIGURE``; a figure ``best``,
+    ``best_run``, ``mean`` and ``deviation`` (of the sample).
     """
     runs, better = [], {}
     for cell in cells:
