@@ -35,7 +35,7 @@ def train_head(
     weight_decay: float,
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> float:
-    """Train a head, and the encoder if it is fine-tuned, with AdamW.
+    """Train a head, and the encoder if it is fine-tuned, with AdamW; return the last tenth's loss.
 
     Args:
         context: its progress setting, and its hook to stop early.
@@ -49,12 +49,6 @@ def train_head(
         lr: peak rate of the head.
         weight_decay: for all parameters except vectors.
         collate: makes a batch from samples; None: stack their tensors.
-
-    Returns:
-        The mean loss of the last tenth.
-
-    Raises:
-        UserError: the loss is not finite.
     """
     groups = parameter_groups(head, lr, weight_decay=weight_decay)
     if maps.finetune:

@@ -29,31 +29,19 @@ def _opened(path: Path, what: str = "image") -> Iterator[Image.Image]:
 
 
 def read_image(path: Path) -> Tensor:
-    """Return the pixels of an image file, uint8 RGB (3, H, W).
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the pixels of an image file, uint8 RGB (3, H, W)."""
     with _opened(path) as image:
         return torch.tensor(np.asarray(image.convert("RGB"))).permute(2, 0, 1)
 
 
 def image_sides(path: Path) -> tuple[int, int]:
-    """Return height and width of an image file, reading only its header.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return height and width of an image file, reading only its header."""
     with _opened(path) as image:
         return image.height, image.width
 
 
 def read_mask(path: Path) -> ndarray:
-    """Return the values of a mask file, int64 (H, W).
-
-    Raises:
-        UserError: it cannot be read, or has colours.
-    """
+    """Return the values of a mask file, int64 (H, W)."""
     with _opened(path, "mask") as image:
         values = np.asarray(image)
     if values.ndim != 2:
@@ -86,11 +74,7 @@ SCENE_CLASSES = ("ball", "box", "cone", "cylinder", "ring", "tree")
 
 
 def scene_lines(folder: Path) -> list[dict[str, Any]]:
-    """Return the label lines of rendered scenes.
-
-    Raises:
-        UserError: a line cannot be read, or a picture is missing.
-    """
+    """Return the label lines of rendered scenes, whose pictures exist."""
     lines = []
     text = (folder / LABELS).read_text(encoding="utf-8").splitlines()
     for number, row in enumerate(text, start=1):
@@ -114,15 +98,9 @@ def scene_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_labels(mask: Any, image: Path, value: Callable[[Any], int]) -> ndarray:
-    """Return each pixel's value, int64 (H, W).
+    """Return each pixel's value, int64 (H, W), in a mask file or a rendered scene's label line.
 
-    Args:
-        mask: a mask file, or the label line of a rendered scene.
-        image: the image.
-        value: of a scene's visible object; pixels without one are 0.
-
-    Raises:
-        UserError: a file cannot be read.
+    ``value`` gives that of a scene's visible object; pixels without one are 0.
     """
     if isinstance(mask, Path):
         return read_mask(mask)

@@ -17,16 +17,10 @@ from pospre.nn.vit import Encoder
 
 
 class FeatureMaps:
-    """An encoder's patch tokens after some layers, as maps.
-
-    Args:
-        model: with a ViT. It is not modified; fine-tuning trains a copy.
-        layers: see ``layer_tokens``.
-        norm: see ``layer_tokens``.
-        learned: whether to train the encoder, with which drop path; None: it stays frozen.
+    """A ViT's patch tokens after some layers, as maps; see ``layer_tokens``.
 
     Attributes:
-        model: the model or its copy; only its encoder is trained.
+        model: the model, or a copy if ``learned`` fine-tunes it; only its encoder is trained.
         finetune: whether the encoder is trained.
         fill: the mean colour as uint8 values of the channels.
     """
@@ -53,20 +47,11 @@ class FeatureMaps:
             encoder.dropout = 0.0
 
     def __call__(self, images_BCHW: Tensor) -> list[Tensor]:
-        """Return a map (B, D, rows, columns) of each layer.
-
-        Args:
-            images_BCHW: normalised; their sides are multiples of the patch size.
-        """
+        """Return a map (B, D, rows, columns) of each layer for normalised images."""
         encoder = self.model.encoder
         keys_B = self._keys(images_BCHW) if self.finetune and torch.is_grad_enabled() else None
         tokens = layer_tokens(
-            self.model,
-            images_BCHW,
-            self.layers,
-            norm=self.norm,
-            keys_B=keys_B,
-            grad=self.finetune,
+            self.model, images_BCHW, self.layers, norm=self.norm, keys_B=keys_B, grad=self.finetune
         )
         grid = encoder.grid_of(*images_BCHW.shape[-2:])
         patches = [each[:, encoder.num_prefix_tokens :].float() for each in tokens]
@@ -81,12 +66,7 @@ class FeatureMaps:
 
 
 def check_encoder(plan: Plan[Any], layers: Sequence[int] | None = None) -> Encoder:
-    """Return the recipe's encoder without memory, after checks for feature maps.
-
-    Raises:
-        UserError: it is not a ViT with square patches of RGB images, or has fewer layers; or drop
-            path is given for an encoder that is not trained.
-    """
+    """Return the recipe's encoder without memory, after checks for feature maps."""
     encoder, settings = planned_encoder(plan.recipe, layers), plan.settings
     if encoder.channels != 3 or encoder.patch_size[0] != encoder.patch_size[1]:
         raise UserError(
@@ -115,11 +95,8 @@ def four_scales(
 ) -> tuple[nn.ModuleList, tuple[int, int, int, int]]:
     """Return modules that rescale maps by 4, 2, 1 and 1/2, and their output widths.
 
-    Args:
-        dim: width of the encoder.
-        norm: between the two deconvolutions of the first.
-        halve: whether every deconvolution halves the width, as in ViTDet (Li et al. 2022);
-            otherwise the width is kept, as in BEiT and MAE.
+    ``norm`` is between the two deconvolutions of the first. With ``halve`` every deconvolution
+    halves the width, as in ViTDet (Li et al. 2022); otherwise it is kept, as in BEiT and MAE.
     """
     half, quarter = (dim // 2, dim // 4) if halve else (dim, dim)
     first = nn.Sequential(

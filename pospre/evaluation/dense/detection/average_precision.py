@@ -20,17 +20,12 @@ def average_precision(
     detections: Sequence[Mapping[str, Any]],
     kind: Literal["bbox", "segm"] = "bbox",
 ) -> dict[str, Any]:
-    """Return COCO's figures; None for sizes and classes that do not occur.
-
-    Args:
-        truth: COCO annotations.
-        detections: COCO results: image_id, category_id, score, and bbox or segmentation.
-        kind: compare boxes or masks.
+    """Return COCO's figures for COCO annotations and results.
 
     Returns:
         ``AP`` (mean over IoU 0.5 to 0.95), ``AP50``, ``AP75`` and AP by size, in [0, 1];
         ``AP_se`` and so on for the first three: jackknife standard errors, leaving out every tenth
-        image in turn; ``classes``: AP of each by name.
+        image in turn; ``classes``: AP of each by name; None for sizes and classes without objects.
     """
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         coco = _index(truth)

@@ -30,10 +30,9 @@ class Item:
     Attributes:
         box: x0, y0, x1, y1 in pixels, within the image.
         label: class, from 1.
-        crowd: a region of many objects (COCO) or difficult (VOC): not used for training, and
-            ignored in measurement.
+        crowd: many objects (COCO) or difficult (VOC): not trained on, and ignored in measurement.
         area: in pixels, of the mask if there is one.
-        mask: compressed run lengths in pycocotools' format, or None.
+        mask: compressed run lengths in pycocotools' format.
     """
 
     box: tuple[float, float, float, float]
@@ -43,11 +42,7 @@ class Item:
     mask: Mapping[str, Any] | None
 
     def read_mask(self) -> ndarray:
-        """Return the mask, uint8 (H, W).
-
-        Raises:
-            UserError: its run lengths do not fit an image of this size.
-        """
+        """Return the mask, uint8 (H, W)."""
         assert self.mask is not None
         try:
             mask: ndarray = coco_mask.decode(self.mask)
@@ -65,8 +60,8 @@ class BoxSet:
         address: for messages.
         classes: names; label 1 is the first.
         images: files.
-        sides: height and width of each.
-        items: the objects of each.
+        sides: height and width of each image.
+        items: the objects of each image.
         dropped: number of boxes without area within their image, which are left out.
     """
 
@@ -81,15 +76,7 @@ class BoxSet:
         return len(self.images)
 
     def add_image(self, file: Path, annotation: Path) -> tuple[int, int]:
-        """Add an image without objects; return its height and width.
-
-        Args:
-            file: the image.
-            annotation: the file that describes it, for messages.
-
-        Raises:
-            UserError: it does not exist, or cannot be read.
-        """
+        """Add an image without objects, described by ``annotation``; return height and width."""
         if not file.is_file():
             raise UserError(f"{annotation} describes {file}, which does not exist.")
         self.images.append(file)
@@ -150,17 +137,7 @@ class BoxSet:
 
 
 def open_boxes(root: str, split: str, classes: Sequence[str] | None = None) -> BoxSet:
-    """Find a split of a data set, and open its images and annotations.
-
-    Args:
-        root: folder of the data set.
-        split: its name.
-        classes: of the training split; None: those of this split.
-
-    Raises:
-        UserError: no known layout, an image or an annotation is missing or invalid, or the classes
-            differ from ``classes``.
-    """
+    """Open a split's images and annotations; its classes must be those of the training split."""
     base = Path(root)
     listed = sorted((base / "annotations").glob(f"instances_{split}*.json"))
     if listed:

@@ -15,13 +15,8 @@ from pospre.evaluation.dense.images import read_image
 class Jittered(Dataset[tuple[Tensor, dict[str, Tensor]]]):
     """Squares by (epoch, index): large-scale jitter (Ghiasi et al. 2021) and mirroring.
 
-    Args:
-        boxes: the images and objects; crowds are left out.
-        size: side of the squares.
-        jitter: range of the factor to the scale at which an image just fits.
-        fill: pixel values of the three channels outside the image.
-        seed: of the draws, which are functions of (seed, epoch, index) alone.
-        has_masks: whether to return masks.
+    ``jitter`` is the range of the factor to the scale at which an image just fits ``size``. Draws
+    are functions of (seed, epoch, index) alone. Crowds are left out.
     """
 
     def __init__(

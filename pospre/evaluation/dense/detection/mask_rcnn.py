@@ -36,10 +36,6 @@ class Pyramid(nn.Module):
 
     torchvision's strides are powers of two. If the patch size is not (14), images are scaled by
     patch / stride before the encoder.
-
-    Args:
-        maps: of the encoder's last layer.
-        channels: of every level.
     """
 
     def __init__(self, maps: FeatureMaps, channels: int) -> None:
@@ -89,23 +85,11 @@ class _Anchors(AnchorGenerator):
 
 
 def build_detector(
-    maps: FeatureMaps,
-    num_classes: int,
-    *,
-    size: int,
-    channels: int,
-    regions: int,
-    has_masks: bool,
+    maps: FeatureMaps, num_classes: int, *, size: int, channels: int, regions: int, has_masks: bool
 ) -> FasterRCNN:
-    """Return the detector; it takes images in [0, 1] whose long side is ``size``.
+    """Return Mask R-CNN, or Faster R-CNN without masks; see ``settings.Detection``.
 
-    Args:
-        maps: of the encoder's last layer.
-        num_classes: without the background.
-        size: side of the squares that images are padded to.
-        channels: of pyramid and heads, 256 as published.
-        regions: how many per image the heads learn from; twice as many are looked at in the end.
-        has_masks: Mask R-CNN; else Faster R-CNN, its boxes alone.
+    It takes images in [0, 1] whose long side is ``size``. The background is not one of the classes.
     """
     augment = maps.model.augment
     options = {

@@ -22,9 +22,7 @@ from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
 
 Logits = Callable[[Tensor], Tensor]
-"""Maps normalised images (B, 3, H, W), with sides divisible by the patch, to logits (B, C, h,
-w).
-"""
+"""Maps normalised images (B, 3, H, W) to logits (B, C, h, w)."""
 
 
 class Showing(NamedTuple):
@@ -63,15 +61,9 @@ class Showing(NamedTuple):
 
 
 def show(model: PretrainModel, pixels: Tensor, showing: Showing) -> Tensor:
-    """Return an image normalised, scaled, and padded with zeros at the right and bottom.
+    """Return an image (1, 3, H, W), normalised, scaled, and padded with 0 at the right and bottom.
 
-    Args:
-        model: its normalisation and device are used.
-        pixels: uint8 (3, H, W).
-        showing: scaling and padding.
-
-    Returns:
-        float32 (1, 3, H, W).
+    ``pixels`` are uint8 (3, H, W).
     """
     image = model.augment.normalise(pixels.unsqueeze(0).to(model.augment.mean))
     scaled = showing.scaled(*image.shape[-2:])
@@ -81,14 +73,7 @@ def show(model: PretrainModel, pixels: Tensor, showing: Showing) -> Tensor:
 
 
 def predict(logits_of: Logits, image: Tensor, showing: Showing, batch_size: int) -> Tensor:
-    """Return the logits (1, C, H, W) of a prepared image, averaged where windows overlap.
-
-    Args:
-        logits_of: the segmenter.
-        image: from ``show``.
-        showing: the same as in ``show``.
-        batch_size: windows per forward pass; it does not change the result.
-    """
+    """Return the logits (1, C, H, W) of an image from ``show``, averaged where windows overlap."""
     windows = showing.windows(*image.shape[-2:])
     parts: list[Tensor] = []
     for start in range(0, len(windows), batch_size):
@@ -114,13 +99,8 @@ SCALES = (0.5, 2.0)
 class Crops(Dataset[tuple[Tensor, Tensor]]):
     """Random crops by (epoch, index): uint8 (3, H, W) and int64 classes (H, W).
 
-    Args:
-        masks: the images.
-        num_classes: of the masks.
-        size: short side of an image before random scaling; None: its own.
-        crop: height and width; smaller images are padded with ``fill`` and ignored pixels.
-        fill: pixel values of the three channels.
-        seed: of the draws, which are functions of (seed, epoch, index) alone.
+    ``size`` is the short side of an image before random scaling; None: its own. Smaller images are
+    padded with ``fill`` and ignored pixels. Draws are functions of (seed, epoch, index) alone.
     """
 
     def __init__(
@@ -170,18 +150,9 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
     @classmethod
     @torch.no_grad()
     def of(
-        cls,
-        context: Context,
-        masks: MaskSet,
-        num_classes: int,
-        showing: Showing,
-        maps: FeatureMaps,
+        cls, context: Context, masks: MaskSet, num_classes: int, showing: Showing, maps: FeatureMaps
     ) -> "Encoded":
-        """Encode all windows of a set and keep them in memory.
-
-        Raises:
-            UserError: they do not fit.
-        """
+        """Encode all windows of a set and keep them in memory."""
         found: list[tuple[Tensor, Tensor]] = []
         paths = tqdm(masks.images, "windows", unit="img", disable=not context.progress)
         for index, path in enumerate(paths):

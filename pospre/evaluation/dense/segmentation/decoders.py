@@ -14,13 +14,7 @@ _AUXILIARY_LEVEL, _AUXILIARY_WEIGHT, _AUXILIARY_CHANNELS = 2, 0.4, 256
 
 
 class LinearDecoder(nn.Module):
-    """Batch norm and a 1×1 convolution on the patch tokens of some layers, as in DINOv2.
-
-    Args:
-        dim: width of the encoder.
-        num_layers: number of layers whose maps are concatenated.
-        num_classes: of the logits.
-    """
+    """Batch norm and a 1×1 convolution on the patch tokens of some layers, as in DINOv2."""
 
     def __init__(self, dim: int, num_layers: int, num_classes: int) -> None:
         super().__init__()
@@ -42,13 +36,8 @@ class UperNet(nn.Module):
 
     The pooled top level is merged with three lateral ones from top to bottom. All four are
     smoothed, concatenated and classified at 4 × the tokens' resolution. In training an auxiliary
-    convolution on the third level also classifies, with weight 0.4.
-
-    Args:
-        dim: width of the encoder.
-        num_classes: of the logits.
-        channels: width of the decoder; 512 as published for ViT-B.
-        dropout: rate before the classifiers.
+    convolution on the third level also classifies, with weight 0.4. For ViT-B, 512 channels are
+    published.
     """
 
     def __init__(

@@ -9,8 +9,7 @@ from numpy import ndarray
 def class_iou(confusion_CC: ndarray) -> ndarray:
     """Return the intersection over union of every class; NaN for classes that do not occur.
 
-    Args:
-        confusion_CC: pixels by true class (rows) and predicted class.
+    The matrix has pixels by true class (rows) and predicted class.
     """
     right = np.diag(confusion_CC).astype(np.float64)
     union = confusion_CC.sum(0) + confusion_CC.sum(1) - right
@@ -59,11 +58,7 @@ def summarise(confusions_NCC: ndarray) -> dict[str, float]:
 
 
 def constant(pixels_C: ndarray) -> dict[str, float]:
-    """Return the metrics of always predicting the most frequent class (``constant_…``).
-
-    Args:
-        pixels_C: number of pixels of each class.
-    """
+    """Return the metrics of always predicting the most frequent class (``constant_…``)."""
     share, present = float(pixels_C.max() / pixels_C.sum()), int((pixels_C > 0).sum())
     figures = {"mIoU": share / present, "aAcc": share, "mAcc": 1 / present}
     return {f"constant_{name}": figures[name] for name in MEASURES}

@@ -55,11 +55,7 @@ class MaskSet:
         return len(self.images)
 
     def read(self, index: int, num_classes: int) -> ndarray:
-        """Return the classes of an image's pixels, int64 (H, W); ``IGNORED`` for no class.
-
-        Raises:
-            UserError: the mask cannot be read, or has an unknown value.
-        """
+        """Return the classes of an image's pixels, int64 (H, W); ``IGNORED`` for no class."""
         values = self._values(index)
         found = np.flatnonzero(np.bincount(values.ravel()))
         table = np.full(int(found[-1]) + 1, IGNORED, np.int64)
@@ -94,15 +90,9 @@ class MaskSet:
 
 
 def open_masks(root: str, split: str, ignore: int | None) -> MaskSet:
-    """Find a split of a data set.
+    """Find a split of a data set; ``train`` and ``val`` also stand for ADE20K's longer names.
 
-    Args:
-        root: folder of the data set.
-        split: its name; ``train`` and ``val`` also stand for ADE20K's longer ones.
-        ignore: the value of pixels without a class; for ADE20K always 0.
-
-    Raises:
-        UserError: no known layout, or an image or a mask has no counterpart.
+    Pixels of the value ``ignore`` have no class; those of 0 neither in ADE20K.
     """
     base, names = Path(root), _ALIASES.get(split, (split,))
     ignored = frozenset() if ignore is None else frozenset([ignore])
@@ -146,17 +136,7 @@ def _pairs(images: Path, masks: Path) -> tuple[list[Path], list[Path]]:
 
 
 def check_masks(train: MaskSet, val: MaskSet, num_classes: int) -> None:
-    """Read all masks; warn about classes without training pixels or with few pixels at all.
-
-    Args:
-        train: the training split.
-        val: the measured split.
-        num_classes: of both.
-
-    Raises:
-        UserError: a mask has an unknown id or another size than its image, a split has no labelled
-            pixel, or both contain the same files.
-    """
+    """Read all masks; warn about classes without training pixels or with few pixels at all."""
     check_apart(train.images, val.images, val.address)
     named = train.classes is not None and len(train.classes) != num_classes
     if named or train.classes != val.classes:

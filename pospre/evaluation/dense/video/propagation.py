@@ -23,12 +23,9 @@ _ROWS = 1024  # patches at once: with 8 frames of 6000 patches, similarities tak
 def propagate(
     features: Iterable[Tensor], labels_hwC: Tensor, settings: VideoSegmentation
 ) -> Iterator[Tensor]:
-    """Yield the labels (h, w, C) of every frame after the first.
+    """Yield the labels (h, w, C), shares of classes, of every frame after the first.
 
-    Args:
-        features: of every frame, (h, w, D).
-        labels_hwC: of the first frame, shares of classes.
-        settings: the patches that determine a patch's label, and their weights.
+    The features of a frame are (h, w, D), ``labels_hwC`` the first frame's labels.
     """
     frames = (F.normalize(each.flatten(0, 1), dim=-1) for each in features)
     rows, columns = labels_hwC.shape[:2]
@@ -51,12 +48,8 @@ def _attend(
 ) -> Tensor:
     """Return labels (N, C): the mean of the most similar patches', weighted by exp(cosine / T).
 
-    Args:
-        queries_ND: normalised features of a frame's patches.
-        keys_KD: those of the patches of other frames.
-        labels_KC: their labels.
-        near_NN: bool, whether a patch (row) may use one of another frame (column).
-        settings: T, and the number of patches used.
+    Queries are a frame's normalised features, keys those of other frames. ``near_NN`` says whether
+    a patch (row) may use one of another frame (column).
     """
     frames, parts = len(keys_KD) // len(near_NN), []
     for start in range(0, len(queries_ND), _ROWS):

@@ -23,24 +23,14 @@ _RESOLUTION = "480p"
 
 @dataclass(frozen=True)
 class Video:
-    """A sequence.
-
-    Attributes:
-        name: for messages and results.
-        frames: image files in order.
-        masks: for every frame its mask file, or its line of rendered labels.
-    """
+    """A sequence: image files in order, and each one's mask file or line of rendered labels."""
 
     name: str
     frames: Sequence[Path]
     masks: Sequence[Any]
 
     def objects(self, index: int) -> ndarray:
-        """Return the objects of a frame, int64 (H, W): 0 is background, ``VOID`` is ignored.
-
-        Raises:
-            UserError: the mask cannot be read.
-        """
+        """Return the objects of a frame, int64 (H, W): 0 is background, ``VOID`` is ignored."""
         return read_labels(self.masks[index], self.frames[index], lambda item: int(item["id"]) + 1)
 
     def first_objects(self) -> list[int]:
@@ -49,15 +39,7 @@ class Video:
 
 
 def open_videos(root: str, split: str) -> list[Video]:
-    """Find the sequences of a data set.
-
-    Args:
-        root: folder of the data set.
-        split: a list of DAVIS, such as ``2017/val``; rendered tracks have none.
-
-    Raises:
-        UserError: no known layout, or a frame without mask.
-    """
+    """Find the sequences of a data set: of a list of DAVIS, or rendered tracks, which have none."""
     base = Path(root)
     listed = base / "ImageSets" / f"{split}.txt"
     if listed.is_file():
@@ -80,12 +62,7 @@ def open_videos(root: str, split: str) -> list[Video]:
 
 
 def check_video(video: Video) -> None:
-    """Read all masks of a video.
-
-    Raises:
-        UserError: the first frame has no object, a later one has a new object,
-            or a mask has another size than its frame.
-    """
+    """Read all masks of a video, and raise a ``UserError`` for invalid ones."""
     known = video.first_objects()
     if not known:
         raise UserError(f"{video.name}: the first mask has no object to track.")

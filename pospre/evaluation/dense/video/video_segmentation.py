@@ -158,9 +158,7 @@ def _decide(shares_hwC: Tensor, sides: tuple[int, ...]) -> ndarray:
 def score(predicted: list[ndarray], true: list[ndarray]) -> list[dict[str, float]]:
     """Return J, F and their recalls of every object, over all frames but the first and the last.
 
-    Args:
-        predicted: objects (H, W) of every frame after the first.
-        true: objects of all frames; ``VOID`` pixels are ignored.
+    Objects (H, W) are predicted for every frame after the first. ``VOID`` pixels are ignored.
     """
     results = []
     for number in sorted(set(np.unique(true[0]).tolist()) - {0, VOID}):
