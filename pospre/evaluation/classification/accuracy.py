@@ -89,11 +89,7 @@ def check(plan: Plan[Accuracy]) -> list[PretrainModel]:
 
 
 def check_classes(plan: Plan) -> int:
-    """Return the number of the head's classes, which the data must match.
-
-    Raises:
-        UserError: the data have no classes, or other ones.
-    """
+    """Return the number of the head's classes; raise a ``UserError`` if the data have others."""
     data = open_labelled(plan.data)
     _, options = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
     expected: int | None = options.get("num_classes")
@@ -172,14 +168,7 @@ def class_head(model: PretrainModel) -> Classification:
 def log_probabilities(
     model: PretrainModel, images_BCHW: Tensor, batch: Batch, places: Places | None = None
 ) -> Tensor:
-    """Return the logarithms of the class probabilities (B, C), float32.
-
-    Args:
-        model: in eval mode.
-        images_BCHW: normalised images.
-        batch: the batch of these images.
-        places: see ``PretrainModel.tokens``.
-    """
+    """Return the logarithms of the class probabilities (B, C), float32."""
     tokens = model.tokens(images_BCHW, places)
     logits: Tensor = class_head(model)({"student": tokens}, batch)["logits"]
     return logits.float().log_softmax(-1)
@@ -199,16 +188,7 @@ def check_distinct(names: Sequence[str], models: Sequence[PretrainModel]) -> Non
 def load_classifiers(
     uris: Sequence[str], *, num_classes: int, size: tuple[int, int]
 ) -> list[PretrainModel]:
-    """Return further fine-tuned models, in eval mode on the CPU.
-
-    Args:
-        uris: run folders or checkpoints.
-        num_classes: number of classes that each must have.
-        size: height and width of the images.
-
-    Raises:
-        UserError: one cannot be read, or has no class head, another number of classes or size.
-    """
+    """Return further fine-tuned models, in eval mode on the CPU; all must fit the measured one."""
     models = []
     for uri in uris:
         model, recipe = load_model(uri)

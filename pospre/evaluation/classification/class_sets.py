@@ -35,15 +35,7 @@ def open_class_set(path: str, known: list[str], lists: str | None) -> ClassSet:
     all names are numbers and no class has such a name, it is matched by number (ImageNet-V2).
     Predictions are restricted to classes with a folder, such as the 200 of ImageNet-A and -R. With
     ``lists``, a folder may match several classes (SI-Score, ObjectNet), and predictions are not
-    restricted.
-
-    Args:
-        path: the data set, one folder per class.
-        known: the model's class names by number.
-        lists: JSON file, ``{"folder": ["class", …], …}``, names or numbers of classes.
-
-    Raises:
-        UserError: there are no labels, a folder matches no class, or the JSON is invalid.
+    restricted: a JSON file ``{"folder": ["class", …], …}`` with names or numbers of classes.
     """
     reader = open_labelled(path)
     if reader.classes is None:
@@ -79,14 +71,8 @@ def outlier_classes(path: str | None, known: list[str]) -> Tensor:
 def read_reassessed(path: str, data: Reader, count: int) -> Tensor:
     """Return the right classes of every image of ImageNet's validation set: bool (M, C).
 
-    Args:
-        path: JSON file of Beyer et al. (2020, arXiv 2006.07159): a list of class numbers for each
-            image, in the order of the numbers in the files' names.
-        data: the images; the last number in a file's name, counted from 1, is the image's.
-        count: number of classes, C.
-
-    Raises:
-        UserError: the file has another format, or an image's number is missing.
+    The JSON file is that of Beyer et al. (2020, arXiv 2006.07159): a list of class numbers for each
+    image, in the order of the last number in the files' names, counted from 1.
     """
     number = Annotated[int, Field(ge=0, lt=count)]
     what = f"JSON list with a list of class numbers, from 0 to {count - 1}, for each image"

@@ -101,13 +101,7 @@ def no_places(places: Places, device: torch.device) -> Places:
 
 
 def conditions(settings: Robustness, grid: tuple[int, int], positions: Scheme) -> list[Condition]:
-    """Return the conditions to measure, the clean images first.
-
-    Args:
-        settings: the conditions; tiles must divide the image.
-        grid: rows and columns of the encoder's patches.
-        positions: the encoder's scheme; conditions that it does not support are skipped.
-    """
+    """Return the conditions to measure and that ``positions`` support, the clean images first."""
     occlusion, shift, scale = settings.occlusion, settings.shift, settings.scale
     found = [
         Condition("clean"),

@@ -190,17 +190,8 @@ def train_heads(
 ) -> list[LinearHead]:
     """Return trained classifiers, in eval mode.
 
-    Args:
-        kinds: the classifiers.
-        protocol: optimiser, schedule, epochs and batch; a smaller bank is one batch.
-        bank: returns an epoch's vectors (M, D) by part, on any device.
-        label_M: int64 classes, from 0.
-        num_classes: C.
-        dim: D.
-        seed: of the weights and the order of images.
-        device: for training.
-        progress: whether to draw a progress bar.
-        go_on: called after every epoch.
+    ``bank`` returns an epoch's vectors (M, dim) by part; a bank smaller than a batch is one batch.
+    ``seed`` draws the weights and the order of images. ``go_on`` is called after every epoch.
     """
     draw = torch.Generator().manual_seed(seed)
     label_M = label_M.to(device)

@@ -123,13 +123,8 @@ def nearest_class(
 ) -> Tensor:
     """Return the class (Q,) that the k most similar vectors of the bank vote for.
 
-    Args:
-        queries_QD: features to classify, of any length.
-        bank_MD: features of the voters.
-        labels_M: int64 classes of the voters, from 0.
-        k: number of voters, at most M (M − 1 with ``leave_one_out``).
-        temperature: T of the weights exp(cosine / T).
-        leave_one_out: the queries are the bank; no vector votes for itself.
+    Vectors may have any length; k is at most M. With ``leave_one_out`` the queries are the bank,
+    and no vector votes for itself.
     """
     bank_MD = F.normalize(bank_MD, dim=1)
     num_classes = int(labels_M.max()) + 1
@@ -150,11 +145,7 @@ def nearest_class(
 
 
 def _answerable(labels_Q: Tensor, bank_labels_M: Tensor, data: str, bank: str | None) -> Tensor:
-    """Return bool (Q,): queries with a voter of their own class.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return bool (Q,): queries with a voter of their own class."""
     size = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
     own = torch.bincount(bank_labels_M, minlength=size)[labels_Q] - (1 if bank is None else 0)
     answerable_Q = own > 0
@@ -162,7 +153,7 @@ def _answerable(labels_Q: Tensor, bank_labels_M: Tensor, data: str, bank: str | 
         where = (
             f"{data} holds one image per class"
             if bank is None
-            else (f"no class of {data} occurs in bank={bank}")
+            else f"no class of {data} occurs in bank={bank}"
         )
         raise UserError(
             f"{where}, so no image has a neighbour of its own class and top-1 would be 0 for any "

@@ -177,16 +177,11 @@ def _rows(vectors: Parts, rows: Tensor) -> Parts:
 
 
 Measured = tuple[Kind, float | None, float]
+"""A classifier, its accuracy on images held back (None: it is the only one), and on the data."""
 
 
 def summarise(measured: Mapping[str, list[Measured]], samples: int) -> dict[str, Any]:
-    """Choose among the classifiers; see ``evaluate`` for the result.
-
-    Args:
-        measured: by figure, for each classifier its kind, its held-out accuracy (None if there is
-            only one classifier), and its accuracy on the measured images.
-        samples: number of measured images.
-    """
+    """Choose among the classifiers, by figure; see ``evaluate`` for the result."""
 
     def chosen(heads: list[Measured]) -> Measured:
         return max(heads, key=lambda head: -1.0 if head[1] is None else head[1])

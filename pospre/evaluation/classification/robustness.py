@@ -90,11 +90,7 @@ def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
 
 
 def check(plan: Plan[Robustness]) -> tuple[list[ClassSet], Tensor | None, Tensor]:
-    """Return the further sets, the right classes of reassessed images, and those of outliers.
-
-    Raises:
-        UserError: the model cannot be measured on the data, sets, lists or tiles.
-    """
+    """Return the further sets, the right classes of reassessed images, and those of outliers."""
     settings = plan.settings
     classes = check_classes(plan)
     reader = open_reader(plan.data)
@@ -131,14 +127,7 @@ def check(plan: Plan[Robustness]) -> tuple[list[ClassSet], Tensor | None, Tensor
 
 
 class Clean(NamedTuple):
-    """Predictions for clean images.
-
-    Attributes:
-        place: index of each image in the data set, int64 (M,).
-        label: true classes, int64 (M,).
-        answer: predicted classes, int64 (M,).
-        confidence: maximal probability among some classes, (M,).
-    """
+    """Predictions for clean images, (M,): index, true and predicted class, and ``confidence``."""
 
     place: Tensor
     label: Tensor
@@ -147,11 +136,7 @@ class Clean(NamedTuple):
 
 
 def _measure(
-    context: Context,
-    data: ClassSet,
-    wanted: list[Condition],
-    among_C: Tensor,
-    sampling: Sampling,
+    context: Context, data: ClassSet, wanted: list[Condition], among_C: Tensor, sampling: Sampling
 ) -> tuple[list[dict[str, Any]], Clean]:
     """Return a row per condition, and the predictions for the clean images."""
     model, right_LC = context.model, data.right.to(context.device)

@@ -4,14 +4,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from pospre.evaluation.settings import (
-    Compared,
-    Listed,
-    Numbers,
-    Pooling,
-    Sampling,
-    TwoOrMore,
-)
+from pospre.evaluation.settings import Compared, Listed, Numbers, Pooling, Sampling, TwoOrMore
 from pospre.ranges import PositiveShare, Ratio
 
 ProtocolName = Literal[

@@ -63,14 +63,7 @@ class Features(NamedTuple):
 def load_images(
     context: Context, size: tuple[int, int], settings: Tokens | ShiftedPositions, *, title: str
 ) -> Batch:
-    """Return centre views of images of ``context.data``, in the order of the data set.
-
-    Args:
-        context: gives the data.
-        size: (height, width) of the views in pixels.
-        settings: the number of images, and the seed.
-        title: of the progress bar.
-    """
+    """Return centre views of images of ``context.data``, in the order of the data set."""
     chosen = settings.values("num_samples", "num_workers", "seed")
     sampling = Sampling(batch_size=BATCH, **chosen)
     # show the same part of each image at every size; for small encoders, all of it
@@ -117,14 +110,7 @@ def layer_features(
 ) -> Features:
     """Return some patch tokens of every layer, after the encoder's final norm.
 
-    Args:
-        context: see ``in_parts``.
-        model: with a ViT, in eval mode on the device.
-        batch: from ``load_images``.
-        layers: see ``layer_tokens``.
-        shown_as: input of the encoder.
-        settings: the number of patches per image, and the seed of all draws; for ``masked`` images
-            only patches with masked positions.
+    Of ``masked`` images, these are patches with masked positions.
     """
     seed = settings.seed
     kept: list[list[Tensor]] = [[] for _ in layers]

@@ -70,13 +70,7 @@ def frame_cells(picture_HW3: np.ndarray, places: list[int], columns: int, side: 
 
 
 def compose_views(puzzle: Puzzle, original_3HW: Tensor, patch_size: int) -> dict[str, np.ndarray]:
-    """Return the three pictures of one image, uint8 (H', W', 3), enlarged by an integer.
-
-    Args:
-        puzzle: of this image alone.
-        original_3HW: uint8 pixels of the first picture.
-        patch_size: side of a patch in pixels.
-    """
+    """Return the three pictures of one image, uint8 (H', W', 3), enlarged by an integer."""
     height, width = puzzle.pixels.shape[1:]
     patches_KF = patchify(puzzle.pixels[None], (patch_size, patch_size))[0, puzzle.keep]
     grid = (height // patch_size, width // patch_size)

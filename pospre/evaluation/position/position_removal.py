@@ -35,13 +35,7 @@ from pospre.evaluation.position.probes import (
     scores,
 )
 from pospre.evaluation.position.settings import PositionRemoval
-from pospre.evaluation.registry import (
-    Context,
-    Plan,
-    default_settings,
-    evaluate_by_name,
-    figures_of,
-)
+from pospre.evaluation.registry import Context, Plan, default_settings, evaluate_by_name, figures_of
 from pospre.evaluation.run import check_evaluation
 from pospre.evaluation.settings import Settings
 from pospre.model.model import PretrainModel
@@ -142,12 +136,7 @@ def regression_planes(
 ) -> Tensor:
     """Return an orthonormal basis (D, 2·planes): two columns per plane, in the order found.
 
-    Args:
-        tokens_MD: float32 tokens.
-        places_M: where each token was shown, row-major.
-        grid: (rows, columns).
-        planes: number of planes, at most D/2.
-        weight_decay: of the ridge regression on whitened tokens.
+    Ridge regression on whitened tokens gives each plane; there are at most D/2.
     """
     targets = coordinates_of(places_M, grid)
     basis = tokens_MD.new_zeros(tokens_MD.shape[1], 0)
@@ -218,7 +207,7 @@ def table(results: Mapping[str, Any]) -> str:
     ]
     notes = [
         f"chance: 0 and {100 * results['chance']:.2f}; ± one standard error over "
-        f"{results['images_measured']} images; found on {results['images_learned']} others",
+        f"{results['images_measured']} images; found on {results['images_learned']} others"
     ]
     notes += [
         f"{name}: {figure} {before:.4f} with position, {after:.4f} without"

@@ -42,10 +42,6 @@ class Placer:
     """Predicts positions with any method whose objective is a ``PositionObjective``.
 
     A model trained on one of every 2×2 patches (``sampling: uniform``) gets these at γ = .75.
-
-    Args:
-        model: the trained model.
-        seed: of the masks.
     """
 
     def __init__(self, model: PretrainModel, seed: int) -> None:
@@ -58,13 +54,7 @@ class Placer:
         mask_ratio: float | None = None,
         position_mask_ratio: float | None = None,
     ) -> Placed:
-        """Return the predictions at these ratios; None: those of the training.
-
-        Args:
-            batch: images with ``index`` and ``epoch``.
-            mask_ratio: γ of DropPos, η of MP3.
-            position_mask_ratio: γ_pos.
-        """
+        """Return the predictions at ratios γ (η of MP3) and γ_pos; None: those of the training."""
         key = mask_ratio, position_mask_ratio
         if key not in self._made:
             self._made[key] = self._ask(*key)
@@ -106,12 +96,7 @@ def weighed(model: PretrainModel, batch: Batch) -> Batch:
 def tally(
     predictors: Mapping[str, Predictor], batches: Iterable[Batch], cells: Sequence[Ratios]
 ) -> Tally:
-    """Count predicted and correct patches over all images.
-
-    Args:
-        predictors: return predictions at the ratios of a cell.
-        batches: of one view per image, optionally ``weighed``.
-        cells: the ratios; None: as trained.
+    """Count predicted and correct patches over images, optionally ``weighed``, by cell of ratios.
 
     Returns:
         By cell, then by predictor: the numbers of ``images``, of patches ``visible``, in the

@@ -19,12 +19,7 @@ SHRINKAGE = 1e-3
 
 
 class Whitening(NamedTuple):
-    """A linear map of tokens: ``(tokens − mean) @ matrix`` has nearly unit covariance.
-
-    Attributes:
-        mean: (D,).
-        matrix: (D, D).
-    """
+    """A linear map of tokens: ``(tokens − mean) @ matrix`` has nearly unit covariance."""
 
     mean: Tensor
     matrix: Tensor
@@ -35,13 +30,7 @@ class Whitening(NamedTuple):
 
 
 class Probes(NamedTuple):
-    """Both probes.
-
-    Attributes:
-        whiten: applied to the tokens first.
-        classifier: (D+1, N), bias last.
-        coordinates: (D+1, 2), bias last.
-    """
+    """Both probes of whitened tokens: (D+1, N) and (D+1, 2), bias last."""
 
     whiten: Whitening
     classifier: Tensor
@@ -69,14 +58,10 @@ def fit_whitening(tokens_MD: Tensor) -> Whitening:
 def fit_probes(
     tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int], settings: Tokens
 ) -> Probes:
-    """Fit both probes.
+    """Fit both probes to tokens and their places, row-major.
 
-    Args:
-        tokens_MD: float32 tokens.
-        places_M: int64, the place of each, row-major.
-        grid: (rows, columns).
-        settings: their weight decay is the factor of half the squared weights, added to the mean
-            cross-entropy; and of the squared weights, added to the mean squared error.
+    The weight decay is the factor of half the squared weights, added to the mean cross-entropy; and
+    of the squared weights, added to the mean squared error.
     """
     whiten, decay = fit_whitening(tokens_MD), settings.weight_decay
     white_MD = whiten(tokens_MD)
@@ -109,12 +94,7 @@ def scores(
 ) -> dict[str, float]:
     """Return ``top1`` and ``r2`` of probes, each with its standard error over images (``_se``).
 
-    Args:
-        probes: see ``fit_probes``.
-        tokens_BTD: their input.
-        shown_BT: where each token was shown, row-major.
-        grid: (rows, columns).
-        origin_BT: where its patch came from; adds ``origin_top1``.
+    Tokens were shown at ``shown_BT``; where they came from, ``origin_BT``, adds ``origin_top1``.
     """
     tokens_MD = tokens_BTD.flatten(0, 1).to(probes.classifier.device)
     places = probes.places(tokens_MD).cpu().view(shown_BT.shape)
