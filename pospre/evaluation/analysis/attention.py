@@ -45,7 +45,7 @@ from pospre.evaluation.layers import (
     three_patches,
 )
 from pospre.evaluation.registry import Context, Plan
-from pospre.nn.grid import grid_distances
+from pospre.nn.grid import grid_offsets
 from pospre.output import format_table
 
 FIGURES = {"distance": "max", "nmi": "max"}
@@ -118,21 +118,11 @@ def _measure(
 
 def pixel_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
     """Return float32 (N, N) distances in pixels between the centres of patches."""
-    if patch[0] == patch[1]:
-        return patch[0] * grid_distances(*grid, squared=False)
-    places = torch.cartesian_prod(
-        torch.arange(grid[0]) * float(patch[0]), torch.arange(grid[1]) * float(patch[1])
-    )
-    return torch.cdist(places, places)
+    return (grid_offsets(*grid) * torch.tensor(patch)).float().norm(dim=-1)
 
 
 def head_figures(maps_BHNN: Tensor, distance_NN: Tensor) -> dict[str, Tensor]:
-    """Return ``distance``, ``nmi`` and ``entropy``, (B, heads) each.
-
-    Args:
-        maps_BHNN: attention; rows are queries and sum to 1.
-        distance_NN: between patches.
-    """
+    """Return ``distance``, ``nmi`` and ``entropy`` (B, heads) of attention whose rows sum to 1."""
     num_patches = maps_BHNN.shape[-1]
     entropy_BH = attention_entropy(maps_BHNN)
     of_keys_BH = torch.special.entr(maps_BHNN.mean(-2)).sum(-1)
@@ -149,10 +139,8 @@ def head_figures(maps_BHNN: Tensor, distance_NN: Tensor) -> dict[str, Tensor]:
 def line_shares(maps_BNN: Tensor, grid: tuple[int, int]) -> dict[str, Tensor]:
     """Return the shares (B,) of a map's variance between its ``columns`` and between its ``rows``.
 
-    Args:
-        maps_BNN: attention; each query's row is a map over the grid. The shares are averaged over
-            queries; maps without variance are skipped.
-        grid: (rows, columns) of patches.
+    Each query's row is a map over the grid. The shares are averaged over queries; those of maps
+    without variance are 0.
     """
     picture = maps_BNN.double().unflatten(-1, grid)
     total = picture.var((-2, -1), correction=0)

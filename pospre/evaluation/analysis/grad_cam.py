@@ -16,13 +16,7 @@ from pospre.batch import LABEL, Batch
 from pospre.data.opening import open_reader
 from pospre.evaluation.analysis.settings import GradCam
 from pospre.evaluation.classification.accuracy import check_classes, class_head, require_known
-from pospre.evaluation.drawing import (
-    Cell,
-    as_map,
-    as_picture,
-    check_pictures,
-    save_groups,
-)
+from pospre.evaluation.drawing import Cell, as_map, as_picture, check_pictures, save_groups
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import planned_encoder
@@ -92,13 +86,9 @@ def check(plan: Plan[GradCam]) -> None:
 def class_maps(
     model: PretrainModel, images_BCHW: Tensor, layer: int, class_B: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the maps (B, N), not negative, and their classes (B,).
+    """Return the maps (B, N), not negative, and their classes (B,); None: the predicted ones.
 
-    Args:
-        model: with a class head, in eval mode.
-        images_BCHW: normalised images.
-        layer: the block, counted from 1.
-        class_B: int64 classes; None: the predicted ones.
+    ``layer`` is the block, counted from 1.
     """
     head = class_head(model)
     found: dict[str, Tensor] = {}

@@ -82,13 +82,7 @@ def standardise(features_BND: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over images of standardised features z, images dealt to G groups in turn.
-
-    Attributes:
-        count_G: images.
-        features_GND: of z.
-        pairs_GNN: of z·z', positions of one image.
-    """
+    """Sums over G groups of images: their count, features z, and z·z' of an image's positions."""
 
     count_G: Tensor
     features_GND: Tensor

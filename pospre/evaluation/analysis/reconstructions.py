@@ -15,12 +15,7 @@ from torch import Tensor
 from pospre.batch import HIDDEN, MASKED, Batch
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import Reconstructions
-from pospre.evaluation.drawing import (
-    Cell,
-    as_picture,
-    check_pictures,
-    save_groups,
-)
+from pospre.evaluation.drawing import Cell, as_picture, check_pictures, save_groups
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import IsolatedMethod

@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 
 from pospre.evaluation.analysis.settings import RelativeAttention
-from pospre.evaluation.drawing import (
-    Cell,
-    check_pictures,
-    draw_cells,
-    save_arrays,
-    save_figure,
-)
+from pospre.evaluation.drawing import Cell, check_pictures, draw_cells, save_arrays, save_figure
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import (
@@ -88,10 +82,8 @@ def check(plan: Plan[RelativeAttention]) -> None:
 def by_offset(maps_HNN: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return the mean over the pairs of every offset: (heads, 2·rows − 1, 2·columns − 1).
 
-    Args:
-        maps_HNN: attention of queries (rows) to keys.
-        grid: (rows, columns) of patches. The offset (Δrow, Δcolumn) of a key from its query is at
-            (rows − 1 + Δrow, columns − 1 + Δcolumn).
+    The offset (Δrow, Δcolumn) of a key from its query is at (rows − 1 + Δrow, columns − 1 +
+    Δcolumn).
     """
     rows, columns = grid
     offset_NN2 = grid_offsets(*grid).to(maps_HNN.device)

@@ -40,14 +40,7 @@ LENGTHS = ("length", "longest", "artefacts")
 
 @dataclass
 class Gathered:
-    """Sums over the features of a layer.
-
-    Attributes:
-        count: number of feature vectors.
-        total_D: their sum.
-        products_DD: the sum of their outer products.
-        lengths: per batch (B, 3), see ``token_lengths``.
-    """
+    """Count, sum and sum of outer products of a layer's features, and its ``token_lengths``."""
 
     count: int = 0
     total_D: Tensor | float = 0.0
@@ -163,10 +156,7 @@ def _cells(
     median = float(lengths_N.quantile(0.5))
     found = (lengths_N > artefact * median).nonzero().flatten().tolist()
     title = f"median {median:.3g}, longest {lengths_N.max():.3g}"
-    return [
-        Cell(grid, image=view),
-        Cell(grid, as_map(lengths_N, grid), title=title, marks=found),
-    ]
+    return [Cell(grid, image=view), Cell(grid, as_map(lengths_N, grid), title=title, marks=found)]
 
 
 def _draw(

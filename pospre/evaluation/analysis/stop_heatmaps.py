@@ -18,13 +18,7 @@ from pospre.algorithms.ijepa.blocks import draw_blocks
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.batch import INDEX, Batch
 from pospre.evaluation.analysis.settings import StopHeatmaps
-from pospre.evaluation.drawing import (
-    Cell,
-    as_map,
-    as_picture,
-    check_pictures,
-    save_groups,
-)
+from pospre.evaluation.drawing import Cell, as_map, as_picture, check_pictures, save_groups
 from pospre.evaluation.estimates import estimate_rows, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
@@ -100,12 +94,7 @@ def hide(model: PretrainModel, batch: Batch, seed: int) -> Batch:
 
 @torch.no_grad()
 def predicted_similarity(model: PretrainModel, batch: Batch) -> Tensor:
-    """Return the cosine (B, Q, N) of Q predicted features and all patches' features.
-
-    Args:
-        model: with I-JEPA, in eval mode.
-        batch: images, ``view/visible`` and ``ijepa/targets``, see ``hide``.
-    """
+    """Return the cosine (B, Q, N) of Q predicted features and all patches', after ``hide``."""
     (_, objective), teacher = model.objectives.find(NEEDS), model.teacher
     assert teacher is not None
     images = model.images(batch)[:, 0]
