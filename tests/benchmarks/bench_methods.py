@@ -35,6 +35,7 @@ from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.sizes import SIZES
 from pospre.planning import kernels as planned
 from tests.benchmarks import plain_hosts, plain_steps
+from tests.benchmarks.loader_worker import memory
 
 Step = Callable[[], None]
 Algorithms = dict[str, dict[str, Any]]
@@ -278,14 +279,7 @@ def print_peak(name: str, settings: tuple[Any, ...]) -> None:
     if settings[-1] == "cuda":
         print(torch.cuda.max_memory_allocated())
         return
-    print(process_peak())
-
-
-def process_peak() -> int:
-    """Return the most bytes that this process has had."""
-    # not getrusage: a child inherits the peak of the process that started it
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    print(memory()[1])
 
 
 def main() -> int:

@@ -32,7 +32,8 @@ from pospre.run.device import build_device
 from pospre.training.build import Components, build_components, make_components
 from pospre.training.data import build_views
 from pospre.training.resolve import resolve
-from tests.benchmarks.bench_methods import make_batch, process_peak
+from tests.benchmarks.bench_methods import make_batch
+from tests.benchmarks.loader_worker import memory
 from tests.training.fitting import fit
 
 _MANY = 1_000_000  # batches that the synthetic loader has
@@ -119,7 +120,7 @@ def measure(recipe: Recipe, *, real: bool, warm_up: int) -> dict[str, Any]:
     trainer = fit(run, meter)
     steps = len(meter.losses) - warm_up
     on_gpu = run.device.name == "gpu"
-    peak = torch.tensor(torch.cuda.max_memory_allocated() if on_gpu else process_peak())
+    peak = torch.tensor(torch.cuda.max_memory_allocated() if on_gpu else memory()[1])
     dist.all_reduce(peak := run.device.tensor_to_device(peak), reduce_operation="MAX")
     return {
         "images_per_s": steps * recipe.data.batch_size / meter.seconds,

@@ -127,8 +127,10 @@ def _single_views(views: Iterable[Views]) -> list[Views]:
     return [group for group in views for _ in range(group.number)]
 
 
-def _counted(loader: Iterable[Any]) -> Loader:
-    """Serve a loader whose batches are [views, labels]."""
+def _counted(kind: Callable[..., Iterable[Any]], data: Any, job: Job, **options: Any) -> Loader:
+    """Serve a loader like torch's, whose batches are [views, labels]."""
+    options |= {"batch_size": job.batch_size, "num_workers": job.num_workers}
+    loader = kind(data, persistent_workers=True, **options)
     return Loader(lambda: (len(batch[1]) for batch in loader))
 
 
@@ -136,15 +138,7 @@ def torchvision(job: Job) -> Loader:
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
 
-    return _counted(
-        DataLoader(
-            ImageFolder(job.data, Crops(job)),
-            batch_size=job.batch_size,
-            shuffle=True,
-            num_workers=job.num_workers,
-            persistent_workers=True,
-        )
-    )
+    return _counted(DataLoader, ImageFolder(job.data, Crops(job)), job, shuffle=True)
 
 
 def litdata(job: Job) -> Loader:
@@ -158,14 +152,7 @@ def litdata(job: Job) -> Loader:
             sample = super().__getitem__(index)
             return crops(sample["image"]), sample["class"]
 
-    return _counted(
-        StreamingDataLoader(
-            Images(job.data, shuffle=True),
-            batch_size=job.batch_size,
-            num_workers=job.num_workers,
-            persistent_workers=True,
-        )
-    )
+    return _counted(StreamingDataLoader, Images(job.data, shuffle=True), job)
 
 
 def webdataset(job: Job) -> Loader:
@@ -179,14 +166,7 @@ def webdataset(job: Job) -> Loader:
         .to_tuple("jpg", "cls")
         .map_tuple(Crops(job), int)
     )
-    return _counted(
-        wds.WebLoader(
-            dataset,
-            batch_size=job.batch_size,
-            num_workers=job.num_workers,
-            persistent_workers=True,
-        )
-    )
+    return _counted(wds.WebLoader, dataset, job)
 
 
 def streaming(job: Job) -> Loader:
@@ -202,14 +182,7 @@ def streaming(job: Job) -> Loader:
             return crops(sample["image"].convert("RGB")), sample["label"]
 
     data = Images(local=job.data, shuffle=True, batch_size=job.batch_size, **job.options)
-    return _counted(
-        DataLoader(
-            data,
-            batch_size=job.batch_size,
-            num_workers=job.num_workers,
-            persistent_workers=True,
-        )
-    )
+    return _counted(DataLoader, data, job)
 
 
 def dali(job: Job) -> Loader:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,10 +146,11 @@ def leave_out(name: str, reason: str) -> None:
         print("  `make bench-setup` installs the peers", file=sys.stderr)
 
 
-@contextlib.contextmanager
-def workers(jobs: Mapping[str, Job], folder: Path) -> Iterator[dict[str, Worker]]:
+def take_turns(jobs: Mapping[str, Job], runs: int, folder: Path) -> dict[str, list[Epoch]]:
+    """Start a process for each job, and run ``runs`` more epochs, one of each job in turn."""
     started: dict[str, Worker] = {}
-    try:
+    epochs: dict[str, list[Epoch]] = {}
+    with contextlib.ExitStack() as stack:
         for number, (name, job) in enumerate(jobs.items()):
             try:
                 started[name] = Worker(job, folder / f"{os.getpid()}-{number}.log")
@@ -158,22 +159,13 @@ def workers(jobs: Mapping[str, Job], folder: Path) -> Iterator[dict[str, Worker]
                     raise
                 leave_out(name, str(error))
                 continue
-            first = started[name].first
+            stack.callback(started[name].close)
+            epochs[name] = [first := started[name].first]
             print(
                 f"  warm-up: {name} {first.rate:.0f} images/s, "
                 f"first batch after {first.first_batch or 0:.1f} s {first.note}".rstrip(),
                 file=sys.stderr,
             )
-        yield started
-    finally:
-        for worker in started.values():
-            worker.close()
-
-
-def take_turns(jobs: Mapping[str, Job], runs: int, folder: Path) -> dict[str, list[Epoch]]:
-    """Run every job's first epoch and then ``runs`` more, one epoch of each in turn."""
-    with workers(jobs, folder) as started:
-        epochs = {name: [worker.first] for name, worker in started.items()}
         for run in range(1, runs + 1):
             for name, worker in started.items():
                 epochs[name].append(worker.epoch())
@@ -188,8 +180,9 @@ def read_job(text: str) -> Job:
     return Job(**{**content, "views": views})
 
 
-def _memory() -> tuple[int, int]:
+def memory() -> tuple[int, int]:
     """Return the bytes of memory that this process holds, and the most it ever held."""
+    # not getrusage: a child inherits the peak of the process that started it
     status = Path("/proc/self/status")
     if not status.exists():
         return 0, 0  # not Linux
@@ -206,7 +199,7 @@ def serve(arguments: Sequence[str]) -> int:
     job = read_job(arguments[0])
     loader = getattr(loader_peers, job.loader)(job)
     estimate = loader.estimate()
-    before, _ = _memory()
+    before, _ = memory()
     first_batch: float | None = None
     command = "epoch\n"
     while command == "epoch\n":
@@ -216,7 +209,7 @@ def serve(arguments: Sequence[str]) -> int:
             if first_batch is None:
                 first_batch = time.monotonic() - float(os.environ[_START])
         seconds = time.perf_counter() - start
-        resident, peak = _memory()
+        resident, peak = memory()
         epoch = Epoch(
             num_images=num_images,
             seconds=seconds,
