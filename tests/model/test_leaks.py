@@ -28,6 +28,9 @@ EXACT, FELT = 1e-9, 1e-3  # in standard deviations of the tokens
 HIDING = [
     ("droppos",),
     ("mae", "droppos"),
+    ("ijepa", "droppos"),
+    ("supervised", "droppos"),
+    ("dinov2", "droppos"),
     ("droppos", "crop_field"),
     ("mae", "droppos", "crop_field"),
     ("dinov2", "masked_position"),
@@ -48,6 +51,7 @@ def case(names: tuple[str, ...], scheme: Any, class_token: bool, **encoder: Any)
     options: dict[str, dict[str, Any]] = {
         "droppos": {"temperature": None},
         "mp3": {"position_rate": 0.25, "mask_ratio": 0.5},
+        "supervised": {"mask_ratio": 0.5, "pooling": "mean"},
     }
     if "crop_field" in names:
         options["crop_field"] = {"field_size": 9 if scheme.startswith("learned") else None}
