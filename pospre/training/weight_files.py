@@ -139,8 +139,7 @@ def _read_file(uri: str, which: Weights, keys: Keys, otherwise: Positions | None
     positions = check_positions(
         found.tensors, f"{keys.weights}{uri}", found.positions or noted, told
     )
-    # an encoder without positions is exported with a table of zeros
-    tensors = {k: v for k, v in found.tensors.items() if k != "pos_embed" or bool(v.any())}
+    tensors = without_empty_table(found.tensors)
     name = f"{uri} ({found.origin})" if found.origin else uri
     how = metadata.get("resampling")  # our exports may be of weights of others
     resampling = next((each for each in get_args(Resampling) if each == how), found.resampling)
