@@ -134,6 +134,15 @@ def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: 
     return table
 
 
+def without_empty_table(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return an encoder's tensors without a table of zeros, as one without positions has for timm.
+
+    Args:
+        tensors: by timm's names.
+    """
+    return {key: each for key, each in tensors.items() if key != "pos_embed" or bool(each.any())}
+
+
 def as_their_table(
     state: dict[str, Tensor], theirs: Mapping[str, Tensor], prefix: int
 ) -> dict[str, Tensor]:

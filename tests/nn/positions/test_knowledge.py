@@ -20,7 +20,6 @@ WEIGHTS_OF_OTHERS = {
     "nn/weight_layouts.py",
     "nn/weight_names.py",
     "training/start_weights.py",
-    "training/weight_files.py",
 }
 OTHERS = {
     "algorithms/droppos.py": "no scheme: a dropped position's token may be learned",
