@@ -8,10 +8,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-# slow imports are late, so that --help is fast
-from data_prep.kinds import KINDS
-from data_prep.plan.bit_depth_report import deep_rows
 from data_prep.plan.records import Settings, Summary
+
+# slow imports are late, so that --help is fast
+from data_prep.sources import KINDS
 from pospre.command_line import check_exists, command_parser
 from pospre.data.decode.bit_depth import parse_range
 from pospre.data.threads import available_cores
@@ -63,7 +63,7 @@ def _print_summary(destination: str, summary: Summary) -> None:
             ("  encoded anew", f"{summary.num_encoded}"),
         ]
     rows += [
-        *deep_rows(summary),
+        *_deep_rows(summary),
         ("unreadable", f"{len(summary.skipped)}"),
         *([("ignored", f"{summary.about['ignored']}")] if summary.about["ignored"] else []),
         ("bytes", f"{summary.num_bytes} ({summary.num_bytes / 1e6:.1f} MB)"),
@@ -79,6 +79,25 @@ def _print_summary(destination: str, summary: Summary) -> None:
         print(f"  … and {len(summary.skipped) - _NUM_SHOWN} more, listed in the description")
     for name in summary.about.get("ignored_examples", ()):
         print(f"  ignored, for instance: {printable(name)}")
+
+
+def _deep_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Return the summary rows: which values of deep images became 0 to 255."""
+    counts = summary.num_deep
+    if not counts:
+        return []
+    rows = [("deep", f"{counts.total()} of more than 8 bits; these values became 0..255:")]
+    for (text, guessed), number in sorted(counts.items(), key=lambda entry: -entry[1]):
+        rows.append((f"  {text}", f"{number}, guessed" if guessed else f"{number}"))
+    if any(guessed for _, guessed in counts):
+        rows.append(
+            ("  guessed", "from each image's largest value; --deep-range LOW,HIGH sets one for all")
+        )
+    if summary.num_flat:
+        rows.append(
+            ("  one grey", f"{summary.num_flat} of them are nearly; the description lists them")
+        )
+    return rows
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -191,7 +210,7 @@ def _convert(args: argparse.Namespace) -> Summary | None:
         raise UserError("--part excludes --overwrite and --verify; verify when you --merge.")
     check_exists("SRC", str(args.source), "give the folder or archive of a data set")
     from data_prep.distribute.conversion import convert
-    from data_prep.plan.blocks import parse_share
+    from data_prep.plan.plan import parse_share
 
     return convert(
         args.source,

@@ -17,7 +17,7 @@ from numpy import ndarray
 from PIL import Image
 from tqdm import tqdm
 
-from data_prep.distribute.processes import ordered_map
+from data_prep.distribute.ordered_maps import ordered_map
 from data_prep.publish.atomic import partial_folder, replace_folder
 from pospre.command_line import command_parser
 from pospre.data.threads import available_cores
@@ -71,7 +71,7 @@ def render_scenes(
     Raises:
         UserError: the destination exists or cannot be written.
     """
-    from data_prep.rendering.scene import CLASSES
+    from data_prep.rendering import CLASSES
 
     if _is_complete(destination, settings, overwrite):
         print(f"{destination} already contains these scenes; nothing to do.")
@@ -132,7 +132,7 @@ def _is_complete(destination: Path, settings: Settings, overwrite: bool) -> bool
 
 def _render_scene(number: int, settings: Settings) -> list[Picture]:
     """Render the frames of a scene; the last scene may have fewer."""
-    from data_prep.rendering.scene import draw_scene, render  # here: --help does not wait for it
+    from data_prep.rendering import draw_scene, render  # here: --help does not wait for it
 
     scene = draw_scene(settings.seed, number, settings.split)
     num_frames = min(settings.frames, settings.num_images - number * settings.frames)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from data_prep.encode.moments import Moments
-from data_prep.plan.records import Record
+from data_prep.plan.records import Moments, Record
 from pospre.command_line import command_parser
 from pospre.data.decode.bit_depth import parse_range
 from pospre.data.threads import available_cores

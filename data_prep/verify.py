@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from data_prep.in_order import in_order
+from data_prep.distribute.ordered_maps import in_order
 from data_prep.publish.description import REMEDY, data_files, read_description, sha256
 from pospre.command_line import command_parser
 from pospre.data.stores.description import Description, checksum

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.convert import _parser
-from data_prep.kinds import KINDS
+from data_prep.sources import KINDS
 from pospre.evaluation.run import check_evaluation
 from pospre.exporting.export import export
 from pospre.planning.estimate import plan

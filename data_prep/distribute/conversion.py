@@ -15,16 +15,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from data_prep.distribute.cluster import cluster_map
+from data_prep.distribute.ordered_maps import cluster_map, ordered_map
 from data_prep.distribute.preparation import check_writers, prepare
-from data_prep.distribute.processes import ordered_map
 from data_prep.distribute.worker import Job, convert_block
-from data_prep.plan.blocks import Block, Share
-from data_prep.plan.plan import Plan, check_complete, check_own, check_samples
+from data_prep.plan.plan import Block, Plan, Share, check_complete, check_own, check_samples
 from data_prep.plan.records import Record, Settings, Summary
-from data_prep.publish.atomic import writing
+from data_prep.publish.atomic import WHOLE, writing
 from data_prep.publish.destination import Destination, open_destination
-from data_prep.publish.locks import WHOLE
 from data_prep.sources.source import Item
 from pospre.errors import UserError
 

@@ -9,8 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from data_prep.plan.blocks import Block, cut_blocks
-from data_prep.plan.plan import VERSION, Plan
+from data_prep.plan.plan import VERSION, Block, Plan, cut_blocks
 from data_prep.plan.records import Settings
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Item, Source

@@ -11,11 +11,10 @@ import torch
 
 from data_prep.distribute.activity import at
 from data_prep.encode.images import PreparedImage, prepare_image
-from data_prep.encode.moments import Moments
 from data_prep.encode.reading import read_annotation, read_item
 from data_prep.files.locations import DamagedItem
-from data_prep.plan.blocks import Block
-from data_prep.plan.records import Record, Settings
+from data_prep.plan.plan import Block
+from data_prep.plan.records import Moments, Record, Settings
 from data_prep.publish.destination import Destination
 from data_prep.sources.source import Item, Source
 from pospre.data.decode.decoder import decode_image
@@ -23,7 +22,7 @@ from pospre.data.stores.description import checksum
 from pospre.errors import UserError
 
 if TYPE_CHECKING:
-    from data_prep.speech.features import PreparedClip
+    from data_prep.encode.clips import PreparedClip
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def _prepare(item: Item, job: Job) -> "tuple[PreparedImage | PreparedClip, dict[
             decoding=job.settings.decoding,
         )
     else:
-        from data_prep.speech.features import prepare_clip  # torchaudio: seconds to import
+        from data_prep.encode.clips import prepare_clip  # torchaudio: seconds to import
 
         main = prepare_clip(data, job.settings.frames)
     image = main if isinstance(main, PreparedImage) else None
@@ -144,7 +143,7 @@ def _note(
 def _moments(settings: Settings) -> Moments | None:
     """Return a counter for numbers that are normalised by the data set's own mean and std."""
     if settings.frames is not None:
-        from data_prep.speech.features import NUM_COEFFICIENTS
+        from data_prep.encode.clips import NUM_COEFFICIENTS
 
         return Moments(NUM_COEFFICIENTS)
     return Moments(settings.channels) if settings.channels != 3 else None
@@ -165,7 +164,7 @@ def _writing(folder: Path, job: Job, record: Record, items: Sequence[Item]) -> I
 
     columns = {"image": "bytes"}
     if job.settings.frames is not None:
-        from data_prep.speech.features import NUM_COEFFICIENTS
+        from data_prep.encode.clips import NUM_COEFFICIENTS
 
         columns = {"features": f"ndarray:float32:{job.settings.frames},{NUM_COEFFICIENTS}"}
     if job.source.annotation is not None:

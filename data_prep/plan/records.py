@@ -1,10 +1,12 @@
-"""The settings of a conversion, and the record of each converted block."""
+"""The settings of a conversion, the record of each converted block, and their sums."""
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import numpy as np
 
 from pospre.data.decode.bit_depth import Decoding, parse_range
 from pospre.errors import UserError
@@ -172,3 +174,41 @@ class Summary:
     def num_bytes(self) -> int:
         """Bytes of the files written."""
         return sum(size for record in self.records for _, size, _ in record.files)
+
+
+class Moments:
+    """Mean and standard deviation per column of many rows of numbers.
+
+    Args:
+        num_columns: numbers in a row.
+    """
+
+    def __init__(self, num_columns: int) -> None:
+        self._count = 0
+        self._sum = np.zeros(num_columns)
+        self._squares = np.zeros(num_columns)
+
+    def add(self, rows: np.ndarray) -> None:
+        """Add rows, (n, columns)."""
+        deep = rows.astype(np.float64)
+        self._count += len(deep)
+        self._sum += deep.sum(axis=0)
+        self._squares += np.square(deep).sum(axis=0)
+
+    def sums(self) -> list[list[float]]:
+        """Return sums for ``add_sums``: a data set's rows may be counted in parts."""
+        return [[self._count], self._sum.tolist(), self._squares.tolist()]
+
+    def add_sums(self, sums: list[list[float]]) -> None:
+        """Add rows counted elsewhere."""
+        self._count += int(sums[0][0])
+        self._sum += sums[1]
+        self._squares += sums[2]
+
+    def describe(self) -> dict[str, list[float]]:
+        """Return ``mean`` and ``std``; constant columns have the std 1."""
+        mean = self._sum / max(self._count, 1)
+        std = np.sqrt(np.maximum(self._squares / max(self._count, 1) - np.square(mean), 0.0))
+        std = np.where(std > 1e-6, std, 1.0)
+        return {"mean": [round(v, 6) for v in mean.tolist()],
+                "std": [round(v, 6) for v in std.tolist()]}  # fmt: skip

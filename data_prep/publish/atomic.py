@@ -1,13 +1,102 @@
-"""Atomic writing: into a partial folder beside the destination, renamed when complete."""
+"""Atomic writing: under a lock, into a partial folder, which is renamed when complete.
 
+One process writes all of a data set, or several write different parts. The lock is a file beside
+the data set, so it survives the data set's removal. The system releases it when its process ends,
+even by a kill.
+"""
+
+import errno
+import fcntl
+import os
 import shutil
+import time
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from data_prep.publish.locks import WHOLE, locked
 from pospre.atomic_file import sync
 from pospre.errors import UserError
+
+WHOLE = "whole"
+_LOCK_SECONDS = 3.0  # workers of a killed run need a moment to end
+
+
+@contextmanager
+def locked(path: Path, name: str, guarded: Path) -> Iterator[None]:
+    """Hold the lock file ``path`` for the work called ``name``; ``WHOLE`` excludes all others.
+
+    Args:
+        path: of the file, which is created here and removed by the last holder; so are folders
+            created for it, if they are empty.
+        name: only one process at a time does the work of this name.
+        guarded: what is being written, for messages.
+
+    Raises:
+        UserError: another process is at work.
+    """
+    with _clean_parents(path), _open_locked(path, name, guarded) as file:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            # others may hold their parts. A process that waits for the removed file opens a new one
+            if _try_lock(file, WHOLE):
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _clean_parents(path: Path) -> Iterator[None]:
+    """Create the parent folders of ``path``, and remove those left empty."""
+    missing = [parent for parent in path.absolute().parents if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        with suppress(OSError):
+            for folder in missing:
+                folder.rmdir()
+
+
+def _open_locked(path: Path, name: str, guarded: Path) -> Any:
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        file = path.open("a+")
+        try:
+            if not _try_lock(file, name):
+                if time.monotonic() > end:
+                    file.seek(0)
+                    other = file.read().strip() or "another process"
+                    raise UserError(f"{other} is writing {guarded}; wait for it.")
+            elif _is_there(file, path):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        time.sleep(0.05)
+
+
+def _try_lock(file: Any, name: str) -> bool:
+    """Lock one byte per name, or all bytes for the whole."""
+    length, start = (0, 0) if name == WHOLE else (1, zlib.crc32(name.encode()))
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        return False
+    return True
+
+
+def _is_there(file: Any, path: Path) -> bool:
+    """Return whether the file still exists after locking it."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
 
 
 @contextmanager

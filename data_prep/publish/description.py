@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from data_prep.encode.moments import Moments
-from data_prep.plan.bit_depth_report import describe_deep
 from data_prep.plan.plan import Plan
-from data_prep.plan.records import Record, Summary
+from data_prep.plan.records import Moments, Record, Summary, spans_of
 from pospre.data.stores.description import (
     SIDECAR_NAME,
     VERSION,
@@ -75,8 +73,26 @@ def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
     if channels != 3:
         content["channels"] = channels
     if any(record.deep for record in records):
-        content["deep"] = describe_deep(records)
+        content["deep"] = _describe_deep(records)
     return content
+
+
+def _describe_deep(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the samples of more than 8 bits by range, as spans of indices, inclusive."""
+    ranges: dict[str, dict[str, Any]] = {}
+    flat: list[int] = []
+    first = 0
+    for record in records:
+        for number, text, guessed, is_flat in record.deep:
+            entry = ranges.setdefault(text, {"guessed": False, "samples": []})
+            entry["guessed"] |= guessed
+            entry["samples"].append(first + number)
+            if is_flat:
+                flat.append(first + number)
+        first += len(record.labels)
+    for entry in ranges.values():
+        entry["samples"] = spans_of(entry["samples"])
+    return {"ranges": ranges, "nearly_one_grey": spans_of(flat)}
 
 
 def describe_shards(plan: Plan, records: Sequence[Record]) -> dict[str, str]:

@@ -157,7 +157,7 @@ class Destination(ABC):
 
     @abstractmethod
     def alone(self, name: str) -> AbstractContextManager[None]:
-        """Lock the work called ``name`` against other processes; ``locks.WHOLE`` is all work."""
+        """Lock the work called ``name`` against other processes; ``atomic.WHOLE`` is all work."""
 
     @abstractmethod
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from data_prep.plan.plan import Plan
 from data_prep.plan.records import Record
 from data_prep.publish import atomic
+from data_prep.publish.atomic import locked
 from data_prep.publish.description import (
     as_text,
     describe,
@@ -21,7 +22,6 @@ from data_prep.publish.description import (
     read_description,
 )
 from data_prep.publish.destination import PLAN_NAME, REMEDY, Destination
-from data_prep.publish.locks import locked
 from pospre.atomic_file import atomic_open
 from pospre.data.stores.description import SIDECAR_NAME, Description
 from pospre.data.stores.mds import is_mds

@@ -1,7 +1,7 @@
 """ADE20K scene parsing (ADEChallengeData2016): images/, annotations/, sceneCategories.txt."""
 
 from data_prep.files.tree import Tree
-from data_prep.labels import labels_of
+from data_prep.sources._labels import labels_of
 from data_prep.sources.source import MaskSource, image_item, jpegs_among
 from data_prep.splits import Split
 from pospre.errors import UserError

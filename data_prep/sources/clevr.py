@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from data_prep.files.tree import Tree
-from data_prep.sources._categories import expecting
+from data_prep.sources._labels import expecting
 from data_prep.sources.source import Item, JsonSource, compact, image_item
 from data_prep.splits import Split
 from pospre.errors import UserError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_prep.files.tree import Tree
-from data_prep.sources._categories import expecting, read_split
+from data_prep.sources._labels import expecting, read_split
 from data_prep.sources.source import Item, JsonSource, compact, image_item
 from data_prep.splits import Split
 from pospre.errors import UserError

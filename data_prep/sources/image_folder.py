@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data_prep.files.archives import is_visible
 from data_prep.files.tree import Tree
-from data_prep.labels import labels_of
+from data_prep.sources._labels import labels_of
 from data_prep.sources.source import Item, Source, one_of_each_ending
 from data_prep.splits import Split, split_of_name
 from pospre.data.decode.formats import foreign_format

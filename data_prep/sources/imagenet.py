@@ -1,24 +1,43 @@
 """ImageNet-1k: the original tars, Kaggle's folders, or train/ and val/ (class folders or flat)."""
 
+import csv
+import io
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from data_prep.files.archives import Entry, index_progress, tar_entries
+from data_prep.files.archives import Entry, index_progress, tar_entries, unpack
 from data_prep.files.locations import InFile, InTar
 from data_prep.files.tree import Tree
-from data_prep.labels import labels_of
-from data_prep.sources._imagenet_labels import DEVKIT, ImageNetLabels, read_labels
+from data_prep.sources._labels import labels_of
 from data_prep.sources.source import Source, image_item
 from data_prep.splits import Split
-from pospre.errors import UserError
+from pospre.errors import UserError, needing
 
+_DEVKIT = "ILSVRC2012_devkit_t12"
+_NUMBERS, _SYNSETS = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
+_KAGGLE_IMAGES, _KAGGLE_NAMES = "LOC_val_solution.csv", "LOC_synset_mapping.txt"
 _TRAIN_TAR, _VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 _KAGGLE = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
 _EXTENSIONS = (".jpeg", ".jpg", ".png")
 _WNID = re.compile(r"n\d{8}")
 
 _Found = tuple[list[tuple[str, Entry]], int]
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Classes of validation images.
+
+    Attributes:
+        wnids: the WordNet id by image, for instance of ``ILSVRC2012_val_00000001``.
+        titles: readable names by WordNet id.
+        stamp: changes with the source files.
+    """
+
+    wnids: dict[str, str] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)
+    stamp: str = ""
 
 
 def detects(tree: Tree) -> bool:
@@ -43,7 +62,7 @@ def load(tree: Tree, split: Split) -> Source:
     there = _splits(beside)
     splits = {name: where for name, where in there.items() if tree.root in (beside.root, where)}
     where = split.choose(splits, tree.root, f"{_TRAIN_TAR}, {_VAL_TAR}, {_KAGGLE[0]}, train or val")
-    told = read_labels(beside)
+    told = _read_labels(beside)
     is_train = where == there.get("train")
     found, others = _train(beside, where) if is_train else _val(beside, where, told)
     # train defines the classes, so that labels have the same meaning in both splits
@@ -99,7 +118,7 @@ def _train(tree: Tree, where: Path | str) -> _Found:
     return found, 0
 
 
-def _val(tree: Tree, where: Path | str, told: ImageNetLabels) -> _Found:
+def _val(tree: Tree, where: Path | str, told: _Labels) -> _Found:
     """Return the validation images with their classes, sorted, and the number of other files."""
     others = 0
     if isinstance(where, Path):
@@ -113,7 +132,7 @@ def _val(tree: Tree, where: Path | str, told: ImageNetLabels) -> _Found:
         others = len(below) - len(entries)
     if not told.wnids:
         raise UserError(
-            f"{where}: the classes of the validation images are unknown; put {DEVKIT}.tar.gz (or "
+            f"{where}: the classes of the validation images are unknown; put {_DEVKIT}.tar.gz (or "
             "Kaggle's LOC_val_solution.csv) beside them."
         )
     stems = [PurePosixPath(entry.name).stem for entry in entries]
@@ -136,3 +155,71 @@ def _in_class_folders(tree: Tree, where: str) -> _Found:
 
 def _is_image(entry: Entry) -> bool:
     return entry.name.lower().endswith(_EXTENSIONS)
+
+
+def _read_labels(tree: Tree) -> _Labels:
+    """Return the labels found beside the images; empty if there are none.
+
+    Raises:
+        UserError: they are damaged or incomplete.
+    """
+    if tree.find(_KAGGLE_IMAGES) is not None or tree.find(_KAGGLE_NAMES) is not None:
+        return _by_kaggle(tree)
+    archive = tree.find(f"{_DEVKIT}.tar.gz")
+    if archive is None and not tree.has(_DEVKIT):
+        return _Labels()
+    if archive is None:
+        named = f"{tree.root}/{_DEVKIT}"
+        entries = {
+            name: tree.need(f"{_DEVKIT}/data/{name}", "of the devkit")
+            for name in (_NUMBERS, _SYNSETS)
+        }
+        files = {name: entry.location.read() for name, entry in entries.items()}
+        stamp = entries[_NUMBERS].stamp
+    else:
+        named, stamp = f"{tree.root}/{_DEVKIT}.tar.gz", archive.stamp
+        packed = io.BytesIO(archive.location.read())
+        files = unpack(packed, named, lambda name: name in (_NUMBERS, _SYNSETS))
+        for name in (_NUMBERS, _SYNSETS):
+            if name not in files:
+                raise UserError(f"{named} does not contain data/{name}; download it again.")
+    wnids, titles = _synsets(files[_SYNSETS], named)
+    try:
+        found = {
+            f"ILSVRC2012_val_{image:08d}": wnids[int(number)]
+            for image, number in enumerate(files[_NUMBERS].split(), start=1)
+        }
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{named}: {_NUMBERS} contains {error}, which is not a class.") from error
+    return _Labels(found, titles, stamp)
+
+
+def _by_kaggle(tree: Tree) -> _Labels:
+    titles = {}
+    for line in tree.lines(_KAGGLE_NAMES, "the classes"):
+        wnid, _, title = line.partition(" ")
+        titles[wnid] = title.strip()
+    if tree.find(_KAGGLE_IMAGES) is None:
+        return _Labels({}, titles, tree.need(_KAGGLE_NAMES, "the classes").stamp)
+    rows = csv.DictReader(tree.lines(_KAGGLE_IMAGES, "the classes of the validation images"))
+    try:
+        wnids = {row["ImageId"]: row["PredictionString"].split()[0] for row in rows}
+    except (csv.Error, KeyError, IndexError, AttributeError) as error:
+        raise UserError(
+            f"{tree.root}: {_KAGGLE_IMAGES} must have the columns ImageId and PredictionString."
+        ) from error
+    return _Labels(wnids, titles, tree.need(_KAGGLE_IMAGES, "the classes").stamp)
+
+
+def _synsets(meta: bytes, named: str) -> tuple[dict[int, str], dict[str, str]]:
+    """Return the WordNet id of every number, and the name of every id, as torchvision does."""
+    with needing("convert", named):
+        from scipy.io import loadmat
+
+    try:
+        synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        leaves = synsets[synsets["num_children"] == 0]
+        wnids = {int(leaf["ILSVRC2012_ID"]): str(leaf["WNID"]) for leaf in leaves}
+        return wnids, {str(leaf["WNID"]): str(leaf["words"]) for leaf in leaves}
+    except Exception as error:  # SciPy raises nearly every kind on damaged bytes
+        raise UserError(f"{named}: {_SYNSETS} cannot be used: {error}.") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files.locations import DamagedItem
-from data_prep.labels import labels_of
+from data_prep.sources._labels import labels_of
 from data_prep.sources.source import Item, draws_of_names
 from data_prep.splits import Split
 from pospre.data.stores.files import odd_file

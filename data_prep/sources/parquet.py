@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from data_prep.files.locations import DamagedItem
 from data_prep.files.tree import Tree, files_below
-from data_prep.labels import class_names, label_of, labels_of
+from data_prep.sources._labels import class_names, label_of, labels_of
 from data_prep.sources.source import Item, Source
 from data_prep.splits import Split, files_of
 from pospre.errors import UserError, needing

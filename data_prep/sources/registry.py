@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from data_prep.files.tree import Tree
-from data_prep.kinds import KINDS
+from data_prep.sources import KINDS
 from data_prep.sources.source import Source
 from data_prep.splits import Split
 from pospre.data.stores.files import odd_file

@@ -2,7 +2,7 @@
 
 from data_prep.files.archives import Entry
 from data_prep.files.tree import Tree
-from data_prep.labels import labels_of
+from data_prep.sources._labels import labels_of
 from data_prep.sources.source import Item, Source, image_item, jpegs_among
 from data_prep.splits import Split
 from pospre.errors import UserError

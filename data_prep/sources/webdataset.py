@@ -6,7 +6,7 @@ from pathlib import Path
 
 from data_prep.files.archives import Advance, Entry, index_progress, tar_entries
 from data_prep.files.tree import Tree, files_below
-from data_prep.labels import RawLabel, class_names, label_of, labels_of
+from data_prep.sources._labels import RawLabel, class_names, label_of, labels_of
 from data_prep.sources.source import Item, JsonSource, image_item, one_of_each_ending
 from data_prep.splits import Split, files_of
 from pospre.errors import UserError

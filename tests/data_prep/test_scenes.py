@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from PIL import Image
 
 from data_prep import scenes
-from data_prep.rendering.scene import CLASSES, KINDS, draw_scene, render
+from data_prep.rendering import CLASSES, KINDS, draw_scene, render
 from pospre.errors import run_command
 from tests.data_prep.reading import Says, Snapshot
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.distribute import cluster, conversion
+from data_prep.distribute import conversion, ordered_maps
 from pospre.errors import Unreachable
 from tests.data_prep.reading import Says, Snapshot, call
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
@@ -99,13 +99,13 @@ def _away(_: int) -> None:
 
 def test_what_may_pass_is_still_said_to(scheduler: str) -> None:
     with pytest.raises(Unreachable, match=r"failed 4 times on the cluster: the bucket does not"):
-        list(cluster.cluster_map(_away, [1], scheduler, 1))
+        list(ordered_maps.cluster_map(_away, [1], scheduler, 1))
 
 
 def test_no_scheduler(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, refused: Says
 ) -> None:
-    monkeypatch.setattr(cluster, "_CONNECT_SECONDS", 1)
+    monkeypatch.setattr(ordered_maps, "_CONNECT_SECONDS", 1)
     options = ("--format", "mds", "--scheduler", "tcp://127.0.0.1:9")
     assert "no Dask scheduler answers at tcp://127.0.0.1:9" in refused(
         call, source, tmp_path / "out", *options

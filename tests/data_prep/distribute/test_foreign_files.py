@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.plan.records import Record, parse
+from data_prep.publish.atomic import WHOLE
 from data_prep.publish.local import LocalDestination, LocalShards
-from data_prep.publish.locks import WHOLE
 from pospre.errors import UserError
 from tests.data_prep.reading import (
     FORMATS,
@@ -37,10 +37,10 @@ def free(target: Path, *names: str) -> set[str]:
     script = """
 import sys
 from pathlib import Path
-from data_prep.publish import locks
+from data_prep.publish import atomic
 from data_prep.publish.local import LocalShards
 from pospre.errors import UserError
-locks._LOCK_SECONDS = 0
+atomic._LOCK_SECONDS = 0
 for name in sys.argv[2:]:
     try:
         with LocalShards(Path(sys.argv[1])).alone(name):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.distribute.processes import ordered_map
+from data_prep.distribute.ordered_maps import ordered_map
 from pospre.errors import UserError
 from tests.data_prep.reading import Says, Snapshot, call, run
 from tests.data_prep.sample_images import encoded, picture, write_files

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.distribute.processes import ordered_map
+from data_prep.distribute.ordered_maps import ordered_map
 from data_prep.files import locations
 from data_prep.files.archives import tar_entries, zip_entries
 from data_prep.files.locations import DamagedItem, InTar, InZip, Location, Missing

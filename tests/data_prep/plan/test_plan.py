@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.plan.blocks import Block, Share, cut_blocks, parse_share
-from data_prep.plan.plan import ranges
+from data_prep.plan.plan import Block, Share, cut_blocks, parse_share, ranges
 from pospre.errors import UserError
 
 

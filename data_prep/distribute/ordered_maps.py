@@ -1,24 +1,45 @@
-"""An ordered map over worker processes, with few pending results and no orphans."""
+"""Ordered maps over worker processes or a Dask cluster, with few pending results and no orphans."""
 
 import multiprocessing
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import wait
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from data_prep.distribute.activity import Activity
-from data_prep.in_order import in_order
-from pospre.errors import UserError
+from pospre.errors import Unreachable, UserError
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _PENDING_PER_WORKER = 16
+
+_RETRIES = 3  # on a cluster
+_PENDING_PER_NODE = 4  # so that a slow machine does not block the others
+_LEAST_PENDING = 64  # workers may join later
+_CONNECT_SECONDS = 20
+
+
+def in_order(
+    executor: Executor, function: Callable[[Item], Result], items: Iterable[Item], num_pending: int
+) -> Generator[Result, None, None]:
+    """Yield ``function(item)`` in the order of the items, with at most this many pending."""
+    pending: deque[Future[Result]] = deque()
+    for item in items:
+        pending.append(executor.submit(function, item))
+        if len(pending) >= num_pending:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
 def ordered_map(
@@ -92,3 +113,52 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
+
+
+def cluster_map(
+    function: Callable[[Item], Result], items: Iterable[Item], scheduler: str, num_workers: int
+) -> Generator[Result, None, None]:
+    """Yield ``function(item)`` in the order of the items, computed by the workers of a cluster.
+
+    Failed tasks, and those of dead workers, are retried elsewhere.
+
+    Args:
+        function: of an item; both are sent to the workers.
+        items: one per task.
+        scheduler: address of the cluster; ``"local"`` starts one on this machine.
+        num_workers: processes, if it is started here.
+
+    Raises:
+        UserError: Dask is missing, the cluster does not answer, or a task fails repeatedly.
+    """
+    with ExitStack() as stack:
+        client = _connect(scheduler, num_workers, stack)
+        workers = len(client.scheduler_info(n_workers=-1)["workers"])
+        executor = client.get_executor(retries=_RETRIES, pure=False)
+        stack.callback(executor.shutdown, wait=False)  # drops pending tasks
+        pending = max(_LEAST_PENDING, _PENDING_PER_NODE * workers)
+        try:
+            yield from in_order(executor, function, items, pending)
+        except Exception as error:
+            kind = Unreachable if isinstance(error, Unreachable) else UserError
+            raise kind(f"a block failed {_RETRIES + 1} times on the cluster: {error}") from error
+
+
+def _connect(scheduler: str, num_workers: int, stack: ExitStack) -> "Client":
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise UserError(
+            f"Dask cannot be loaded ({error}); pip install dask distributed, or use --part k/n."
+        ) from error
+    where: Any = scheduler
+    if scheduler == "local":
+        where = stack.enter_context(
+            LocalCluster(n_workers=num_workers, threads_per_worker=1, dashboard_address=None)
+        )
+    try:
+        return stack.enter_context(Client(where, timeout=_CONNECT_SECONDS))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"no Dask scheduler answers at {scheduler} ({error}); write --scheduler tcp://host:8786"
+        ) from error

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.encode.clips import clip_features, prepare_clip
 from data_prep.publish.description import sha256
-from data_prep.speech.features import clip_features, prepare_clip
 from pospre.data.stores.mds import MdsReader
 from tests.data_prep.reading import Says, description, run
 from tests.data_prep.sample_clips import chirp, wav, write_clips
