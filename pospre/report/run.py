@@ -1,28 +1,19 @@
-"""Reads a run folder: recipe, logged metrics, evaluations and pictures."""
+"""Reads a run folder: recipe, logged metrics, and the results of evaluations."""
 
-import base64
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from PIL import Image
 from pydantic import BaseModel, Field, ValidationError
 
 from pospre.errors import UserError
-from pospre.evaluation.figures import error_of, read_documents
+from pospre.evaluation.figures import read_documents
 from pospre.model.pretext_task import PRETEXT_TASKS, PretextTask, from_json
 from pospre.object_store import is_remote
 from pospre.recipe.yaml_text import read_mapping
-from pospre.report.plots import Record, format_value
+from pospre.report.plots import Record
 from pospre.untrusted_json import is_number, parse_json
-
-MAX_PICTURES = 24
-PICTURE_BUDGET = 1_500_000  # bytes of base64 for these; half as many for other evaluations'
-# pictures. With the views of a step the page stays under 3 MB
-PICTURE_SIZES = ((320, 90), (256, 85), (192, 80), (128, 70))  # longest side, JPEG quality
-VIEWS, VIEWS_INDEX = "views", "views.json"
 
 Results = TypeVar("Results", bound=BaseModel)
 
@@ -217,28 +208,6 @@ class PositionPictures(BaseModel):
     position_mask_ratio: float | None
 
 
-class ViewGroup(BaseModel):
-    """Strips of a group's views, and the meaning of grey and green in them."""
-
-    name: str
-    legend: str
-    files: list[str]
-
-
-class Views(BaseModel):
-    """The views drawn by ``live.py``."""
-
-    step: int
-    groups: list[ViewGroup]
-
-
-class Other(NamedTuple):
-    """An evaluation without its own section."""
-
-    figures: dict[str, str]  # single numbers, with standard errors if it gives them, and texts
-    pictures: dict[str, str]  # data URIs by name
-
-
 def parse_results(run: Run, name: str, kind: type[Results]) -> Results | None:
     """Check and return ``evaluation/<name>.json``; None if the run lacks this evaluation."""
     if name not in run.evaluations:
@@ -252,87 +221,3 @@ def parse_results(run: Run, name: str, kind: type[Results]) -> Results | None:
             f"{run.folder / 'evaluation' / name}.json: {key}: {first['msg']}; "
             f"run python -m pospre.evaluate {name} again"
         ) from error
-
-
-def load_triples(
-    run: Run, pictures: Sequence[PictureFiles]
-) -> list[tuple[PictureFiles, dict[str, str]]]:
-    """Return the first pictures with their views, in the best quality that fits the budget."""
-    folder = run.folder / "evaluation" / "position_pictures"
-    chosen = pictures[:MAX_PICTURES]
-    views = ("original", "shuffled", "reconstructed")
-    remedy = "run python -m pospre.evaluate position_pictures again"
-    images = [[_open_picture(folder, getattr(p, view), remedy) for view in views] for p in chosen]
-    for side, quality in PICTURE_SIZES:
-        uris = [[_data_uri(image, side, quality) for image in row] for row in images]
-        if sum(len(uri) for row in uris for uri in row) <= PICTURE_BUDGET:
-            break
-    return [(p, dict(zip(views, row, strict=True))) for p, row in zip(chosen, uris, strict=True)]
-
-
-def load_views(run: Run) -> list[tuple[str, str, list[str]]]:
-    """Return name, legend and pictures (data URIs) of the view groups; empty: none were drawn."""
-    folder = run.folder / VIEWS
-    index, remedy = folder / VIEWS_INDEX, f"delete {folder}"
-    if not index.is_file():
-        return []
-    try:
-        views = Views.model_validate_json(index.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        raise UserError(f"{index} is damaged; {remedy}") from error
-    return [
-        (
-            f"{group.name}, step {views.step}",
-            group.legend,
-            [_data_uri(_open_picture(folder, name, remedy), 1100, 80) for name in group.files],
-        )
-        for group in views.groups
-    ]
-
-
-def read_other(run: Run, name: str, budget: int) -> Other:
-    """Return the figures and pictures of an evaluation.
-
-    Its pictures are shrunk to ``budget`` bytes of base64 together, and the last ones left out.
-    """
-    folder, results = run.folder / "evaluation" / name, run.evaluations[name]["results"]
-    figures = {}
-    for key, value in results.items():
-        error = error_of(results, key)
-        if isinstance(value, str | bool):
-            figures[key] = str(value)
-        elif is_number(value) and not key.endswith("_se") and key != "standard_error":
-            spread = f" ± {format_value(error)}" if is_number(error) else ""
-            figures[key] = format_value(value) + spread
-    named = results.get("pictures")
-    names = [file for file in named if isinstance(file, str)] if isinstance(named, list) else []
-    remedy = f"run python -m pospre.evaluate {name} again"
-    images = {file: _open_picture(folder, file, remedy) for file in names[:MAX_PICTURES]}
-    pictures: dict[str, str] = {}
-    for file, image in images.items():
-        uris = (_data_uri(image, side, 85) for side in (1400, 1000, 700, 400))
-        left = budget - sum(map(len, pictures.values()))
-        fitting = next((uri for uri in uris if len(uri) <= left / 2 or len(uri) < 60_000), None)
-        if fitting is not None and len(fitting) <= left:
-            pictures[file] = fitting
-    return Other(figures, pictures)
-
-
-def _open_picture(folder: Path, name: str, remedy: str) -> Image.Image:
-    path = folder / name
-    if path.parent != folder:
-        raise UserError(f"picture {name!r} is not a plain file name in {folder}; {remedy}")
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except OSError as error:
-        raise UserError(f"picture {path} cannot be read ({error}); {remedy}") from error
-
-
-def _data_uri(image: Image.Image, side: int, quality: int) -> str:
-    small = image.copy()
-    small.thumbnail((side, side), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    # 4:4:4 chroma: otherwise the edges of black, empty patches would bleed
-    small.save(buffer, "JPEG", quality=quality, subsampling=0)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
