@@ -23,9 +23,10 @@ from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, ExchangedPlaces, ForgottenPlaces
 from pospre.model.position_task import Answers, PositionObjective, PositionTask, weighted_mean
 from pospre.model.pretext_task import PretextTask
-from pospre.nn.decoder import DecoderBlocks, split_tokens
+from pospre.nn.block import DecoderBlocks
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import PatchMasking, Sampling, slot_mask
+from pospre.nn.patch_encoder import split_tokens
 from pospre.nn.vit import Encoder
 from pospre.ranges import PositiveShare, Ratio, Width
 

@@ -21,7 +21,7 @@ from pospre.model.needs import Needs
 from pospre.model.objective import Outputs, PixelObjective
 from pospre.model.passes import MaskedTokens
 from pospre.model.pretext_task import PretextTask
-from pospre.nn.decoder import DecoderBlocks, split_tokens
+from pospre.nn.block import DecoderBlocks
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import (
     PatchMasking,
@@ -31,6 +31,7 @@ from pospre.nn.masking import (
     scatter_tokens,
     slot_mask,
 )
+from pospre.nn.patch_encoder import split_tokens
 from pospre.nn.places import view_places
 from pospre.nn.positions import decoder_positions
 from pospre.nn.vit import Encoder

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 from pospre.batch import MASKED
 from pospre.errors import UserError
-from pospre.nn.decoder import check_heads
 from pospre.nn.positions import schemes_that
 
 if TYPE_CHECKING:  # circular imports
@@ -58,11 +57,20 @@ def check_needs(model: PretrainModel, owner: str, needs: Needs) -> None:
                 f"data.views.{group}.count is {found}. Set it to {count}."
             )
     for part, (dim, heads) in needs.heads.items():
-        check_heads(owner, part, dim, heads)
+        _check_heads(owner, part, dim, heads)
     if needs.class_token is not None and not model.encoder.has_class_token:
         raise UserError(
             f"{needs.class_token} needs a class token, but encoder.class_token is false. Change "
             "one of them."
+        )
+
+
+def _check_heads(owner: str, part: str, dim: int, num_heads: int) -> None:
+    """Raise ``UserError`` naming the algorithm ``owner`` if heads do not divide the width."""
+    if dim % num_heads:
+        raise UserError(
+            f"{owner}.{part}_heads = {num_heads} does not divide {owner}.{part}_dim = {dim}. "
+            "Choose a width that is a multiple of the number of heads."
         )
 
 

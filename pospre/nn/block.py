@@ -1,8 +1,9 @@
-"""The transformer's block: pre-norm attention and MLP, under timm's names.
+"""The transformer's block, pre-norm attention and MLP under timm's names, and a decoder of blocks.
 
 Stochastic depth and dropout are drawn per sample: a resumed run repeats the same draws.
 """
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -157,6 +158,22 @@ class Block(nn.Module):
         mixed = self.ls2(drop(self.mlp.fc2(hidden), place=2))
         mixed = mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None]
         return (x_BTD + mixed).to(x_BTD.dtype)
+
+
+class DecoderBlocks(nn.Sequential):
+    """A narrow transformer for predictions: MLP ratio 4, qkv bias, LayerNorm eps 1e-6."""
+
+    def __init__(self, dim: int, depth: int, num_heads: int) -> None:
+        size = EncoderSize("", 1, dim, depth, num_heads)  # no timm model, no patches
+        super().__init__(*(Block(size) for _ in range(depth)))
+
+    def forward(self, tokens_BTD: Tensor, clues: Iterable[Clue] | None = None) -> Tensor:
+        """Return the tokens after all blocks; ``clues`` has one positional clue per block."""
+        if clues is None:
+            clues = [NO_CLUE] * len(self)
+        for block, clue in zip(self, clues, strict=True):
+            tokens_BTD = block(tokens_BTD, clue)
+        return tokens_BTD
 
 
 def first(x_BTD: Tensor, count: int | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The interface of patch encoders for the model, the algorithms and the export."""
+"""The interface of patch encoders, and how images become patches and patches images."""
 
 import re
 from abc import ABC, abstractmethod
@@ -118,3 +118,31 @@ class PatchEncoder(nn.Module, ABC):
     @abstractmethod
     def timm_state(self) -> dict[str, Tensor]:
         """Return all weights with the names of timm's model ``timm_name``."""
+
+
+def split_tokens(tokens_BTF: Tensor, per_token: int) -> Tensor:
+    """Split tokens that cover squares of slots into one token per slot: (B, K, dim), row-major.
+
+    ``tokens_BTF`` are (B, T, per_token·dim) of a square map; ``per_token`` is 1 or 4.
+    """
+    if per_token == 1:
+        return tokens_BTF
+    side, square = round(tokens_BTF.shape[1] ** 0.5), round(per_token**0.5)
+    parts = tokens_BTF.unflatten(2, (square, square, -1)).unflatten(1, (side, side))
+    return parts.transpose(2, 3).flatten(3, 4).flatten(1, 2).flatten(1, 2)
+
+
+def patchify(images_BCHW: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """Cut images into flat patches (B, N, h·w·C), row-major, with channels last."""
+    high, wide = patch_size
+    rows, cols = images_BCHW.shape[2] // high, images_BCHW.shape[3] // wide
+    patches = images_BCHW.unflatten(3, (cols, wide)).unflatten(2, (rows, high))
+    return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def unpatchify(patches_BNF: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Undo ``patchify`` for square RGB patches: (B, N, P²·3) to (B, 3, H, W), (rows, columns)."""
+    side = int((patches_BNF.shape[-1] // 3) ** 0.5)
+    patches = patches_BNF.unflatten(2, (side, side, 3)).unflatten(1, grid)
+    images = patches.permute(0, 5, 1, 3, 2, 4)
+    return images.flatten(4).flatten(2, 3)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pospre.batch import Batch
 from pospre.model.objective import Outputs
-from pospre.nn.decoder import DecoderBlocks
+from pospre.nn.block import DecoderBlocks
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import gather_tokens
 from pospre.nn.places import view_places

@@ -32,7 +32,7 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.evaluation.settings import Sampling
 from pospre.model.algorithm import algorithm_class, method_of
 from pospre.model.position_task import PositionObjective
-from pospre.nn.decoder import patchify, unpatchify
+from pospre.nn.patch_encoder import patchify, unpatchify
 from pospre.output import format_table, percent
 
 NEEDS = PositionObjective

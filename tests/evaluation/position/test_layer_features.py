@@ -20,7 +20,7 @@ from pospre.evaluation.registry import Context
 from pospre.model.algorithm import attach
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.decoder import patchify
+from pospre.nn.patch_encoder import patchify
 from pospre.nn.places import Places
 from pospre.nn.positions import scheme_class
 from tests.evaluation.schemes import SCHEME_NAMES
