@@ -25,6 +25,7 @@ from pospre.model.algorithm import (
 from pospre.model.attached import attach_algorithm
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
+from pospre.nn.positions import SCHEMES
 from tests.algorithms.cases import DECODER, bare_model, random_views
 
 SMALL: dict[str, Any] = DECODER
@@ -201,3 +202,15 @@ def test_timm_takes_the_positions_that_an_algorithm_gave(no_embed_class: bool) -
         assert encoder.positions.grid == (50, 50)
         assert encoder.timm_state(vit)["pos_embed"].shape[1] == length
     torch.testing.assert_close(encoders[0](images), expected)
+
+
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if "relative" not in name])
+def test_features_are_the_patches_of_each_layer_normalised(scheme: str) -> None:
+    """Also in training mode, of another size, without prefix tokens."""
+    model = bare_model(positions=scheme, num_registers=2, depth=2)
+    images = torch.randn(2, 3, 48, 16)
+    first, last = model.features(images, layers=(1, 2))
+    assert first.shape == last.shape == (2, 12, model.encoder.embed_dim)
+    assert torch.equal(last, model.tokens(images)[:, 3:])
+    before = model.encoder(images, layers=[1])[0]
+    assert torch.equal(first, model.encoder.norm(before)[:, 3:])
