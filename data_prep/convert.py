@@ -3,6 +3,7 @@
 import argparse
 import io
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -83,7 +84,8 @@ def _print_summary(destination: str, summary: Summary) -> None:
 
 def _deep_rows(summary: Summary) -> list[tuple[str, str]]:
     """Return the summary rows: which values of deep images became 0 to 255."""
-    counts = summary.num_deep
+    deep = [entry for record in summary.records for entry in record.deep]
+    counts = Counter((text, guessed) for _, text, guessed, _ in deep)
     if not counts:
         return []
     rows = [("deep", f"{counts.total()} of more than 8 bits; these values became 0..255:")]
@@ -93,10 +95,9 @@ def _deep_rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(
             ("  guessed", "from each image's largest value; --deep-range LOW,HIGH sets one for all")
         )
-    if summary.num_flat:
-        rows.append(
-            ("  one grey", f"{summary.num_flat} of them are nearly; the description lists them")
-        )
+    num_flat = sum(is_flat for *_, is_flat in deep)
+    if num_flat:
+        rows.append(("  one grey", f"{num_flat} of them are nearly; the description lists them"))
     return rows
 
 
@@ -165,11 +166,7 @@ def _add_result_options(add: Callable[..., Any]) -> None:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    """Return the settings given on the command line.
-
-    Raises:
-        UserError: an option is missing or out of range.
-    """
+    """Return the settings given on the command line, or refuse one that is out of range."""
     for name, value in (("SRC", args.source), ("DST", args.destination), ("--format", args.format)):
         if value is None:
             raise UserError(f"{name} is missing; --help shows examples.")

@@ -178,11 +178,9 @@ def _draw_object(seed: int, number: int, split: str, view: int) -> SceneObject:
 
 
 def render(scene: Scene, size: int, frame: int = 0) -> tuple[ndarray, list[dict[str, Any]]]:
-    """Draw a frame.
+    """Draw a frame: uint8 RGB (size, size, 3), and all visible objects, from far to near.
 
-    Returns:
-        The picture, uint8 RGB (size, size, 3), and descriptions of all visible objects, from far to
-        near: id, class, colour, distance, box (x0, y0, x1, y1 in pixels), area, mask (uint8).
+    An object has id, class, colour, distance, box (x0, y0, x1, y1 in pixels), area, mask (uint8).
     """
     picture = _background(scene, size)
     masks: list[tuple[int, SceneObject, ndarray]] = []

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import itertools
 import json
 import sys
 import time
@@ -54,22 +55,12 @@ class Settings:
     frames: int
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A rendered frame: its path, its JPEG and its label line."""
-
-    path: str
-    jpeg: bytes
-    label: dict[str, Any]
-
-
 def render_scenes(
     destination: Path, settings: Settings, *, num_workers: int, overwrite: bool = False
 ) -> bool:
     """Render a data set; return False if the destination already has the same one.
 
-    Raises:
-        UserError: the destination exists or cannot be written.
+    ``UserError`` if it has something else, or cannot be written.
     """
     from data_prep.rendering import CLASSES
 
@@ -87,10 +78,10 @@ def render_scenes(
         counts: Counter[str] = Counter()
         bar = tqdm(total=settings.num_images, unit="img", desc="scenes", disable=None)
         with (folder / LABELS_NAME).open("w") as labels, bar:
-            for picture in (picture for frames in pictures for picture in frames):
-                (folder / picture.path).write_bytes(picture.jpeg)
-                labels.write(json.dumps(picture.label, separators=(",", ":")) + "\n")
-                counts[picture.label["class"]] += 1
+            for jpeg, label in itertools.chain.from_iterable(pictures):
+                (folder / label["path"]).write_bytes(jpeg)
+                labels.write(json.dumps(label, separators=(",", ":")) + "\n")
+                counts[label["class"]] += 1
                 bar.update()
         (folder / SETTINGS_NAME).write_text(json.dumps(asdict(settings), indent=1) + "\n")
         replace_folder(folder, destination)
@@ -110,11 +101,7 @@ def run_lengths(mask: ndarray) -> dict[str, Any]:
 
 
 def _is_complete(destination: Path, settings: Settings, overwrite: bool) -> bool:
-    """Return whether these scenes exist; False if they may be written.
-
-    Raises:
-        UserError: something else is there.
-    """
+    """Return whether these scenes exist; False if they may be written. Refuse something else."""
     if not destination.exists() or (destination.is_dir() and not any(destination.iterdir())):
         return False
     path = destination / SETTINGS_NAME
@@ -130,8 +117,8 @@ def _is_complete(destination: Path, settings: Settings, overwrite: bool) -> bool
     )
 
 
-def _render_scene(number: int, settings: Settings) -> list[Picture]:
-    """Render the frames of a scene; the last scene may have fewer."""
+def _render_scene(number: int, settings: Settings) -> list[tuple[bytes, dict[str, Any]]]:
+    """Return JPEG and label line of a scene's frames; the last scene may have fewer."""
     from data_prep.rendering import draw_scene, render  # here: --help does not wait for it
 
     scene = draw_scene(settings.seed, number, settings.split)
@@ -142,11 +129,10 @@ def _render_scene(number: int, settings: Settings) -> list[Picture]:
         # a scene keeps the class of its first frame
         class_name = class_name or max(objects, key=lambda item: item["area"])["class"]
         suffix = f"_{frame:03d}" if settings.frames > 1 else ""
-        path = f"{class_name}/{number:06d}{suffix}.jpg"
         for item in objects:
             item["mask"] = run_lengths(item["mask"])
         label = {
-            "path": path,
+            "path": f"{class_name}/{number:06d}{suffix}.jpg",
             "class": class_name,
             "scene": number,
             "frame": frame,
@@ -157,7 +143,7 @@ def _render_scene(number: int, settings: Settings) -> list[Picture]:
         }
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "JPEG", quality=_JPEG_QUALITY)
-        pictures.append(Picture(path, buffer.getvalue(), label))
+        pictures.append((buffer.getvalue(), label))
     return pictures
 
 

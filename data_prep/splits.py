@@ -25,26 +25,19 @@ N = TypeVar("N", bound=Named)
 
 @dataclass(frozen=True)
 class Split:
-    """The chosen split of a data set.
+    """The chosen split of a data set."""
 
-    Attributes:
-        name: ``"train"``, ``"val"``, ``"test"``, or None for all.
-        val_fraction: share of ``"val"`` if the data set has no splits of its own.
-        seed: of this draw, and of the draw of clips that are not keywords.
-        keywords: comma-separated words of spoken clips that become classes; or None.
-    """
-
-    name: str | None = None
-    val_fraction: float = 0.1
-    seed: int = 0
+    name: str | None = None  # "train", "val", "test", or None for all
+    val_fraction: float = 0.1  # share of "val" if the data set has no splits of its own
+    seed: int = 0  # of this draw, and of the draw of clips that are not keywords
+    # comma-separated words of spoken clips that become classes; or None
     keywords: str | None = None
 
     def choose(self, splits: Mapping[str, T], root: Path, expected: str = "split") -> T:
         """Return the chosen one of a data set's own splits.
 
-        Raises:
-            UserError: it has no such split, or none of those ``expected``, or several and none was
-                chosen.
+        ``UserError`` if it has no such split, or none of those ``expected``, or several and none
+        was chosen.
         """
         there = ", ".join(splits)
         if not splits:
@@ -67,11 +60,9 @@ def split_of_name(name: str) -> str | None:
 def files_of(split: Split, files: Sequence[N], root: Path) -> tuple[Sequence[N], str | None]:
     """Return the files of the chosen split by their names, and what defines the split.
 
-    All files and None if no name contains a split; it is then drawn from the samples.
-
-    Raises:
-        UserError: there is no such split, or only some names contain one. Drawing splits from all
-            of them would mix held-out samples into the training set.
+    All files and None if no name contains a split; it is then drawn from the samples. If only some
+    names contain one, ``UserError``: drawing from all would mix held-out samples into the training
+    set.
     """
     splits: dict[str, list[N]] = defaultdict(list)
     for file in files:

@@ -40,23 +40,14 @@ _MOST_CLASSES = 40  # maximal number named in a picture
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics with one entry per sample.
+    """Statistics with one entry per sample."""
 
-    Attributes:
-        sides: width and height, int64 (N, 2); (0, 2) if the samples are not images.
-        num_bytes: int64 (N,).
-        labels: int64 (N,), -1 if unknown.
-        seconds: of clips, float64 (N,); empty for images.
-        classes: names by label, or None.
-        num_unreadable: number of samples with unreadable headers.
-    """
-
-    sides: np.ndarray
-    num_bytes: np.ndarray
-    labels: np.ndarray
-    seconds: np.ndarray
-    classes: list[str] | None
-    num_unreadable: int = 0
+    sides: np.ndarray  # width and height, int64 (N, 2); (0, 2) if the samples are not images
+    num_bytes: np.ndarray  # int64 (N,)
+    labels: np.ndarray  # int64 (N,), -1 if unknown
+    seconds: np.ndarray  # of clips, float64 (N,); empty for images
+    classes: list[str] | None  # names by label, or None
+    num_unreadable: int = 0  # number of samples with unreadable headers
 
     def quantities(self) -> dict[str, np.ndarray]:
         """Return the quantities that have a distribution, by name."""
@@ -126,11 +117,7 @@ def of_data_set(
 
 
 def measure(reader: "Reader", num_workers: int) -> Moments:
-    """Decode all images; return mean and standard deviation of each channel, from 0 to 1.
-
-    Raises:
-        UserError: an image cannot be decoded, or has other channels; it is named.
-    """
+    """Decode all images; return mean and standard deviation of each channel, from 0 to 1."""
     from pospre.data.decode.decoder import DecodeError, decode_image
 
     channels = reader.decoding.channels
@@ -188,11 +175,7 @@ def _class_rows(statistics: Statistics) -> list[tuple[str, str]]:
 
 
 def draw(statistics: Statistics, path: Path, title: str) -> None:
-    """Draw a histogram of every quantity, and the sizes of the classes.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Draw a histogram of every quantity, and the sizes of the classes."""
     from matplotlib.figure import Figure  # no pyplot: it could open a window
     from matplotlib.ticker import EngFormatter, MaxNLocator
 

@@ -39,8 +39,7 @@ _PENDING_PER_WORKER = 16
 def verify(destination: str | Path, num_workers: int | None = None) -> None:
     """Check a data set made by ``data_prep.convert``, and print the result.
 
-    Raises:
-        UserError: something is missing, changed or unreadable; the message names the first.
+    ``UserError`` names the first thing that is missing, changed or unreadable.
     """
     where = str(destination).rstrip("/")
     with tempfile.TemporaryDirectory(prefix="pospre-verify-") as cache:

@@ -37,17 +37,12 @@ def convert(
     share: Share | None = None,
     scheduler: str | None = None,
 ) -> Summary | None:
-    """Convert a data set, or one share of it for ``merge``.
+    """Convert a data set (folder or archive), or one ``share`` of its blocks for ``merge``.
 
-    Args:
-        source: folder or archive.
-        destination: folder of shards, ``.beton`` file or ``s3://`` address of shards.
-        settings: everything that determines the bytes of the result.
-        num_workers: processes.
-        strict: whether to stop at unreadable files.
-        overwrite: whether to replace an existing data set.
-        share: blocks to convert; None: all.
-        scheduler: of a Dask cluster, see ``cluster_map``; None: use processes.
+    The destination is a folder of shards, a ``.beton`` file or an ``s3://`` address of shards.
+    ``settings`` determine all bytes of the result. ``num_workers`` processes convert the blocks, or
+    the cluster of a Dask ``scheduler`` (see ``cluster_map``). ``strict`` stops at unreadable files,
+    and ``overwrite`` replaces an existing data set.
 
     Returns:
         The summary; None if the destination already has this conversion.
@@ -89,8 +84,7 @@ def convert(
 def merge(destination: str | Path) -> Summary | None:
     """Make one data set from the parts written by ``convert``; None if it was already done.
 
-    Raises:
-        UserError: a part is missing or foreign, or another data set exists.
+    ``UserError`` if a part is missing or foreign, or another data set exists.
     """
     target = open_destination(destination, "ffcv" if str(destination).endswith(".beton") else "mds")
     plan = target.plan()
@@ -130,11 +124,7 @@ def _publish(target: Destination, plan: Plan, records: Sequence[Record], overwri
 def _beginning(
     target: Destination, plan: Plan, share: Share | None, overwrite: bool
 ) -> Iterator[None]:
-    """Begin or resume; on failure keep finished blocks, and remove what is not worth keeping.
-
-    Raises:
-        UserError: something else exists there, or nothing can be written.
-    """
+    """Begin or resume; on failure keep finished blocks, and remove what is not worth keeping."""
     name = WHOLE if share is None else f"part-{share.number}-of-{share.total}"
     with writing(target), target.alone(name):
         if share is None:  # otherwise other parts need the plan

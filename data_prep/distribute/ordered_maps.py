@@ -48,10 +48,8 @@ def ordered_map(
     """Yield ``function(item)`` in the order of the items, computed by ``num_workers`` processes.
 
     With one worker it runs in this process. At most a few results per worker are pending, so a slow
-    consumer costs no memory. Slow files are named meanwhile, see ``activity.at``.
-
-    Raises:
-        UserError: a worker process died (killed, or out of memory).
+    consumer costs no memory. Slow files are named meanwhile, see ``activity.at``. If a worker dies,
+    ``UserError`` says why.
     """
     activity = Activity(max(1, num_workers))
     with activity.watched():
@@ -120,16 +118,9 @@ def cluster_map(
 ) -> Generator[Result, None, None]:
     """Yield ``function(item)`` in the order of the items, computed by the workers of a cluster.
 
-    Failed tasks, and those of dead workers, are retried elsewhere.
-
-    Args:
-        function: of an item; both are sent to the workers.
-        items: one per task.
-        scheduler: address of the cluster; ``"local"`` starts one on this machine.
-        num_workers: processes, if it is started here.
-
-    Raises:
-        UserError: Dask is missing, the cluster does not answer, or a task fails repeatedly.
+    Failed tasks, and those of dead workers, are retried elsewhere. ``scheduler`` is the cluster's
+    address; ``"local"`` starts one of ``num_workers`` processes here. ``UserError`` if Dask is
+    missing, the cluster does not answer, or a task fails repeatedly.
     """
     with ExitStack() as stack:
         client = _connect(scheduler, num_workers, stack)

@@ -22,30 +22,18 @@ _FOR_IMAGES = {"channels": "images", "deep_range": "images", "seekable": "JPEGs"
 
 @dataclass(frozen=True)
 class Prepared:
-    """A conversion before the first sample is read.
-
-    Attributes:
-        source: its chosen split, listed.
-        settings: those that apply to its kind.
-    """
+    """A conversion before the first sample is read: its listed split, and settings for its kind."""
 
     source: Source
     settings: Settings
 
     @cached_property
     def made_from(self) -> dict[str, Any]:
-        """What identifies this conversion, as recorded in the description.
-
-        Cached, because it hashes every item.
-        """
+        """What identifies this conversion in the description. Cached: it hashes every item."""
         return {"settings": asdict(self.settings), "source": self.source.fingerprint()}
 
     def plan(self) -> tuple[Plan, list[Block]]:
-        """Cut the source into blocks.
-
-        Raises:
-            UserError: the library that writes the format is missing.
-        """
+        """Cut the source into blocks; ``UserError`` if the library of the format is missing."""
         source, items = self.source, self.source.items
         check_writers(self.settings.format)
         sizes = [item.size for item in items]
@@ -82,11 +70,7 @@ class Prepared:
 
 
 def prepare(path: Path, settings: Settings) -> Prepared:
-    """List the chosen split of a source.
-
-    Raises:
-        UserError: there is nothing to convert, or an option does not apply.
-    """
+    """List the chosen split of a source; ``UserError`` if it is empty or an option does not fit."""
     source = open_source(
         path,
         kind=settings.source,
@@ -115,11 +99,7 @@ def prepare(path: Path, settings: Settings) -> Prepared:
 
 
 def check_writers(data_format: str) -> None:
-    """Import the writers of a format: the libraries are slow to import, and FFCV may be missing.
-
-    Raises:
-        UserError: it cannot be imported.
-    """
+    """Import a format's writers, which are slow to import; ``UserError`` if FFCV is missing."""
     with needing("convert", "a conversion"):
         import_module("data_prep.publish.shards")
     if data_format == "ffcv":

@@ -12,7 +12,7 @@ import torch
 from data_prep.distribute.activity import at
 from data_prep.encode.images import PreparedImage, prepare_image
 from data_prep.encode.reading import read_annotation, read_item
-from data_prep.files.locations import DamagedItem
+from data_prep.files.archives import DamagedItem
 from data_prep.plan.plan import Block
 from data_prep.plan.records import Moments, Record, Settings
 from data_prep.publish.destination import Destination
@@ -27,31 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """Common data of all blocks, sent to the workers.
+    """Common data of all blocks, sent to the workers."""
 
-    Attributes:
-        source: without its items.
-        settings: of the conversion.
-        largest: maximal bytes of a sample.
-        destination: receives the finished blocks.
-        num_shares: number of shares of the conversion.
-        strict: whether to stop at unreadable files.
-    """
-
-    source: Source
+    source: Source  # without its items
     settings: Settings
-    largest: int
+    largest: int  # maximal bytes of a sample
     destination: Destination
-    num_shares: int = 1
-    strict: bool = False
+    num_shares: int = 1  # of the conversion
+    strict: bool = False  # whether to stop at unreadable files
 
 
 def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
     """Convert the items of a block; return its record.
 
-    Raises:
-        UserError: with ``strict`` an item cannot be read; or a disk or network fails.
-        OSError: the block cannot be written.
+    ``UserError`` if a disk or network fails, or with ``strict`` an item cannot be read; ``OSError``
+    if the block cannot be written.
     """
     block, items = task
     record = Record(block.number, block.key, job.num_shares)
@@ -76,15 +66,13 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
 
 
 def _prepare(item: Item, job: Job) -> "tuple[PreparedImage | PreparedClip, dict[str, Any]]":
-    """Return the prepared item, and the fields of its sample.
-
-    Raises:
-        DamagedItem: it cannot be used, or is too large.
-    """
+    """Return the prepared item, and its sample's fields; ``DamagedItem`` if it cannot be used."""
     data = read_item(job.source, item)
     main: PreparedImage | PreparedClip
+    fields: dict[str, Any]
+    image = None
     if job.settings.frames is None:
-        main = prepare_image(
+        main = image = prepare_image(
             data,
             job.settings.max_side,
             job.settings.quality,
@@ -92,14 +80,12 @@ def _prepare(item: Item, job: Job) -> "tuple[PreparedImage | PreparedClip, dict[
             seekable=job.settings.seekable,
             decoding=job.settings.decoding,
         )
+        fields = {"image": image.jpeg}
     else:
         from data_prep.encode.clips import prepare_clip  # torchaudio: seconds to import
 
         main = prepare_clip(data, job.settings.frames)
-    image = main if isinstance(main, PreparedImage) else None
-    fields: dict[str, Any] = (
-        {"image": main.jpeg} if isinstance(main, PreparedImage) else {"features": main.features}
-    )
+        fields = {"features": main.features}
     if job.source.annotation is not None:
         fields["annotation"] = read_annotation(job.source, item, image)
     num_bytes = main.num_bytes + len(fields.get("annotation", b""))

@@ -15,7 +15,7 @@ import soundfile
 import torch
 from torchaudio.transforms import MFCC, Resample
 
-from data_prep.files.locations import DamagedItem
+from data_prep.files.archives import DamagedItem
 from pospre.data.threads import one_thread
 
 RATE = 16000
@@ -27,12 +27,7 @@ _LARGEST_RATIO = 1000  # the resampler's table grows with the ratio of the two r
 
 @dataclass(frozen=True)
 class PreparedClip:
-    """A clip ready to store.
-
-    Attributes:
-        features: float32 (frames, 40).
-        seconds: length of the whole file.
-    """
+    """A clip ready to store: features (frames, 40), float32, and the length of the whole file."""
 
     features: np.ndarray
     seconds: float
@@ -44,13 +39,10 @@ class PreparedClip:
 
 
 def prepare_clip(data: bytes, num_frames: int) -> PreparedClip:
-    """Return the features of a WAV file.
+    """Return the features of a WAV file; ``DamagedItem`` if it cannot be used.
 
     Channels are averaged, and other rates resampled. Only the first second is used; shorter clips
     are padded with silence.
-
-    Raises:
-        DamagedItem: the clip cannot be used.
     """
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as sound:
@@ -67,12 +59,9 @@ def prepare_clip(data: bytes, num_frames: int) -> PreparedClip:
 
 
 def clip_features(samples: np.ndarray, rate: int, num_frames: int) -> np.ndarray:
-    """Return the MFCCs (num_frames, 40) of a clip's first second, float32.
+    """Return the MFCCs (num_frames, 40) of a mono clip's first second, float32.
 
-    Args:
-        samples: float32 mono.
-        rate: of the samples, in Hz.
-        num_frames: 98, or 100 for 20 ms of silence after the second.
+    98 frames are this second; 100 have 20 ms of silence after it. ``rate`` is in Hz.
     """
     # forked processes cannot use torch's thread pool of the parent
     with one_thread(), torch.no_grad():

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from data_prep.encode.restart_markers import add_restart_markers
-from data_prep.files.locations import DamagedItem
+from data_prep.files.archives import DamagedItem
 from pospre.data.decode import jpeg
 from pospre.data.decode.bit_depth import RGB, Decoding, DeepRange, in_eight_bits, said_range
 from pospre.data.decode.decoder import DecodeError, decode_otherwise
@@ -31,27 +31,16 @@ _FEW_LEVELS = 16
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """A JPEG ready to store, or an ``.npy`` file of other channels.
-
-    Attributes:
-        jpeg: the bytes.
-        width: pixels.
-        height: pixels.
-        kept: whether these are the file's own bytes, unchanged.
-        marked: whether the pixels are the file's own, with restart markers added.
-        orientation: EXIF's number of the rotation that was undone; 1: none.
-        deep: for images of more than 8 bits, the values that became 0 to 255.
-        is_flat: whether such an image is now nearly one grey.
-    """
+    """A JPEG ready to store, or an ``.npy`` file of other channels."""
 
     jpeg: bytes
-    width: int
-    height: int
-    kept: bool
-    marked: bool = False
-    orientation: int = _UPRIGHT
-    deep: DeepRange | None = None
-    is_flat: bool = False
+    width: int  # pixels
+    height: int  # pixels
+    kept: bool  # whether these are the file's own bytes, unchanged
+    marked: bool = False  # whether the pixels are the file's own, with restart markers added
+    orientation: int = _UPRIGHT  # EXIF's number of the rotation that was undone; 1: none
+    deep: DeepRange | None = None  # for images of more than 8 bits, the values that became 0 to 255
+    is_flat: bool = False  # whether such an image is now nearly one grey
 
     @property
     def num_bytes(self) -> int:
@@ -70,22 +59,15 @@ def prepare_image(
 ) -> PreparedImage:
     """Return an encoded image in the form to store.
 
-    The bytes are kept if it is an upright RGB or grey JPEG with no side above ``max_side``. Other
-    images are turned upright, converted to RGB, shrunk to ``max_side`` and encoded at ``quality``.
-    Transparency is dropped, as in torchvision's ImageFolder; animations give their first frame.
+    The bytes are kept if it is an upright RGB or grey JPEG with no side above ``max_side`` pixels.
+    Other images are turned upright, converted to RGB, shrunk to ``max_side`` and encoded at
+    ``quality``. Transparency is dropped, as in torchvision's ImageFolder; animations give their
+    first frame.
 
-    Args:
-        data: bytes of an image file.
-        max_side: longest side in pixels, or None.
-        quality: of images encoded again.
-        check: how to check a JPEG whose bytes are kept: ``"full"`` decodes it (at 1/8 of the size,
-            which reads every coefficient, so it detects truncation and damage); ``"header"``
-            decodes it only if its end is not as expected.
-        seekable: whether to add restart markers, so that parts can be decoded separately.
-        decoding: channels, and the mapping of values of more than 8 bits.
-
-    Raises:
-        DamagedItem: it is not a usable image; no other exception is raised.
+    The ``check`` of kept JPEGs is ``"full"``, which decodes them (at 1/8 of the size, which reads
+    every coefficient, so it detects truncation and damage), or ``"header"``, which decodes them
+    only if the end is not as expected. ``seekable`` adds restart markers, so that parts can be
+    decoded separately. ``DamagedItem`` if it is not a usable image; no other exception is raised.
     """
     try:
         with warnings.catch_warnings():

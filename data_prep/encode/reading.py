@@ -10,19 +10,13 @@ from collections.abc import Callable
 from PIL import Image
 
 from data_prep.encode.images import PreparedImage
-from data_prep.files.locations import DamagedItem
+from data_prep.files.archives import DamagedItem
 from data_prep.sources.source import Item, Source, compact
 from pospre.errors import UserError
 from pospre.untrusted_json import parse_object
 
 # errors of one file, not of its neighbours: broken links, forbidden, a long path
-_ONE_FILES_ERRORS = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOENT,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-)
+_ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG)
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -36,12 +30,10 @@ _FIRST_SIDEWAYS = 5
 
 
 def read_item(source: Source, item: Item) -> bytes:
-    """Return the encoded image or clip of an item.
+    """Return the encoded image or clip of an item; ``DamagedItem`` if it has no usable content.
 
-    Raises:
-        DamagedItem: it has no usable content.
-        UserError: the disk or the network fails, or a listed file has vanished; leaving such items
-            out would lose good ones.
+    ``UserError`` if the disk or the network fails, or a listed file has vanished; leaving such
+    items out would lose good ones.
     """
     data = _read(source.read, source, item)
     if not data:
@@ -50,13 +42,10 @@ def read_item(source: Source, item: Item) -> bytes:
 
 
 def read_annotation(source: Source, item: Item, image: PreparedImage | None = None) -> bytes:
-    """Return an item's annotation; empty if it has none.
+    """Return an item's annotation, turned like the image; empty if it has none.
 
-    It is turned like the image. A JSON object gets the orientation, and its coordinates are kept.
-
-    Raises:
-        DamagedItem: the annotation cannot be used.
-        UserError: the disk or the network fails.
+    A JSON object gets the orientation, and its coordinates are kept. Errors are as in
+    ``read_item``.
     """
 
     def annotate(item: Item) -> bytes | None:
@@ -74,9 +63,6 @@ def orient_mask(data: bytes, image: PreparedImage) -> bytes:
     """Return a PNG mask turned like its image, with the same values and palette.
 
     A mask that already has the upright image's shape was drawn on it, and is kept.
-
-    Raises:
-        DamagedItem: it cannot be decoded.
     """
     buffer = io.BytesIO()
     try:

@@ -1,5 +1,6 @@
-"""The index of a tar or zip, built once, for reading its files in place."""
+"""Encoded bytes in files, and in tars and zips, which are indexed once and read in place."""
 
+import errno
 import os
 import tarfile
 import zipfile
@@ -7,13 +8,114 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from tqdm import tqdm
 
-from data_prep.files.locations import DAMAGED_ZIP, InTar, InZip, Location
+from pospre.data.stores.files import odd_file
 from pospre.errors import UserError
+
+_OPEN_ARCHIVES = 64
+# a small zip may unpack to more than the memory; no image or list is this large
+_MOST_UNPACKED = 1 << 31
+# RuntimeError: an unsupported version or compression, or a password is needed; ValueError: also
+# for names that are not valid text
+DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OverflowError)
+
+
+class DamagedItem(ValueError):
+    """The stored content of one item cannot be used; its neighbours may be good."""
+
+
+class Location(Protocol):
+    """Small and picklable; any process can read it."""
+
+    def read(self) -> bytes:
+        """Return the bytes; ``DamagedItem`` if the archive is damaged, ``OSError`` of the disk."""
+
+
+def read_regular(path: Path) -> bytes:
+    """Return a file's bytes; ``DamagedItem`` if it is no regular file, ``OSError`` of the disk."""
+    odd = odd_file(path)
+    if odd is not None:
+        raise DamagedItem(f"not a regular file, but {odd}")
+    return path.read_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class InFile:
+    """A whole file."""
+
+    path: str
+
+    def read(self) -> bytes:
+        """Return the file's bytes."""
+        return read_regular(Path(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class InTar:
+    """A range of an uncompressed archive."""
+
+    archive: str
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return the range, without using or changing the position of the open archive."""
+        file = _open_file(self.archive)  # kept while reading: the cache may drop it
+        data = os.pread(file.fileno(), self.size, self.offset)
+        if len(data) < self.size:
+            raise DamagedItem(f"{self.archive} is truncated")
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class InZip:
+    """A member of a zip."""
+
+    archive: str
+    member: str
+
+    def read(self) -> bytes:
+        """Return the member's bytes, checked by its checksum."""
+        try:
+            # a ZipFile moves its handle's position, which forked processes would share
+            archive = _open_zip(self.archive, os.getpid())
+            size = archive.getinfo(self.member).file_size  # never unpacked beyond this
+            if size <= _MOST_UNPACKED:
+                return archive.read(self.member)
+        except DAMAGED_ZIP as error:
+            raise DamagedItem(f"in {self.archive}: {error}") from error
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # from seeking to a damaged offset
+                raise
+            raise DamagedItem(f"in {self.archive}: it is outside the file") from error
+        raise DamagedItem(
+            f"in {self.archive}: it unpacks to {size} bytes; the limit is {_MOST_UNPACKED}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A missing file, named by a list or a link."""
+
+    def read(self) -> bytes:
+        """Raise DamagedItem."""
+        raise DamagedItem("it is listed, but missing")
+
+
+@lru_cache(_OPEN_ARCHIVES)
+def _open_file(path: str) -> BinaryIO:
+    return open(path, "rb", buffering=0)
+
+
+@lru_cache(_OPEN_ARCHIVES)
+def _open_zip(path: str, process: int) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path)
+
 
 _BLOCK = 512
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
@@ -21,18 +123,11 @@ _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file in a folder or an archive.
+    """A file in a folder or an archive."""
 
-    Attributes:
-        name: with forward slashes, relative to the folder or archive.
-        size: bytes.
-        stamp: changes with the content, as far as known without reading it.
-        location: of the bytes.
-    """
-
-    name: str
-    size: int
-    stamp: str
+    name: str  # with forward slashes, relative to the folder or archive
+    size: int  # bytes
+    stamp: str  # changes with the content, as far as known without reading it
     location: Location
 
 
@@ -51,16 +146,10 @@ def index_progress(paths: list[Path]) -> Iterator[Advance]:
 def tar_entries(
     path: Path, advance: Advance = int, inner: InTar | None = None, limit: int | None = None
 ) -> list[Entry]:
-    """Return the visible files of a tar that is not compressed.
+    """Return the visible files of a tar that is not compressed, or of the tar ``inner`` in it.
 
-    Args:
-        path: the archive.
-        advance: called with the number of bytes read so far (``int``: ignores it).
-        inner: location of the tar within this archive, if it is nested.
-        limit: number of files after which to stop.
-
-    Raises:
-        UserError: it is compressed, truncated or not a tar.
+    ``advance`` is called with the number of bytes scanned (``int`` ignores it); ``limit`` is the
+    number of files after which to stop. ``UserError`` if it is compressed, truncated or not a tar.
     """
     named = path if inner is None else f"a tar inside {path}"
     start = inner.offset if inner else 0
@@ -112,11 +201,7 @@ def zip_entries(path: Path) -> list[Entry]:
 
 
 def unpack(file: BinaryIO, named: Path | str, wanted: Callable[[str], bool]) -> dict[str, bytes]:
-    """Return chosen files of a tar, compressed or not, by their names without folders.
-
-    Raises:
-        UserError: it is damaged or not a tar.
-    """
+    """Return chosen files of a tar, compressed or not, by their names without folders."""
     files = {}
     try:
         with tarfile.open(fileobj=file) as archive:

@@ -8,8 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from zipfile import is_zipfile
 
-from data_prep.files.archives import Entry, is_visible, zip_entries
-from data_prep.files.locations import InFile, Missing
+from data_prep.files.archives import Entry, InFile, Missing, is_visible, zip_entries
 from data_prep.splits import split_of_name
 from pospre.data.stores.files import names_in, odd_file, refuse_unlisted
 from pospre.data.stores.folder import visible_files
@@ -86,11 +85,7 @@ class Tree:
         return next((paths for paths in found if paths), [])
 
     def need(self, name: str, what: str) -> Entry:
-        """Return the file of this name.
-
-        Raises:
-            UserError: it is missing; the message says what it should contain, and what exists.
-        """
+        """Return the file of this name; ``UserError`` says ``what`` is missing, and what exists."""
         entry = self.find(name)
         if entry is None:
             there = self.names(name.rpartition("/")[0]) or self.names()
@@ -99,11 +94,7 @@ class Tree:
         return entry
 
     def lines(self, name: str, what: str) -> list[str]:
-        """Return the lines of a text file that are not empty.
-
-        Raises:
-            UserError: it is missing, or not text.
-        """
+        """Return the lines of a text file that are not empty; ``UserError`` if it is not there."""
         try:
             text = self.need(name, what).location.read().decode("utf-8")
         except (OSError, ValueError) as error:  # disk errors; not UTF-8, or a damaged zip
@@ -111,11 +102,7 @@ class Tree:
         return [line for line in text.splitlines() if line.strip()]
 
     def json(self, name: str, what: str) -> dict[str, Any]:
-        """Return the object of a JSON file.
-
-        Raises:
-            UserError: it is missing, or not a JSON object.
-        """
+        """Return the object of a JSON file; ``UserError`` if there is no such object."""
         entry = self.need(name, what)
         try:
             content = parse_json(entry.location.read())
@@ -143,11 +130,7 @@ class Tree:
 
 
 def files_below(root: Path, suffix: str) -> dict[str, Path]:
-    """Return a file, or visible files below a folder with this suffix, sorted by name.
-
-    Raises:
-        UserError: there is none, or one of them is not a file.
-    """
+    """Return a file, or visible files below a folder with this suffix, sorted by name."""
     if not root.is_dir():
         return {root.name: root}
     paths = {name: root / name for name in sorted(visible_files(root)) if name.endswith(suffix)}

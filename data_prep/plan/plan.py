@@ -46,11 +46,7 @@ class Share(NamedTuple):
     total: int
 
     def of(self, blocks: Sequence[Block]) -> Sequence[Block]:
-        """Return this share's blocks, which are consecutive.
-
-        Raises:
-            UserError: there are fewer blocks than shares.
-        """
+        """Return this share's blocks, which are consecutive."""
         if self.total > len(blocks):
             raise UserError(
                 f"--part {self.number}/{self.total}: this source is converted in {len(blocks)} "
@@ -71,14 +67,10 @@ def parse_share(text: str) -> Share:
 
 
 def cut_blocks(names: Sequence[str], sizes: Sequence[int], shard_mb: float | None) -> list[Block]:
-    """Divide items into blocks of about equal bytes.
+    """Divide items into blocks of about equal bytes, ``shard_mb`` or 64 MiB (small sources: less).
 
-    The names determine the exact cuts, so that few blocks change if an item is added or removed.
-
-    Args:
-        names: of the items.
-        sizes: bytes of every item, 0 if unknown.
-        shard_mb: size of a block; default: 64 MiB, or less for small data sets.
+    The names determine the exact cuts, so that few blocks change if an item is added or removed. A
+    size of 0 is unknown.
     """
     known = np.array(sizes, np.int64)
     costs = np.where(known > 0, np.maximum(known, _LEAST_ITEM_BYTES), _UNKNOWN_ITEM_BYTES)
@@ -106,25 +98,16 @@ def _cut(names: Sequence[str], low: int, high: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """Common data of all parts of a conversion.
+    """Common data of all parts of a conversion."""
 
-    Attributes:
-        made_from: settings and the source's fingerprint.
-        about: facts about the source for the description, such as its classes.
-        block_keys: of each block of the source. A block of the same number and key has the same
-            bytes, whatever else has changed in the source.
-        num_items: number of candidate samples.
-        largest: maximal bytes of a sample (FFCV: the size of a page).
-        noun: name of the samples in messages.
-        version: of plans and records.
-    """
-
-    made_from: dict[str, Any]
-    about: dict[str, Any]
+    made_from: dict[str, Any]  # settings and the source's fingerprint
+    about: dict[str, Any]  # facts about the source for the description, such as its classes
+    # of each block of the source. A block of the same number and key has the same bytes, whatever
+    # else has changed in the source
     block_keys: list[str]
-    num_items: int
-    largest: int
-    noun: str
+    num_items: int  # number of candidate samples
+    largest: int  # maximal bytes of a sample (FFCV: the size of a page)
+    noun: str  # name of the samples in messages
     version: int = 1  # the first version recorded none
 
     @property

@@ -1,7 +1,6 @@
 """The settings of a conversion, the record of each converted block, and their sums."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -42,44 +41,34 @@ class Settings:
 
 @dataclass
 class Record:
-    """A converted block: its files and samples.
-
-    Attributes:
-        number: of the block.
-        key: of everything that determines the block's bytes.
-        num_shares: number of shares of the conversion when the block was converted.
-        files: name, bytes and SHA-256 of each file.
-        shards: their entries of ``index.json``, for MDS.
-        num_visible: number of images whose bytes were kept.
-        num_marked: number of images whose pixels were kept, with restart markers added; all others
-            were encoded again.
-        skipped: path and reason of unreadable files.
-        labels: of every sample written.
-        num_bytes: of the image (or features) of every sample.
-        crc32c: the ``checksum`` of these bytes and the label, of every sample.
-        extra_bytes: of the annotation of every sample; empty if there are none.
-        sides: width and height of every image; empty for clips.
-        seconds: length of every clip; empty for images.
-        sums: of the features of clips, or the pixels of other than three channels: see ``Moments``.
-        deep: for images of more than 8 bits: index of the sample in the block, the values that
-            became 0 to 255, whether they are a guess, and whether the image is now nearly one grey.
-    """
+    """A converted block: its files and samples."""
 
     number: int
-    key: str
-    num_shares: int = 1
+    key: str  # of everything that determines the block's bytes
+    num_shares: int = 1  # of the conversion when the block was converted
+    # name, bytes and SHA-256 of each file
     files: list[tuple[str, int, str]] = field(default_factory=list)
+    # their entries of index.json, for MDS
     shards: list[dict[str, Any]] = field(default_factory=list)
-    num_visible: int = 0
+    num_visible: int = 0  # number of images whose bytes were kept
+    # number of images whose pixels were kept, with restart markers added; all others were encoded
+    # again
     num_marked: int = 0
+    # path and reason of unreadable files
     skipped: list[dict[str, str]] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    num_bytes: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)  # of every sample written
+    num_bytes: list[int] = field(default_factory=list)  # of the image (or features) of every sample
+    # the checksum of these bytes and the label, of every sample
     crc32c: list[int] = field(default_factory=list)
+    # of the annotation of every sample; empty if there are none
     extra_bytes: list[int] = field(default_factory=list)
+    # width and height of every image; empty for clips
     sides: list[tuple[int, int]] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # length of every clip; empty for images
+    # of the features of clips, or the pixels of other than three channels: see Moments
     sums: list[list[float]] | None = None
+    # for images of more than 8 bits: index of the sample in the block, the values that became 0
+    # to 255, whether they are a guess, and whether the image is now nearly one grey
     deep: list[tuple[int, str, bool, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -92,11 +81,7 @@ class Record:
 
 
 def parse(kind: type[T], text: bytes, where: str) -> T:
-    """Parse a record or a plan of another run from ``where``.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """Parse a record or a plan of another run; ``UserError`` if it is damaged."""
     try:
         return kind(**parse_object(text))
     except (ValueError, TypeError) as error:
@@ -116,19 +101,13 @@ def spans_of(numbers: Iterable[int]) -> list[list[int]]:
 
 @dataclass
 class Summary:
-    """The results of a conversion, or of a part of one.
+    """The results of a conversion, or of a part of one."""
 
-    Attributes:
-        records: of its blocks, in order.
-        about: facts about the source for the description.
-        num_reused: number of blocks that an earlier run had finished.
-        seconds: duration of this run.
-    """
-
-    records: Sequence[Record]
+    records: Sequence[Record]  # of its blocks, in order
+    # facts about the source for the description
     about: Mapping[str, Any] = field(default_factory=dict)
-    num_reused: int = 0
-    seconds: float = 0.0
+    num_reused: int = 0  # number of blocks that an earlier run had finished
+    seconds: float = 0.0  # duration of this run
 
     @property
     def classes(self) -> list[str] | None:
@@ -161,27 +140,13 @@ class Summary:
         return [item for record in self.records for item in record.skipped]
 
     @property
-    def num_deep(self) -> Counter[tuple[str, bool]]:
-        """Number of images of more than 8 bits by mapped values, and whether these were guessed."""
-        return Counter((r, guessed) for record in self.records for _, r, guessed, _ in record.deep)
-
-    @property
-    def num_flat(self) -> int:
-        """Number of these that are now nearly one grey."""
-        return sum(is_flat for record in self.records for *_, is_flat in record.deep)
-
-    @property
     def num_bytes(self) -> int:
         """Bytes of the files written."""
         return sum(size for record in self.records for _, size, _ in record.files)
 
 
 class Moments:
-    """Mean and standard deviation per column of many rows of numbers.
-
-    Args:
-        num_columns: numbers in a row.
-    """
+    """Mean and standard deviation of each of ``num_columns`` columns of many rows of numbers."""
 
     def __init__(self, num_columns: int) -> None:
         self._count = 0

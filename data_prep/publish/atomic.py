@@ -27,14 +27,8 @@ _LOCK_SECONDS = 3.0  # workers of a killed run need a moment to end
 def locked(path: Path, name: str, guarded: Path) -> Iterator[None]:
     """Hold the lock file ``path`` for the work called ``name``; ``WHOLE`` excludes all others.
 
-    Args:
-        path: of the file, which is created here and removed by the last holder; so are folders
-            created for it, if they are empty.
-        name: only one process at a time does the work of this name.
-        guarded: what is being written, for messages.
-
-    Raises:
-        UserError: another process is at work.
+    The last holder removes the file, and folders created for it if they are empty. ``UserError`` if
+    another process is writing ``guarded``.
     """
     with _clean_parents(path), _open_locked(path, name, guarded) as file:
         file.truncate(0)
@@ -115,10 +109,8 @@ def writing(destination: object) -> Iterator[None]:
 def partial_folder(destination: Path) -> Iterator[Path]:
     """Yield a new folder ``<destination>.partial-new`` and remove it at the end, in any case.
 
-    Remains of a killed run for the same destination are removed first.
-
-    Raises:
-        UserError: nothing can be written there, or another process is writing it.
+    Remains of a killed run for the same destination are removed first. ``UserError`` if another
+    process is writing it, or nothing can be written there.
     """
     partial = destination.with_name(f"{destination.name}.partial-new")
     lock = destination.with_name(f"{destination.name}.partial.lock")

@@ -45,9 +45,6 @@ def write_beton(
     """Join the shards' samples; return the bytes and the SHA-256 of the file.
 
     The order of the sections is FFCV's: header, fields, metadata, pages, table of allocations.
-
-    Raises:
-        UserError: a shard has changed since it was written.
     """
     fields: dict[str, Any] = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
     if annotated:
@@ -84,11 +81,7 @@ def write_beton(
 
 
 def _samples(folder: Path, record: Record) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield image and annotation of every sample of a block, uint8.
-
-    Raises:
-        UserError: a shard has changed since it was written.
-    """
+    """Yield image and annotation of every sample of a block, uint8; refuse a changed shard."""
     for (name, size, digest), noted in zip(record.files, record.shards, strict=True):
         path, entry = folder / name, ShardEntry.model_validate({**noted, "zip_data": None})
         data = np.memmap(path, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
@@ -115,11 +108,7 @@ def _describe_fields(fields: dict[str, Any]) -> np.ndarray:
 
 
 def _lay_out(sizes: np.ndarray, page_size: int) -> tuple[np.ndarray, int]:
-    """Fill pages in order; a sample never crosses into the next page.
-
-    Returns:
-        The start of each sample, and the number of pages.
-    """
+    """Return the start of each sample, which never crosses pages, and the number of pages."""
     ends = np.cumsum(sizes)
     offsets = ends - sizes
     num_pages = first = 0

@@ -118,11 +118,7 @@ def description_path(destination: Path, data_format: str) -> Path:
 
 
 def read_description(destination: Path, data_format: str) -> Description:
-    """Read the description of an existing data set.
-
-    Raises:
-        UserError: there is none, or it is damaged.
-    """
+    """Read the description of an existing data set; ``UserError`` if it is missing or damaged."""
     path = description_path(destination, data_format)
     if not path.exists():
         raise UserError(f"{path} is missing, so {destination} cannot be checked. {REMEDY}")
@@ -137,11 +133,7 @@ def data_files(content: Description, name: str) -> dict[str, tuple[int, str]]:
 
 
 def check_sizes(files: Files, noted: Mapping[str, tuple[int, str]], remedy: str) -> None:
-    """Compare existing files with the sizes from ``data_files``.
-
-    Raises:
-        UserError: a file is missing or of another size.
-    """
+    """Refuse files that are missing or of another size than ``noted`` (see ``data_files``)."""
     there = files.sizes()
     for name, (size, _) in noted.items():
         if there.get(name) != size:

@@ -26,36 +26,23 @@ REMEDY = (
 
 
 class Destination(ABC):
-    """The destination of a data set; its text is its name in messages. It is sent to workers.
+    """The destination of a data set; its text is its name in messages. It is sent to workers."""
 
-    Attributes:
-        partial: name of the place of finished blocks, for messages.
-        data: shards of finished blocks.
-        record_files: their records.
-        work: the plan.
-        files: the place of the data set's files.
-    """
-
-    partial: str
-    data: Files
-    record_files: Files
-    work: Files
-    files: Files
+    partial: str  # name of the place of finished blocks, for messages
+    data: Files  # shards of finished blocks
+    record_files: Files  # their records
+    work: Files  # the plan
+    files: Files  # the place of the data set's files
 
     @abstractmethod
     def description(self) -> Description | None:
-        """Return the description of the complete data set there; None if there is none.
+        """Return the description of the complete data set there; None if the place is empty.
 
-        Raises:
-            UserError: something else is there.
+        ``UserError`` if something else is there.
         """
 
     def is_complete(self, made_from: dict[str, Any]) -> bool:
-        """Return whether this exact conversion is there.
-
-        Raises:
-            UserError: something else is there, or some of its files are missing.
-        """
+        """Return whether this exact conversion is there; refuse others, and incomplete ones."""
         content = self.description()
         if content is None:
             return False
@@ -80,11 +67,7 @@ class Destination(ABC):
         return parse(Plan, text, self.work.locate(PLAN_NAME))
 
     def begin(self, plan: Plan) -> None:
-        """Record the plan, or compare it with that of an earlier run or another part.
-
-        Raises:
-            UserError: they differ, or something else is there.
-        """
+        """Record the plan; ``UserError`` if that of an earlier run or another part differs."""
         before = self.plan()
         if before is None:
             self.check_free()
@@ -165,11 +148,7 @@ class Destination(ABC):
 
 
 def open_destination(destination: str | Path, data_format: str) -> Destination:
-    """Return the destination of this name.
-
-    Raises:
-        UserError: the name does not fit the format, or the bucket cannot be written.
-    """
+    """Return the destination of this name; ``UserError`` if it does not fit the format."""
     name = str(destination)
     if is_remote(name):
         if data_format != "mds":

@@ -29,10 +29,8 @@ class _ShardWriter(MDSWriter):
 class BlockWriter:
     """Writes the samples of a block in the given order; ``finish`` adds the shards to its record.
 
-    Args:
-        folder: for the shards.
-        columns: encodings of the columns besides label and path, in Streaming's terms.
-        num_bytes: of the source files. They become one shard unless they grow a lot.
+    ``columns`` are encodings besides label and path, in Streaming's terms. The ``num_bytes`` of the
+    source files become one shard unless they grow a lot.
     """
 
     def __init__(self, folder: Path, columns: dict[str, str], num_bytes: int) -> None:

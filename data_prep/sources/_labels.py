@@ -16,12 +16,8 @@ RawLabel = int | str | None
 def class_names(labels: Iterable[RawLabel], where: object) -> list[str] | None:
     """Return the classes: the numbers from 0 to the largest, or the sorted names; None if none.
 
-    Args:
-        labels: of all splits of a data set, so that labels have the same meaning in each.
-        where: name for errors.
-
-    Raises:
-        UserError: numbers and names are mixed, or a label cannot be a class.
+    ``labels`` are of all splits, so that they have the same meaning in each. ``UserError`` if
+    numbers and names are mixed, or a label cannot be a class; it names ``where``.
     """
     try:
         found = {label for label in labels if label is not None and label != -1}
@@ -65,11 +61,7 @@ WHAT = "the images and their categories"
 
 @contextmanager
 def expecting(where: str, keys: str) -> Iterator[None]:
-    """Turn errors of code that reads a JSON into a message about its form.
-
-    Raises:
-        UserError: names ``where`` and the expected ``keys``.
-    """
+    """Turn errors of code that reads a JSON into a message about its form."""
     try:
         yield
     except (KeyError, TypeError, AttributeError) as error:
@@ -83,9 +75,8 @@ def read_split(
 ) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     """Return a split's JSON, the training split's categories by id, and a stamp of both files.
 
-    Raises:
-        UserError: a file is missing or not JSON; the split has a category that the training split
-            lacks or names differently.
+    ``UserError`` if a file is missing or not JSON, or the split has a category that the training
+    split lacks or names differently.
     """
     content = tree.json(path, WHAT)
     with expecting(f"{tree.root}: {path}", "images, annotations and categories"):

@@ -18,11 +18,7 @@ def detects(tree: Tree) -> bool:
 
 
 def load(tree: Tree, split: Split) -> MaskSource:
-    """List ``train`` or ``val``; the classes are the scenes, the masks have 150 objects from 1.
-
-    Raises:
-        UserError: the list of scenes is missing or lacks an image.
-    """
+    """List ``train`` or ``val``; the classes are the scenes, the masks have 150 objects from 1."""
     folders = {name: own for name, own in _FOLDERS.items() if tree.has(f"images/{own}")}
     folder = split.choose(folders, tree.root, "images/training or images/validation")
     scenes = {}

@@ -54,10 +54,6 @@ def load(tree: Tree, split: Split) -> AudioFolder:
     ``class_speaker_number.wav`` (Free Spoken Digits), the names give the class. With keywords there
     are two more classes, see ``data_prep.sources.keywords``, and clips not drawn for them are left
     out.
-
-    Raises:
-        UserError: there is no WAV file, or none in this split; a keyword is not a class, or there
-            is no noise for silence.
     """
     path = tree.root
     with needing("speech", f"{path}, a folder of WAV files,"):

@@ -56,11 +56,7 @@ def detects(tree: Tree) -> bool:
 
 
 def load(tree: Tree, split: Split) -> Cifar:
-    """List ``train``, or ``val`` = ``test``.
-
-    Raises:
-        UserError: files are missing, truncated, or not CIFAR's.
-    """
+    """List ``train``, or ``val`` = ``test``."""
     files = _files(tree)
     classes = _classes(tree, files)
     there = {name: [file for file in names if file in files or f"{file}.bin" in files]

@@ -25,9 +25,6 @@ def load(tree: Tree, split: Split) -> JsonSource:
     The annotation is the scene as in the file, with the image's size. Its ``objects`` have
     ``3d_coords`` and ``pixel_coords``. The latter are pixels of the original image: with
     ``--max-side``, scale them by ``width`` and ``height``.
-
-    Raises:
-        UserError: the scenes are missing or not as expected.
     """
     return load_labelled(tree, split, lambda scene: len(scene["objects"]), _counts)
 

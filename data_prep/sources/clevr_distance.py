@@ -23,11 +23,7 @@ def detects(tree: Tree) -> bool:
 
 
 def load(tree: Tree, split: Split) -> JsonSource:
-    """List a split as ``clevr`` does; scenes without objects have the label −1.
-
-    Raises:
-        UserError: the scenes are missing or not as expected.
-    """
+    """List a split as ``clevr`` does; scenes without objects have the label −1."""
     names = [f"{low:g} to {high:g}" for low, high in pairwise(_BORDERS)]
     return clevr.load_labelled(tree, split, _range, lambda _: names)
 

@@ -24,14 +24,11 @@ def detects(tree: Tree) -> bool:
 def load(tree: Tree, split: Split) -> JsonSource:
     """List the images in an annotation file; they have no labels.
 
-    An annotation has ``image_id``, ``width``, ``height``, and for its objects ``boxes``
-    ([x, y, width, height] in pixels of the original image; scale them if ``--max-side`` shrank it),
+    An annotation has ``image_id``, ``width``, ``height``, and for its objects ``boxes`` ([x, y,
+    width, height] in pixels of the original image; scale them if ``--max-side`` shrank it),
     ``labels`` (numbers of ``annotation_classes``, the training split's categories), ``iscrowd`` and
     ``segmentation`` (polygons or run lengths, as in the file). Images are stored upright. If EXIF
     data gave an orientation, the boxes are not turned, but ``orientation`` is included.
-
-    Raises:
-        UserError: files are missing, or the JSON is not COCO's.
     """
     found: dict[str, list[re.Match[str]]] = defaultdict(list)
     for match in filter(None, map(_INSTANCES.fullmatch, tree.names(_FOLDER))):

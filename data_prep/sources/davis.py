@@ -22,9 +22,6 @@ def load(tree: Tree, split: Split) -> MaskSource:
     The items are the frames of the split's videos in order, named ``video/frame.jpg``, without
     labels. Every frame of ``train`` and ``val`` has a mask, and so has the first one of each test
     video; others have no annotation.
-
-    Raises:
-        UserError: a list is missing, or a listed video does not exist.
     """
     resolutions = tree.names(_IMAGES)
     if not resolutions:

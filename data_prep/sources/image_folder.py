@@ -26,9 +26,6 @@ def load(tree: Tree, split: Split) -> Source:
 
     If the sub-folders are named train and val (or validation, test), these are the splits, and
     contain class folders.
-
-    Raises:
-        UserError: it is not a folder, or has no images.
     """
     root = tree.root
     if not root.is_dir():
@@ -53,11 +50,7 @@ def _listed(root: Path) -> Source:
 
 
 def _own_splits(root: Path) -> dict[str, Path]:
-    """Return the splits if every sub-folder is one; a class could also be named test.
-
-    Raises:
-        UserError: two folders are the same split, or one beside train and val is not a split.
-    """
+    """Return the splits if every sub-folder is one; a class could also be named test."""
     folders = [name for name in names_in(root) if is_visible(name) and (root / name).is_dir()]
     splits = {split_of_name(name) or "": root / name for name in sorted(folders)}
     if "" in splits and "train" in folders and {"val", "valid", "validation", "test"} & {*folders}:

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from data_prep.files.archives import Entry, index_progress, tar_entries, unpack
-from data_prep.files.locations import InFile, InTar
+from data_prep.files.archives import Entry, InFile, InTar, index_progress, tar_entries, unpack
 from data_prep.files.tree import Tree
 from data_prep.sources._labels import labels_of
 from data_prep.sources.source import Source, image_item
@@ -27,17 +26,12 @@ _Found = tuple[list[tuple[str, Entry]], int]
 
 @dataclass(frozen=True)
 class _Labels:
-    """Classes of validation images.
+    """Classes of validation images."""
 
-    Attributes:
-        wnids: the WordNet id by image, for instance of ``ILSVRC2012_val_00000001``.
-        titles: readable names by WordNet id.
-        stamp: changes with the source files.
-    """
-
+    # the WordNet id by image, for instance of ILSVRC2012_val_00000001
     wnids: dict[str, str] = field(default_factory=dict)
-    titles: dict[str, str] = field(default_factory=dict)
-    stamp: str = ""
+    titles: dict[str, str] = field(default_factory=dict)  # readable names by WordNet id
+    stamp: str = ""  # changes with the source files
 
 
 def detects(tree: Tree) -> bool:
@@ -54,9 +48,6 @@ def load(tree: Tree, split: Split) -> Source:
     """List ``train`` or ``val``; the classes are the sorted WordNet ids.
 
     Flat validation images need the devkit or Kaggle's lists.
-
-    Raises:
-        UserError: a split or its labels are missing, or a tar is truncated.
     """
     beside = tree if tree.root.is_dir() else Tree(tree.root.parent)
     there = _splits(beside)
@@ -158,11 +149,7 @@ def _is_image(entry: Entry) -> bool:
 
 
 def _read_labels(tree: Tree) -> _Labels:
-    """Return the labels found beside the images; empty if there are none.
-
-    Raises:
-        UserError: they are damaged or incomplete.
-    """
+    """Return the labels found beside the images; empty if there are none."""
     if tree.find(_KAGGLE_IMAGES) is not None or tree.find(_KAGGLE_NAMES) is not None:
         return _by_kaggle(tree)
     archive = tree.find(f"{_DEVKIT}.tar.gz")

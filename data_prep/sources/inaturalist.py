@@ -20,12 +20,9 @@ class INaturalist(JsonSource):
 
     An annotation has ``image_id``, ``width`` and ``height`` of the original image, the
     ``annotation`` and its ``category`` (with ``supercategory``) as in the file.
-
-    Attributes:
-        categories: the JSON of every class, stored once for all its images.
     """
 
-    categories: tuple[bytes, ...] = ()
+    categories: tuple[bytes, ...] = ()  # the JSON of every class, stored once for all its images
 
     def annotate(self, item: Item) -> bytes | None:
         """Return the annotation of the image, and its category if it has one."""
@@ -44,11 +41,7 @@ def detects(tree: Tree) -> bool:
 
 
 def load(tree: Tree, split: Split) -> INaturalist:
-    """List the images in a split's JSON, with the labels of the training split.
-
-    Raises:
-        UserError: the JSON is missing or not as expected.
-    """
+    """List the images in a split's JSON, with the labels of the training split."""
     lists = [match for match in map(_LIST.fullmatch, tree.names()) if match]
     # the full list rather than the mini one
     paths = {match[1]: match[0] for match in sorted(lists, key=lambda match: not match[2])}

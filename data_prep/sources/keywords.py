@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.files.locations import DamagedItem
+from data_prep.files.archives import DamagedItem
 from data_prep.sources._labels import labels_of
 from data_prep.sources.source import Item, draws_of_names
 from data_prep.splits import Split
@@ -27,11 +27,7 @@ _STEPS = 100  # possible starts of a piece per second of noise
 
 
 def parse_keywords(text: str) -> str:
-    """Return the words of ``--keywords``, comma-separated; ``"12"`` means the usual ten.
-
-    Raises:
-        UserError: a word is empty, repeated, or the name of one of the further classes.
-    """
+    """Return the words of ``--keywords``, comma-separated; ``"12"`` means the usual ten."""
     words = (USUAL if text == "12" else text).split(",")
     if "" in words or len(set(words)) < len(words) or set(words) & set(_OTHERS):
         raise UserError(
@@ -42,11 +38,7 @@ def parse_keywords(text: str) -> str:
 
 
 def keyword_classes(keywords: str, classes: Sequence[str] | None, root: Path) -> list[str]:
-    """Return the classes of keyword spotting for a folder with these ``classes``.
-
-    Raises:
-        UserError: a keyword is not among them.
-    """
+    """Return the classes of keyword spotting for a folder with these ``classes``."""
     words = keywords.split(",")
     missing = [word for word in words if word not in (classes or ())]
     if missing:
@@ -66,15 +58,8 @@ def spot(
 ) -> tuple[Item, ...]:
     """Return the keywords' clips with their new labels, and those drawn for the further classes.
 
-    Args:
-        words: clips of one split.
-        before: the classes of their labels.
-        after: ``keyword_classes``.
-        noise: pieces to draw from, see ``pieces``.
-        split: its seed determines the draws.
-
-    Raises:
-        UserError: no clip is of a keyword.
+    ``words`` are the clips of one split, whose labels are of the classes ``before``; ``after`` are
+    ``keyword_classes``, ``noise`` is ``pieces`` to draw from by the split's seed.
     """
     labels = labels_of(after[: -len(_OTHERS)])
     known = [replace(w, label=labels[before[w.label]]) for w in words if before[w.label] in labels]
@@ -98,9 +83,6 @@ def pieces(root: Path, files: Sequence[Item], split: Split) -> list[Item]:
 
     The share ``val_fraction`` at the end of every file is held out, the rest is for training, so
     pieces of the two never overlap.
-
-    Raises:
-        UserError: there is no such second, or a file cannot be read.
     """
     found = []
     for file in files:
@@ -122,12 +104,7 @@ def pieces(root: Path, files: Sequence[Item], split: Split) -> list[Item]:
 
 
 def read_piece(root: Path, item: Item) -> bytes:
-    """Return a piece of noise as a WAV file.
-
-    Raises:
-        OSError: the file is missing, or the disk or network fails.
-        DamagedItem: it exists but cannot be used.
-    """
+    """Return a piece of noise as a WAV file; errors are as in ``Source.read``."""
     import soundfile
 
     buffer, path = io.BytesIO(), root / item.name.rpartition("@")[0]

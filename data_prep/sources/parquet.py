@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data_prep.files.locations import DamagedItem
+from data_prep.files.archives import DamagedItem
 from data_prep.files.tree import Tree, files_below
 from data_prep.sources._labels import class_names, label_of, labels_of
 from data_prep.sources.source import Item, Source
@@ -40,11 +40,9 @@ class Parquet(Source):
 
 
 class _Table:
-    """One file: the location of its images, and its labels.
+    """One file: the location of its images, ``labels`` of all rows, and ``names`` of classes.
 
-    Attributes:
-        labels: of every row; None if there is no label column.
-        names: of the classes, if the file has them.
+    Both are None if the file has none.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -99,11 +97,7 @@ def detects(tree: Tree) -> bool:
 
 
 def load(tree: Tree, split: Split) -> Parquet:
-    """List the rows of the chosen split's files.
-
-    Raises:
-        UserError: there is no parquet file, it is damaged, or has other columns.
-    """
+    """List the rows of the chosen split's files."""
     root = tree.root
     paths = files_below(root, ".parquet")
     bar = tqdm(paths.items(), unit="file", desc="index", disable=None)

@@ -31,19 +31,10 @@ def open_source(
     seed: int = 0,
     keywords: str | None = None,
 ) -> Source:
-    """List the samples of a data set.
+    """List the samples of a data set of a ``kind`` of ``KINDS``; ``"auto"`` detects it.
 
-    Args:
-        path: folder or archive.
-        kind: one of ``KINDS``, or ``"auto"``.
-        split: the chosen one; a data set's own splits are used if it has any, otherwise ``"train"``
-            and ``"val"`` are drawn.
-        val_fraction: share of ``"val"`` if it is drawn.
-        seed: of the draw.
-        keywords: see ``Split``; ignored by kinds without clips.
-
-    Raises:
-        UserError: the path is not such a data set, or is inconsistent.
+    ``split`` and what follows are as in ``Split``. ``UserError`` if the path is not such a data
+    set, or is inconsistent.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder or archive of a data set.")

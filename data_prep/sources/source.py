@@ -5,7 +5,8 @@ with an underscore, is one kind of data set. It has
 
 - a docstring whose first line describes the kind (shown by ``--help``),
 - ``detects(tree) -> bool``: cheap, and false if another kind fits better,
-- ``load(tree, split) -> Source``: lists the samples of the chosen split.
+- ``load(tree, split) -> Source``: lists the samples of the chosen split; ``UserError`` if files are
+  missing, damaged or not as expected.
 
 ``tree.root`` is the path given by the user.
 """
@@ -23,8 +24,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from PIL import Image
 
-from data_prep.files.archives import Entry
-from data_prep.files.locations import DamagedItem, Location, read_regular
+from data_prep.files.archives import DamagedItem, Entry, Location, read_regular
 from data_prep.splits import Split
 from pospre import draws
 from pospre.errors import UserError
@@ -35,23 +35,15 @@ _MOST_ENDINGS = 5
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One candidate sample.
+    """One candidate sample."""
 
-    Attributes:
-        name: unique in its source, with forward slashes; stored with the sample.
-        label: number of the class, or -1 if unknown.
-        size: bytes of the encoded image, 0 if unknown.
-        stamp: changes with the content: modification time, offset in an archive.
-        location: input of ``read`` besides the name: a ``Location``; None: a file below the root;
-            or a kind's own.
-        about: the annotation: a JSON object as bytes, the location of one or of a PNG, or None.
-    """
-
-    name: str
-    label: int
-    size: int
-    stamp: str
+    name: str  # unique in its source, with forward slashes; stored with the sample
+    label: int  # number of the class, or -1 if unknown
+    size: int  # bytes of the encoded image, 0 if unknown
+    stamp: str  # changes with the content: modification time, offset in an archive
+    # input of read besides the name: a Location; None: a file below the root; or a kind's own
     location: Any = None
+    # the annotation: a JSON object as bytes, the location of one or of a PNG, or None
     about: Location | bytes | None = None
 
     def __post_init__(self) -> None:
@@ -67,43 +59,27 @@ class Item:
 
 @dataclass(frozen=True)
 class Source:
-    """A listed data set. It is sent to worker processes, so it has no open files.
+    """A listed data set. It is sent to worker processes, so it has no open files."""
 
-    Attributes:
-        root: the path given by the user.
-        items: the candidate samples, in storage order.
-        classes: class names by label, or None.
-        num_ignored: number of files that are not samples.
-        ignored: some of them, as examples.
-        split_rule: what defines the split; None if all of the data set is used.
-        metadata_stamp: changes with the files that describe all items (a list, a JSON).
-        titles: readable class names by label, if ``classes`` are bare codes.
-        annotation_classes: names of class numbers inside annotations.
-        kind: name of the module, set by ``open_source``.
-        is_audio: whether the items are WAV files rather than images.
-        annotation: type of ``annotate``: None, ``"json"`` or ``"png"``.
-    """
+    root: Path  # the path given by the user
+    items: tuple[Item, ...]  # the candidate samples, in storage order
+    classes: list[str] | None = None  # class names by label, or None
+    num_ignored: int = 0  # number of files that are not samples
+    split_rule: str | None = None  # what defines the split; None if all of the data set is used
+    metadata_stamp: str = ""  # changes with the files that describe all items (a list, a JSON)
+    titles: list[str] | None = None  # readable class names by label, if classes are bare codes
+    annotation_classes: list[str] | None = None  # names of class numbers inside annotations
+    ignored: tuple[str, ...] = ()  # some of the num_ignored files, as examples
+    kind: str = ""  # name of the module, set by open_source
 
-    root: Path
-    items: tuple[Item, ...]
-    classes: list[str] | None = None
-    num_ignored: int = 0
-    split_rule: str | None = None
-    metadata_stamp: str = ""
-    titles: list[str] | None = None
-    annotation_classes: list[str] | None = None
-    ignored: tuple[str, ...] = ()
-    kind: str = ""
-
-    is_audio: ClassVar[bool] = False
-    annotation: ClassVar[str | None] = None
+    is_audio: ClassVar[bool] = False  # whether the items are WAV files rather than images
+    annotation: ClassVar[str | None] = None  # type of annotate: None, "json" or "png"
 
     def read(self, item: Item) -> bytes:
         """Return the encoded image or clip.
 
-        Raises:
-            OSError: it is missing, or the disk or network fails.
-            DamagedItem: it exists but cannot be used.
+        ``DamagedItem`` if it exists but cannot be used; ``OSError`` if it is missing, or the disk
+        or network fails.
         """
         if item.location is None:
             return read_regular(self.root / item.name)
@@ -111,24 +87,17 @@ class Source:
         return image.read()
 
     def annotate(self, item: Item) -> bytes | None:
-        """Return an item's annotation besides its label, or None.
+        """Return an item's annotation besides its label, or None; errors are as in ``read``.
 
         JSON is one UTF-8 object. Its pixel coordinates refer to the original image, whose ``width``
         and ``height`` it contains, so that they can be scaled if the conversion shrinks images. PNG
         masks are the data set's own files, in their own size. Both match the image as stored in its
         file; the conversion turns image and mask upright.
-
-        Raises:
-            OSError: it is missing, or the disk or network fails.
-            DamagedItem: it exists but cannot be used.
         """
         return None
 
     def fingerprint(self, start: int = 0, stop: int | None = None) -> str:
-        """Return a hash of every name, label, size and stamp, which identifies the source.
-
-        With ``start`` and ``stop``: of these items only.
-        """
+        """Return a hash of every name, label, size and stamp of the items from start to stop."""
         digest = hashlib.sha256(self.metadata_stamp.encode())
         for item in self.items[start:stop]:
             name = os.fsencode(item.name)
@@ -142,9 +111,6 @@ class Source:
         Each item's split is a counter-based draw from its name. The two splits are complementary,
         and adding or removing items moves no other. Class names are those of the whole, so labels
         have the same meaning in both splits.
-
-        Raises:
-            UserError: the split is empty, or is neither of the two.
         """
         if split.name is None or not self.items or self.split_rule:
             return self

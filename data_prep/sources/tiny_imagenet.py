@@ -19,9 +19,6 @@ def load(tree: Tree, split: Split) -> Source:
     """List a split: ``train``, ``val``, or ``test``, which has no labels.
 
     The classes are the sorted WordNet ids.
-
-    Raises:
-        UserError: a list is missing or contradicts the images.
     """
     folders = {name: name for name in ("train", "val", "test") if tree.has(name)}
     folder = split.choose(folders, tree.root, "train, val or test folder")

@@ -34,9 +34,6 @@ def load(tree: Tree, split: Split) -> JsonSource:
     """List the samples of the chosen split's tars; labels come from ``.cls``, else from ``.json``.
 
     The annotation is a sample's ``.json``, with the image's ``width`` and ``height``.
-
-    Raises:
-        UserError: there is no tar, one is truncated, or labels are not as expected.
     """
     tars = files_below(tree.root, ".tar")
     with index_progress(list(tars.values())) as advance:
@@ -51,11 +48,7 @@ def load(tree: Tree, split: Split) -> JsonSource:
 
 
 class _Shard:
-    """A tar: its samples with an image, and their labels.
-
-    Attributes:
-        others: names of unused files.
-    """
+    """A tar: its samples with an image, their labels, and ``others``, names of unused files."""
 
     def __init__(self, path: Path, name: str, advance: Advance) -> None:
         self.path, self.name = path, name

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from data_prep.distribute import conversion, preparation
-from data_prep.files.locations import DamagedItem
+from data_prep.files.archives import DamagedItem
 from data_prep.plan.records import Settings
 from data_prep.sources.image_folder import file_item
 from data_prep.sources.source import Item, Source

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from data_prep.encode.images import PreparedImage, prepare_image
-from data_prep.files.locations import DamagedItem
+from data_prep.files.archives import DamagedItem
 from pospre.data.decode.decoder import DecodeError, decode_image
 from tests.data_prep.sample_images import KEPT, dds, encoded, odd_files, picture, rotated_jpeg
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.encode.reading import read_item
-from data_prep.files.locations import DamagedItem
+from data_prep.files.archives import DamagedItem
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Item, Source
 from pospre.errors import UserError

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 
 from data_prep.distribute.ordered_maps import ordered_map
-from data_prep.files import locations
-from data_prep.files.archives import tar_entries, zip_entries
-from data_prep.files.locations import DamagedItem, InTar, InZip, Location, Missing
+from data_prep.files import archives
+from data_prep.files.archives import (
+    DamagedItem,
+    InTar,
+    InZip,
+    Location,
+    Missing,
+    tar_entries,
+    zip_entries,
+)
 from data_prep.files.tree import Tree
 from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
@@ -131,7 +138,7 @@ def test_what_unpacks_to_more_than_any_image_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(write_zip(tmp_path / "a.zip", {"bomb.png": bytes(10_000_000), "list.txt": b"x\n"}))
-    monkeypatch.setattr(locations, "_MOST_UNPACKED", 9_999_999)
+    monkeypatch.setattr(archives, "_MOST_UNPACKED", 9_999_999)
     with pytest.raises(
         DamagedItem, match=r"a\.zip: it unpacks to 10000000 bytes; the limit is 9999"
     ):
@@ -178,7 +185,7 @@ def test_any_flipped_byte_of_a_zip_is_damage_and_nothing_else(tmp_path: Path) ->
     for at in range(len(whole)):
         for mask in (1, 0x80, 0xFF):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
-            locations._open_zip.cache_clear()
+            archives._open_zip.cache_clear()
             try:
                 for entry in zip_entries(path):
                     entry.location.read()

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from data_prep.encode.reading import read_annotation
-from data_prep.files.locations import DamagedItem
+from data_prep.files.archives import DamagedItem
 from data_prep.sources.registry import open_source
 from tests.data_prep.sample_images import encoded, write_files
 from tests.data_prep.sources.fakes import JPEGS, converted, labels, opened, refuses, text, write_zip
