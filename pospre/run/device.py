@@ -19,11 +19,7 @@ from pospre.recipe.recipe import Recipe
 
 
 def build_device(recipe: Recipe) -> Device:
-    """Return the device to train on.
-
-    Raises:
-        UserError: there is no GPU, or the precision is not for this device.
-    """
+    """Return the device to train on; ``UserError`` if it is missing, or not for this precision."""
     wanted, precision = recipe.trainer.device, recipe.trainer.precision
     if wanted == "gpu" and not torch.cuda.is_available():
         raise UserError("trainer.device = gpu, but torch sees no GPU; use trainer.device=cpu")
@@ -80,11 +76,7 @@ def decide_precision(recipe: Recipe, device: Device) -> Recipe:
 
 
 def set_residual(model: PretrainModel, recipe: Recipe) -> None:
-    """Set the precision of tokens between blocks, from the recipe or the method.
-
-    Raises:
-        UserError: the recipe asks for bf16, and the encoder is no ViT.
-    """
+    """Set the precision of tokens between blocks, from the recipe or the method."""
     asked = recipe.trainer.residual
     published = asked == "auto" and any(each.half_residual for each in model.algorithms)
     half = recipe.trainer.precision == "amp_bf16"

@@ -43,14 +43,11 @@ _RESTORED = re.compile(r"watch\.jsonl|evaluation/\w+\.jsonl?")
 
 @contextlib.contextmanager
 def hold_run(recipe: Recipe) -> Iterator[None]:
-    """Lock a run's folders for this run, on rank 0.
+    """Lock a run's folders for this run, on rank 0; ``UserError`` if another run is in one of them.
 
     The operating system holds the lock and releases it when the process ends, even by ``kill -9``.
     On NFS the server holds it, so it also excludes other machines (unless the mount has ``nolock``
     or ``local_lock``). A lease protects a folder in a bucket (``lease.py``).
-
-    Raises:
-        UserError: another run is in one of the folders, or the disk is full.
     """
     if dist.get_global_rank() > 0:
         yield
@@ -205,11 +202,7 @@ def check_folder(recipe: Recipe) -> None:
 
 
 def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> None:
-    """Write the recipe and its pretext tasks into the run's folder, which ``hold`` has made.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write the recipe and its pretext tasks into the run's folder, which ``hold`` has made."""
     folder = recipe.run_path()
     asked = {each.module_name(): each.pretext_task for each in algorithms}
     try:

@@ -33,17 +33,11 @@ _lost: set[str] = set()  # folders that other runs have taken over from this pro
 
 @contextmanager
 def lease(folder: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold an ``s3://`` folder while the body of ``with`` runs.
+    """Hold an ``s3://`` folder while the body of ``with`` runs; ``UserError`` if another has it.
 
     Another machine can take it over if this one could not write for ``EXPIRES`` seconds. This
-    process is then stopped as by SIGTERM.
-
-    Args:
-        folder: of one run.
-        patience: seconds for which a bucket that does not answer is tried again.
-
-    Raises:
-        UserError: another run has it, or the bucket does not work.
+    process is then stopped as by SIGTERM. A bucket that does not answer is tried again for
+    ``patience`` seconds.
     """
     held = _Lease(folder)
     patiently(held.take, patience)

@@ -104,10 +104,8 @@ class LoaderPosition(Callback):
 class Resume(Callback):
     """Loads the state and the random state at the moment when Composer would read a file.
 
-    Composer's ``load_path`` reads the file a second time and unpickles without limits.
-
-    Args:
-        content: of the checkpoint; emptied after loading, to free its memory.
+    Composer's ``load_path`` reads the file a second time and unpickles without limits. The
+    ``content`` is emptied after loading, to free its memory.
     """
 
     def __init__(self, content: dict[str, Any]) -> None:

@@ -41,9 +41,6 @@ class Run:
     ``find`` looks for the newest complete checkpoint. ``begin`` returns the callbacks that resume
     from it, save, and upload beside the steps. Leaving the block releases everything.
 
-    Args:
-        recipe: of the run.
-
     Attributes:
         device: to train on.
         start: on rank 0 the checkpoint that ``find`` has found, if there is one.
@@ -83,9 +80,6 @@ class Run:
         """Return on every rank the step from which the run resumes; 0: from the beginning.
 
         Nothing is written before everything is checked.
-
-        Args:
-            training: what is about to be trained, with what the data decide in its recipe.
 
         Raises:
             UserError: the ranks have other data, the bucket does not work, or the folder or its
@@ -133,11 +127,7 @@ class Run:
         return [record, saver, Resume(content)]
 
     def finish_uploads(self) -> None:
-        """Wait until the last checkpoint is in the bucket.
-
-        Raises:
-            UserError: it is not, and the bucket has not answered for long.
-        """
+        """Wait until the last checkpoint is in the bucket; ``UserError`` after long silence."""
         self._sending.close()
 
 

@@ -135,11 +135,8 @@ def compare_recipes(
 ) -> None:
     """Raise a ``UserError`` naming the first key in which two recipes are not the same run.
 
-    Args:
-        previous: as it was recorded.
-        recipe: of this start.
-        source: where the recorded one is, for errors.
-        fingerprints: of the values from the environment; None treats these keys as equal.
+    It also names the ``source`` of the previous one. ``fingerprints`` are of the values from the
+    environment; None treats these keys as equal.
     """
     now = recipe.record()
     key = first_difference(previous, _as_recorded(previous, recipe, fingerprints))

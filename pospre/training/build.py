@@ -50,12 +50,7 @@ class Components:
 
 
 def build_components(recipe: Recipe, device: Device | None = None) -> Components:
-    """Return the recipe, resolved with its data, and its components.
-
-    Args:
-        recipe: as written.
-        device: the recipe's, if already known.
-    """
+    """Return the recipe, resolved with its data, and its components."""
     check_loggers(recipe)
     device = device or build_device(recipe)
     if recipe.trainer.fsdp is not None:
@@ -83,11 +78,7 @@ def make_components(recipe: Recipe, device: Device, loader: ViewLoader) -> Compo
 
 
 def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
-    """Return the algorithms of a resolved recipe in the order of attachment: hosts first.
-
-    Raises:
-        UserError: two of them have the same name.
-    """
+    """Return the algorithms of a resolved recipe in the order of attachment: hosts first."""
     by_name: dict[str, str] = {}
     made = []
     for key, given in recipe.algorithms.items():
@@ -108,13 +99,9 @@ def build_model(recipe: Recipe) -> PretrainModel:
 
 
 def attached_model(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> PretrainModel:
-    """Return a resolved recipe's model with ``algorithms`` attached.
+    """Return a resolved recipe's model with ``algorithms`` (of ``build_algorithms``) attached.
 
     The weights are a function of the recipe's seed: the same on every rank and at every start.
-
-    Args:
-        recipe: what to build.
-        algorithms: the recipe's, made by ``build_algorithms``.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)

@@ -37,11 +37,7 @@ def build_data(recipe: Recipe) -> ViewLoader:
 
 
 def rank_batch(recipe: Recipe, ranks: int) -> int:
-    """Return the samples per step on each of ``ranks`` ranks.
-
-    Raises:
-        UserError: they cannot share the batch evenly.
-    """
+    """Return the samples per step on each of ``ranks`` ranks, which must share the batch evenly."""
     batch = recipe.data.batch_size
     if batch % ranks:
         near = sorted({max(1, batch // ranks), batch // ranks + 1})

@@ -73,8 +73,7 @@ _KINDS = {
 def check_loggers(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Return the checked arguments of every logger in the recipe, except the file.
 
-    Raises:
-        UserError: an argument is unknown, of a wrong type or a secret, or a package is missing.
+    ``UserError`` if an argument is unknown, of a wrong type or a secret, or a package is missing.
     """
     checked = {}
     for name, given in recipe.loggers:
@@ -109,11 +108,7 @@ def _secret_in(given: Any, key: str) -> str | None:
 
 
 def build_metrics_file(recipe: Recipe) -> MetricsFile:
-    """Return the file of metrics, which forwards every line to the recipe's other loggers.
-
-    Raises:
-        UserError: as ``check_loggers``, or a logger cannot start.
-    """
+    """Return the file of metrics, which forwards every line to the recipe's other loggers."""
     folder, others = recipe.run_path(), {}
     for name, arguments in check_loggers(recipe).items():
         if name == "tensorboard" and arguments["log_dir"] is None:

@@ -30,12 +30,8 @@ _WIDTH = 88
 def options_text(name: str | None) -> str:
     """Return the options of a section or an algorithm, one per line; None: all names.
 
-    Args:
-        name: a dotted section (``encoder``, ``data.views``, ``trainer``), or an algorithm's name in
-            recipes.
-
-    Raises:
-        UserError: the name is unknown.
+    A section is dotted (``encoder``, ``data.views``, ``trainer``), an algorithm is named as in
+    recipes.
     """
     sections = dict(_sections(Recipe))
     if name is None:

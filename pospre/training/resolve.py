@@ -19,15 +19,11 @@ _MEASURE = "python -m data_prep.statistics"
 def resolve(recipe: Recipe, reader: Reader | None = None) -> Recipe:
     """Return the recipe with all values, so that it fully defines the training.
 
-    Args:
-        recipe: as written; a resolved one is returned unchanged.
-        reader: of the training data, which determine the number of classes and the normalisation
-            of pixels or features; None: these stay open. A checkpoint keeps them, so that other
-            data, such as held-out ones, are normalised in the same way.
-
-    Raises:
-        UserError: an algorithm or one of its arguments is unknown or of a wrong type, or the data
-            do not fit this recipe.
+    A resolved one is returned unchanged. The training data of ``reader`` determine the number of
+    classes and the normalisation of pixels or features; without it these stay open. A checkpoint
+    keeps them, so that other data, such as held-out ones, are normalised in the same way.
+    ``UserError`` if an algorithm or one of its arguments is unknown or of a wrong type, or the data
+    do not fit.
     """
     data = recipe.data
     if reader is not None:
@@ -46,9 +42,6 @@ def describe(path: Path, overrides: Sequence[str] = ()) -> str:
     """Return the complete recipe in a file as YAML, with the origin of each value.
 
     The data need not exist: values that depend on them are then left open, with a note.
-
-    Raises:
-        UserError: the recipe cannot be trained.
     """
     path = find_recipe(path)
     recipe = resolve(load_recipe(path, overrides))
@@ -70,12 +63,7 @@ def describe(path: Path, overrides: Sequence[str] = ()) -> str:
 
 
 def _statistics(recipe: Recipe, reader: Reader) -> dict[str, tuple[float, ...] | None]:
-    """Return ``mean`` and ``std``: given, or recorded by the data set; None for ImageNet's.
-
-    Raises:
-        UserError: the encoder is for images and the data are features; or images of other than
-            three channels have no mean and standard deviation.
-    """
+    """Return ``mean`` and ``std``: given, or recorded by the data set; None for ImageNet's."""
     channels, features = recipe.encoder.channels, reader.features
     if features is not None and channels != 1:
         raise UserError(

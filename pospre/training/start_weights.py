@@ -50,24 +50,17 @@ _COMPARE = (
 
 @dataclass
 class Loaded:
-    """The result of loading an encoder's weights.
+    """The result of loading an encoder's weights."""
 
-    Attributes:
-        source: where they come from.
-        tensors: taken, by timm's names.
-        expected: number of the encoder's tensors.
-        fresh: names of tensors that keep their initial values.
-        unused: names in the source that the encoder does not use.
-        resampled: descriptions of what was resampled.
-        positions: description of another position scheme in the source, if any.
-    """
-
-    source: Source
-    expected: int
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    source: Source  # where they come from
+    expected: int  # number of the encoder's tensors
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # taken, by timm's names
+    # names of tensors that keep their initial values
     fresh: list[str] = field(default_factory=list)
+    # names in the source that the encoder does not use
     unused: list[str] = field(default_factory=list)
-    resampled: list[str] = field(default_factory=list)
+    resampled: list[str] = field(default_factory=list)  # descriptions of what was resampled
+    # description of another position scheme in the source, if any
     positions: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -170,11 +163,7 @@ def _check_kind(encoder: PatchEncoder, source: Source) -> None:
 
 
 def _in_our_layout(encoder: PatchEncoder, source: Source) -> Source:
-    """Return the tensors in the layout of our rotary positions; others stay as they are.
-
-    Raises:
-        UserError: encoder and file rotate queries and keys in different ways.
-    """
+    """Return the tensors in the layout of our rotary positions; others stay as they are."""
     own = encoder.positions
     if (
         source.positions is None

@@ -52,11 +52,7 @@ class StepTrainer(Trainer):
 
     It does not search for a microbatch size, which is known before, and has no token counts and no
     training metrics. Ranks do not exchange their numbers of samples and batches: ``ViewLoader``
-    makes them equal.
-
-    Args:
-        arguments: of Composer's Trainer, as ``options``.
-        cudnn: compute attention by cuDNN first.
+    makes them equal. With ``cudnn`` attention is computed by cuDNN first.
     """
 
     def __init__(self, *arguments: Any, cudnn: bool = False, **options: Any) -> None:
@@ -263,9 +259,6 @@ class SideStream:
 
     It does not wait for the main stream, so a function must not read what that stream computes. The
     main stream waits for the batch; the CPU waits for neither.
-
-    Args:
-        device: that of the batches, ``cuda`` or ``cpu``.
     """
 
     def __init__(self, device: str) -> None:

@@ -42,23 +42,13 @@ from pospre.training.step import StepTrainer
 
 
 def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
-    """Train a recipe to its end, or resume it; return whether it was already finished.
-
-    Args:
-        recipe: what to train.
-        more_callbacks: see ``train_in``.
-    """
+    """Train a recipe to its end, or resume it; return whether it was already finished."""
     with Run(recipe) as run:
         return train_in(run, more_callbacks)
 
 
 def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
-    """Train like ``train``, in a run opened by the caller.
-
-    Args:
-        run: of the recipe, entered.
-        more_callbacks: at each event they run before the checkpoint is saved.
-    """
+    """Train like ``train``, in an entered run; ``more_callbacks`` run before each save."""
     recipe = run.recipe
     parts = build_components(recipe, run.device)
     estimate_memory(parts.loader).check()
@@ -155,12 +145,9 @@ def build_trainer(
     signals: StopSignals,
     callbacks: Sequence[Callback] = (),
 ) -> Trainer:
-    """Return the trainer of a run.
+    """Return the trainer of a run, which ends when the process gets a signal.
 
-    Args:
-        components: of the recipe.
-        signals: ends the training when the process gets a signal.
-        callbacks: further ones, such as those of ``Run.begin``; without a saver nothing is saved.
+    Without a saver among the ``callbacks``, such as those of ``Run.begin``, nothing is saved.
     """
     recipe, model, device = components.recipe, components.model, components.device
     options = recipe.trainer

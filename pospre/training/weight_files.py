@@ -39,27 +39,18 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Encoder tensors under timm's names.
+    """Encoder tensors under timm's names."""
 
-    Attributes:
-        name: of the source.
-        tensors: by timm's names.
-        keys: for errors.
-        positions: as in a recipe, if known.
-        is_run: whether they are a run's, with rotary ones in our layout; otherwise the publisher's.
-        left_out: names of the file's tensors that are not an encoder's.
-        metadata: of a ``.safetensors`` file.
-        resampling: of its positions to another grid, see ``nn.weight_layouts``.
-    """
-
-    name: str
-    tensors: dict[str, Tensor]
-    keys: Keys
-    positions: Positions | None = None
+    name: str  # of the source
+    tensors: dict[str, Tensor]  # by timm's names
+    keys: Keys  # for errors
+    positions: Positions | None = None  # as in a recipe, if known
+    # whether they are a run's, with rotary ones in our layout; otherwise the publisher's
     is_run: bool = False
+    # names of the file's tensors that are not an encoder's
     left_out: list[str] = field(default_factory=list)
-    metadata: dict[str, str] = field(default_factory=dict)
-    resampling: Resampling | None = None
+    metadata: dict[str, str] = field(default_factory=dict)  # of a .safetensors file
+    resampling: Resampling | None = None  # of its positions to another grid, see nn.weight_layouts
 
     @property
     def named(self) -> str:
@@ -75,18 +66,11 @@ def is_weights_file(uri: str) -> bool:
 def read_source(
     uri: str, which: Weights, keys: Keys, *, otherwise: Positions | None = None
 ) -> Source:
-    """Return the encoder tensors at ``uri``.
+    """Return the encoder tensors at ``uri``: a checkpoint, a folder of them, or a file of weights.
 
-    Args:
-        uri: checkpoint, folder of them, run folder, or a file of weights; ``,positions=SCHEME``
-            after it gives its positions, if no tensor shows them.
-        which: encoder of a file with several.
-        keys: for errors.
-        otherwise: positions of a file if no tensor shows them.
-
-    Raises:
-        UserError: it is missing or damaged, has no teacher, or has values that are not finite or
-            not floats.
+    ``,positions=SCHEME`` after it gives its positions, and ``otherwise`` is for files without, if
+    no tensor shows them. ``which`` is the encoder of a file with several. ``UserError`` if it is
+    missing or damaged, has no teacher, or has values that are not finite or not floats.
     """
     if is_weights_file(uri):
         source = _read_file(uri, which, keys, otherwise)

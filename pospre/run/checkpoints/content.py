@@ -55,13 +55,9 @@ _WORDS = 624  # of numpy's random state, a Mersenne twister
 def assemble(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """Return the whole content of a checkpoint, on the CPU.
 
-    Args:
-        files: the manifest, and every file that it lists.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        DamagedCheckpoint: a file differs from what was written, or holds more than plain data.
-        UserError: it is no checkpoint of this package.
+    ``files`` are the manifest, and every file that it lists. ``DamagedCheckpoint`` if a file
+    differs from what was written, or holds more than plain data; ``UserError`` if it is no
+    checkpoint of this package.
     """
     verify(files, name)
     content = _rest(files[REST], f"{name}/{REST}")
@@ -177,11 +173,7 @@ def _numbers(size: Any) -> list[int]:
 
 
 def check_state(content: dict[str, Any], name: str) -> None:
-    """Check the content of a checkpoint, as ``assemble`` returns it.
-
-    Raises:
-        DamagedCheckpoint: a part of it is not what training writes.
-    """
+    """Raise ``DamagedCheckpoint`` if a part of the content is not what training writes."""
     state = content["state"]
     checks: list[tuple[str, Callable[[Any], bool], Any]] = [
         ("recipe", _is_record, callback_states(content)["RecipeRecord"]),

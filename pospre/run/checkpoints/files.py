@@ -73,14 +73,9 @@ class HashedFile:
 
 
 def write_member(path: Path, save: Callable[[HashedFile], Any]) -> Member:
-    """Write a file that appears under its name only when it is complete.
+    """Write a file that appears under its name only when it is complete, as ``save`` writes it.
 
-    Args:
-        path: of the file.
-        save: writes into it.
-
-    Raises:
-        OSError: the disk is full or not writable; an earlier file of this name is unchanged.
+    ``OSError`` leaves an earlier file of this name unchanged.
     """
     with atomic_open(path) as file:
         hashed = HashedFile(file)
@@ -106,11 +101,7 @@ def write_manifest(folder: Path, members: Sequence[Member], versions: dict[str, 
 
 
 def read_manifest(manifest: bytes, name: str) -> list[Member]:
-    """Return the files of a checkpoint.
-
-    Raises:
-        DamagedCheckpoint: the manifest is not valid.
-    """
+    """Return the files of a checkpoint; ``DamagedCheckpoint`` if the manifest is not valid."""
     try:
         members = [
             Member(str(item["file"]), int(item["bytes"]), str(item["sha256"]))
@@ -125,11 +116,7 @@ def read_manifest(manifest: bytes, name: str) -> list[Member]:
 
 
 def verify(files: Mapping[str, bytes], name: str) -> None:
-    """Compare the files of a checkpoint with its manifest, which is among them.
-
-    Raises:
-        DamagedCheckpoint: a file differs from what was written.
-    """
+    """Raise ``DamagedCheckpoint`` if a file differs from the manifest, which is among them."""
     for member in read_manifest(files[MANIFEST], name):
         data = files[member.file]
         if hashlib.sha256(data).hexdigest() != member.sha256:

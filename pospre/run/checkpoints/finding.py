@@ -99,13 +99,9 @@ def remove_oldest(
 ) -> None:
     """Delete the oldest checkpoints of a bucket's folder, the manifest of each first.
 
-    Shards without a manifest, left by killed uploads, are deleted if older than ``newest``.
-
-    Args:
-        bucket: of the folder; in use.
-        keep: how many to keep.
-        newest: the name of the one that counts as the newest; later ones are kept as well.
-        best: the name of one that is always kept.
+    ``keep`` of them stay, ``newest`` being the last that counts: later ones stay as well, and so
+    does ``best``. Shards without a manifest, left by killed uploads, are deleted if older than
+    ``newest``.
     """
     objects = list(bucket.list(below=True))
     found = sorted(_named(objects, bucket.uri), reverse=True)

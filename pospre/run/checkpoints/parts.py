@@ -89,11 +89,8 @@ class Written(NamedTuple):
 class Part:
     """What this rank writes of a checkpoint: a copy, so training continues during the write.
 
-    Args:
-        content: with the tensors of this rank.
-        staging: makes the copy.
-        together: whether all ranks write theirs, as torch's distributed checkpoint plans it. The
-            first of the ranks that hold a tensor writes it.
+    If all ranks write ``together``, as torch's distributed checkpoint plans it, the first of the
+    ranks that hold a tensor writes it.
     """
 
     def __init__(
@@ -112,11 +109,7 @@ class Part:
         self._rest = staged["rest"]
 
     def write(self, folder: Path) -> Written:
-        """Write this rank's files into a checkpoint's folder, which has no manifest yet.
-
-        Raises:
-            OSError: the disk is full, or not writable.
-        """
+        """Write this rank's files into a checkpoint's folder, which has no manifest yet."""
         folder.mkdir(parents=True, exist_ok=True)
         written = Written([], {})
         # names that no other save has: in a bucket such a file is not left by an earlier one

@@ -35,18 +35,12 @@ _ONE_FOLDER = "All nodes must see one trainer.save_folder, or use a bucket"
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that was read and is intact.
+    """A checkpoint that was read and is intact."""
 
-    Attributes:
-        uri: where it came from.
-        sha256: of its manifest, which has those of the other files.
-        content: of its files.
-        files: the bytes by file, if they came from a bucket and other ranks of this node need them.
-    """
-
-    uri: str
-    sha256: str
-    content: dict[str, Any]
+    uri: str  # where it came from
+    sha256: str  # of its manifest, which has those of the other files
+    content: dict[str, Any]  # of its files
+    # the bytes by file, if they came from a bucket and other ranks of this node need them
     files: dict[str, bytes] | None = None
 
     @property
@@ -58,10 +52,7 @@ class Checkpoint(NamedTuple):
 def open_newest(folders: Sequence[str]) -> Checkpoint | None:
     """Return the newest intact checkpoint of some folders, None if they hold none at all.
 
-    Damaged ones are reported and skipped.
-
-    Raises:
-        UserError: there are checkpoints, and all are damaged.
+    Damaged ones are reported and skipped; ``UserError`` if all are.
     """
     failures: list[UserError] = []
     for found in checkpoints_in(*folders):
@@ -81,9 +72,8 @@ def open_newest(folders: Sequence[str]) -> Checkpoint | None:
 def read_checkpoint(uri: str) -> Checkpoint:
     """Return one checkpoint, verified; no part of it is executed.
 
-    Raises:
-        DamagedCheckpoint: it differs from what training wrote.
-        UserError: it is missing, cannot be fetched, or is not one of this package.
+    ``DamagedCheckpoint`` if it differs from what training wrote; ``UserError`` if it is missing,
+    cannot be fetched, or is not one of this package.
     """
     try:
         return _read(uri)
@@ -106,16 +96,11 @@ def _read(uri: str) -> Checkpoint:
 
 
 def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
-    """Return on every rank the content of the checkpoint that rank 0 has read.
+    """Return on every rank the content of the checkpoint ``start`` that rank 0 has read, if any.
 
-    Each rank reads the bytes itself and compares their SHA-256 with rank 0's. Every node fetches
-    them from a bucket once; rank 0 has already done so for the first node.
-
-    Args:
-        start: on rank 0 the checkpoint, if there is one; None on the other ranks.
-
-    Raises:
-        UserError: on all ranks, if one of them finds other bytes, or none.
+    Each rank reads the bytes itself and compares their SHA-256 with rank 0's; if one of them finds
+    other bytes, or none, all raise ``UserError``. Every node fetches them from a bucket once; rank
+    0 has already done so for the first node.
     """
     noted = from_rank_zero(lambda: None if start is None else (start.uri, start.sha256))
     if noted is None:
@@ -135,9 +120,7 @@ def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
 def _on_this_node(uri: str, files: dict[str, bytes] | None) -> Iterator[str]:
     """Give the ranks of a node one local copy; a downloaded one is deleted at the end.
 
-    Args:
-        uri: of the checkpoint.
-        files: what this rank has read of it; emptied when it is written.
+    ``files`` are what this rank has read of it; they are emptied when the copy is written.
     """
     if not is_remote(uri) or dist.get_world_size() == 1:  # one process has read it already
         yield uri
@@ -158,11 +141,7 @@ def _on_this_node(uri: str, files: dict[str, bytes] | None) -> Iterator[str]:
 
 
 def _copy(uri: str, target: Path, files: dict[str, bytes] | None) -> None:
-    """Fetch a checkpoint to this node, unless it has ``files``: from a bucket that may be busy.
-
-    Raises:
-        UserError: the bucket does not answer for long, or there is no room.
-    """
+    """Fetch a checkpoint to this node, unless it has ``files``: from a bucket that may be busy."""
     found = files or {}
     if not found:
         patiently(lambda: found.update(_files_of(uri)), s3_patience())
@@ -197,12 +176,7 @@ def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
 
 
 def _files_of(uri: str) -> dict[str, bytes]:
-    """Return the content of a checkpoint's files by name.
-
-    Raises:
-        DamagedCheckpoint: a file is missing from the folder, or cannot be read.
-        UserError: the bucket does not answer.
-    """
+    """Return the content of a checkpoint's files by name; refuse one that lacks some."""
     (manifest,) = _read_files(uri, [MANIFEST])
     names = [member.file for member in read_manifest(manifest, uri)]
     return {MANIFEST: manifest, **dict(zip(names, _read_files(uri, names), strict=True))}
@@ -229,11 +203,7 @@ def _read_files(folder: str, names: list[str]) -> Iterator[bytes]:
 
 
 def open_checkpoint(uri: str) -> Checkpoint:
-    """Return the checkpoint at ``uri``, or the newest one of a folder or a run folder.
-
-    Raises:
-        UserError: there is none, or all are damaged.
-    """
+    """Return the checkpoint at ``uri``, or the newest intact one of a folder or a run folder."""
     checkpoint = _find(uri)
     warn_of_other_versions(checkpoint.content, checkpoint.uri)
     return checkpoint

@@ -74,11 +74,8 @@ class Records(pickle._Unpickler):
     """Reads a pickle into plain values, dtypes and records.
 
     Python's own, not the one in C: that one takes memory for whatever number a file names.
-
-    Args:
-        file: that it reads on from.
-        kinds: what a file may name, and what that makes.
-        storage: called with what a file says about the storage of a tensor.
+    ``kinds`` are what a file may name, and what that makes; ``storage`` is called with what it says
+    about the storage of a tensor.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {
@@ -97,11 +94,7 @@ class Records(pickle._Unpickler):
         self._kinds, self._storage = kinds, storage
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name.
-
-        Raises:
-            UnpicklingError: it is not known to be harmless.
-        """
+        """Return what stands for a name; ``UnpicklingError`` unless it is known to be harmless."""
         if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
             return vars(torch)[name]
         try:

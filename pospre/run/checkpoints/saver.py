@@ -116,8 +116,7 @@ class CheckpointSaver(Callback):
     def save(self, state: State) -> None:
         """Save this step, on all ranks together; do nothing if it is saved already.
 
-        Raises:
-            UserError: the previous save cannot be written. Earlier checkpoints are unchanged.
+        ``UserError`` if the previous save cannot be written. Earlier checkpoints are unchanged.
         """
         time = state.timestamp
         if time.batch.value == self._last_batch:
@@ -143,8 +142,7 @@ class CheckpointSaver(Callback):
     def wait(self) -> None:
         """Wait, on all ranks together, until the last save is complete on disk.
 
-        Raises:
-            UserError: it cannot be written.
+        ``UserError`` if it cannot be written.
         """
         if self._writing is None:
             return

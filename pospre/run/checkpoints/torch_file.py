@@ -170,11 +170,8 @@ def load(file: BinaryIO) -> Any:
     """Return the content of a file of ``torch.save``: plain values, and tensors on the CPU.
 
     An ``OrderedDict`` becomes a dict, a parameter a tensor, a namespace the dict of its names.
-
-    Raises:
-        UnpicklingError: the file names anything else.
-        ValueError: it is damaged, or is no such file.
-        OSError: it cannot be read.
+    ``UnpicklingError`` if the file names anything else, ``ValueError`` if it is damaged or no such
+    file.
     """
     try:
         return _load(file)
@@ -188,8 +185,7 @@ def load(file: BinaryIO) -> Any:
 def open_archive(file: BinaryIO) -> zipfile.ZipFile:
     """Open a zip whose records are not compressed, as ``torch.save`` writes it.
 
-    Raises:
-        ValueError, BadZipFile: it is another kind: 2 MB may expand to terabytes.
+    ``ValueError`` or ``BadZipFile`` for another kind: 2 MB may expand to terabytes.
     """
     archive, num_bytes = zipfile.ZipFile(file), file.seek(0, io.SEEK_END)
     records = archive.infolist()

@@ -51,13 +51,9 @@ class Uploads:
 
     If the bucket is slower than the run saves, checkpoints in between are skipped. Every rank
     uploads what it has written; the first one adds the manifest when everything is in the bucket.
-
-    Args:
-        run_folder: the run's, with its small files.
-        remote: ``s3://`` folder of the run's checkpoints.
-        keep: checkpoints kept there; -1 keeps all. The oldest is deleted after a newer one is
-            complete there. The best one, named by ``best/figure.json`` beside the local ones, is
-            always kept.
+    ``keep`` checkpoints stay in the folder ``remote`` (-1: all), and the best one, named by
+    ``best/figure.json`` beside the local ones. The oldest is deleted after a newer one is complete
+    there.
     """
 
     def __init__(self, run_folder: Path, remote: str, *, keep: int = -1) -> None:
@@ -203,8 +199,7 @@ class Uploads:
     def _wait_for_others(self, checkpoint: Path, manifest: bytes, bucket: Bucket) -> None:
         """Wait until the files of other ranks are in the bucket.
 
-        Raises:
-            FileNotFoundError: the checkpoint was deleted here, so other ranks may have skipped it.
+        ``FileNotFoundError`` if the checkpoint was deleted here: other ranks may have skipped it.
         """
         expected = {part.file: part.bytes for part in read_manifest(manifest, checkpoint.name)}
         missing = len(expected)

@@ -24,29 +24,17 @@ _KILLED = "ended without a word: its process was killed, or its machine went dow
 
 
 class Gone(NamedTuple):
-    """A rank whose process ended early.
+    """A rank whose process ended early."""
 
-    Attributes:
-        words: the reason.
-        code: the exit code of the other ranks, which end because of it.
-        since: when this was noticed, on the monotonic clock.
-    """
-
-    words: str
-    code: int
-    since: float
+    words: str  # the reason
+    code: int  # the exit code of the other ranks, which end because of it
+    since: float  # when this was noticed, on the monotonic clock
 
 
 class Heartbeat:
-    """The thread that sends and listens.
+    """The thread that sends and listens, and calls ``each_beat`` once a second.
 
-    Args:
-        rank: of this process.
-        world_size: how many ranks there are.
-        each_beat: called in the thread once a second.
-
-    Attributes:
-        gone: the ranks that are known to have ended early.
+    ``gone`` are the ranks that are known to have ended early.
     """
 
     def __init__(self, rank: int, world_size: int, each_beat: Callable[[], None]) -> None:
@@ -69,20 +57,11 @@ class Heartbeat:
         return port, self._token
 
     def call(self, address: str, port: int, token: str) -> None:
-        """Connect to rank 0.
-
-        Raises:
-            OSError: it does not answer.
-        """
+        """Connect to rank 0; ``OSError`` if it does not answer."""
         self._do(self._call(address, port, token))
 
     def leave(self, words: str = "", code: int = 0) -> None:
-        """Say farewell to the others and stop.
-
-        Args:
-            words: why this rank ends early, if it does.
-            code: its exit code then.
-        """
+        """Say farewell to the others and stop; if early, with the reason and an exit code."""
         if self._has_left:
             return
         self._has_left = True

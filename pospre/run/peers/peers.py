@@ -41,9 +41,8 @@ _TOGETHER = re.compile(
 def joined(recipe: Recipe, device: Device) -> Iterator[None]:
     """Join the other ranks of a run, if there are any, and leave them at the end.
 
-    Raises:
-        UserError: the ranks do not find each other (see ``rendezvous.meet``).
-        Lost: another rank ended early, or no longer answers.
+    ``UserError`` if they do not find each other (see ``rendezvous.meet``); ``Lost`` if another rank
+    ended early, or no longer answers.
     """
     process = read_process()
     if process is None or torch.distributed.is_initialized():  # a caller has joined them
@@ -56,13 +55,7 @@ def joined(recipe: Recipe, device: Device) -> Iterator[None]:
 
 
 class Peers:
-    """The other ranks, watched while the body of ``with`` runs.
-
-    Args:
-        process: this one, among the ranks.
-        meeting: of all ranks.
-        recipe: of the run.
-    """
+    """The other ranks, watched while the body of ``with`` runs."""
 
     def __init__(self, process: Process, meeting: Meeting, recipe: Recipe) -> None:
         self._process = process

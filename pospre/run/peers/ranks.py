@@ -54,8 +54,7 @@ class Process:
 def read_process(environment: Mapping[str, str] = os.environ) -> Process | None:
     """Return the place of this process as the launcher sets it, None if it is the only process.
 
-    Raises:
-        UserError: the variables contradict each other, or some are missing.
+    ``UserError`` if the variables contradict each other, or some are missing.
     """
     if _number(environment, "WORLD_SIZE", low=1, default=1) == 1:
         _number(environment, "RANK", high=0, default=0)
@@ -128,10 +127,7 @@ def facts_of(recipe: Recipe, world_size: int, device: str) -> dict[str, Any]:
 def check_data(recipe: Recipe, num_samples: int, identity: Identity) -> None:
     """Raise a ``UserError`` on all ranks if they have opened different data.
 
-    Args:
-        recipe: of this rank, with what the data decide in it.
-        num_samples: in its training data.
-        identity: of these data; nodes may have them in several formats.
+    The ``identity`` is that of the data; nodes may have them in several formats.
     """
     if dist.get_world_size() > 1:
         facts = {"the number of images in data.path": num_samples, **_shared_keys(recipe)}

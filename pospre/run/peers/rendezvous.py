@@ -40,30 +40,19 @@ _HEARD = 5.0  # seconds for the other ranks to hear why rank 0 ends
 
 @dataclass(frozen=True)
 class Meeting:
-    """The result of a rendezvous of all ranks.
+    """The result of a rendezvous of all ranks."""
 
-    Attributes:
-        hosts: the host of each rank.
-        store: shared by all ranks; torch's blocking one.
-        server: on rank 0, keeps the store alive as long as this object.
-    """
-
-    hosts: list[str]
-    store: Store
-    server: Store | None
+    hosts: list[str]  # the host of each rank
+    store: Store  # shared by all ranks; torch's blocking one
+    server: Store | None  # on rank 0, keeps the store alive as long as this object
 
 
 def meet(process: Process, recipe: Recipe, device: str) -> Meeting:
     """Wait until all ranks have arrived, and check that they are about to do the same.
 
-    Args:
-        process: this one, among the ranks.
-        recipe: as this process has read it.
-        device: its kind: ``cpu`` or ``gpu``.
-
-    Raises:
-        Unreachable: on all ranks that arrived: one is missing after ``trainer.rendezvous_timeout``.
-        UserError: on all of them: one arrived twice, or has another recipe or version.
+    All ranks that arrived raise ``Unreachable`` if one is missing after
+    ``trainer.rendezvous_timeout``, and ``UserError`` if one arrived twice, or has another recipe or
+    version.
     """
     limit = recipe.trainer.rendezvous_timeout
     end = time.monotonic() + limit

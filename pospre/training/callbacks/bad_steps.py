@@ -34,17 +34,11 @@ _LEAST = 0.01  # of the median, so that a constant loss also has a deviation
 
 
 class DoneStep(NamedTuple):
-    """A finished step.
+    """A finished step."""
 
-    Attributes:
-        number: counted from 1.
-        losses: and metrics, by Composer's names.
-        samples: ``index`` and ``epoch`` of its batch, if it has them.
-    """
-
-    number: int
-    losses: Mapping[str, float]
-    samples: dict[str, Any]
+    number: int  # counted from 1
+    losses: Mapping[str, float]  # and metrics, by Composer's names
+    samples: dict[str, Any]  # index and epoch of its batch, if it has them
 
 
 def done_step(state: State) -> DoneStep:

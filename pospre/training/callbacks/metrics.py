@@ -26,10 +26,9 @@ _AXES = ("step", "time")  # loggers record step and time themselves
 
 
 class StepLosses(Mapping[str, float]):
-    """Losses and metrics by name. The first access waits until the device has computed them.
+    """Losses and metrics by name, means over all ranks.
 
-    Args:
-        losses: of this rank, a number each; the values are their means over all ranks.
+    The first access waits until the device has computed them.
     """
 
     def __init__(self, losses: Mapping[str, Tensor]) -> None:

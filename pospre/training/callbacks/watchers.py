@@ -89,18 +89,12 @@ def is_due(step: int, interval: int, every: int = 1) -> bool:
 
 
 class Quantity(NamedTuple):
-    """A watched quantity, and its values after a collapse.
+    """A watched quantity, and its values after a collapse."""
 
-    Attributes:
-        value: its current value.
-        ends: its possible values after a collapse.
-        nothing: a distance to an end below this is a collapse, whatever the initial value.
-        is_relative: whether being much nearer to an end than initially is also a collapse.
-    """
-
-    value: float
-    ends: tuple[float, ...]
-    nothing: float
+    value: float  # its current value
+    ends: tuple[float, ...]  # its possible values after a collapse
+    nothing: float  # a distance to an end below this is a collapse, whatever the initial value
+    # whether being much nearer to an end than initially is also a collapse
     is_relative: bool = True
 
 

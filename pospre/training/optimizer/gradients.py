@@ -18,9 +18,7 @@ from pospre.training.callbacks.watchers import is_due
 class GroupClipping(Algorithm):
     """Clips the gradients of every group of parameters by the group's own norm.
 
-    Args:
-        threshold: of each norm.
-        group_of: the group of a parameter, by the parameter's name.
+    ``group_of`` returns the group of a parameter by the parameter's name.
     """
 
     def __init__(self, threshold: float, group_of: Callable[[str], str]) -> None:
@@ -38,11 +36,7 @@ class GroupClipping(Algorithm):
 
 
 class TensorClipping(Algorithm):
-    """Clips the gradient of every tensor separately, with few kernels.
-
-    Args:
-        threshold: of each norm.
-    """
+    """Clips the gradient of every tensor separately to the norm ``threshold``, with few kernels."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold

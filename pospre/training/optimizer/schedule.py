@@ -17,14 +17,9 @@ class StepSchedule(LambdaLR):
     """Sets the learning rates and the weight decay of step t at step t.
 
     It counts its own steps. Composer's schedulers read the clock before it advances, so each step
-    would get its predecessor's rate.
-
-    Args:
-        optimizer: made by ``build_optimizer``.
-        rates: for every group, the learning rate at a step as a share of its peak.
-        decay: the weight decay at a step, for groups with decay.
-        steps_per_epoch: unit of the groups' ``frozen``.
-        total_steps: of the whole run.
+    would get its predecessor's rate. ``rates`` are each group's share of its peak at a step,
+    ``decay`` is the weight decay of groups with decay, ``steps_per_epoch`` the unit of their
+    ``frozen``.
     """
 
     def __init__(
@@ -79,16 +74,9 @@ def build_schedule(
 ) -> StepSchedule:
     """Return the schedule of learning rate and weight decay.
 
-    Args:
-        optimizer: made by ``build_optimizer`` from ``rates``.
-        options: the recipe's ``schedule``.
-        rates: the recipe's ``optimizer``.
-        max_duration: of the whole run, such as ``100ep``.
-        steps_per_epoch: of this data set.
-        batch_size: over all ranks.
-
-    Raises:
-        UserError: options that contradict each other or the length of the run.
+    ``rates`` are the recipe's ``optimizer``, from which ``optimizer`` was made; ``max_duration`` is
+    that of the whole run, such as ``100ep``, and ``batch_size`` is over all ranks. ``UserError`` if
+    options contradict each other or the length of the run.
     """
 
     def steps(duration: str) -> int:

@@ -36,11 +36,8 @@ def blocks_of(model: PretrainModel) -> list[nn.Module]:
 def recompute_blocks(model: PretrainModel, *, offload: bool) -> None:
     """Make each trained block keep only its inputs, and recompute everything else when needed.
 
-    Draws within a block come from keys, so the recomputation drops the same.
-
-    Args:
-        model: not yet wrapped by DDP or FSDP2.
-        offload: also move the inputs off the device between the two passes.
+    Draws within a block come from keys, so the recomputation drops the same. ``offload`` also moves
+    the inputs off the device between the two passes. The model is not yet wrapped by DDP or FSDP2.
     """
     for block in blocks_of(model):
         if any(parameter.requires_grad for parameter in block.parameters()):
@@ -63,11 +60,7 @@ def lacking_float8(device: Device) -> str | None:
 
 
 def use_float8(model: PretrainModel, device: Device) -> None:
-    """Let the blocks of a model multiply in float8 in training, unless the device cannot.
-
-    Raises:
-        UserError: torchao is not installed.
-    """
+    """Let the blocks of a model multiply in float8 in training, unless the device cannot."""
     lacking = lacking_float8(device)
     if lacking is not None:
         print_once(f"trainer.float8 = true: nothing multiplies in float8, for {lacking}")
@@ -76,16 +69,10 @@ def use_float8(model: PretrainModel, device: Device) -> None:
 
 
 def convert_blocks(model: PretrainModel, **options: Any) -> None:
-    """Make the linear layers of all blocks multiply in float8 in training.
+    """Make the linear layers of all blocks multiply in float8 in training, with torchao's options.
 
-    Parameters, their names and checkpoints stay the same. Evaluations use the original layers.
-
-    Args:
-        model: not yet compiled, nor wrapped by DDP or FSDP2.
-        options: of torchao's ``Float8LinearConfig``.
-
-    Raises:
-        UserError: torchao is not installed.
+    Parameters, their names and checkpoints stay the same. Evaluations use the original layers. The
+    model is not yet compiled, nor wrapped by DDP or FSDP2.
     """
     with needing("float8", "trainer.float8"):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training

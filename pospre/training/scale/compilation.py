@@ -71,14 +71,11 @@ def lacking_compiler(device: Device) -> str | None:
 
 
 def compile_model(model: PretrainModel, parts: Parts, device: Device, **options: Any) -> None:
-    """Compile parts of a model's training step, with fixed shapes.
+    """Compile parts of a model's training step, with fixed shapes and ``torch.compile``'s options.
 
-    Args:
-        model: not yet wrapped by DDP or FSDP2, nor changed by ``recompute_blocks``.
-        parts: ``step``: passes, objectives and losses as one graph; ``blocks``: each block, each
-            objective and the pixel augmentation separately. Equal parts share compiled code.
-        device: of the training.
-        options: of ``torch.compile``.
+    ``step`` makes passes, objectives and losses one graph; ``blocks`` compiles each block, each
+    objective and the pixel augmentation separately. Equal parts share compiled code. The model is
+    not yet wrapped by DDP or FSDP2, nor changed by ``recompute_blocks``.
     """
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,12 +132,7 @@ def open_cache() -> str:
 
 
 class Compiling(Callback):
-    """Reports how long the first step compiles, graph breaks, and when torch stops compiling.
-
-    Args:
-        parts: the compiled parts, see ``compile_model``.
-        cache: the folder that keeps compiled code between starts.
-    """
+    """Reports how long the first step compiles, graph breaks, and when torch stops compiling."""
 
     def __init__(self, parts: str, cache: str) -> None:
         self.parts, self.cache = parts, cache

@@ -33,11 +33,7 @@ class Sharding(FSDP2Config):
 
 
 def num_copies(options: Fsdp) -> int:
-    """Return the number of copies of the model over all ranks.
-
-    Raises:
-        UserError: ``shard_degree`` does not divide the number of ranks.
-    """
+    """Return the number of copies of the model over all ranks; ``shard_degree`` divides them."""
     world = dist.get_world_size()
     degree = options.shard_degree or world
     if world % degree:

@@ -36,11 +36,7 @@ _SHARE = 0.9  # of a GPU's memory for a trial: training also has collectives' bu
 
 
 def microbatch_size(run: Components) -> int | None:
-    """Return the number of a rank's samples that are on the device at once; None: all.
-
-    Raises:
-        UserError: the recipe leaves it open, and not even one sample fits.
-    """
+    """Return the number of a rank's samples that are on the device at once; None: all."""
     asked, whole = run.recipe.trainer.microbatch_size, run.loader.batch_size
     size = _largest(run) if asked == "auto" else asked
     changed = None if size is None else loss_change(run.algorithms, size, whole)
@@ -52,10 +48,7 @@ def microbatch_size(run: Components) -> int | None:
 def loss_change(algorithms: Sequence[PretrainAlgorithm], size: int, whole: int) -> str | None:
     """Return a line on how microbatches of ``size`` samples change the losses; None: no change.
 
-    Args:
-        algorithms: that train the model.
-        size: samples of a microbatch.
-        whole: samples of a rank's batch.
+    A rank's batch has ``whole`` samples.
     """
     seen = [(each.couples_samples(), each.module_name()) for each in algorithms]
     coupled = " and ".join(f"{what} of {name}" for what, name in seen if what is not None)
