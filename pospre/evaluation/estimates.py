@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from pospre.output import percent_and_error
@@ -20,6 +21,14 @@ def rate_error(rate: float, count: int) -> float:
 def standard_error(values_M: Tensor) -> Tensor:
     """Return the standard error of the mean over two or more images."""
     return values_M.std(0) / len(values_M) ** 0.5
+
+
+def jackknife_error(values: Sequence[float], groups: int) -> float:
+    """Return the standard error from the values without each of ``groups`` in turn.
+
+    It is √((G − 1)/G · Σ (θ₋ᵢ − θ̄)²), with θ₋ᵢ without group i.
+    """
+    return float(np.sqrt((groups - 1) * np.var(values))) if len(values) else 0.0
 
 
 def mean_and_error(name: str, values_M: Tensor) -> dict[str, Any]:
@@ -52,14 +61,10 @@ def percent_rows(
     ``prefixes`` are those of the columns' names, by the row's title. A row whose first figure is
     None is left out.
     """
-    return [
-        [
-            title,
-            *(
-                percent_and_error(results[f"{prefix}{name}"], results.get(f"{prefix}{name}_se"))
-                for name in columns
-            ),
-        ]
-        for title, prefix in prefixes.items()
-        if results[f"{prefix}{columns[0]}"] is not None
-    ]
+    rows = []
+    for title, prefix in prefixes.items():
+        names = [f"{prefix}{name}" for name in columns]
+        if results[names[0]] is not None:
+            cells = (percent_and_error(results[name], results.get(f"{name}_se")) for name in names)
+            rows.append([title, *cells])
+    return rows

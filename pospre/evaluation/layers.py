@@ -163,9 +163,13 @@ def three_patches(grid: tuple[int, int]) -> list[int]:
     return [rows * part // whole * columns + columns * part // whole for part, whole in shares]
 
 
-def chosen_layers(model: PretrainModel, layers: Sequence[int] | None) -> list[int]:
-    """Return the chosen blocks in order, counted from 1; all if ``layers`` is None."""
-    return sorted(set(layers or range(1, model.encoder.depth + 1)))
+def chosen_layers(
+    layers: tuple[int, ...] | Literal["all"] | None, depth: int, *, first: int = 0
+) -> list[int]:
+    """Return the chosen layers in order; without a choice, all from ``first``."""
+    if layers is None or layers == "all":
+        return list(range(first, depth + 1))
+    return sorted(set(layers))
 
 
 def require_two_images(plan: Plan[Any]) -> None:

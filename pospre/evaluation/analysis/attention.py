@@ -46,6 +46,7 @@ from pospre.evaluation.layers import (
 )
 from pospre.evaluation.registry import Context, Plan
 from pospre.nn.grid import grid_offsets
+from pospre.nn.sizes import pair
 from pospre.output import format_table
 
 FIGURES = {"distance": "max", "nmi": "max"}
@@ -61,9 +62,8 @@ def evaluate(context: Context, settings: Attention) -> dict[str, Any]:
         ``heads`` with the values of each head; ``distance``, ``nmi`` and ``entropy``: the means
         over layers; ``uniform``: the values of uniform attention.
     """
-    chosen = chosen_layers(context.model, settings.layers)
-    side = settings.image_size
-    size = (side, side) if side else context.image_size
+    chosen = chosen_layers(settings.layers, context.model.encoder.depth, first=1)
+    size = pair(settings.image_size or context.image_size)
     batches = centre_batches(context, context.data, title="attention", sampling=settings, size=size)
     grid = context.model.encoder.grid_of(*size)
     asked = list(settings.queries or three_patches(grid))

@@ -36,9 +36,6 @@ def evaluate(context: Context, settings: GradCam) -> dict[str, Any]:
         ``area``: share of an image's patches with at least half its maximum, mean over images with
         standard error ``area_se``; ``empty``: share of images without a positive value, which
         ``area`` leaves out.
-
-    Raises:
-        UserError: an image has no label, or one that the head does not have.
     """
     layer = settings.layer or context.model.encoder.depth
     num_classes = class_head(context.model).num_classes
@@ -60,12 +57,9 @@ def evaluate(context: Context, settings: GradCam) -> dict[str, Any]:
             cells.append(_cells(context, batch, row, maps_BN[row], name))
     area_M = torch.cat(areas)
     found = area_M > 0
+    none: dict[str, Any] = {"area": None, "area_se": None}
     return {
-        **(
-            mean_and_error("area", area_M[found])
-            if found.any()
-            else {"area": None, "area_se": None}
-        ),
+        **(mean_and_error("area", area_M[found]) if found.any() else none),
         "empty": float((~found).double().mean()),
         "target": settings.target,
         "layer": layer,

@@ -20,7 +20,7 @@ from torch import Tensor
 from pospre.batch import Batch
 from pospre.evaluation.analysis.settings import PositionCorrelation
 from pospre.evaluation.drawing import check_pictures, new_figure, save_arrays, save_figure
-from pospre.evaluation.estimates import estimate_rows
+from pospre.evaluation.estimates import estimate_rows, jackknife_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import layer_tokens, planned_encoder, require_two_images
 from pospre.evaluation.registry import Context, Plan
@@ -38,9 +38,6 @@ def evaluate(context: Context, settings: PositionCorrelation) -> dict[str, Any]:
         two positions of an image; ``same`` and ``other``, of two images at the same position and at
         two positions; ``position``, the former less the latter. The maps are in ``maps``, an
         archive beside the picture.
-
-    Raises:
-        UserError: there is one image only.
     """
     batches = centre_batches(context, context.data, title="position_correlation", sampling=settings)
     layer = context.model.encoder.depth if settings.layer is None else settings.layer
@@ -130,9 +127,7 @@ def estimates(sums: Sums) -> dict[str, float | None]:
     if int(sums.count_G.sum()) > 2:
         left = [_means(sums.without(group)) for group in range(groups)]
         for name in found:
-            values = torch.tensor([means[name] for means in left]).double()
-            variance = (values - values.mean()).square().sum() * (groups - 1) / groups
-            errors[f"{name}_se"] = float(variance.sqrt())
+            errors[f"{name}_se"] = jackknife_error([means[name] for means in left], groups)
     return {**found, **errors}
 
 

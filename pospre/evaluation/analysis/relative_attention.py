@@ -25,6 +25,7 @@ from pospre.evaluation.layers import (
 )
 from pospre.evaluation.registry import Context, Plan
 from pospre.nn.grid import grid_offsets
+from pospre.nn.sizes import pair
 from pospre.output import format_table, percent
 
 FIGURES = {"near": "max"}
@@ -40,9 +41,8 @@ def evaluate(context: Context, settings: RelativeAttention) -> dict[str, Any]:
         images (``…_se``). The maps are in ``maps``, an archive beside the picture.
     """
     model = context.model
-    chosen = chosen_layers(model, settings.layers)
-    side = settings.image_size
-    size = (side, side) if side else context.image_size
+    chosen = chosen_layers(settings.layers, model.encoder.depth, first=1)
+    size = pair(settings.image_size or context.image_size)
     batches = centre_batches(
         context, context.data, title="relative_attention", sampling=settings, size=size
     )

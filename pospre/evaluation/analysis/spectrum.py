@@ -29,7 +29,12 @@ from pospre.evaluation.drawing import (
 )
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches, check_pooling
-from pospre.evaluation.layers import layer_tokens, planned_encoder, require_two_images
+from pospre.evaluation.layers import (
+    chosen_layers,
+    layer_tokens,
+    planned_encoder,
+    require_two_images,
+)
 from pospre.evaluation.registry import Context, Plan
 from pospre.output import format_table, percent
 
@@ -65,7 +70,7 @@ def evaluate(context: Context, settings: Spectrum) -> dict[str, Any]:
         ``artefacts`` of the last layer stand beside them.
     """
     model = context.model
-    chosen = sorted(set(settings.layers or range(model.encoder.depth + 1)))
+    chosen = chosen_layers(settings.layers, model.encoder.depth)
     batches = centre_batches(context, context.data, title="spectrum", sampling=settings)
     gathered = {layer: Gathered() for layer in chosen}
     cells: list[list[Cell]] = []

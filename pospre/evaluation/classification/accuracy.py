@@ -47,9 +47,6 @@ def evaluate(context: Context, settings: Accuracy) -> dict[str, Any]:
         ``top1`` and ``top5`` in [0, 1] (``top5`` is None with five classes or fewer); the
         ``standard_error`` of ``top1``; ``members`` (``top1`` of each model of an ensemble alone,
         the measured one first); the settings used.
-
-    Raises:
-        UserError: an image has no label, or a run of the ensemble has other classes.
     """
     num_classes = class_head(context.model).num_classes
     members = [context.model, *(member.to(context.device) for member in context.opened)]

@@ -6,9 +6,9 @@ own, and each image is classified by the others. Nothing is trained. ``layers=al
 output of every block (Zhai et al. 2022, Fig. 9; the η of that figure is the run's).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from pospre.errors import UserError
 from pospre.evaluation.classification.settings import Knn
 from pospre.evaluation.estimates import percent_rows, rate_error
 from pospre.evaluation.features import Part, check_probe, encode_parts
-from pospre.evaluation.layers import planned_encoder
+from pospre.evaluation.layers import chosen_layers, planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.output import format_table, percent
 
@@ -32,27 +32,17 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
     Returns:
         ``top1`` and ``initial_top1`` in [0, 1] of the last layer measured, the ``standard_error``
         of ``top1``, the same for each of ``layers``, and the settings used.
-
-    Raises:
-        UserError: an image has no label, or no image's class is in the bank.
     """
     models = context.models("top1", "initial_top1", baseline=settings.baseline)
-
-    chosen: Sequence[int | None] = all_layers(settings.layers, context.model.encoder.depth) or (
-        None,
-    )
-    parts: list[Part] = [(layer, settings.features) for layer in chosen]
+    depth = context.model.encoder.depth
+    layers = [None] if settings.layers is None else chosen_layers(settings.layers, depth)
+    parts: list[Part] = [(layer, settings.features) for layer in layers]
     encode = partial(encode_parts, context, models, parts=parts)
     queries, labels_Q = encode(data=context.data, title="knn", sampling=settings)
-    banks, bank_labels_M = (
-        (queries, labels_Q)
-        if settings.bank is None
-        else encode(
-            data=settings.bank,
-            title="knn bank",
-            sampling=settings.model_copy(update={"num_samples": settings.num_bank}),
-        )
-    )
+    banks, bank_labels_M = queries, labels_Q
+    if settings.bank is not None:
+        sampling = settings.model_copy(update={"num_samples": settings.num_bank})
+        banks, bank_labels_M = encode(data=settings.bank, title="knn bank", sampling=sampling)
     answerable_Q = _answerable(labels_Q, bank_labels_M, context.data, settings.bank)
     asked = int(answerable_Q.sum())
     rows = []
@@ -101,15 +91,6 @@ def check(plan: Plan[Knn]) -> None:
     voters = min(found, wanted or found) - (bank is None)
     if voters < k:
         raise UserError(f"k={k}, but only {voters} images can vote; use k={max(1, voters)}.")
-
-
-def all_layers(
-    layers: tuple[int, ...] | Literal["all"] | None, depth: int
-) -> tuple[int, ...] | None:
-    """Return the layers chosen by a setting, ascending, for an encoder with ``depth`` blocks."""
-    if layers == "all":
-        return tuple(range(depth + 1))
-    return None if layers is None else tuple(sorted(set(layers)))
 
 
 def nearest_class(

@@ -48,9 +48,6 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
         ``top1`` and ``initial_top1`` in [0, 1] of the chosen classifier; ``standard_error`` of
         ``top1``; ``best_top1`` (chosen on the measured images); ``features`` (one dict per kind of
         features, with the classifier chosen); the settings used.
-
-    Raises:
-        UserError: an image has no label.
     """
     given = settings.values("epochs", "batch", "base_lr")
     published = adjusted(PROTOCOLS[settings.protocol], given)

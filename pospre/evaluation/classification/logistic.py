@@ -39,9 +39,6 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
 
     Returns:
         ``top1`` and ``initial_top1`` in [0, 1], and the settings used.
-
-    Raises:
-        UserError: an image has no label, or all bank images are of one class.
     """
     models = context.models("top1", "initial_top1", baseline=settings.baseline)
     part: Part = (None, settings.features)

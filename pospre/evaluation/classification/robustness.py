@@ -49,9 +49,6 @@ def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
         ``conditions`` and ``sets``: one dict each with ``name``, ``top1`` in [0, 1],
         ``standard_error``, ``images`` and the number of possible ``classes``; ``clean``, and
         ``mean`` of all other conditions and sets; ``reassessed``, as a condition; ``outlier_aupr``.
-
-    Raises:
-        UserError: an image has no label.
     """
     encoder = context.model.encoder
     wanted = conditions(settings, encoder.grid, encoder.positions)

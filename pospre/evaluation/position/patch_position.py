@@ -10,9 +10,8 @@ predict positions, the ratio is their ``mask_ratio``; methods without it are mea
 from collections.abc import Mapping
 from typing import Any
 
-from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import ratios_of
-from pospre.evaluation.position.predictions import TOP, Placer, Tally, tally
+from pospre.evaluation.position.predictions import TOP, Tally, tally_models, with_untrained
 from pospre.evaluation.position.settings import PatchPosition
 from pospre.evaluation.registry import Context
 from pospre.model.position_task import PositionObjective
@@ -29,14 +28,10 @@ def evaluate(context: Context, settings: PatchPosition) -> dict[str, Any]:
         ``ratios`` (one dict per η, accuracies in [0, 1]), ``mean`` (of their top-1), ``chance``,
         ``chance_top5``, ``grid`` (rows, columns) and ``samples``.
     """
-    models = context.models("trained", "initial", baseline=settings.baseline)
-    predictors = {name: Placer(model, settings.seed) for name, model in models.items()}
-    cells = [
-        (each,) for each in ratios_of(context.model, NEEDS, "mask_ratio", settings.mask_ratios)
-    ]
-    batches = centre_batches(context, context.data, title="patch_position", sampling=settings)
-    rows, columns = context.model.encoder.grid
-    return summarise(tally(predictors, batches, cells), (rows, columns))
+    ratios = ratios_of(context.model, NEEDS, "mask_ratio", settings.mask_ratios)
+    cells = [(ratio,) for ratio in ratios]
+    counts = tally_models(context, settings, cells, title="patch_position")
+    return summarise(counts, context.model.encoder.grid)
 
 
 def summarise(counts: Tally, grid: tuple[int, int]) -> dict[str, Any]:
@@ -87,7 +82,11 @@ def table(results: Mapping[str, Any]) -> str:
     """Return the accuracies as text, in percent, with the untrained model's in brackets."""
     keys = ("top1", "top5", "context_top1", "masked_top1")
     rows = [
-        [f"η = {row['mask_ratio']}", str(row["context"]), *(_cell(row, key) for key in keys)]
+        [
+            f"η = {row['mask_ratio']}",
+            str(row["context"]),
+            *(with_untrained(row[key], row[f"initial_{key}"]) for key in keys),
+        ]
         for row in results["ratios"]
     ]
     rows.append(["chance", "", percent(results["chance"]), percent(results["chance_top5"]), "", ""])
@@ -98,8 +97,3 @@ def table(results: Mapping[str, Any]) -> str:
         rows,
         [f"{results['samples']} images; centre view, one seeded context each"],
     )
-
-
-def _cell(row: Mapping[str, Any], key: str) -> str:
-    initial = row[f"initial_{key}"]
-    return percent(row[key]) + ("" if initial is None else f" ({percent(initial)})")

@@ -19,11 +19,11 @@ For other methods that predict positions, γ and γ_pos are their ``mask_ratio``
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import ratios_of
-from pospre.evaluation.position.predictions import Placer, Tally, tally, weighed
+from pospre.evaluation.position.predictions import Tally, tally_models, weighed, with_untrained
 from pospre.evaluation.position.settings import PositionGrid
 from pospre.evaluation.registry import Context
 from pospre.model.position_task import PositionObjective
@@ -45,16 +45,14 @@ def evaluate(context: Context, settings: PositionGrid) -> dict[str, Any]:
         ``weighted_mean`` (None if temperature is null: the paper's is then ``mean``), ``grid``
         (rows, columns) and ``samples``.
     """
-    models = context.models("trained", "initial", baseline=settings.baseline)
-    predictors = {name: Placer(model, settings.seed) for name, model in models.items()}
-    batches = centre_batches(context, context.data, title="position_grid", sampling=settings)
     encoder = context.model.encoder
     packed = [each for each in MASK_RATIOS if encoder.takes(num_visible(encoder.num_patches, each))]
     rows = ratios_of(context.model, NEEDS, "mask_ratio", packed)
     columns = ratios_of(context.model, NEEDS, "position_mask_ratio", POSITION_MASK_RATIOS)
     cells = list(itertools.product(rows, columns))
-    with_weights = (weighed(context.model, batch) for batch in batches)
-    return summarise(tally(predictors, with_weights, cells), encoder.grid)
+    weigh = partial(weighed, context.model)
+    counts = tally_models(context, settings, cells, title="position_grid", prepare=weigh)
+    return summarise(counts, encoder.grid)
 
 
 def summarise(counts: Tally, grid: tuple[int, int]) -> dict[str, Any]:
@@ -98,12 +96,12 @@ def _mean(cells: list[dict[str, Any]], key: str) -> float | None:
 
 def table(results: Mapping[str, Any]) -> str:
     """Return the grid as text: accuracy in percent, with the untrained model's in brackets."""
-    texts = {}
-    for cell in results["cells"]:
-        text = percent(cell["accuracy"])
-        if cell["initial_accuracy"] is not None:
-            text += f" ({percent(cell['initial_accuracy'])})"
-        texts[cell["mask_ratio"], cell["position_mask_ratio"]] = text
+    texts = {
+        (cell["mask_ratio"], cell["position_mask_ratio"]): with_untrained(
+            cell["accuracy"], cell["initial_accuracy"]
+        )
+        for cell in results["cells"]
+    }
     masks, positions = (list(dict.fromkeys(each)) for each in zip(*texts, strict=True))
     rows = [[f"γ = {mask:g}", *(texts[mask, each] for each in positions)] for mask in masks]
     mean = f"mean of the {len(texts)} cells: {percent(results['mean'])}"

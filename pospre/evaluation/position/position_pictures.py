@@ -46,31 +46,21 @@ def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
     Returns:
         ``pictures``: per image its index, three file names and the share of patches placed
         right.
-
-    Raises:
-        UserError: the pictures cannot be written, or mixed patches get their place.
     """
     assert context.folder is not None  # checked
-    batches = centre_batches(
-        context,
-        context.data,
-        title="position_pictures",
-        sampling=Sampling(
-            num_samples=settings.num_pictures,
-            batch_size=min(settings.num_pictures, 32),
-            seed=settings.seed,
-        ),
-    )
+    count, seed = settings.num_pictures, settings.seed
+    sampling = Sampling(num_samples=count, batch_size=min(count, 32), seed=seed)
+    batches = centre_batches(context, context.data, title="position_pictures", sampling=sampling)
     pictures: list[dict[str, Any]] = []
     drops = takes(type(method_in(context.model, NEEDS)), "position_mask_ratio")
     shown_ratio = (settings.position_mask_ratio or 0.75) if drops else None
-    place, encoder = Placer(context.model, settings.seed), context.model.encoder
+    place, encoder = Placer(context.model, seed), context.model.encoder
     for batch in batches:
         if settings.mixed:
             batch = {key: value[: len(value) // 2 * 2] for key, value in batch.items()}
-            puzzle = _mixed_puzzle(place, batch, settings.mask_ratio, settings.seed)
+            puzzle = _mixed_puzzle(place, batch, settings.mask_ratio, seed)
         else:
-            puzzle = _puzzle(place, batch, settings.mask_ratio, shown_ratio, settings.seed)
+            puzzle = _puzzle(place, batch, settings.mask_ratio, shown_ratio, seed)
         pictures += _draw(context.folder, batch, puzzle, encoder.patch_size[0], settings.mixed)
     _remove_others(context.folder, pictures)
     return {

@@ -20,9 +20,8 @@ from typing import Any
 
 from pospre.batch import INDEX, Batch
 from pospre.errors import UserError
-from pospre.evaluation.classification.knn import all_layers
 from pospre.evaluation.drawing import check_pictures, new_figure, save_figure
-from pospre.evaluation.layers import check_grid, planned_encoder
+from pospre.evaluation.layers import check_grid, chosen_layers, planned_encoder
 from pospre.evaluation.models import open_model
 from pospre.evaluation.position.layer_features import (
     Input,
@@ -37,13 +36,7 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.output import format_table
 
-FIGURES = {
-    "top1": "max",
-    "masked_top1": "max",
-    "content_top1": "max",
-    "r2": "max",
-    "content_r2": "max",
-}
+FIGURES = dict.fromkeys(("top1", "masked_top1", "content_top1", "r2", "content_r2"), "max")
 MEMORY = 2**30  # bytes of tokens at once; layers that do not fit are encoded in turn
 PICTURE = "position_over_depth.png"
 COLOURS = {"image": "C0", "masked": "C1", "content": "C2", "constant": "C7", "shuffled": "C3"}
@@ -131,7 +124,7 @@ def probe_model(
     inputs = UNTRAINED if name == "untrained" else TRAINED
     if not model.encoder.positions.can_forget:
         inputs = ("image",)  # without positions, nothing can be forgotten
-    layers = all_layers(settings.layers, model.encoder.depth) or ()
+    layers = chosen_layers(settings.layers, model.encoder.depth)
     learn, measure = hold_out(batch, settings.seed)
     tokens = len(learn[INDEX]) * min(settings.num_tokens, grid[0] * grid[1])
     most = max(1, MEMORY // (4 * model.encoder.embed_dim * tokens))

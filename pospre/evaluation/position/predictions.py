@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from pospre.batch import Batch, per_row
+from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import IsolatedMethod
+from pospre.evaluation.position.settings import PatchPosition, PositionGrid
+from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
 from pospre.model.position_task import PositionObjective
 from pospre.nn.masking import slot_mask
+from pospre.output import percent
 
 
 class Placed(NamedTuple):
@@ -91,6 +95,26 @@ def weighed(model: PretrainModel, batch: Batch) -> Batch:
         return batch
     tokens = model.tokens(model.images(batch).flatten(0, 1))
     return {**batch, WEIGHT: objective.attentive_weights(tokens)}
+
+
+def tally_models(
+    context: Context,
+    settings: PatchPosition | PositionGrid,
+    cells: Sequence[Ratios],
+    *,
+    title: str,
+    prepare: Callable[[Batch], Batch] = dict,
+) -> Tally:
+    """Count over the measured images for the trained model and, if asked for, the untrained one."""
+    models = context.models("trained", "initial", baseline=settings.baseline)
+    predictors = {name: Placer(model, settings.seed) for name, model in models.items()}
+    batches = centre_batches(context, context.data, title=title, sampling=settings)
+    return tally(predictors, map(prepare, batches), cells)
+
+
+def with_untrained(rate: float | None, initial: float | None) -> str:
+    """Return a rate in percent, with the untrained model's in brackets if there is one."""
+    return percent(rate) + ("" if initial is None else f" ({percent(initial)})")
 
 
 def tally(

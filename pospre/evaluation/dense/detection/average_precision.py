@@ -5,10 +5,11 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 from numpy import ndarray
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+
+from pospre.evaluation.estimates import jackknife_error
 
 FIGURES = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 GROUPS = 10
@@ -60,8 +61,7 @@ def _errors(run: COCOeval, num_images: int) -> dict[str, float]:
         for key, ious in _IOUS.items():
             value = _mean(run.eval["precision"][ious, :, :, 0, -1])
             without[key] += [] if value is None else [value]
-    spread = {key: np.var(values) if values else 0.0 for key, values in without.items()}
-    return {f"{key}_se": float(np.sqrt((groups - 1) * value)) for key, value in spread.items()}
+    return {f"{key}_se": jackknife_error(values, groups) for key, values in without.items()}
 
 
 def _index(annotations: Mapping[str, Any]) -> COCO:

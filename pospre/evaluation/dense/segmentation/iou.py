@@ -1,9 +1,9 @@
 """Segmentation metrics from confusion matrices, one per image."""
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
 from numpy import ndarray
+
+from pospre.evaluation.estimates import jackknife_error
 
 
 def class_iou(confusion_CC: ndarray) -> ndarray:
@@ -16,49 +16,32 @@ def class_iou(confusion_CC: ndarray) -> ndarray:
     return np.divide(right, union, out=np.full_like(right, np.nan), where=union > 0)
 
 
-def mean_iou(confusion_CC: ndarray) -> float:
-    """Return the mean of ``class_iou`` over the classes that occur (mIoU)."""
-    return float(np.nanmean(class_iou(confusion_CC)))
-
-
-def pixel_accuracy(confusion_CC: ndarray) -> float:
-    """Return the share of correct pixels (aAcc)."""
-    return float(np.trace(confusion_CC) / confusion_CC.sum())
-
-
-def class_accuracy(confusion_CC: ndarray) -> float:
-    """Return the mean over true classes of their share of correct pixels (mAcc)."""
-    true = confusion_CC.sum(1)
-    return float((np.diag(confusion_CC)[true > 0] / true[true > 0]).mean())
-
-
-MEASURES: Mapping[str, Callable[[ndarray], float]] = {
-    "mIoU": mean_iou,
-    "aAcc": pixel_accuracy,
-    "mAcc": class_accuracy,
-}
+def measures(confusion_CC: ndarray) -> dict[str, float]:
+    """Return mIoU, the share of correct pixels (aAcc), and its mean over true classes (mAcc)."""
+    right, true = np.diag(confusion_CC), confusion_CC.sum(1)
+    return {
+        "mIoU": float(np.nanmean(class_iou(confusion_CC))),
+        "aAcc": float(right.sum() / true.sum()),
+        "mAcc": float((right[true > 0] / true[true > 0]).mean()),
+    }
 
 
 def summarise(confusions_NCC: ndarray) -> dict[str, float]:
-    """Return the metrics over all images, each with its standard error (``_se``).
-
-    The error is a jackknife over images: √((n − 1)/n · Σ (θ₋ᵢ − θ̄)²), with θ₋ᵢ without image i.
-    """
+    """Return the measures over all images, each with its jackknife error over them (``_se``)."""
     total = confusions_NCC.sum(0)
-    count = len(confusions_NCC)
-    results = {}
-    for name, measure in MEASURES.items():
-        results[name] = measure(total)
-        without = np.array(
-            [measure(total - each) for each in confusions_NCC if (total - each).any()]
-        )
-        spread = (count - 1) / count * ((without - without.mean()) ** 2).sum() if count > 1 else 0.0
-        results[f"{name}_se"] = float(np.sqrt(spread))
+    without = [measures(total - each) for each in confusions_NCC if (total - each).any()]
+    results = measures(total)
+    for name in tuple(results):
+        values = [each[name] for each in without]
+        results[f"{name}_se"] = jackknife_error(values, len(confusions_NCC))
     return results
 
 
 def constant(pixels_C: ndarray) -> dict[str, float]:
     """Return the metrics of always predicting the most frequent class (``constant_…``)."""
     share, present = float(pixels_C.max() / pixels_C.sum()), int((pixels_C > 0).sum())
-    figures = {"mIoU": share / present, "aAcc": share, "mAcc": 1 / present}
-    return {f"constant_{name}": figures[name] for name in MEASURES}
+    return {
+        "constant_mIoU": share / present,
+        "constant_aAcc": share,
+        "constant_mAcc": 1 / present,
+    }

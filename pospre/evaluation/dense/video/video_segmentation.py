@@ -85,8 +85,7 @@ def check(plan: Plan[VideoSegmentation]) -> list[Video]:
             f"multiple={multiple} is not a multiple of the patch size {patch}; use "
             f"{max(1, round(multiple / patch)) * patch}."
         )
-    videos = open_videos(plan.data, settings.split)
-    videos = videos[: settings.num_videos]
+    videos = open_videos(plan.data, settings.split)[: settings.num_videos]
     for video in videos:
         check_video(video)
         height, width = image_sides(video.frames[0])
