@@ -17,7 +17,7 @@ from pospre.errors import UserError
 from pospre.evaluation.dense.detection import detection
 from pospre.evaluation.dense.detection.average_precision import average_precision
 from pospre.evaluation.dense.detection.box_data import BoxSet, open_boxes
-from pospre.evaluation.dense.detection.jittered import Jittered
+from pospre.evaluation.dense.detection.detection import Jittered
 from pospre.evaluation.dense.detection.mask_rcnn import Pyramid, build_detector, stride_of
 from pospre.evaluation.dense.maps import FeatureMaps
 from pospre.model.model import PretrainModel

@@ -17,7 +17,6 @@ from pospre.errors import UserError
 from pospre.evaluation.dense.segmentation import segmentation
 from pospre.evaluation.dense.segmentation.crops import Crops, Showing, predict
 from pospre.evaluation.dense.segmentation.decoders import LinearDecoder
-from pospre.evaluation.dense.segmentation.iou import class_iou, constant, summarise
 from pospre.evaluation.dense.segmentation.mask_data import IGNORED, check_masks, open_masks
 from pospre.evaluation.run import check_evaluation
 from pospre.nn.swin.encoder import SWIN_NEEDS
@@ -51,10 +50,10 @@ def drawn_confusions() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def test_figures_are_those_of_torchmetrics_and_scikit_learn():
     predicted, true, matrices = drawn_confusions()
-    found, flat = summarise(matrices), (true.ravel(), predicted.ravel())
+    found, flat = segmentation.summarise(matrices), (true.ravel(), predicted.ravel())
     index = MulticlassJaccardIndex(4, average="none")
     theirs = index(torch.from_numpy(predicted), torch.from_numpy(true))[:3]
-    iou = class_iou(matrices.sum(0))
+    iou = segmentation.class_iou(matrices.sum(0))
     np.testing.assert_allclose(iou[:3], theirs, rtol=1e-6)
     assert np.isnan(iou[3])
     assert found["mIoU"] == pytest.approx(jaccard_score(*flat, average="macro"), abs=1e-12)
@@ -66,17 +65,15 @@ def test_standard_errors_of_a_mean_over_images_of_one_size_are_the_usual_ones():
     predicted, true, matrices = drawn_confusions()
     shares = (predicted == true).mean(1)
     usual = shares.std(ddof=1) / np.sqrt(len(shares))
-    assert summarise(matrices)["aAcc_se"] == pytest.approx(usual, rel=1e-9)
+    assert segmentation.summarise(matrices)["aAcc_se"] == pytest.approx(usual, rel=1e-9)
 
 
 def test_the_commonest_class_is_what_a_constant_answer_measures():
     pixels = np.array([10, 70, 20, 0])
     matrix = np.zeros((4, 4), np.int64)
     matrix[:, 1] = pixels
-    found = summarise(matrix[None])
-    assert {key: found[key.removeprefix("constant_")] for key in constant(pixels)} == pytest.approx(
-        constant(pixels)
-    )
+    found, wanted = segmentation.summarise(matrix[None]), segmentation.constant(pixels)
+    assert {key: found[key.removeprefix("constant_")] for key in wanted} == pytest.approx(wanted)
 
 
 # -- what is shown --------------------------------------------------------------------------------
