@@ -15,13 +15,14 @@ from sklearn.metrics import jaccard_score
 from data_prep.scenes import Settings, render_scenes
 from pospre.errors import UserError
 from pospre.evaluation.dense.settings import VideoSegmentation
-from pospre.evaluation.dense.video import propagation, video_segmentation
-from pospre.evaluation.dense.video.propagation import (
+from pospre.evaluation.dense.video import video_segmentation
+from pospre.evaluation.dense.video.video_data import open_videos
+from pospre.evaluation.dense.video.video_segmentation import (
     contour,
     contour_accuracy,
+    propagate,
     region_similarity,
 )
-from pospre.evaluation.dense.video.video_data import open_videos
 from tests.evaluation.dense.pictures import davis_folder, save
 
 Run = Callable[..., dict[str, Any]]
@@ -108,13 +109,13 @@ def test_scores_leave_out_the_first_and_last_frame_and_what_counts_for_nothing()
 
 
 def test_attention_to_near_patches_is_that_of_a_plain_loop(monkeypatch):
-    monkeypatch.setattr(propagation, "_ROWS", 7)  # several chunks, the last one ragged
+    monkeypatch.setattr(video_segmentation, "_ROWS", 7)  # several chunks, the last one ragged
     generator = torch.Generator().manual_seed(0)
     rows, columns, radius, neighbours, temperature = 4, 5, 1, 3, 0.1
     features = [torch.randn(rows, columns, 6, generator=generator) for _ in range(4)]
     labels = torch.rand(rows, columns, 2, generator=generator)
     settings = VideoSegmentation(neighbours=neighbours, context_frames=2, radius=radius)
-    found = list(propagation.propagate(features, labels, settings))
+    found = list(propagate(features, labels, settings))
     known = [(features[0], labels)]
     for number, feature in enumerate(features[1:]):
         wanted = torch.zeros(rows, columns, 2)
