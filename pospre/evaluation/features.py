@@ -41,18 +41,9 @@ def centre_batches(
 ) -> Iterator[Batch]:
     """Yield batches of centre views (short side to 256/224 of the size, then the middle; no flip).
 
-    Views of at most 48 pixels show the whole image, as is usual for CIFAR. The last batch may be
-    smaller.
-
-    Args:
-        context: gives the view size, the device and the progress setting.
-        data: the data set.
-        title: of the progress bar.
-        sampling: the images; without ``num_samples`` all, in order.
-        size: of the views; None: the encoder's.
-        view: a view group to use instead of the centre view.
-        epoch: epoch of a random view's draws.
-        chosen: ``label_fraction`` and ``labels`` of ``build_loader``.
+    Views of at most 48 pixels show the whole image, as is usual for CIFAR. Without ``num_samples``
+    all images are read, in order; the last batch may be smaller. Another ``view`` group is drawn
+    for ``epoch``. ``chosen`` are ``label_fraction`` and ``labels`` of ``build_loader``.
     """
     loader = _centre_loader(
         data,

@@ -37,18 +37,9 @@ def train_head(
 ) -> float:
     """Train a head, and the encoder if it is fine-tuned, with AdamW; return the last tenth's loss.
 
-    Args:
-        context: its progress setting, and its hook to stop early.
-        title: of the progress bar.
-        maps: of the encoder.
-        head: the module on top of it.
-        samples: by (epoch, index); they are reshuffled every epoch.
-        loss: of a batch.
-        rate: the learning rate at a share of training in [0, 1), as a share of its peak.
-        settings: the number and size of batches, how they are read, and the decay of the rate.
-        lr: peak rate of the head.
-        weight_decay: for all parameters except vectors.
-        collate: makes a batch from samples; None: stack their tensors.
+    Samples are asked by (epoch, index) and reshuffled every epoch; without ``collate`` their
+    tensors are stacked. ``rate`` gives the learning rate at a share of training in [0, 1), as a
+    share of ``lr``. Vectors have no weight decay.
     """
     groups = parameter_groups(head, lr, weight_decay=weight_decay)
     if maps.finetune:

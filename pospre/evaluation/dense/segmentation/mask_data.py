@@ -92,7 +92,7 @@ class MaskSet:
 def open_masks(root: str, split: str, ignore: int | None) -> MaskSet:
     """Find a split of a data set; ``train`` and ``val`` also stand for ADE20K's longer names.
 
-    Pixels of the value ``ignore`` have no class; those of 0 neither in ADE20K.
+    Pixels of the value ``ignore`` have no class; in ADE20K also those of 0.
     """
     base, names = Path(root), _ALIASES.get(split, (split,))
     ignored = frozenset() if ignore is None else frozenset([ignore])

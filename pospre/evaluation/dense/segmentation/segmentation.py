@@ -232,11 +232,7 @@ def summarise(confusions_NCC: ndarray) -> dict[str, float]:
 def constant(pixels_C: ndarray) -> dict[str, float]:
     """Return the metrics of always predicting the most frequent class (``constant_…``)."""
     share, present = float(pixels_C.max() / pixels_C.sum()), int((pixels_C > 0).sum())
-    return {
-        "constant_mIoU": share / present,
-        "constant_aAcc": share,
-        "constant_mAcc": 1 / present,
-    }
+    return {"constant_mIoU": share / present, "constant_aAcc": share, "constant_mAcc": 1 / present}
 
 
 def _number(value: float) -> float | None:
