@@ -163,13 +163,10 @@ def strew(
     """Return a place (B, K) for each visible patch: its own if shown, else a random free one."""
     keys_B = draws.sample_keys(seed, 0, index_B, 0, "position_pictures/strew")
     order_BN = draws.permutation(keys_B, num_patches)
-    strewn_BK = keep_BK.clone()
-    for row in range(len(keep_BK)):
-        taken_N = torch.zeros(num_patches, dtype=torch.bool, device=keep_BK.device)
-        taken_N[keep_BK[row][~dropped_BK[row]]] = True
-        free = order_BN[row][~taken_N[order_BN[row]]]
-        strewn_BK[row, dropped_BK[row]] = free[: int(dropped_BK[row].sum())]
-    return strewn_BK
+    taken_BN = torch.zeros_like(order_BN, dtype=torch.bool).scatter_(1, keep_BK, ~dropped_BK)
+    free_first = taken_BN.gather(1, order_BN).int().argsort(dim=1, stable=True)
+    nth_BK = (dropped_BK.cumsum(1) - 1).clamp_min(0)
+    return torch.where(dropped_BK, order_BN.gather(1, free_first).gather(1, nth_BK), keep_BK)
 
 
 def _remove_others(folder: Path, pictures: list[dict[str, Any]]) -> None:
