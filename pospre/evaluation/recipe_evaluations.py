@@ -87,13 +87,10 @@ def best_figure(recipe: Recipe) -> tuple[str, Literal["max", "min"]] | None:
     name = f"evaluation/{wanted.removeprefix('evaluation/')}"
     if name not in figures:
         known = [figure.removeprefix("evaluation/") for figure in figures]
+        none = "; give an evaluation an interval, such as evaluation.knn.every: 10ep"
         raise UserError(
             f"recipe: trainer.keep_best = {wanted}, which is not measured during training"
-            + (
-                f".{suggestion(wanted, known)}"
-                if known
-                else "; give an evaluation an interval, such as evaluation.knn.every: 10ep"
-            )
+            + (f".{suggestion(wanted, known)}" if known else none)
         )
     return name, figures[name]
 

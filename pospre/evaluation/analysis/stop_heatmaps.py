@@ -63,6 +63,7 @@ def evaluate(context: Context, settings: StopHeatmaps) -> dict[str, Any]:
         for row in range(min(len(target_BQ), settings.num_pictures - len(cells))):
             cells.append(_cells(batch, row, weight_BQN[row], grid))
     nearest, distance, uniform = torch.cat(parts).unbind(1)
+    title = "which patches a predicted feature resembles (point: the patch it is of)"
     return {
         **mean_and_error("nearest", nearest),
         **mean_and_error("distance", distance),
@@ -70,13 +71,7 @@ def evaluate(context: Context, settings: StopHeatmaps) -> dict[str, Any]:
         "temperature": settings.temperature,
         "grid": list(grid),
         "samples": len(nearest),
-        "pictures": save_groups(
-            cells,
-            IN_A_ROW,
-            context.folder,
-            "stop_heatmaps.png",
-            "which patches a predicted feature resembles (point: the patch it is of)",
-        ),
+        "pictures": save_groups(cells, IN_A_ROW, context.folder, "stop_heatmaps.png", title),
     }
 
 

@@ -7,6 +7,7 @@ draws. No images are used.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,9 @@ def evaluate(context: Context, settings: StopSimilarity) -> dict[str, Any]:
         position_ND = vectors[0].float()
         grid = context.model.encoder.grid
         asked = list(settings.queries or three_patches(grid))
-        similarity_SNN = torch.stack(
-            [
-                similarity(
-                    position_ND + noise(predictor, len(position_ND), settings.seed, draw),
-                    position_ND,
-                )
-                for draw in range(settings.num_draws)
-            ]
-        )
+        add = partial(noise, predictor, len(position_ND), settings.seed)
+        moved = (position_ND + add(draw) for draw in range(settings.num_draws))
+        similarity_SNN = torch.stack([similarity(each, position_ND) for each in moved])
         fixed_NN = similarity(position_ND, position_ND)
     distance_NN = grid_distances(*grid, squared=False).to(position_ND)
     best_SN = similarity_SNN.argmax(-1)

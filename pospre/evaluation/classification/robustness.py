@@ -164,11 +164,10 @@ def _measure(
 
 def _row(name: str, hit_M: Tensor, classes: int) -> dict[str, Any]:
     top1 = float(hit_M.double().mean())
-    error = rate_error(top1, len(hit_M))
     return {
         "name": name,
         "top1": top1,
-        "standard_error": error,
+        "standard_error": rate_error(top1, len(hit_M)),
         "images": len(hit_M),
         "classes": classes,
     }
@@ -181,15 +180,11 @@ def confidence(scores_MC: Tensor, among_C: Tensor) -> Tensor:
 
 def _confidence(context: Context, data: str, sampling: Sampling, among_C: Tensor) -> Tensor:
     """Return the ``confidence`` (M,) of every image."""
-    model = context.model
-    return torch.cat(
-        [
-            confidence(log_probabilities(model, model.images(batch)[:, 0], batch).cpu(), among_C)
-            for batch in centre_batches(
-                context, data, title="robustness outliers", sampling=sampling
-            )
-        ]
-    )
+    model, found = context.model, []
+    for batch in centre_batches(context, data, title="robustness outliers", sampling=sampling):
+        scores_BC = log_probabilities(model, model.images(batch)[:, 0], batch).cpu()
+        found.append(confidence(scores_BC, among_C))
+    return torch.cat(found)
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -208,9 +203,5 @@ def table(results: Mapping[str, Any]) -> str:
     notes = ["± is the standard error; painted: in the mean colour"]
     if results["outlier_aupr"] is not None:
         notes.append(f"{results['outliers']}: AUPR {percent(results['outlier_aupr'])}")
-    return format_table(
-        "Accuracy in % on corrupted images and other data",
-        ["condition", "top-1", "images", "classes"],
-        rows,
-        notes,
-    )
+    title = "Accuracy in % on corrupted images and other data"
+    return format_table(title, ["condition", "top-1", "images", "classes"], rows, notes)

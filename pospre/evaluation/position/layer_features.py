@@ -64,20 +64,12 @@ def load_images(
     context: Context, size: tuple[int, int], settings: Tokens | ShiftedPositions, *, title: str
 ) -> Batch:
     """Return centre views of images of ``context.data``, in the order of the data set."""
-    chosen = settings.values("num_samples", "num_workers", "seed")
-    sampling = Sampling(batch_size=BATCH, **chosen)
+    sampling = Sampling(batch_size=BATCH, **settings.values("num_samples", "num_workers", "seed"))
     # show the same part of each image at every size; for small encoders, all of it
     crop: Crop = "full" if max(context.image_size) <= WHOLE else "center"
-    batches = [
-        {key: value.cpu() for key, value in batch.items()}
-        for batch in centre_batches(
-            context,
-            context.data,
-            title=title,
-            sampling=sampling,
-            view=ViewGroup(size=size, crop=crop, flip_rate=0.0),
-        )
-    ]
+    view = ViewGroup(size=size, crop=crop, flip_rate=0.0)
+    shown = centre_batches(context, context.data, title=title, sampling=sampling, view=view)
+    batches = [{key: value.cpu() for key, value in batch.items()} for batch in shown]
     order = torch.cat([batch[INDEX] for batch in batches]).argsort()
     return {key: torch.cat([batch[key] for batch in batches])[order] for key in batches[0]}
 

@@ -38,7 +38,6 @@ Grid = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
 Grids = Annotated[tuple[Grid, ...], BeforeValidator(_grids)]
 Images = Annotated[int, Field(ge=LEAST_IMAGES)]
 Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1), BeforeValidator(as_tuple)]
-Direction = Literal["regression", "covariance"]
 Planes = Annotated[int, Field(ge=1, le=15)]
 
 
@@ -120,7 +119,7 @@ class PositionRemoval(Tokens):
         bank: their setting of that name.
     """
 
-    by: Direction = "regression"
+    by: Literal["regression", "covariance"] = "regression"
     planes: Planes | None = None
     evaluations: Listed[str] = ()
     bank: str | None = None
