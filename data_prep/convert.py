@@ -186,17 +186,12 @@ def _settings(args: argparse.Namespace) -> Settings:
 
         keywords = parse_keywords(args.keywords)
     values = {**vars(args), "source": args.kind, "keywords": keywords}
-    values["deep_range"] = _plain_range(args.deep_range)
+    deep = parse_range(args.deep_range, "--deep-range")  # equal ranges are the same conversion
+    values["deep_range"] = "auto" if deep is None else f"{deep.low:.15g},{deep.high:.15g}"
     if args.split is None:  # then they have no effect
         values["val_fraction"] = Settings.val_fraction
         values["seed"] = args.seed if keywords else Settings.seed
     return Settings(**{field.name: values[field.name] for field in fields(Settings)})
-
-
-def _plain_range(text: str) -> str:
-    """Return a canonical spelling of a range, so that equal ranges are the same conversion."""
-    found = parse_range(text, "--deep-range")
-    return "auto" if found is None else f"{found.low:.15g},{found.high:.15g}"
 
 
 def _convert(args: argparse.Namespace) -> Summary | None:

@@ -52,7 +52,9 @@ def convert(
             missing, or with ``strict`` a file cannot be read. The destination is then untouched.
     """
     if scheduler is not None:  # its workers may run in other folders
-        source, destination = source.absolute(), _absolute(destination)
+        source = source.absolute()
+        if "://" not in str(destination):
+            destination = Path(destination).absolute()
     target = open_destination(destination, settings.format)
     target.check_apart(source)
     prepared = prepare(source, settings)
@@ -106,10 +108,6 @@ def merge(destination: str | Path) -> Summary | None:
         _publish(target, plan, records, overwrite=False)
     seconds = time.monotonic() - start
     return Summary(records, plan.about, len(records), seconds)
-
-
-def _absolute(destination: str | Path) -> str:
-    return str(destination) if "://" in str(destination) else str(Path(destination).absolute())
 
 
 def _publish(target: Destination, plan: Plan, records: Sequence[Record], overwrite: bool) -> None:

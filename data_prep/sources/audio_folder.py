@@ -59,7 +59,8 @@ def load(tree: Tree, split: Split) -> AudioFolder:
     with needing("speech", f"{path}, a folder of WAV files,"):
         import_module("soundfile")
     visible = list(visible_files(path)) if path.is_dir() else []
-    names = sorted(name for name in visible if _is_wav(name) and not _is_noise(name))
+    noise = {name for name in visible if "/" in name and name.startswith("_")}
+    names = sorted(name for name in visible if _is_wav(name) and name not in noise)
     if not names:
         raise UserError(f"{path} has no WAV files; give the folder that contains the clips.")
     classes, labels = _classes(names)
@@ -112,10 +113,6 @@ def _select(folder: AudioFolder, split: Split) -> AudioFolder:
 
 def _is_wav(name: str) -> bool:
     return name.lower().endswith(".wav")
-
-
-def _is_noise(name: str) -> bool:
-    return "/" in name and name.startswith("_")
 
 
 def _classes(names: list[str]) -> tuple[list[str] | None, list[int]]:

@@ -10,13 +10,7 @@ from typing import Any
 from composer.core import Callback
 from composer.utils import dist
 
-from pospre.collectives import (
-    from_rank_zero,
-    however_long,
-    on_every_rank,
-    print_once,
-    wait_until,
-)
+from pospre.collectives import from_rank_zero, however_long, on_every_rank, print_once, wait_until
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_in, checkpoints_of

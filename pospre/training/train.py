@@ -140,10 +140,7 @@ def _say_length(parts: Components, start: Checkpoint) -> None:
 
 
 def build_trainer(
-    components: Components,
-    *,
-    signals: StopSignals,
-    callbacks: Sequence[Callback] = (),
+    components: Components, *, signals: StopSignals, callbacks: Sequence[Callback] = ()
 ) -> Trainer:
     """Return the trainer of a run, which ends when the process gets a signal.
 

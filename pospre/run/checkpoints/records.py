@@ -85,10 +85,7 @@ class Records(pickle._Unpickler):
     }
 
     def __init__(
-        self,
-        file: BinaryIO,
-        kinds: dict[str, type],
-        storage: Callable[[Any], Any] | None = None,
+        self, file: BinaryIO, kinds: dict[str, type], storage: Callable[[Any], Any] | None = None
     ) -> None:
         super().__init__(file, encoding="utf-8")
         self._kinds, self._storage = kinds, storage

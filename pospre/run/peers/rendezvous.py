@@ -23,14 +23,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from pospre.collectives import wait_until
 from pospre.errors import Unreachable, UserError
 from pospre.recipe.recipe import Recipe
-from pospre.run.peers.ranks import (
-    NODE_KEYS,
-    Note,
-    Process,
-    facts_of,
-    name_difference,
-    name_ranks,
-)
+from pospre.run.peers.ranks import NODE_KEYS, Note, Process, facts_of, name_difference, name_ranks
 
 _LONGER = "trainer.rendezvous_timeout waits longer"
 _PAUSE = 0.1  # seconds between two looks

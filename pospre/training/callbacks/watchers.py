@@ -120,12 +120,7 @@ class Collapse(Watcher):
     """
 
     def __init__(
-        self,
-        *,
-        share: float = 0.1,
-        every: int = 100,
-        interval: int = 10,
-        log: Path | None = None,
+        self, *, share: float = 0.1, every: int = 100, interval: int = 10, log: Path | None = None
     ) -> None:
         super().__init__(log)
         self.share, self.every, self.interval = share, every, interval
