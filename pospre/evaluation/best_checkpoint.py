@@ -74,11 +74,8 @@ class BestCheckpoint:
 
     def _figures(self) -> dict[int, float]:
         """Return the figure by step."""
-        found = {}
-        for line in read_lines(self.metrics):
-            if isinstance(line.get(self.figure), int | float):
-                found[line["step"]] = float(line[self.figure])
-        return found
+        found = ((line["step"], line.get(self.figure)) for line in read_lines(self.metrics))
+        return {step: float(value) for step, value in found if isinstance(value, int | float)}
 
     def _files(self) -> dict[int, Path]:
         """Return the existing checkpoints by step; if there are two, the kept one."""

@@ -31,7 +31,6 @@ class Cell:
         grid: (rows, columns) of patches.
         heat: (rows, columns) values, or (rows, columns, 3) colours in [0, 1]; None shows the image.
         image: uint8 (H, W, 3) behind the map, see ``as_picture``; None shows the values alone.
-        title: above the cell.
         marks: flat indices of patches to mark with a point.
         mark_colours: of the points, cycled.
         limits: values of the first and the last colour; None: the map's own range.

@@ -101,24 +101,13 @@ def run_evaluation(
     go_on: Callable[[], None] = lambda: None,
     initial: Callable[[], PretrainModel] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate ``model`` on the images at ``data_path``; see ``measure``.
+    """Evaluate a model on the images at ``data_path``, as ``measure`` does.
 
-    Args:
-        name: an evaluation, see ``registry.evaluation_names``.
-        model: a full model, without DDP wrapper and not sharded. It is moved to ``device``; its
-            mode (train or eval) is restored.
-        recipe: the model's recipe. The results contain it with references to environment variables
-            instead of their values.
-        data_path: see ``measure``.
-        settings: see ``measure``.
-        output: JSON file to write; pictures go into a folder of the same name beside it.
-        address: source of the model, for the record, like ``weights`` and ``step``.
-        weights: ``student`` or ``teacher``.
-        device: see ``measure``.
-        progress: see ``measure``.
-        step: number of steps trained, if known.
-        go_on: see ``Context``.
-        initial: see ``Context``, on the CPU; default: the recipe's model.
+    The model is whole, without DDP wrapper. It is moved to ``device``, and its mode (train or eval)
+    is restored. References to environment variables in its recipe are recorded instead of their
+    values. Pictures go into a folder of the same name beside ``output``. ``address``, ``weights``
+    and ``step`` are only for the record. For ``go_on`` and ``initial`` see ``Context``; without
+    ``initial``, the recipe makes the untrained model.
 
     Returns:
         The content of the JSON: ``name``, ``model`` (its address), ``weights``, ``step`` (if

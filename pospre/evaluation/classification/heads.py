@@ -37,10 +37,7 @@ class Protocol:
             with weights.
         base_lrs: per 256 images, one classifier each.
         optimizer: LARS (You et al. 2017) adapts the rate of the weights, not of the bias.
-        nesterov: whether SGD uses Nesterov momentum.
         weight_decay: of weights and bias, not of the norm.
-        epochs: over the bank.
-        batch: images per step.
         warmup: epochs in which the rate rises from 0.
         milestones: epochs after which the rate is divided by 10; none: half a cosine.
         floor: final share of the peak rate with the cosine.

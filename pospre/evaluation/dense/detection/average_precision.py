@@ -30,9 +30,8 @@ def average_precision(
     """
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         coco = _index(truth)
-        found = (
-            coco.loadRes(list(detections)) if detections else _index({**truth, "annotations": []})
-        )
+        nothing = _index({**truth, "annotations": []})
+        found = coco.loadRes(list(detections)) if detections else nothing
         run = COCOeval(coco, found, kind)
         run.evaluate()
         run.accumulate()

@@ -59,9 +59,7 @@ class BoxSet:
     Attributes:
         address: for messages.
         classes: names; label 1 is the first.
-        images: files.
         sides: height and width of each image.
-        items: the objects of each image.
         dropped: number of boxes without area within their image, which are left out.
     """
 
