@@ -22,7 +22,7 @@ def pixels() -> torch.Tensor:
 
 def test_what_is_no_batch_of_views_is_refused() -> None:
     model = Case(("mae",)).build()[0]
-    with pytest.raises(UserError, match=r"takes a batch, .* not Tensor. .*model.tokens\(images\)"):
+    with pytest.raises(UserError, match=r"takes a batch, .* not Tensor. .*model.encoder\(images\)"):
         model(pixels())
     batch = UNTYPED.from_images(pixels(), index=torch.arange(4), epoch=torch.tensor(0))
     batch = model.prepare(batch, 0.0)
@@ -119,5 +119,5 @@ def test_a_table_that_was_a_field_is_read_at_the_grid(tmp_path: Path) -> None:
     for weights in (learned.state_dict(), learned.encoder.state_dict(), learned.timm_state()):
         torch.save(weights, file)
         pospre.load_weights(other, file)
-        torch.testing.assert_close(other.tokens(images), learned.tokens(images))
+        torch.testing.assert_close(other.encoder(images), learned.encoder(images))
         other.encoder.init_parameters("xavier")

@@ -218,5 +218,5 @@ def _tokens(
     """Return the tokens by layer; encoders without blocks only give their output."""
     layers = sorted({layer for layer, _ in parts if layer is not None})
     if not layers:
-        return {None: model.tokens(images_BCHW)}
+        return {None: model.encoder(images_BCHW)}
     return dict(zip(layers, layer_tokens(model, images_BCHW, layers), strict=True))

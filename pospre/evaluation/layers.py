@@ -70,7 +70,7 @@ def layer_tokens(
 
     Layer 0 is the input of the first block (patches and positions), 1 its output, and so on.
     ``norm`` applies the encoder's final norm to each of them, as DINO and DINOv2 do. For ``places``
-    and ``keys_B`` see ``PretrainModel.tokens``.
+    and ``keys_B`` see ``Encoder.forward``.
     """
     encoder = model.encoder
     with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
@@ -99,7 +99,7 @@ def attention_maps(
         for layer in layers:
             hook = attentions[layer - 1].register_forward_pre_hook(keep_of(layer))
             hooks.enter_context(hook)
-        model.tokens(images_BCHW)
+        model.encoder(images_BCHW)
     return [found[layer] for layer in layers]
 
 

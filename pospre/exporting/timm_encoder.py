@@ -79,7 +79,7 @@ class Parts:
     @torch.no_grad()
     def outputs(self, images_BCHW: Tensor) -> dict[str, Tensor]:
         """Return our ``tokens`` (B, P+N, D) of whole images, and ``logits`` with a classifier."""
-        tokens = self.model.tokens(images_BCHW)
+        tokens = self.model.encoder(images_BCHW)
         if not self.classifier:
             return {"tokens": tokens}
         return {"tokens": tokens, **self.classifier({"student": tokens}, {})}

@@ -106,7 +106,7 @@ def check_is_batch(batch: Batch) -> None:
     if not isinstance(batch, dict):
         raise UserError(
             "a PretrainModel takes a batch, a dict as made by pospre.from_images, not "
-            f"{type(batch).__name__}. For tokens of whole images, call model.tokens(images)."
+            f"{type(batch).__name__}. For tokens of whole images, call model.encoder(images)."
         )
 
 

@@ -141,16 +141,6 @@ class PretrainModel(ComposerModel):
         source = ViewDraws(self.seed, batch[EPOCH], batch[INDEX], first, chosen.count)
         return self.augment(views, flips, chosen.augment, source)
 
-    def tokens(
-        self, images_BCHW: Tensor, places: Places | None = None, keys_B: Tensor | None = None
-    ) -> Tensor:
-        """Encode whole images as users of the exported encoder do: (B, P+N, D).
-
-        ``places`` replace the patches' own places. Drop path is drawn from ``keys_B``; without them
-        nothing is dropped.
-        """
-        return self.encoder(images_BCHW, places=places, keys_B=keys_B)
-
     def features(
         self, images_BCHW: Tensor, layers: Sequence[int], places: Places | None = None
     ) -> list[Tensor]:
@@ -160,7 +150,7 @@ class PretrainModel(ComposerModel):
             images_BCHW: normalised images, of any size that the encoder's positions support.
             layers: 0 is the input of the first block (patches and positions), 1 its output, and so
                 on.
-            places: see ``tokens``.
+            places: of the patches; None: their own.
 
         Raises:
             UserError: the encoder is not a ViT, or lacks a layer.
@@ -168,7 +158,7 @@ class PretrainModel(ComposerModel):
         if not isinstance(self.encoder, Encoder):
             raise UserError(
                 "model.features reads the blocks of a ViT, but the encoder is "
-                f"{self.encoder.timm_name}. model.tokens(images) gives its last tokens."
+                f"{self.encoder.timm_name}. model.encoder(images) gives its last tokens."
             )
         found = self.encoder(images_BCHW, places=places, layers=layers)
         return [self.encoder.norm(tokens)[:, self.encoder.num_prefix_tokens :] for tokens in found]
@@ -177,7 +167,7 @@ class PretrainModel(ComposerModel):
         """Return the encoder's weights in timm's layout; see ``Encoder.timm_state``."""
         return self.encoder.timm_state(vit)
 
-    def encode(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
+    def run_pass(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
         """Run the declared pass ``name``: (B·V, P+K, D) tokens, or (B·V, P, D)."""
         declared = self.registry.passes[name]
         images = images_BVCHW.flatten(0, 1)
@@ -296,7 +286,7 @@ class PretrainModel(ComposerModel):
                 batch[place_keys(group)] = view_keys(batch, views.shape[1], self.seed, "places")
         # autocast caches cast weights: if first cast without gradient, they would never learn
         order = sorted(declared, key=lambda name: not declared[name].has_grad)
-        passes = {name: self.encode(name, pixels[declared[name].group], batch) for name in order}
+        passes = {name: self.run_pass(name, pixels[declared[name].group], batch) for name in order}
         features = {name: self._features(tokens) for name, tokens in passes.items()}
         return {**self.objectives(passes, batch, self.registry.readers), FEATURES: features}
 

@@ -129,7 +129,7 @@ def _passes(model: PretrainModel, batch: Batch) -> dict[str, PassCounts]:
     for name, declared in model.registry.passes.items():
         views = model.images(batch, declared.group)
         seen = {**batch, f"{declared.group}/pixels": views}
-        flops = count_flops(partial(model.encode, name, views, seen)) / _LARGE
+        flops = count_flops(partial(model.run_pass, name, views, seen)) / _LARGE
         number = model.views[declared.group].count
         passes[name] = PassCounts(declared.group, number, declared.count, declared.teacher, flops)
     return passes

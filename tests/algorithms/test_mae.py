@@ -22,7 +22,7 @@ def test_visible_patches_have_the_relative_biases_of_their_cells(positions):
     inputs = batch()
     algorithm.write(inputs, model)
     keep, images = inputs["view/visible"], torch.randn(4, 3, 48, 48, dtype=torch.float64)
-    alone = model.encode("student", images.unsqueeze(1), inputs)
+    alone = model.run_pass("student", images.unsqueeze(1), inputs)
     whole = encoder(images, context_BM=keep)
     rows = torch.arange(4)[:, None]
     torch.testing.assert_close(alone[:, 1:], whole[rows, keep + 1], rtol=0, atol=1e-12)

@@ -80,8 +80,8 @@ def test_the_loss_is_that_of_a_plain_loop():
     """Per crop: the mean over masked patches of the cross-entropy; then the mean over 2B crops."""
     model, batch = filled("crop_field")
     objective = model.objectives["masked_position"]
-    student = model.encode("global", model.images(batch, "global"), batch)[:, 1:]
-    teacher = model.encode("teacher", model.images(batch, "global"), batch)[:, 1:]
+    student = model.run_pass("global", model.images(batch, "global"), batch)[:, 1:]
+    teacher = model.run_pass("teacher", model.images(batch, "global"), batch)[:, 1:]
     mask = ~batch[KNOWN].flatten(0, 1)
     logits = objective.teacher_head.module(teacher[mask]).double() / objective.temperature
     plan = (logits - logits.max()).exp()

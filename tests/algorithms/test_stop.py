@@ -78,7 +78,7 @@ def test_the_paper_form_equals_a_few_plain_lines() -> None:
     predictor, head = predictor_of(model), objective_of(model).predict
     assert isinstance(predictor.positions, SinCos)
     table = predictor.positions.at(predictor.grid)
-    tokens = model.encode("student", model.images(inputs), inputs)
+    tokens = model.run_pass("student", model.images(inputs), inputs)
     weight, bias = predictor.embed.weight, predictor.embed.bias
     rows = []
     for sample in range(4):
@@ -90,7 +90,7 @@ def test_the_paper_form_equals_a_few_plain_lines() -> None:
             masked = table[places] + noise @ weight.T + predictor.mask_token[0]
             rows.append(torch.cat([context, masked]))
     decoded = predictor.norm(predictor.blocks(torch.stack(rows)))[:, 16:]
-    whole = F.layer_norm(model.encode("teacher", model.images(inputs), inputs), (192,))
+    whole = F.layer_norm(model.run_pass("teacher", model.images(inputs), inputs), (192,))
     target = [whole[b, inputs["ijepa/targets"][b, m]] for b in range(4) for m in range(4)]
     expected = F.smooth_l1_loss(head(decoded), torch.stack(target))
     loss = model.loss(model(inputs), inputs)["total"]

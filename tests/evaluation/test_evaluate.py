@@ -247,7 +247,7 @@ def test_what_would_fail_is_said_before_the_first_forward_pass(
     with pytest.raises(UserError, match=re.escape(said)):
         check_evaluation(name, recipe, data, given, None)
     model = build_model(recipe)
-    monkeypatch.setattr(type(model), "tokens", None)
+    monkeypatch.setattr(type(model.encoder), "forward", None)
     with pytest.raises(UserError, match=re.escape(said)):
         run_evaluation(name, model, recipe, data, given, progress=False)
 

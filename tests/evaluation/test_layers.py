@@ -34,7 +34,7 @@ def model_of(positions: str = "learned", *, num_registers: int = 0) -> PretrainM
 def test_the_last_layer_is_what_the_encoder_returns() -> None:
     model = model_of(num_registers=2)
     first, last = layer_tokens(model, IMAGES, [0, 3])
-    assert torch.equal(last, model.tokens(IMAGES))
+    assert torch.equal(last, model.encoder(IMAGES))
     assert first.shape == last.shape == (2, 3 + 16, 192)
     (raw,) = layer_tokens(model, IMAGES, [3], norm=False)
     assert torch.equal(model.encoder.norm(raw), last)

@@ -96,7 +96,7 @@ def test_an_export_is_measured_as_the_checkpoint_it_is_from(
     images = torch.randn(2, 3, 64, 32)
     for which in (ours, found):
         which.model.eval()
-    torch.testing.assert_close(found.model.tokens(images), ours.model.tokens(images))
+    torch.testing.assert_close(found.model.encoder(images), ours.model.encoder(images))
     data = image_folder(num_images=6)
     figures = [pospre.measure("knn", str(path), data, {"k": 2}) for path in (checkpoint, exported)]
     assert figures[0]["top1"] == figures[1]["top1"]
@@ -169,7 +169,7 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before any image is encoded."""
-    monkeypatch.setattr(pospre.PretrainModel, "tokens", None)
+    monkeypatch.setattr("pospre.nn.vit.Encoder.forward", None)
     data, flat = image_folder(), image_folder(classes=(), name="flat")
     for message, where in (("knn: it needs labels", flat), ("does not exist", flat / "none")):
         code, _, complained = run("knn", "--model", weights, "--data", where, "k=2")

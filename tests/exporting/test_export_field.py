@@ -45,7 +45,7 @@ def exported(path: Path, out: Path, **options: Any) -> dict[str, Tensor]:
 def tokens_of(model: PretrainModel, *size: int) -> Tensor:
     """Return the tokens of images of this size, the same every time."""
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
-    return model.eval().tokens(images)
+    return model.eval().encoder(images)
 
 
 @pytest.mark.parametrize(("options", "positions"), FIELDS)

@@ -77,7 +77,7 @@ def test_an_export_of_foreign_weights_is_read_back(
     export(str(tmp_path / "theirs.safetensors"), tmp_path / "ours.safetensors", format=format)
     after = open_model(str(tmp_path / "ours.safetensors"))
     images = torch.randn(2, before.model.encoder.channels, 32, 32)
-    tokens = [each.model.eval().tokens(images) for each in (before, after)]
+    tokens = [each.model.eval().encoder(images) for each in (before, after)]
     torch.testing.assert_close(*tokens, rtol=0, atol=1e-6)
     assert before.recipe.encoder == after.recipe.encoder
     larger = open_model(str(tmp_path / "ours.safetensors"), shown=Shown((48, 48)))
@@ -131,7 +131,7 @@ def test_an_export_keeps_how_the_positions_of_its_family_are_resampled(tmp_path:
         for name in ("theirs.safetensors", "ours.safetensors")
     )
     images = torch.randn(2, 3, 48, 24)
-    assert torch.equal(before.tokens(images), after.tokens(images))
+    assert torch.equal(before.encoder(images), after.encoder(images))
     assert after.encoder.positions.resampling == "offset"
 
 

@@ -57,7 +57,7 @@ def tokens_of(checkpoint: Path, count: int = 2) -> tuple[Tensor, Tensor]:
     model = load_model(str(checkpoint))[0]
     shape = count, model.encoder.channels, *model.encoder.image_size
     images = torch.rand(*shape, generator=torch.Generator().manual_seed(1))
-    return images, model.tokens(images)
+    return images, model.encoder(images)
 
 
 @torch.no_grad()

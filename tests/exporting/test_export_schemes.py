@@ -39,7 +39,7 @@ def test_every_scheme_is_exported_or_refused(
     assert code == 0 and "are ours" in capsys.readouterr().out
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     models = load_model(str(path))[0], open_model(str(out)).model
-    ours, read = (model.eval().tokens(images) for model in models)
+    ours, read = (model.eval().encoder(images) for model in models)
     torch.testing.assert_close(read, ours)
 
 
@@ -102,7 +102,7 @@ def test_the_graph_of_a_rotary_encoder_is_of_any_one_image_size(
         images = torch.randn(2, 3, 16 * rows, 16 * columns)
         session = onnxruntime.InferenceSession(out)
         found = torch.from_numpy(session.run(["tokens"], {"images": images.numpy()})[0])
-        assert F.cosine_similarity(found, model.tokens(images), dim=-1).min() >= 0.99999
+        assert F.cosine_similarity(found, model.encoder(images), dim=-1).min() >= 0.99999
         places = model.encoder.places_of(images)
         nowhere = places.forget(torch.ones(1, rows * columns, dtype=torch.bool))
         other = model.encoder(images, places=nowhere)
@@ -152,5 +152,5 @@ def test_dinov3_comes_back_from_transformers(
     images = torch.randn(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(
-            again.tokens(images), vit.forward_features(images), rtol=1e-4, atol=1e-4
+            again.encoder(images), vit.forward_features(images), rtol=1e-4, atol=1e-4
         )

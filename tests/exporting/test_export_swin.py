@@ -20,7 +20,7 @@ def test_a_fine_tuned_swins_logits_are_timms(tmp_path: Path) -> None:
     assert "features and logits" in "\n".join(lines)
     model = load_model(str(checkpoint))[0]
     images = torch.randn(2, 3, 64, 64)
-    ours = model.objectives["supervised"]({"student": model.tokens(images)}, {})["logits"]
+    ours = model.objectives["supervised"]({"student": model.encoder(images)}, {})["logits"]
     torch.testing.assert_close(printed_model(lines)(images), ours, atol=1e-4, rtol=1e-4)
 
 

@@ -120,7 +120,9 @@ class Swap:
             return change(own(self.model, declared, batch, keep))
 
         self.model.pass_places = changed  # type: ignore[assignment, method-assign]
-        found = self.model.encode(self.name, self.pixels if pixels is None else pixels, self.batch)
+        found = self.model.run_pass(
+            self.name, self.pixels if pixels is None else pixels, self.batch
+        )
         for name in self.model.objectives:
             head = self.model.objectives[name]
             if isinstance(head, PositionObjective):

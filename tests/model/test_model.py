@@ -171,11 +171,11 @@ def test_a_pass_gives_patches_as_soon_as_somebody_reads_them():
     model, batch = bare_model(), random_views()
     images = torch.randn(4, 1, 3, 32, 32)
     model.registry.add_pass("student", "test", EncoderPass(needs_patches=False))
-    assert model.encode("student", images, batch).shape[1] == 1
+    assert model.run_pass("student", images, batch).shape[1] == 1
     model.registry.add_pass("student", "test", EncoderPass(needs_patches=False))
     assert not model.registry.passes["student"].needs_patches
     model.registry.add_pass("student", "test", EncoderPass())
-    assert model.encode("student", images, batch).shape[1] == 1 + 16
+    assert model.run_pass("student", images, batch).shape[1] == 1 + 16
 
 
 @pytest.mark.parametrize("no_embed_class", [False, True])
@@ -194,7 +194,7 @@ def test_timm_takes_the_positions_that_an_algorithm_gave(no_embed_class: bool) -
     length = state["pos_embed"].shape[1]
     vit.load_state_dict(state)
     images = torch.randn(2, 3, 32, 32)
-    expected = model.eval().tokens(images)
+    expected = model.eval().encoder(images)
     torch.testing.assert_close(vit.eval().forward_features(images), expected, rtol=1e-3, atol=1e-4)
     assert model.teacher is not None
     encoders: list[Any] = [model.encoder, model.teacher.module]
@@ -211,6 +211,6 @@ def test_features_are_the_patches_of_each_layer_normalised(scheme: str) -> None:
     images = torch.randn(2, 3, 48, 16)
     first, last = model.features(images, layers=(1, 2))
     assert first.shape == last.shape == (2, 12, model.encoder.embed_dim)
-    assert torch.equal(last, model.tokens(images)[:, 3:])
+    assert torch.equal(last, model.encoder(images)[:, 3:])
     before = model.encoder(images, layers=[1])[0]
     assert torch.equal(first, model.encoder.norm(before)[:, 3:])

@@ -63,7 +63,7 @@ def test_the_host_alone_computes_no_patches_that_nobody_needs() -> None:
     assert not model.registry.passes["student"].needs_patches
     joined = model.registry.join_pass("student", "classes", needs_patches=False)
     assert not joined.needs_patches
-    assert model.encode("student", model.images(batch), batch).shape[1] == 1
+    assert model.run_pass("student", model.images(batch), batch).shape[1] == 1
 
 
 def test_an_objective_that_joins_no_pass_is_refused_at_build() -> None:

@@ -69,7 +69,7 @@ def test_teacher_pass_sees_every_patch_without_gradient() -> None:
     model.registry.add_pass("teacher", "test", EncoderPass(teacher=True))
     batch = random_views(size=2)
     images = torch.randn(2, 1, 3, 32, 32)
-    tokens = model.encode("teacher", images, batch)
+    tokens = model.run_pass("teacher", images, batch)
     assert tokens.shape == (2, 17, 192) and not tokens.requires_grad
     assert torch.equal(tokens, model.encoder(images[:, 0]).detach())
 

@@ -91,7 +91,7 @@ def test_an_official_file_arrives_whole(name: str, tmp_path: Path) -> None:
         assert left_out in subject.origin
     assert "bias_mask" not in subject.origin and "fresh" not in subject.origin
     with torch.no_grad():
-        ours, exact = subject.model.eval().tokens(images()), vit.forward_features(images())
+        ours, exact = subject.model.eval().encoder(images()), vit.forward_features(images())
         expected = rounded(vit).forward_features(images())
     assert (exact - expected).abs().max() > 1e-3, "the periods are not felt"
     close(ours, expected, 1e-5)
@@ -105,7 +105,7 @@ def test_an_official_file_arrives_whole(name: str, tmp_path: Path) -> None:
     model = PretrainModel(build_encoder(f"timm:{name}", positions=positions, **given), seed=0)
     assert f"{count} of {count} tensors" in load_weights(model, path)
     with torch.no_grad():
-        close(model.eval().tokens(images()), expected, 1e-5)
+        close(model.eval().encoder(images()), expected, 1e-5)
 
 
 @pytest.mark.parametrize("name", [QKVB, PLUS, "vit_small_patch16_dinov3", MIXED, AXIAL, APE])
@@ -125,7 +125,7 @@ def test_a_file_of_timms_arrives_whole(name: str, tmp_path: Path) -> None:
         if name == APE:
             as_timm_reads(subject.model.encoder)
         with torch.no_grad():
-            close(subject.model.eval().tokens(images()), expected, 1e-5)
+            close(subject.model.eval().encoder(images()), expected, 1e-5)
         build_encoder(**subject.recipe.encoder.arguments())
 
 
@@ -148,7 +148,7 @@ def test_a_file_of_transformers_arrives_whole(gated: bool, tmp_path: Path) -> No
     assert f"{count} of {count} tensors" in subject.origin and "mask_token" in subject.origin
     with torch.no_grad():
         expected = network(pixel_values=images()).last_hidden_state
-        close(subject.model.eval().tokens(images()), expected, 2e-5)
+        close(subject.model.eval().encoder(images()), expected, 2e-5)
 
 
 def rope_vit_file(state: State) -> State:
@@ -190,7 +190,7 @@ def test_other_official_files_arrive_whole(
         as_timm_reads(subject.model.encoder)
     with torch.no_grad():
         expected = vit.forward_features(images(patch))
-        close(subject.model.eval().tokens(images(patch)), expected, 5e-5)  # 2e-5 with AVX2 alone
+        close(subject.model.eval().encoder(images(patch)), expected, 5e-5)  # 2e-5 with AVX2 alone
 
 
 def golden(name: str) -> Any:

@@ -79,11 +79,11 @@ def test_every_pass_and_view_drops_on_its_own_and_evaluations_drop_nothing() -> 
     model.registry.add_pass("affinity", "test", EncoderPass(grad=False))
     image = torch.randn(1, 1, 3, 32, 32).expand(2, 2, -1, -1, -1)
     batch: Batch = {"index": torch.tensor([4, 5]), "epoch": torch.zeros(2, dtype=torch.int64)}
-    rows = [*model.encode("student", image, batch), *model.encode("affinity", image, batch)]
+    rows = [*model.run_pass("student", image, batch), *model.run_pass("affinity", image, batch)]
     for number, row in enumerate(rows):
         assert not any(torch.allclose(row, other, atol=0.1) for other in rows[:number])
     model.eval()
-    assert torch.equal(model.encode("student", image, batch)[0], model.encoder(image[0, :1])[0])
+    assert torch.equal(model.run_pass("student", image, batch)[0], model.encoder(image[0, :1])[0])
 
 
 def test_compiled_it_is_the_same() -> None:

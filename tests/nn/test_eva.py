@@ -162,7 +162,7 @@ def test_every_tensor_of_dinov3s_larger_sizes_goes_to_us_and_back(
     assert f"{count} of {count} tensors" in subject.origin
     assert subject.recipe.encoder.name == f"timm:{name}"
     with torch.no_grad():
-        close(subject.model.eval().tokens(x.float()).double(), expected, 1e-4)
+        close(subject.model.eval().encoder(x.float()).double(), expected, 1e-4)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_file_without_positions_is_taken_when_it_is_said(tmp_path: Path) -> No
     again = open_model(str(tmp_path / "out.safetensors"))
     images = torch.randn(2, 3, *subject.model.encoder.image_size)
     torch.testing.assert_close(
-        again.model.eval().tokens(images), subject.model.eval().tokens(images)
+        again.model.eval().encoder(images), subject.model.eval().encoder(images)
     )
 
 

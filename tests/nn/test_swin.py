@@ -141,5 +141,5 @@ def test_a_shifted_block_of_a_whole_image_is_one_graph(whole_graph: Any) -> None
 
 def test_it_has_no_blocks_whose_features_are_asked_for() -> None:
     model = PretrainModel(swin(window=4), seed=0)
-    with pytest.raises(UserError, match=r"blocks of a ViT, but .* swin_.*model.tokens\(images\)"):
+    with pytest.raises(UserError, match=r"blocks of a ViT, but .* swin_.*model.encoder\(images\)"):
         model.features(torch.randn(1, 3, SIDE, SIDE), layers=[1])

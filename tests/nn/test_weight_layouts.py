@@ -162,7 +162,7 @@ def test_every_tensor_arrives_and_features_are_the_publishers(
     torch.save(layout(theirs.state_dict()), path)
     subject = open_model(str(path))
     expected = theirs.forward_features(images())
-    torch.testing.assert_close(subject.model.eval().tokens(images()), expected, **ALIKE)
+    torch.testing.assert_close(subject.model.eval().encoder(images()), expected, **ALIKE)
     count = len(subject.model.encoder.state_dict())
     assert f"{count} of {count} tensors" in subject.origin and left_out in subject.origin
     assert "32×32 pixels" in subject.origin
@@ -209,7 +209,7 @@ def test_models_of_transformers(kind: str, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     subject = open_model(str(tmp_path / "model.safetensors"))
     expected = theirs(images()).last_hidden_state
-    torch.testing.assert_close(subject.model.eval().tokens(images()), expected, **ALIKE)
+    torch.testing.assert_close(subject.model.eval().encoder(images()), expected, **ALIKE)
 
 
 def test_swiglu_under_dinov2s_names(tmp_path: Path) -> None:
@@ -220,9 +220,9 @@ def test_swiglu_under_dinov2s_names(tmp_path: Path) -> None:
     fresh: Any = timm.create_model("vit_giant_patch14_dinov2", num_classes=0, **small)
     model = PretrainModel(wrap_encoder(fresh), seed=0).eval()
     assert "34 of 34 tensors" in load_weights(model, str(tmp_path / "giant.pth"))
-    torch.testing.assert_close(model.tokens(images()), theirs.forward_features(images()), **ALIKE)
+    torch.testing.assert_close(model.encoder(images()), theirs.forward_features(images()), **ALIKE)
     theirs.blocks[0].mlp.fc1.weight.data[128:] = 0  # the values: the gates alone give nothing
-    assert not torch.allclose(model.tokens(images()), theirs.forward_features(images()))
+    assert not torch.allclose(model.encoder(images()), theirs.forward_features(images()))
 
 
 @pytest.mark.parametrize(
@@ -249,12 +249,12 @@ def test_positions_are_resampled_once_as_their_family_does(
         table = torch.cat([head, resample_positions(patches, (4, 4), grid, how)])[None]
         theirs = vit(**options, img_size=(height, width))
         theirs.load_state_dict(state | {"pos_embed": table})
-        found = subject.model.eval().tokens(ours)
+        found = subject.model.eval().encoder(ours)
         torch.testing.assert_close(found, theirs.forward_features(ours), **ALIKE)
     again = vit(**options, img_size=(48, 24))
     again.load_state_dict(subject.model.timm_state(again))
     ours = torch.randn(2, 3, 48, 24)
-    found = subject.model.tokens(ours)
+    found = subject.model.encoder(ours)
     torch.testing.assert_close(again.forward_features(ours), found, **ALIKE)
     with pytest.raises(UserError, match=r"--image-size = 50 is not divisible .* Use 48"):
         open_model(str(path), shown=Shown((48, 50)))
@@ -264,7 +264,7 @@ def test_a_model_of_timms_is_resampled_as_timm_does(tmp_path: Path) -> None:
     theirs = vit(dynamic_img_size=True)
     model = PretrainModel(wrap_encoder(theirs), seed=0).eval()
     small = torch.randn(2, 3, 24, 16)
-    torch.testing.assert_close(model.tokens(small), theirs.forward_features(small), **ALIKE)
+    torch.testing.assert_close(model.encoder(small), theirs.forward_features(small), **ALIKE)
     path = tmp_path / "exported.safetensors"
     save_file(theirs.state_dict(), path)
     name = f"timm:vit_tiny_patch16_224,{path}"

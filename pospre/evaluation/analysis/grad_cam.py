@@ -95,7 +95,7 @@ def class_maps(
     block: Any = model.encoder.blocks[layer - 1]
     hook = block.norm1.register_forward_hook(hold)
     with hook, torch.no_grad():
-        logits_BC = head({"student": model.tokens(images_BCHW)}, {})["logits"]
+        logits_BC = head({"student": model.encoder(images_BCHW)}, {})["logits"]
         asked_B = logits_BC.argmax(-1) if class_B is None else class_B
         asked = logits_BC.gather(1, asked_B[:, None]).sum()
         (gradient_BTD,) = torch.autograd.grad(asked, found["tokens"])

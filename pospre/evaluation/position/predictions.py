@@ -93,7 +93,7 @@ def weighed(model: PretrainModel, batch: Batch) -> Batch:
     _, objective = model.objectives.find(PositionObjective)
     if objective.temperature is None:
         return batch
-    tokens = model.tokens(model.images(batch).flatten(0, 1))
+    tokens = model.encoder(model.images(batch).flatten(0, 1))
     return {**batch, WEIGHT: objective.attentive_weights(tokens)}
 
 

@@ -86,7 +86,7 @@ def test_koleo_spreads_both_global_crops_or_the_first():
     model, inputs, _ = model_and_batch()
     both = model.loss(model(inputs), inputs)["metric/dinov2_koleo"]
     model, inputs, _ = model_and_batch(koleo_crops="first")
-    classes = model.encode("global", model.images(inputs, "global"), inputs)[:, 0]
+    classes = model.run_pass("global", model.images(inputs, "global"), inputs)[:, 0]
     first, second = (koleo(crop) for crop in classes.unflatten(0, (-1, 2)).unbind(1))
     assert torch.equal(model.loss(model(inputs), inputs)["metric/dinov2_koleo"], first)
     assert torch.equal(both, first + second)
@@ -111,12 +111,12 @@ def test_the_student_sees_the_mask_token_and_the_teacher_the_image():
     other = images.clone()  # change what lies under the masks
     pixels = mask.view(4, 2, 1, 4, 1, 4, 1).expand(-1, -1, 3, -1, 8, -1, 8).reshape_as(images)
     other[pixels] += 1
-    passes = {name: model.encode(name, images, inputs) for name in ("global", "teacher")}
-    assert torch.equal(model.encode("global", other, inputs), passes["global"])
-    assert not torch.equal(model.encode("teacher", other, inputs), passes["teacher"])
+    passes = {name: model.run_pass(name, images, inputs) for name in ("global", "teacher")}
+    assert torch.equal(model.run_pass("global", other, inputs), passes["global"])
+    assert not torch.equal(model.run_pass("teacher", other, inputs), passes["teacher"])
     unmasked = inputs | {MASK_KEY: torch.zeros_like(inputs[MASK_KEY])}
-    assert torch.equal(model.encode("teacher", images, unmasked), passes["teacher"])
-    student = model.encode("global", images, unmasked)
+    assert torch.equal(model.run_pass("teacher", images, unmasked), passes["teacher"])
+    student = model.run_pass("global", images, unmasked)
     changed = (student != passes["global"]).flatten(1).any(1)
     assert torch.equal(changed, mask.any(-1))
     torch.testing.assert_close(student, passes["teacher"])  # one start, and no drop path yet
@@ -127,7 +127,7 @@ def test_the_teacher_has_no_drop_path_and_follows_encoder_and_heads():
         encoder={"drop_path": 0.9, "depth": 2}, momentum_start=0.75, separate_heads=True
     )
     images = model.images(inputs, "global")
-    assert torch.equal(*(model.encode("teacher", images, inputs) for _ in range(2)))
+    assert torch.equal(*(model.run_pass("teacher", images, inputs) for _ in range(2)))
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         for name, parameter in model.named_parameters():

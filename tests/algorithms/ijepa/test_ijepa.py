@@ -109,7 +109,7 @@ def test_prefix_tokens_are_not_shown_to_the_predictor(encoder: dict[str, Any]) -
     model, _, inputs = attached(encoder)
     prefix = model.encoder.num_prefix_tokens
     passes = {
-        name: model.encode(name, model.images(inputs), inputs) for name in model.registry.passes
+        name: model.run_pass(name, model.images(inputs), inputs) for name in model.registry.passes
     }
     before = objective_of(model)(passes, inputs)["predicted"]
     changed = {name: tokens.clone() for name, tokens in passes.items()}

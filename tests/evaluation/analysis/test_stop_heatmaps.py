@@ -31,7 +31,7 @@ def test_similarity_is_the_cosine_of_prediction_and_teacher() -> None:
     found = predicted_similarity(model, batch)
     images = model.images(batch)
     with torch.no_grad():
-        passes = {name: model.encode(name, images, batch) for name in ("student", "teacher")}
+        passes = {name: model.run_pass(name, images, batch) for name in ("student", "teacher")}
         outputs = model.objectives["ijepa"](passes, batch)
     predicted = outputs["predicted"].flatten(1, 2)
     for image in range(3):

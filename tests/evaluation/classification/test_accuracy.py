@@ -128,7 +128,7 @@ def test_timm_gets_the_trained_classifier(
     assert "features and logits are ours" in "\n".join(lines)
     images = torch.randn(2, 3, 64, 64)
     model, _ = load_model(str(checkpoint))
-    ours = model.objectives["supervised"]({"student": model.tokens(images)}, {})["logits"]
+    ours = model.objectives["supervised"]({"student": model.encoder(images)}, {})["logits"]
     torch.testing.assert_close(printed_model(lines)(images), ours, atol=1e-4, rtol=1e-4)
 
 
@@ -146,7 +146,7 @@ def test_an_ensemble_averages_probabilities(tmp_path: Path, image_folder: Images
         context, str(data), title="", sampling=Sampling(batch_size=12, num_workers=1)
     )
     with torch.no_grad():  # one encoder, two heads that share the images out in halves
-        features = model.tokens(model.images(batch)[:, 0])[:, 0]
+        features = model.encoder(model.images(batch)[:, 0])[:, 0]
     each = []
     for turn, run in enumerate(runs):
         content = read_checkpoint(str(run)).content

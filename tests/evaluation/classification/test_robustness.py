@@ -223,10 +223,10 @@ def test_a_swin_takes_shifted_positions_too(tmp_path: Path) -> None:
     model = build_model(small_swin(tmp_path, "supervised", SUPERVISED, image_size=128)).eval()
     images = two_images(0)["view/image"][:, 0].float() / 64 - 2
     moved = corruptions.shifted_places(model.encoder.places_of(images), images.device, by=1)
-    tokens = model.tokens(images, moved)
-    each = torch.cat([model.tokens(image[None], moved) for image in images])
+    tokens = model.encoder(images, moved)
+    each = torch.cat([model.encoder(image[None], moved) for image in images])
     torch.testing.assert_close(tokens, each, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(tokens, model.tokens(images), atol=1e-3)
+    assert not torch.allclose(tokens, model.encoder(images), atol=1e-3)
 
 
 def test_class_sets_by_number_and_by_name(image_folder: Images) -> None:

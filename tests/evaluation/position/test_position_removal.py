@@ -118,12 +118,12 @@ def test_the_evaluation_says_what_is_left_and_what_knn_becomes(
 def test_the_copy_lacks_the_planes_and_the_model_keeps_them(recipe: Any) -> None:
     model = build_model(recipe).eval()
     images = torch.randn(2, 3, 32, 32)
-    before = model.tokens(images)
+    before = model.encoder(images)
     basis = torch.linalg.qr(torch.randn(192, 4)).Q
     without = without_planes(model, torch.zeros(192), basis)
-    assert torch.equal(model.tokens(images), before)
-    assert (without.tokens(images) @ basis).abs().max() < 1e-4
-    torch.testing.assert_close(without.tokens(images), before - before @ basis @ basis.T)
+    assert torch.equal(model.encoder(images), before)
+    assert (without.encoder(images) @ basis).abs().max() < 1e-4
+    torch.testing.assert_close(without.encoder(images), before - before @ basis @ basis.T)
 
 
 def test_mistakes_are_said_before_any_work(recipe: Any, image_folder: Callable[..., Path]) -> None:

@@ -49,4 +49,4 @@ def test_hidden_places_reach_no_token(names: tuple[str, ...]) -> None:
 
 def test_images_of_another_size_have_places() -> None:
     model, _ = Case(("supervised",), encoder={"positions": "projected"}).build()
-    assert torch.isfinite(model.tokens(torch.randn(1, 3, 48, 64))).all()
+    assert torch.isfinite(model.encoder(torch.randn(1, 3, 48, 64))).all()
