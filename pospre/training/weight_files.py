@@ -113,7 +113,9 @@ def _read_file(uri: str, which: Weights, keys: Keys, otherwise: Positions | None
     uri, told = split_address(uri)
     with _local_copy(uri) as path:
         if not path.is_file():
-            raise UserError(f"{keys.weights}{uri} does not exist")
+            raise UserError(
+                f"{keys.weights}{uri} does not exist. Give a weight file, a run or a checkpoint."
+            )
         content, metadata = _load(path, uri)
     found = timm_names(content, uri, which, keys.which)
     own = recipe_in(metadata)  # of an export of ours
