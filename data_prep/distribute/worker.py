@@ -11,7 +11,7 @@ import torch
 
 from data_prep.distribute.activity import at
 from data_prep.encode.images import PreparedImage, prepare_image
-from data_prep.encode.reading import read_annotation, read_item
+from data_prep.encode.read_items import read_annotation, read_item
 from data_prep.files.archives import DamagedItem
 from data_prep.plan.plan import Block
 from data_prep.plan.records import Moments, Record, Settings

@@ -23,7 +23,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.nn.grid import Interpolation
 from pospre.nn.positions.scheme import Scheme
 from pospre.nn.vit import Encoder
@@ -62,7 +62,7 @@ class CropField(PretrainAlgorithm):
             image are mirrored like its first view.
     """
 
-    pretext_task: ClassVar[PretextTask | None] = PretextTask(
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "A crop knows where in the photograph it was cut. What did the field of places become?",
         evaluation="field",
     )

@@ -22,11 +22,11 @@ from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, ExchangedPlaces, ForgottenPlaces
 from pospre.model.position_task import Answers, PositionObjective, PositionTask, weighted_mean
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.nn.block import DecoderBlocks
+from pospre.nn.encoder_interface import split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import PatchMasking, Sampling, slot_mask
-from pospre.nn.patch_encoder import split_tokens
 from pospre.nn.vit import Encoder
 from pospre.ranges import PositiveShare, Ratio, Width
 
@@ -128,7 +128,7 @@ class DropPos(PositionTask):
     ``PositionTask`` has the others. Published beside MAE: ``weight`` 0.05 for B, 0.1 for L.
     """
 
-    pretext_task: ClassVar[PretextTask | None] = PretextTask(
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "Patches of a picture lose their position. Does the model put them back in their place?",
         "accuracy",
         "share of these patches put in their place",

@@ -20,8 +20,9 @@ from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Outputs, PixelObjective
 from pospre.model.passes import MaskedTokens
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.nn.block import DecoderBlocks
+from pospre.nn.encoder_interface import split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import (
     PatchMasking,
@@ -31,7 +32,6 @@ from pospre.nn.masking import (
     scatter_tokens,
     slot_mask,
 )
-from pospre.nn.patch_encoder import split_tokens
 from pospre.nn.places import view_places
 from pospre.nn.positions import decoder_positions
 from pospre.nn.vit import Encoder
@@ -96,7 +96,7 @@ class MAE(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    pretext_task: ClassVar[PretextTask | None] = PretextTask(
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "Most of a picture is hidden. What does the model paint in its place?",
         evaluation="reconstructions",
     )

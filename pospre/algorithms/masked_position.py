@@ -34,7 +34,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Outputs, Predicts
 from pospre.model.passes import ForgottenPlaces
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.nn.vit import Encoder
 from pospre.ranges import RatioRange
 
@@ -100,7 +100,7 @@ class MaskedPosition(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    pretext_task: ClassVar[PretextTask | None] = PretextTask(
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "Patches on crosses lose their position. Does the model still know what is where?",
         "agreement",
         "share of these patches that student and teacher put to the same prototype",

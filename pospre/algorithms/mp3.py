@@ -23,7 +23,7 @@ from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, ForgottenPlaces
 from pospre.model.position_task import Answers, PositionObjective, PositionTask, weighted_mean
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
 from pospre.nn.vit import Encoder
@@ -111,7 +111,7 @@ class MP3(PositionTask):
     pass in which all patches are context.
     """
 
-    pretext_task: ClassVar[PretextTask | None] = PretextTask(
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "A picture comes as a bag of patches. Does the model find the place of each?",
         "accuracy",
         "share of patches put in their place",

@@ -17,7 +17,7 @@ from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
 from pospre.model.passes import MaskedTokens
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.nn.initialisation import token_parameter
 from pospre.nn.masking import PatchMasking, gather_tokens, slot_mask
 from pospre.nn.vit import Encoder
@@ -57,7 +57,7 @@ class SimMIM(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    pretext_task: ClassVar[PretextTask | None] = PretextTask(
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "Large cells of a picture are masked. What does the model paint in their place?",
         evaluation="reconstructions",
     )

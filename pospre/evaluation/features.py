@@ -16,9 +16,9 @@ from pospre.data.stores.folder import FolderReader
 from pospre.data.stores.reader import Reader
 from pospre.data.views.options import Crop, ViewGroup
 from pospre.errors import UserError
+from pospre.evaluation.common_settings import Pooling, Sampling
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Pooling, Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.swin.encoder import SWIN
 from pospre.ranges import Size

@@ -12,7 +12,7 @@ from pospre.errors import UserError
 from pospre.evaluation.registry import Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
-from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.places import Places
 from pospre.nn.swin.encoder import SWIN
 from pospre.nn.vit import Encoder

@@ -36,7 +36,7 @@ from pydantic_core import PydanticUndefined
 import pospre.evaluation
 from pospre.command_line import argument_texts, spelled
 from pospre.errors import UserError, needing, suggestion
-from pospre.evaluation.settings import Settings
+from pospre.evaluation.common_settings import Settings
 from pospre.recipe.recipe import Recipe
 
 if TYPE_CHECKING:  # slow to import for --help and errors in settings

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from pospre.errors import UserError
+from pospre.evaluation.common_settings import Settings
 from pospre.evaluation.features import check_views
 from pospre.evaluation.models import Subject, open_model, subject_of
 from pospre.evaluation.registry import (
@@ -23,7 +24,6 @@ from pospre.evaluation.registry import (
     evaluation_module,
     named_in_errors,
 )
-from pospre.evaluation.settings import Settings
 from pospre.model.algorithm import algorithm_class, algorithm_names, method_of
 from pospre.model.model import PretrainModel
 from pospre.output import check_output, write_output

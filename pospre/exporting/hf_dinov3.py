@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pospre.exporting.timm_encoder import Parts
-from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.foreign import has_table, rotation_of
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_names import HF_DINOV3, apart, theirs

@@ -16,7 +16,7 @@ from pospre.errors import UserError, needing
 from pospre.evaluation.features import WHOLE
 from pospre.exporting import hf_dinov3
 from pospre.exporting.timm_encoder import Parts
-from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.foreign import without_rows
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_names import HF_DINOV2, HF_VIT, apart, theirs

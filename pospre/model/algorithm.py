@@ -28,8 +28,8 @@ from pospre.model.loop_checks import check_optimized
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Objective
-from pospre.model.pretext_task import PretextTask
-from pospre.nn.patch_encoder import PatchEncoder
+from pospre.model.task_description import TaskDescription
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.vit import Encoder
 
 _FORWARDS = (Event.BEFORE_FORWARD, Event.EVAL_BEFORE_FORWARD, Event.PREDICT_BEFORE_FORWARD)
@@ -52,7 +52,7 @@ class PretrainAlgorithm(Algorithm):
             amp_bf16 then keep them in bf16, unless ``trainer.residual`` overrides it.
     """
 
-    pretext_task: ClassVar[PretextTask | None] = None
+    pretext_task: ClassVar[TaskDescription | None] = None
     objective: ClassVar[type[Objective] | None] = None
     is_host: ClassVar[bool] = False
     takes_merged_patches: ClassVar[bool] = False

@@ -23,7 +23,7 @@ from pospre.model.passes import EditSet, EncoderPass
 from pospre.model.registry import Registry
 from pospre.model.teacher import Frozen, Momentum, TeacherManager
 from pospre.nn.build import check_divides
-from pospre.nn.patch_encoder import Edit, PatchEncoder
+from pospre.nn.encoder_interface import Edit, PatchEncoder
 from pospre.nn.places import Places, view_places
 from pospre.nn.timm_models import wrap_encoder
 from pospre.nn.vit import Encoder

@@ -11,8 +11,8 @@ from torchmetrics import MeanMetric
 
 from pospre.batch import HIDDEN, Batch
 from pospre.nn.block import Block
+from pospre.nn.encoder_interface import patchify
 from pospre.nn.masking import gather_tokens
-from pospre.nn.patch_encoder import patchify
 from pospre.nn.vit import Encoder
 
 Outputs = dict[str, Tensor]

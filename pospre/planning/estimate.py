@@ -8,7 +8,6 @@ from typing import Any
 
 from pospre.data.stores.subset import subset
 from pospre.errors import UserError
-from pospre.planning.counts import Counts, count
 from pospre.planning.gpus import (
     GIB,
     GPUS,
@@ -21,6 +20,7 @@ from pospre.planning.gpus import (
     layouts,
 )
 from pospre.planning.kernels import floor_seconds
+from pospre.planning.step_costs import Counts, count
 from pospre.recipe.recipe import Recipe
 from pospre.run.device import with_precision
 from pospre.schedules import duration_steps

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from pospre.errors import UserError
 from pospre.evaluation.figures import read_documents
-from pospre.model.pretext_task import PRETEXT_TASKS, PretextTask, from_json
+from pospre.model.task_description import PRETEXT_TASKS, TaskDescription, from_json
 from pospre.object_store import is_remote
 from pospre.recipe.yaml_text import read_mapping
 from pospre.report.plots import Record
@@ -26,7 +26,7 @@ class Run:
     name: str
     recipe: dict[str, Any]
     recipe_text: str
-    pretext_tasks: dict[str, PretextTask]  # by algorithm
+    pretext_tasks: dict[str, TaskDescription]  # by algorithm
     records: list[Record]  # of metrics.jsonl
     evaluations: dict[str, dict[str, Any]]
     warnings: list[Record]  # of watch.jsonl

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import NamedTuple
 
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.report.plots import Record, format_value
 from pospre.report.run import Knn, PatchPosition, PositionGrid, Run
 from pospre.schedules import DURATION
@@ -18,7 +18,7 @@ class Asked(NamedTuple):
     """A pretext task of a run."""
 
     method: str
-    pretext_task: PretextTask
+    pretext_task: TaskDescription
     answer: str  # the last value of its measure, in words; empty if none was logged
 
 
@@ -27,7 +27,7 @@ def pretext_tasks_of(run: Run) -> list[Asked]:
     return [Asked(name, each, _answer(run, name, each)) for name, each in run.pretext_tasks.items()]
 
 
-def _answer(run: Run, name: str, task: PretextTask) -> str:
+def _answer(run: Run, name: str, task: TaskDescription) -> str:
     values = run.column(f"metric/{name}_{task.metric}")
     if task.metric is None or not values:
         return ""

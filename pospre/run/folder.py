@@ -19,7 +19,7 @@ from composer.utils import dist
 from pospre.atomic_file import PARTIAL, nearest_existing, write_atomic
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
-from pospre.model.pretext_task import PRETEXT_TASKS, to_json
+from pospre.model.task_description import PRETEXT_TASKS, to_json
 from pospre.object_store import Bucket, is_remote, s3_patience
 from pospre.recipe.provenance import annotated
 from pospre.recipe.recipe import Recipe

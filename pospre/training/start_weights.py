@@ -21,7 +21,7 @@ from pospre.arguments import typed
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
-from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.foreign import (
     as_text,
     is_interleaved,

@@ -9,8 +9,8 @@ import torch
 from pospre import attach
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class, algorithm_names
+from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.masking import slot_mask
-from pospre.nn.patch_encoder import patchify, unpatchify
 from tests.algorithms.cases import (
     HOST_OF,
     OPTIONS,

@@ -14,7 +14,7 @@ from pospre.evaluation.position.position_grid import (
     table,
 )
 from pospre.evaluation.position.predictions import Placer, tally
-from pospre.nn.patch_encoder import patchify, unpatchify
+from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_algorithms, build_model
 from pospre.training.resolve import resolve

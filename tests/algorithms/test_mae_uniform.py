@@ -11,7 +11,7 @@ from torch import Tensor
 from pospre.algorithms.mae import PixelRegression
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.nn.patch_encoder import patchify, unpatchify
+from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.positions.sincos import SinCos
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_algorithms, build_model

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import pospre
-from pospre.run.checkpoints.parts import Part, Staging
+from pospre.run.checkpoints.rank_files import Part, Staging
 from pospre.run.checkpoints.reading import read_checkpoint
 from tests.run.checkpoints.hostile import CONTENT
 

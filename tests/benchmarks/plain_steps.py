@@ -12,7 +12,7 @@ from timm.layers import LayerNorm
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from pospre.nn.patch_encoder import patchify
+from pospre.nn.encoder_interface import patchify
 from pospre.nn.positions.sincos import sincos_positions
 from pospre.nn.sizes import EncoderSize
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.classification.corruptions import no_places
+from pospre.evaluation.classification.robustness_conditions import no_places
 from pospre.evaluation.layers import attention_maps, layer_tokens, planned_encoder
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder

@@ -19,7 +19,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
 from pospre.model.passes import ForgottenPlaces
 from pospre.model.position_task import Answers, PositionObjective
-from pospre.model.pretext_task import PRETEXT_TASKS, PretextTask, to_json
+from pospre.model.task_description import PRETEXT_TASKS, TaskDescription, to_json
 from pospre.nn.masking import PatchMasking, slot_mask
 from pospre.ranges import Ratio
 from pospre.recipe.recipe import Recipe
@@ -53,7 +53,9 @@ class Lost(PretrainAlgorithm):
     """Half of the visible patches forget where they are."""
 
     objective = Reader
-    pretext_task: ClassVar[PretextTask | None] = PretextTask("Where?", evaluation="patch_position")
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
+        "Where?", evaluation="patch_position"
+    )
     mask_ratio: Ratio = 0.5
 
     def attach(self, model: PretrainModel) -> None:

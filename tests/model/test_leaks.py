@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pospre.batch import place_keys, view_keys
-from pospre.evaluation.classification.corruptions import reorder_tiles
+from pospre.evaluation.classification.robustness_conditions import reorder_tiles
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.model.position_task import PositionObjective

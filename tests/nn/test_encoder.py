@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from pospre.errors import UserError
 from pospre.nn.block import residual_factors
 from pospre.nn.build import build_encoder
+from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.options import EncoderOptions
-from pospre.nn.patch_encoder import patchify, unpatchify
 from pospre.nn.places import Places
 from pospre.nn.positions.table import Table
 from pospre.nn.sizes import SIZES

@@ -10,7 +10,7 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.patch_encoder import unpatchify
+from pospre.nn.encoder_interface import unpatchify
 from pospre.nn.places import Places
 from pospre.nn.swin.attention import merged_places, shift_mask
 from pospre.nn.swin.encoder import SwinBlock, SwinEncoder

@@ -11,7 +11,6 @@ import pytest
 from pospre.errors import run_command
 from pospre.plan import main, render
 from pospre.planning import estimate as estimating
-from pospre.planning.counts import Counts, Parameters, count
 from pospre.planning.estimate import Choice
 from pospre.planning.estimate import plan as estimate
 from pospre.planning.gpus import (
@@ -27,6 +26,7 @@ from pospre.planning.gpus import (
     layouts,
 )
 from pospre.planning.kernels import floor_seconds, fused
+from pospre.planning.step_costs import Counts, Parameters, count
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals

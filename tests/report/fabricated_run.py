@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from pospre.model.algorithm import algorithm_class
-from pospre.model.pretext_task import to_json
+from pospre.model.task_description import to_json
 
 RECIPE = """\
 # Demo: a small ViT on rendered scenes

@@ -24,7 +24,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
 from pospre.model.passes import EncoderPass, MaskedTokens
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Momentum
 from pospre.nn.vit import Encoder
 from pospre.ranges import RatioRange, Share
@@ -141,7 +141,7 @@ class DINOv2(PretrainAlgorithm):
         weight: factor of the three losses' sum in the total.
     """
 
-    pretext_task: ClassVar[PretextTask | None] = PretextTask(
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "Crops of one picture, large and small: does the model see that they are of one?",
         "agreement",
         "share of crops that student and teacher put to the same prototype",

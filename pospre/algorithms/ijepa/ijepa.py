@@ -21,7 +21,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Momentum, Shape
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import others
@@ -133,7 +133,7 @@ class IJEPA(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    pretext_task: ClassVar[PretextTask | None] = PretextTask(
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "The model sees one part of a picture. Does it know the features of the others?",
         "cosine",
         "cosine of predicted and true features, both less their mean",

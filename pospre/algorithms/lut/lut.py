@@ -21,7 +21,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Frozen, Momentum
 from pospre.nn.initialisation import init_weights
 from pospre.nn.masking import gather_tokens, pooled
@@ -145,7 +145,7 @@ class LUT(PretrainAlgorithm):
         weight: α, factor of this loss in the total (published: 1 for S, 0.25 for B).
     """
 
-    pretext_task: ClassVar[PretextTask | None] = PretextTask(
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "The model sees a few patches. Do they tell what the whole picture is about?",
         "similarity",
         "cosine of what the few predict and what a teacher sees in the whole",

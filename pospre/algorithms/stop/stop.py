@@ -22,7 +22,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.nn.positions import schemes_that
 from pospre.nn.vit import Encoder
 
@@ -51,7 +51,7 @@ class StoP(PretrainAlgorithm):
             projection's bias is, with the noise.
     """
 
-    pretext_task: ClassVar[PretextTask | None] = PretextTask(
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "The predictor is told of a place with noise only. Which noise does it learn to bear?",
         evaluation="stop_similarity",
     )

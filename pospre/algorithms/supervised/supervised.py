@@ -22,7 +22,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
-from pospre.model.pretext_task import PretextTask
+from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Frozen
 from pospre.nn.masking import PatchMasking, pooled
 from pospre.nn.vit import Encoder
@@ -106,7 +106,7 @@ class Supervised(PretrainAlgorithm):
         weight: factor of this loss in the total.
     """
 
-    pretext_task: ClassVar[PretextTask | None] = PretextTask(
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "Which class does a picture belong to?",
         "accuracy",
         "top-1 on the training pictures, as they are mixed",

@@ -22,8 +22,8 @@ from pospre.evaluation.isolated_method import IsolatedMethod
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
+from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.masking import PatchMasking, gather_tokens, scatter_tokens, slot_mask
-from pospre.nn.patch_encoder import patchify, unpatchify
 from pospre.output import format_table
 
 NEEDS = PixelObjective

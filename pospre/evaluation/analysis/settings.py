@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from pospre.evaluation.settings import AboveOne, Compared, Numbers, Sampling, Settings
+from pospre.evaluation.common_settings import AboveOne, Compared, Numbers, Sampling, Settings
 from pospre.ranges import Ratio
 
 Source = Literal["mean", "cls", "patches"]

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from pospre import draws
 from pospre.evaluation.classification.settings import ProtocolName
+from pospre.evaluation.common_settings import Pooling
 from pospre.evaluation.features import Part, Parts
-from pospre.evaluation.settings import Pooling
 from pospre.schedules import staircase
 
 Norm = Literal["none", "batch", "affine"]

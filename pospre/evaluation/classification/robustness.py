@@ -27,13 +27,13 @@ from pospre.evaluation.classification.class_sets import (
     outlier_classes,
     read_reassessed,
 )
-from pospre.evaluation.classification.corruptions import Condition, conditions
+from pospre.evaluation.classification.robustness_conditions import Condition, conditions
 from pospre.evaluation.classification.settings import Robustness
+from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import blank_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Sampling
 from pospre.nn.masking import num_visible
 from pospre.nn.sizes import pair
 from pospre.output import format_table, percent, percent_and_error

@@ -4,7 +4,14 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from pospre.evaluation.settings import Compared, Listed, Numbers, Pooling, Sampling, TwoOrMore
+from pospre.evaluation.common_settings import (
+    Compared,
+    Listed,
+    Numbers,
+    Pooling,
+    Sampling,
+    TwoOrMore,
+)
 from pospre.ranges import PositiveShare, Ratio
 
 ProtocolName = Literal[

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from pospre.evaluation.settings import Compared, Numbers, as_tuple
+from pospre.evaluation.common_settings import Compared, Numbers, as_tuple
 from pospre.ranges import PositiveRange, PositiveShare, Ratio
 
 Factors = Annotated[PositiveRange, BeforeValidator(as_tuple)]

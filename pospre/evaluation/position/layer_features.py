@@ -15,12 +15,12 @@ from pospre.batch import INDEX, Batch
 from pospre.data.opening import open_reader
 from pospre.data.views.options import Crop, ViewGroup
 from pospre.errors import UserError
-from pospre.evaluation.classification.corruptions import reorder_tiles
+from pospre.evaluation.classification.robustness_conditions import reorder_tiles
+from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.features import WHOLE, centre_batches
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.position.settings import LEAST_IMAGES, ShiftedPositions, Tokens
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Sampling
 from pospre.model.model import PretrainModel
 from pospre.nn.masking import gather_tokens, slot_mask
 from pospre.nn.places import Places

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pospre.nn.patch_encoder import patchify, unpatchify
+from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.output import write_output
 
 FRAME_COLOUR = (70, 200, 120)

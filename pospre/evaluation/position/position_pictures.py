@@ -21,6 +21,7 @@ from pospre import draws
 from pospre.batch import INDEX, Batch, flip_key, image_key
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
+from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.drawing import check_folder
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import method_in, takes
@@ -29,10 +30,9 @@ from pospre.evaluation.position.mosaic import Puzzle, compose_views, save_png
 from pospre.evaluation.position.predictions import Placer
 from pospre.evaluation.position.settings import PositionPictures
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Sampling
 from pospre.model.algorithm import algorithm_class, method_of
 from pospre.model.position_task import PositionObjective
-from pospre.nn.patch_encoder import patchify, unpatchify
+from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.output import format_table, percent
 
 NEEDS = PositionObjective

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pospre.errors import UserError
+from pospre.evaluation.common_settings import Settings
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.position.layer_features import (
     Features,
@@ -37,7 +38,6 @@ from pospre.evaluation.position.probes import (
 from pospre.evaluation.position.settings import PositionRemoval
 from pospre.evaluation.registry import Context, Plan, default_settings, evaluate_by_name, figures_of
 from pospre.evaluation.run import check_evaluation
-from pospre.evaluation.settings import Settings
 from pospre.model.model import PretrainModel
 from pospre.output import format_table
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from pospre.evaluation.settings import (
+from pospre.evaluation.common_settings import (
     AboveOne,
     Compared,
     Listed,

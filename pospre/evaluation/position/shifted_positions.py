@@ -20,20 +20,20 @@ from torch import Tensor
 from pospre.batch import Batch
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.classification.corruptions import (
+from pospre.evaluation.classification.knn import nearest_class
+from pospre.evaluation.classification.robustness_conditions import (
     Move,
     middle_places,
     no_places,
     shifted_places,
 )
-from pospre.evaluation.classification.knn import nearest_class
+from pospre.evaluation.common_settings import Pooling
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import check_pooling, pool_tokens
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.position.layer_features import in_parts, load_images
 from pospre.evaluation.position.settings import ShiftedPositions
 from pospre.evaluation.registry import Context, Plan
-from pospre.evaluation.settings import Pooling
 from pospre.model.model import PretrainModel
 from pospre.nn.positions.scheme import Scheme
 from pospre.output import format_table

@@ -8,8 +8,8 @@ import torch
 import yaml
 from torch import Tensor
 
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.options import Positions
-from pospre.nn.patch_encoder import PatchEncoder
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
 from pospre.nn.positions.scheme import Resampling, Scheme

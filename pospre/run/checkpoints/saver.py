@@ -23,7 +23,7 @@ from pospre.collectives import Greatest, from_rank_zero, on_every_rank, wait_for
 from pospre.errors import UserError
 from pospre.run.checkpoints.files import METADATA, versions, why_not_written
 from pospre.run.checkpoints.finding import CHECKPOINT_NAME, incomplete, remove
-from pospre.run.checkpoints.parts import Part, Staging, Written, sharded_state
+from pospre.run.checkpoints.rank_files import Part, Staging, Written, sharded_state
 
 _WRITTEN, _WRITING, _FAILED = range(3)
 

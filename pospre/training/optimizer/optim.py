@@ -10,7 +10,7 @@ from torch import nn
 from pospre.arguments import typed
 from pospre.model.algorithm import unwrapped
 from pospre.model.model import PretrainModel
-from pospre.nn.patch_encoder import PatchEncoder
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.recipe.sections import Optimizer
 
 # modules that edit tokens before the first block learn like the patch embedding

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from data_prep.encode.images import prepare_image
-from data_prep.encode.reading import orient_mask
+from data_prep.encode.read_items import orient_mask
 from data_prep.files.archives import DamagedItem
 from tests.data_prep.sample_images import encoded, picture, rotated_jpeg, write_files
 from tests.data_prep.sources.fakes import converted, tar_bytes, text

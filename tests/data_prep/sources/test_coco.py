@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.encode.reading import read_item
+from data_prep.encode.read_items import read_item
 from data_prep.files.archives import DamagedItem
 from data_prep.sources.registry import open_source
 from tests.data_prep.sample_images import write_files

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.encode.reading import read_annotation
+from data_prep.encode.read_items import read_annotation
 from data_prep.files.archives import DamagedItem
 from tests.data_prep.sample_images import encoded, write_files
 from tests.data_prep.sources.fakes import JPEGS, converted, everything, opened, refuses, text

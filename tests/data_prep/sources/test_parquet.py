@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data_prep.encode.reading import read_item
+from data_prep.encode.read_items import read_item
 from data_prep.files.archives import DamagedItem
 from data_prep.sources.parquet import _group
 from data_prep.sources.registry import open_source

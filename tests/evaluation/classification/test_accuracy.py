@@ -19,9 +19,9 @@ from pospre.evaluation.classification.accuracy import (
     require_known,
     table,
 )
+from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
-from pospre.evaluation.settings import Sampling
 from pospre.exporting.export import export
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import load_model

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.classification import knn
+from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.features import centre_batches, open_labelled
 from pospre.evaluation.registry import Context
-from pospre.evaluation.settings import Sampling
 from pospre.training.build import load_model
 from tests.evaluation.checkpoints import measured
 

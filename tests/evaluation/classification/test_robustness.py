@@ -11,14 +11,14 @@ from sklearn.metrics import average_precision_score
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from pospre.errors import UserError
-from pospre.evaluation.classification import corruptions, robustness
+from pospre.evaluation.classification import robustness, robustness_conditions
 from pospre.evaluation.classification.accuracy import log_probabilities
 from pospre.evaluation.classification.class_sets import open_class_set
 from pospre.evaluation.classification.settings import Robustness
+from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
 from pospre.evaluation.run import check_evaluation
-from pospre.evaluation.settings import Sampling
 from pospre.nn.places import Places
 from pospre.training.build import build_model, load_model
 from tests.evaluation.checkpoints import measured, save_checkpoint, tiny_recipe
@@ -56,10 +56,10 @@ def batch_of(*indices: int) -> dict[str, torch.Tensor]:
 
 def test_boxes_are_painted() -> None:
     images = torch.rand(3, 3, 20, 12) + 1
-    middle = corruptions.occlude(images, batch_of(0, 1, 2), 0, side=0.5, anywhere=False)
+    middle = robustness_conditions.occlude(images, batch_of(0, 1, 2), 0, side=0.5, anywhere=False)
     assert (middle[..., 5:15, 3:9] == 0).all() and int((middle == 0).sum()) == 3 * 3 * 10 * 6
     assert torch.equal(middle[..., :5, :], images[..., :5, :])
-    box = partial(corruptions.occlude, side=0.5, anywhere=True)
+    box = partial(robustness_conditions.occlude, side=0.5, anywhere=True)
     moved = box(images, batch_of(0, 1, 2), 0)
     assert ((moved == 0).sum((1, 2, 3)) == 3 * 10 * 6).all()
     assert torch.equal(moved[1:], box(images[1:], batch_of(1, 2), 0))
@@ -68,7 +68,7 @@ def test_boxes_are_painted() -> None:
 
 def test_whole_patches_are_painted() -> None:
     images = torch.rand(2, 3, 16, 24) + 1
-    dropped = corruptions.drop_patches(images, batch_of(4, 5), 0, grid=(4, 6), ratio=0.75)
+    dropped = robustness_conditions.drop_patches(images, batch_of(4, 5), 0, grid=(4, 6), ratio=0.75)
     patches = (dropped == 0).unflatten(3, (6, 4)).unflatten(2, (4, 4)).float().mean((1, 3, 5))
     assert sorted(patches[0].flatten().tolist()) == [0] * 6 + [1] * 18
     assert not torch.equal(patches[0], patches[1])
@@ -76,7 +76,7 @@ def test_whole_patches_are_painted() -> None:
 
 def test_tiles_change_places() -> None:
     images = torch.arange(2 * 4 * 4.0).view(2, 1, 4, 4)
-    mixed = corruptions.shuffle_tiles(images, batch_of(0, 7), 0, tiles=(2, 2))
+    mixed = robustness_conditions.shuffle_tiles(images, batch_of(0, 7), 0, tiles=(2, 2))
 
     def tiles(image: torch.Tensor) -> list[list[float]]:
         cut = image.unfold(1, 2, 2).unfold(2, 2, 2).reshape(-1, 4)
@@ -93,14 +93,14 @@ def test_positions_move() -> None:
     def patches(moved: Places) -> torch.Tensor:  # (4, 6, 2) in patches, 0 the first one's centre
         return moved.coordinates(device)[0].unflatten(0, (4, 6)) * sides - 0.5
 
-    shifted = patches(corruptions.shifted_places(places, device, by=1))
+    shifted = patches(robustness_conditions.shifted_places(places, device, by=1))
     assert shifted[0, 0].tolist() == pytest.approx([1, 1])
     assert shifted[3, 5].tolist() == pytest.approx([0, 0], abs=1e-6)
-    scaled = patches(corruptions.middle_places(places, device, by=0.5))
+    scaled = patches(robustness_conditions.middle_places(places, device, by=0.5))
     assert scaled[0, 0].tolist() == pytest.approx([0.75, 1.25])  # (0.5·x + middle) in patches
-    whole = patches(corruptions.middle_places(places, device, by=1.0))
+    whole = patches(robustness_conditions.middle_places(places, device, by=1.0))
     torch.testing.assert_close(whole, patches(places))
-    known = corruptions.no_places(places, device).known
+    known = robustness_conditions.no_places(places, device).known
     assert known is not None and not known.any()
 
 
@@ -213,7 +213,7 @@ def test_positions_are_moved_where_the_scheme_takes_it(
     recipe = tiny_recipe(tmp_path, {"supervised": {"num_classes": 4}}, positions=scheme)
     positions = build_model(recipe).encoder.positions
     settings = Robustness(patch_drop=(0.5,), tiles=())
-    names = [row.name for row in corruptions.conditions(settings, (2, 2), positions)]
+    names = [row.name for row in robustness_conditions.conditions(settings, (2, 2), positions)]
     assert [name for name in names if "positions" in name] == wanted
     assert len(names) == 4 + len(wanted)
 
@@ -222,7 +222,9 @@ def test_positions_are_moved_where_the_scheme_takes_it(
 def test_a_swin_takes_shifted_positions_too(tmp_path: Path) -> None:
     model = build_model(small_swin(tmp_path, "supervised", SUPERVISED, image_size=128)).eval()
     images = two_images(0)["view/image"][:, 0].float() / 64 - 2
-    moved = corruptions.shifted_places(model.encoder.places_of(images), images.device, by=1)
+    moved = robustness_conditions.shifted_places(
+        model.encoder.places_of(images), images.device, by=1
+    )
     tokens = model.encoder(images, moved)
     each = torch.cat([model.encoder(image[None], moved) for image in images])
     torch.testing.assert_close(tokens, each, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.evaluation.classification.corruptions import no_places, reorder_tiles
+from pospre.evaluation.classification.robustness_conditions import no_places, reorder_tiles
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.position.layer_features import (
     Features,
@@ -20,7 +20,7 @@ from pospre.evaluation.registry import Context
 from pospre.model.algorithm import attach
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.patch_encoder import patchify
+from pospre.nn.encoder_interface import patchify
 from pospre.nn.places import Places
 from pospre.nn.positions import scheme_class
 from tests.evaluation.schemes import SCHEME_NAMES

@@ -12,7 +12,7 @@ from pospre.evaluation.position.mosaic import Puzzle, compose_views, place_patch
 from pospre.evaluation.position.position_pictures import VIEWS, strew, table
 from pospre.evaluation.position.predictions import Placed, Placer
 from pospre.evaluation.run import run_evaluation
-from pospre.nn.patch_encoder import patchify
+from pospre.nn.encoder_interface import patchify
 from pospre.training.build import build_model, load_model
 from tests.evaluation.checkpoints import results_of, tiny_recipe
 

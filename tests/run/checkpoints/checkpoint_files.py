@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pospre.run.checkpoints.parts import Part, Staging
+from pospre.run.checkpoints.rank_files import Part, Staging
 
 
 def write_checkpoint(content: dict[str, Any], folder: Path) -> None:

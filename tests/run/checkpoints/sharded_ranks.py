@@ -13,7 +13,7 @@ import pytest
 from composer.utils import dist
 
 from pospre.errors import UserError
-from pospre.run.checkpoints.parts import Part
+from pospre.run.checkpoints.rank_files import Part
 from pospre.train import main
 from tests.training.tiny_runs import no_space
 

@@ -15,7 +15,7 @@ from composer.loggers import Logger
 
 from pospre.run import run as door
 from pospre.run.checkpoints.finding import remove
-from pospre.run.checkpoints.parts import Part, Written
+from pospre.run.checkpoints.rank_files import Part, Written
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
 from tests.run.checkpoints.checkpoint_files import files

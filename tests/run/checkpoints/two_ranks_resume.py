@@ -14,7 +14,7 @@ from composer.utils import dist
 
 from pospre.errors import UserError, run_command
 from pospre.run.checkpoints import reading
-from pospre.run.checkpoints.parts import Part
+from pospre.run.checkpoints.rank_files import Part
 from pospre.train import main
 from tests.training.tiny_runs import curve, no_space
 

@@ -13,7 +13,7 @@ PRETEXT_TASKS = "pretext_tasks.json"
 
 
 @dataclass(frozen=True)
-class PretextTask:
+class TaskDescription:
     """What a method asks the model to solve, and the measure of success.
 
     Attributes:
@@ -29,16 +29,16 @@ class PretextTask:
     evaluation: str | None = None
 
 
-def to_json(asked: Mapping[str, PretextTask | None]) -> bytes:
+def to_json(asked: Mapping[str, TaskDescription | None]) -> bytes:
     """Return the tasks by algorithm in the format of ``PRETEXT_TASKS``; None: no task."""
     tasks = {name: asdict(each) for name, each in asked.items() if each is not None}
     return json.dumps(tasks, indent=1).encode()
 
 
-def from_json(content: bytes) -> dict[str, PretextTask]:
+def from_json(content: bytes) -> dict[str, TaskDescription]:
     """Return the tasks written by ``to_json``.
 
     Raises:
         ValueError: the content has another format.
     """
-    return TypeAdapter(dict[str, PretextTask]).validate_python(parse_object(content))
+    return TypeAdapter(dict[str, TaskDescription]).validate_python(parse_object(content))
