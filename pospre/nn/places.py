@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -75,7 +76,7 @@ class Places:
                 f"has those from 0 to {rows * cols - 1}, row by row. An editor of places may move "
                 "tokens to these alone."
             )
-        if box is not None and not box.isfinite().all():
+        if box is not None and not np.isfinite(box).all():
             raise UserError(
                 "the box of a view has a number that is not finite. Give x0, y0, x1 and y1 as "
                 "shares of the image ('g/box') or of the field ('g/field_box')."
@@ -110,10 +111,13 @@ class Places:
         return torch.stack([cells // self.grid[1], cells % self.grid[1]], dim=-1).float()
 
 
-def _readable(tensor: Tensor | None) -> Tensor | None:
-    """Return the tensor if its values can be read without waiting; otherwise None."""
+def _readable(tensor: Tensor | None) -> np.ndarray | None:
+    """Return the tensor's values if they can be read without waiting; otherwise None."""
     hidden = torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
-    return tensor if tensor is not None and tensor.is_cpu and not hidden else None
+    if tensor is None or hidden or not tensor.is_cpu:
+        return None
+    # NumPy reads without an ``item``, which steps do not have
+    return (tensor.detach().float() if tensor.is_floating_point() else tensor).numpy()
 
 
 # FSDP2 awaits gradients of tensors in a module's output and casts tensors in its input to bf16:

@@ -166,7 +166,7 @@ def log_probabilities(
     model: PretrainModel, images_BCHW: Tensor, batch: Batch, places: Places | None = None
 ) -> Tensor:
     """Return the logarithms of the class probabilities (B, C), float32."""
-    tokens = model.encoder(images_BCHW, places)
+    tokens = model.encoder(images_BCHW, places=places)
     logits: Tensor = class_head(model)({"student": tokens}, batch)["logits"]
     return logits.float().log_softmax(-1)
 

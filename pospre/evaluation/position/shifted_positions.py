@@ -149,7 +149,8 @@ def _encode(
     for part in in_parts(context, batch, "encoding"):
         images = model.images(part)[:, 0]
         places = model.encoder.places_of(images)
-        tokens_BND = model.encoder(images, places if move is None else move(places, images.device))
+        places = places if move is None else move(places, images.device)
+        tokens_BND = model.encoder(images, places=places)
         found.append(pool_tokens(model, tokens_BND, features).cpu())
     return torch.cat(found)
 

@@ -225,8 +225,8 @@ def test_a_swin_takes_shifted_positions_too(tmp_path: Path) -> None:
     moved = robustness_conditions.shifted_places(
         model.encoder.places_of(images), images.device, by=1
     )
-    tokens = model.encoder(images, moved)
-    each = torch.cat([model.encoder(image[None], moved) for image in images])
+    tokens = model.encoder(images, places=moved)
+    each = torch.cat([model.encoder(image[None], places=moved) for image in images])
     torch.testing.assert_close(tokens, each, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(tokens, model.encoder(images), atol=1e-3)
 
