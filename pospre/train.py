@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from pospre.collectives import print_once
     from pospre.evaluation.during_training import online_evaluations
     from pospre.evaluation.recipe_evaluations import check_evaluations
-    from pospre.report.live import LivePage
+    from pospre.report.live_page import LivePage
     from pospre.run.run import Run
     from pospre.training.train import train_in
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from pospre.batch import EPOCH, INDEX, LABEL, Batch, box_key, flip_key, image_key
 from pospre.data.decode.bit_depth import DeepRange
 from pospre.data.decode.decoder import DecodeError, OpenedImage
-from pospre.data.options import LoaderOptions
+from pospre.data.loader_options import LoaderOptions
 from pospre.data.stores.description import checksum
 from pospre.data.stores.reader import DamagedSample, Reader
 from pospre.data.threads import LoaderTiming, Stopwatch

@@ -177,7 +177,7 @@ class ViewGroup(BaseModel):
 
 
 class Views(BaseModel):
-    """The views drawn by ``live.py``."""
+    """The views drawn by ``live_page.py``."""
 
     step: int
     groups: list[ViewGroup]

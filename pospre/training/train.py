@@ -38,7 +38,7 @@ from pospre.training.scale.compilation import Compiling, choose_parts, compile_m
 from pospre.training.scale.fsdp import MeanOverRanks, build_sharding
 from pospre.training.scale.microbatch import microbatch_size, out_of_memory
 from pospre.training.start_weights import load_weights
-from pospre.training.step import StepTrainer
+from pospre.training.step_trainer import StepTrainer
 
 
 def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:

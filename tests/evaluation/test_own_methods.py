@@ -23,7 +23,7 @@ from pospre.model.task_description import PRETEXT_TASKS, TaskDescription, to_jso
 from pospre.nn.masking import PatchMasking, slot_mask
 from pospre.ranges import Ratio
 from pospre.recipe.recipe import Recipe
-from pospre.report.live import draw_views
+from pospre.report.live_page import draw_views
 from pospre.report.page import write_report
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import results_of, tiny_recipe

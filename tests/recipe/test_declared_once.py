@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pospre.data.loader import build_loader
+from pospre.data.loader_options import LoaderOptions
 from pospre.data.opening import Source, open_reader
-from pospre.data.options import LoaderOptions
 from pospre.data.reading import Reading
 from pospre.data.views import options
 from pospre.nn.build import build_encoder

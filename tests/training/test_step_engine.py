@@ -11,7 +11,7 @@ from composer.loggers import LoggerDestination
 
 from pospre.recipe.recipe import load_recipe
 from pospre.training.build import build_components
-from pospre.training.step import ENGINE_OVERRIDDEN, StepEngine
+from pospre.training.step_trainer import ENGINE_OVERRIDDEN, StepEngine
 from tests.training.fitting import fit
 from tests.training.tiny_runs import MAE
 
@@ -22,7 +22,7 @@ MADE_FOR = {
     "_compile": "7fb43791daab",
     "_debug_log": "be0c38869719",
 }
-"""Of Composer 0.32.1; where one differs, compare ``pospre/training/step.py`` with it."""
+"""Of Composer 0.32.1; where one differs, compare ``pospre/training/step_trainer.py`` with it."""
 
 Seen = list[tuple[str, str]]
 

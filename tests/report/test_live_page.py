@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pospre.report.live import GREY, LivePage, draw_views
+from pospre.report.live_page import GREY, LivePage, draw_views
 from pospre.report.page import write_report
 from tests.algorithms.cases import Case
 from tests.report.fabricated_run import fabricate_run

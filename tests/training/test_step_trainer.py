@@ -26,7 +26,7 @@ from pospre.recipe.recipe import load_recipe
 from pospre.training import train as ours
 from pospre.training.build import build_components
 from pospre.training.callbacks.metrics import StepLosses
-from pospre.training.step import OVERRIDDEN, SideStream, StepTrainer
+from pospre.training.step_trainer import OVERRIDDEN, SideStream, StepTrainer
 from tests.operators import CountedOperators
 from tests.training.fitting import fit
 from tests.training.tiny_runs import MAE, look_late
@@ -40,7 +40,7 @@ MADE_FOR = {
     "_accumulate_time_across_ranks": "a7a8ddb3e21b",
     "_use_closures": "f8e8d08988ae",
 }
-"""Of Composer 0.32.1; where one differs, compare ``pospre/training/step.py`` with the new one."""
+"""Of Composer 0.32.1; if one differs, compare ``training/step_trainer.py`` with the new one."""
 
 
 def test_composer_is_the_one_that_is_overridden() -> None:
