@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,10 +45,11 @@ class Places:
 
     def repeat(self, count: int) -> "Places":
         """Return the places with each row repeated ``count`` times."""
-        parts = {
+        rows = {"cells": self.cells, "box": self.box, "known": self.known, "keys": self.keys}
+        parts: dict[str, Any] = {
             name: part.repeat_interleave(count, dim=0)
-            for name in ("cells", "box", "known", "keys")
-            if (part := getattr(self, name)) is not None
+            for name, part in rows.items()
+            if part is not None
         }
         return replace(self, **parts)
 
@@ -65,10 +67,15 @@ class Places:
         return replace(self, cells=cells_RK)
 
     def check(self) -> None:
-        """Raise ``UserError`` for cells outside the grid, or boxes that are not finite.
+        """Raise ``UserError`` for cells outside the grid, and boxes that are rounded or not finite.
 
-        Only on the CPU, and not in a compiled graph: elsewhere reading them would wait.
+        Values are checked on the CPU alone, not in a compiled graph: elsewhere that would wait.
         """
+        if self.box is not None and self.box.dtype.itemsize < 4:  # torch 2.14 casts dataclasses
+            raise UserError(
+                f"the boxes of views are rounded to {self.box.dtype}, so their places are wrong: "
+                "FSDP2 does that since torch 2.14. Use torch 2.7.0, or trainer.precision: fp32."
+            )
         (rows, cols), cells, box = self.grid, _readable(self.cells), _readable(self.box)
         if cells is not None and not ((cells >= 0) & (cells < rows * cols)).all():
             raise UserError(

@@ -112,6 +112,13 @@ def test_fsdp_is_shown_the_mark_and_rounds_no_box(
     assert seen[0].box is places.box
 
 
+def test_rounded_boxes_are_refused() -> None:
+    box = boxes(0.123456, 0.2, 0.71234, 0.9)
+    Places((4, 4), box=box).check()
+    with pytest.raises(UserError, match=r"rounded to torch.bfloat16.* since torch 2.14. Use torch"):
+        Places((4, 4), box=box.bfloat16()).check()
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("cell", [-1, 16])
 def test_cells_outside_the_grid_are_refused(scheme: str, cell: int) -> None:

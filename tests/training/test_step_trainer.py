@@ -172,6 +172,9 @@ class Streams:
 
         return within()
 
+    def is_available(self) -> bool:  # what newer versions of torch ask before a pinned copy
+        return False
+
     def note(self, what: str) -> None:
         self.notes.append(f"{what} on {self.current.name}")
 
