@@ -64,7 +64,7 @@ class Runner:
     run_name: str
     overrides: tuple[str, ...]  # for every stage
     folder: Path  # of a folder for each stage
-    save_folder: str | None  # likewise, of checkpoints in a bucket; None: only local ones
+    save_folder: str | None  # of checkpoints in a bucket; None: only local ones
     work: Callable[[Job], None]  # that each process runs
 
     def run(self, stage: Stage, pace: Pace) -> Done:

@@ -46,7 +46,7 @@ class Shown(NamedTuple):
             positions, or timm's for the name.
         mean: for normalisation, one per channel in [0, 1] or one for all. None: our export's or
             timm's for the name, else ImageNet's.
-        std: likewise.
+        std: as ``mean``.
     """
 
     image_size: tuple[int, int] | None = None

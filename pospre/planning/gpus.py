@@ -209,7 +209,7 @@ class Layout:
         both = memory.working(microbatch, 1 / self.shards, accumulates=accumulates)
         exchange = 0.0
         if self.shards > 1:
-            # gathered: those in use, and those that come next; their gradients, whole, likewise
+            # gathered: those in use and those that come next, and as many whole gradients
             exchange = 2 * (parameters.unit + parameters.unit_trained) * _BYTES
         elif self.replicas > 1:  # DDP's buckets are a second copy of the gradients
             exchange = parameters.trained * _BYTES

@@ -75,7 +75,7 @@ class Operator(NamedTuple):
 
     role: str  # product, row reduction, lookup, norm backward or pointwise
     reads: dict[int, int]  # bytes by the number of a value; written again it has another number
-    writes: dict[int, int]  # likewise
+    writes: dict[int, int]  # bytes by the number of a value
     flops: int  # of a product
     is_fp32: bool  # whether it computes in fp32
 

@@ -36,7 +36,7 @@ OVERRIDDEN = (
 )
 """What this module relies on: methods of Composer's Trainer."""
 ENGINE_OVERRIDDEN = ("run_event", "_run_algorithms", "_run_callbacks", "_compile", "_debug_log")
-"""Likewise, methods of Composer's Engine."""
+"""What this module relies on: methods of Composer's Engine."""
 _OF_A_STEP = frozenset(
     event
     for event in Event

@@ -57,7 +57,7 @@ class Epoch:
     seconds: float  # from asking for the epoch's iterator to its end
     first_batch: float | None  # seconds from the start of the process; first epoch only
     before: int  # bytes that the process held before its first epoch, without its children
-    resident: int  # likewise after this epoch
+    resident: int  # bytes that it held after this epoch
     peak: int  # the most that it ever held
     estimate: int | None  # bytes that the loader said it would take, if it does
     note: str  # what the loader says about itself
