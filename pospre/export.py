@@ -22,8 +22,6 @@ formats:
                final_norm=false.
   onnx         a graph of opset 17 for batches of any size, from normalised images to tokens, and to
                logits if a classifier was trained. OUT ends in .onnx.
-  torchhub     a folder for torch.hub.load(OUT, "encoder", source="local"), on disk or in a
-               repository. It needs timm and safetensors, but not pospre.
 
 Before the output gets its name, the software of the format reads it and computes features. They
 must equal those of pospre (cosine at least 0.99999), or nothing is written. A card is written

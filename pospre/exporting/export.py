@@ -15,9 +15,9 @@ from pospre.atomic_file import write_atomic
 from pospre.errors import UserError
 from pospre.evaluation.models import open_model
 from pospre.evaluation.run import require_finite
-from pospre.exporting import hf_folder, hub_folder, onnx_file, timm_file
+from pospre.exporting import hf_folder, onnx_file, timm_file
 from pospre.exporting.card import make_card
-from pospre.exporting.target import CACHE, CARD, FOLDERS, card_of, check_target, parse_grid
+from pospre.exporting.target import CARD, card_of, check_target, parse_grid
 from pospre.exporting.timm_encoder import Parts, take_parts
 from pospre.training.weight_files import Keys
 
@@ -31,7 +31,6 @@ _FORMATS: dict[str, ModuleType] = {
     "safetensors": timm_file,
     "hf": hf_folder,
     "onnx": onnx_file,
-    "torchhub": hub_folder,
 }
 
 
@@ -51,8 +50,8 @@ def export(
     Args:
         checkpoint: a checkpoint, a folder of them or a run folder; or a file of weights or
             ``timm:NAME,FILE``, see ``open_model``.
-        out: the file to write; of ``hf`` and ``torchhub`` the folder.
-        format: ``timm``, ``safetensors``, ``hf``, ``onnx`` or ``torchhub``.
+        out: the file to write; of ``hf`` the folder.
+        format: ``timm``, ``safetensors``, ``hf`` or ``onnx``.
         num_classes: of timm's classifier, see ``--help``.
         grid: of the positions, such as ``"14x14"``; None takes the encoder's.
         weights: the trained ones, or the teacher's.
@@ -90,11 +89,7 @@ def export(
             step=found.step,
             license=license,
         )
-        if format in FOLDERS:
-            write_atomic(partial / CARD, text.encode())
-            _clear(partial / CACHE)  # of hubconf.py
-        else:
-            write_atomic(card, text.encode())
+        write_atomic(partial / CARD if format == "hf" else card, text.encode())
         _show(partial, out)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error}") from error

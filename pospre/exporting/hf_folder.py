@@ -24,7 +24,7 @@ from pospre.nn.weight_names import HF_DINOV2, HF_VIT, apart, theirs
 LIBRARY = "transformers"
 TOLERANCE = 1e-5
 _EXTRA = "hf"
-_OTHERS = "the formats timm, safetensors, onnx and torchhub take it"
+_OTHERS = "the formats timm, safetensors and onnx take it"
 
 
 def write(parts: Parts, path: Path) -> None:

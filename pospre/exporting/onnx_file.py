@@ -26,7 +26,7 @@ def write(parts: Parts, path: Path) -> None:
     if size >= _LIMIT:
         raise UserError(
             f"--format onnx: the encoder has {size / 2**30:.1f} GiB of weights, but one .onnx file "
-            "holds less than 2. Use the format safetensors, timm, hf or torchhub."
+            "holds less than 2. Use the format safetensors, timm or hf."
         )
     with needing("onnx", "--format onnx"):
         import onnx

@@ -6,20 +6,14 @@ from pathlib import Path
 from pospre.errors import UserError
 
 CARD = "README.md"
-CACHE = "__pycache__"
-"""What Python leaves in a folder that ``torch.hub`` loads."""
-FOLDERS = {
-    "hf": ("config.json", "model.safetensors", "preprocessor_config.json"),
-    "torchhub": ("hubconf.py", "model.safetensors"),
-}
-"""The files of the formats that are folders, beside the card."""
+_HF_FILES = {"config.json", "model.safetensors", "preprocessor_config.json", CARD}
 _ENDINGS = {"timm": (".pth", ".safetensors"), "safetensors": (".safetensors",), "onnx": (".onnx",)}
-FORMATS = ("timm", "safetensors", "hf", "onnx", "torchhub")
+FORMATS = ("timm", "safetensors", "hf", "onnx")
 
 
 def card_of(out: Path, format: str) -> Path:
     """Return the path of an export's card: in its folder, or beside the file."""
-    return out / CARD if format in FOLDERS else out.with_name(f"{out.name}.md")
+    return out / CARD if format == "hf" else out.with_name(f"{out.name}.md")
 
 
 def check_target(out: Path, format: str, num_classes: int | None, overwrite: bool) -> None:
@@ -28,8 +22,8 @@ def check_target(out: Path, format: str, num_classes: int | None, overwrite: boo
         raise UserError(f"--num-classes is for --format timm; {format} has no zero classifier.")
     if num_classes is not None and num_classes < 0:
         raise UserError(f"--num-classes is {num_classes}; give 0 (no classifier) or more.")
-    if format in FOLDERS:
-        _check_folder(out, format)
+    if format == "hf":
+        _check_folder(out)
     else:
         _check_file(out, _ENDINGS[format], format)
     for path in (out, card_of(out, format)):
@@ -46,13 +40,12 @@ def _check_file(out: Path, endings: tuple[str, ...], format: str) -> None:
         raise UserError(f"OUT = {out} is a folder; name a file in it.")
 
 
-def _check_folder(out: Path, format: str) -> None:
+def _check_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
-        raise UserError(f"OUT = {out} is a file; --format {format} writes a folder.")
+        raise UserError(f"OUT = {out} is a file; --format hf writes a folder.")
     if not out.is_dir():
         return
-    known = {*FOLDERS[format], CARD, CACHE}
-    foreign = sorted(path.name for path in out.iterdir() if path.name not in known)
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in _HF_FILES)
     if foreign:
         raise UserError(
             f"OUT = {out} is a folder with files of another kind, such as {foreign[0]}; name a "

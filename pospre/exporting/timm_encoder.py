@@ -13,7 +13,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe
 
-_WITH_CLASSIFIER = ("timm", "onnx", "torchhub")
+_WITH_CLASSIFIER = ("timm", "onnx")
 
 
 @dataclass(frozen=True)

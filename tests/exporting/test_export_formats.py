@@ -1,4 +1,4 @@
-"""Folders for transformers and torch.hub, and ONNX graphs: their software has our features."""
+"""Folders for transformers, and ONNX graphs: their software has our features."""
 
 import json
 import re
@@ -12,7 +12,6 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModel
 
@@ -22,7 +21,7 @@ from pospre.exporting import onnx_file
 from pospre.exporting.export import export
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.build import load_model
-from tests.evaluation.checkpoints import printed_model, save_checkpoint, tiny_recipe
+from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.swin_runs import SUPERVISED, small_swin
 
 SCALED = {"layer_scale": 0.1}
@@ -119,14 +118,14 @@ def test_what_transformers_lack_is_refused(
     tmp_path: Path, encoder: dict[str, Any], words: str
 ) -> None:
     path = classifier(tmp_path / "runs", **encoder)
-    with pytest.raises(UserError, match=f"{words}.*timm, safetensors, onnx and torchhub take it"):
+    with pytest.raises(UserError, match=f"{words}.*timm, safetensors and onnx take it"):
         export(str(path), tmp_path / "hf", format="hf")
     assert [each.name for each in tmp_path.iterdir()] == ["runs"]
 
 
 def test_swin_is_for_the_other_formats(tmp_path: Path) -> None:
     path = save_checkpoint(small_swin(tmp_path, "supervised", SUPERVISED, window=8))
-    with pytest.raises(UserError, match=r"has this encoder \(swin_tiny.*torchhub take it"):
+    with pytest.raises(UserError, match=r"has this encoder \(swin_tiny.*onnx take it"):
         export(str(path), tmp_path / "hf", format="hf")
 
 
@@ -148,14 +147,11 @@ def test_onnxruntime_runs_batches_of_any_size(tmp_path: Path, encoder: dict[str,
 
 @torch.no_grad()
 def test_a_trained_classifier_goes_along(tmp_path: Path) -> None:
-    path, out, hub = classifier(tmp_path / "runs"), tmp_path / "vit.onnx", tmp_path / "hub"
+    path, out = classifier(tmp_path / "runs"), tmp_path / "vit.onnx"
     images, ours = logits_of(path)
     assert "features and logits" in "\n".join(export(str(path), out, format="onnx"))
     found = onnxruntime.InferenceSession(out).run(["logits"], {"images": images.numpy()})[0]
     assert_ours(torch.from_numpy(found), ours)
-    assert "features and logits" in "\n".join(export(str(path), hub, format="torchhub"))
-    vit: Any = torch.hub.load(str(hub), "encoder", source="local")
-    assert_ours(vit.eval()(images), ours)
 
 
 def test_relative_positions_have_a_graph_too(tmp_path: Path) -> None:
@@ -163,44 +159,26 @@ def test_relative_positions_have_a_graph_too(tmp_path: Path) -> None:
     assert "are ours" in "\n".join(export(str(path), tmp_path / "e.onnx", format="onnx"))
 
 
-@torch.no_grad()
-def test_the_hub_folder_needs_only_timm(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "hub"
-    lines = export(str(checkpoint), out, format="torchhub", license="cc-by-4.0")
-    assert "import pospre" not in (out / "hubconf.py").read_text()
-    model = printed_model(lines)
-    images, ours = tokens_of(checkpoint)
-    assert_ours(model.forward_features(images), ours)
-    fresh: Any = torch.hub.load(
-        str(out), "encoder", source="local", pretrained=False, num_classes=7
-    )
-    assert fresh.num_classes == 7
-    assert not torch.equal(fresh.cls_token, model.cls_token)
-    with safe_open(out / "model.safetensors", "pt") as file:
-        assert json.loads(file.metadata()["recipe"])["run_name"] == "tiny"
-
-
 def test_a_folder_is_replaced_only_if_it_is_an_export(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "hub"
-    export(str(checkpoint), out, format="torchhub")
-    (out / "__pycache__").mkdir()
+    out = tmp_path / "hf"
+    export(str(checkpoint), out, format="hf")
     with pytest.raises(UserError, match="--overwrite replaces it"):
-        export(str(checkpoint), out, format="torchhub")
-    (out / "hubconf.py").write_text("old")
-    export(str(checkpoint), out, format="torchhub", overwrite=True)
-    assert "def encoder" in (out / "hubconf.py").read_text()
+        export(str(checkpoint), out, format="hf")
+    (out / "config.json").write_text("old")
+    export(str(checkpoint), out, format="hf", overwrite=True)
+    assert "ViTModel" in (out / "config.json").read_text()
     (out / "notes.txt").write_text("precious")
     with pytest.raises(UserError, match=r"of another kind, such as notes\.txt"):
-        export(str(checkpoint), out, format="torchhub", overwrite=True)
+        export(str(checkpoint), out, format="hf", overwrite=True)
     with pytest.raises(UserError, match="is a file; --format hf writes a folder"):
         export(str(checkpoint), out / "notes.txt", format="hf", overwrite=True)
     assert (out / "notes.txt").read_text() == "precious"
-    assert [each.name for each in tmp_path.iterdir()] == ["hub"]
+    assert [each.name for each in tmp_path.iterdir()] == ["hf"]
 
 
 @pytest.mark.parametrize(
     ("format", "name"),
-    [("timm", "out.pth"), ("hf", "out"), ("torchhub", "out"), ("onnx", "out.onnx")],
+    [("timm", "out.pth"), ("hf", "out"), ("onnx", "out.onnx")],
 )
 def test_other_features_are_not_given_out(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, name: str
@@ -239,6 +217,6 @@ def test_a_graph_that_one_file_cannot_hold(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_file, "_LIMIT", 1000)
-    with pytest.raises(UserError, match="Use the format safetensors, timm, hf or torchhub"):
+    with pytest.raises(UserError, match="Use the format safetensors, timm or hf"):
         export(str(checkpoint), tmp_path / "out.onnx", format="onnx")
     assert not list(tmp_path.iterdir())

@@ -45,9 +45,8 @@ def test_every_scheme_is_exported_or_refused(
 
 @pytest.mark.parametrize(
     ("format", "name"),
-    [("timm", "e.pth"), ("safetensors", "e.safetensors"), ("hf", "e"), ("onnx", "e.onnx"),
-     ("torchhub", "e")],
-)  # fmt: skip
+    [("timm", "e.pth"), ("safetensors", "e.safetensors"), ("hf", "e"), ("onnx", "e.onnx")],
+)
 def test_what_timm_does_not_have_is_refused_in_every_format(
     format: str,
     name: str,
@@ -63,9 +62,7 @@ def test_what_timm_does_not_have_is_refused_in_every_format(
 
 
 @pytest.mark.parametrize("scheme", ["rotary", "learned_rotary"])
-@pytest.mark.parametrize(
-    ("format", "name"), [("timm", "e.pth"), ("onnx", "e.onnx"), ("torchhub", "e"), ("hf", "e")]
-)
+@pytest.mark.parametrize(("format", "name"), [("timm", "e.pth"), ("onnx", "e.onnx"), ("hf", "e")])
 def test_rotary_encoders_come_back_from_every_format_or_are_refused(
     format: str, name: str, scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
