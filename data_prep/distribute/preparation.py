@@ -54,8 +54,6 @@ class Prepared:
     def _about(self) -> dict[str, Any]:
         source = self.source
         about = {
-            "annotation": source.annotation,
-            "annotation_classes": source.annotation_classes,
             "ignored_examples": list(source.ignored),
             "split_rule": source.split_rule,
             "titles": source.titles,

@@ -11,7 +11,7 @@ import torch
 
 from data_prep.distribute.activity import at
 from data_prep.encode.images import PreparedImage, prepare_image
-from data_prep.encode.read_items import read_annotation, read_item
+from data_prep.encode.read_items import read_item
 from data_prep.files.archives import DamagedItem
 from data_prep.plan.plan import Block
 from data_prep.plan.records import Moments, Record, Settings
@@ -51,12 +51,11 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
             for item in items:
                 with at(str(job.source.root / item.name)):
                     try:
-                        main, fields = _prepare(item, job)
+                        main = _prepare(item, job)
                     except DamagedItem as error:
                         _skip(item, str(error), record, job)
                         continue
-                writer.write(item, fields)
-                _note(item, main, fields, record)
+                writer.write(item, _note(item, main, record))
                 if moments is not None:
                     moments.add(_rows(main, job.settings))
         if moments is not None:
@@ -65,14 +64,12 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
     return record
 
 
-def _prepare(item: Item, job: Job) -> "tuple[PreparedImage | PreparedClip, dict[str, Any]]":
-    """Return the prepared item, and its sample's fields; ``DamagedItem`` if it cannot be used."""
+def _prepare(item: Item, job: Job) -> "PreparedImage | PreparedClip":
+    """Return the prepared item; ``DamagedItem`` if it cannot be used."""
     data = read_item(job.source, item)
     main: PreparedImage | PreparedClip
-    fields: dict[str, Any]
-    image = None
     if job.settings.frames is None:
-        main = image = prepare_image(
+        main = prepare_image(
             data,
             job.settings.max_side,
             job.settings.quality,
@@ -80,21 +77,16 @@ def _prepare(item: Item, job: Job) -> "tuple[PreparedImage | PreparedClip, dict[
             seekable=job.settings.seekable,
             decoding=job.settings.decoding,
         )
-        fields = {"image": image.jpeg}
     else:
         from data_prep.encode.clips import prepare_clip  # torchaudio: seconds to import
 
         main = prepare_clip(data, job.settings.frames)
-        fields = {"features": main.features}
-    if job.source.annotation is not None:
-        fields["annotation"] = read_annotation(job.source, item, image)
-    num_bytes = main.num_bytes + len(fields.get("annotation", b""))
-    if num_bytes > job.largest:
+    if main.num_bytes > job.largest:
         raise DamagedItem(
-            f"as a JPEG it takes {num_bytes} bytes, but at most {job.largest} fit; --max-side "
+            f"as a JPEG it takes {main.num_bytes} bytes, but at most {job.largest} fit; --max-side "
             "makes it smaller"
         )
-    return main, fields
+    return main
 
 
 def _skip(item: Item, why: str, record: Record, job: Job) -> None:
@@ -106,9 +98,9 @@ def _skip(item: Item, why: str, record: Record, job: Job) -> None:
     record.skipped.append({"path": item.name, "reason": why})
 
 
-def _note(
-    item: Item, main: "PreparedImage | PreparedClip", fields: dict[str, Any], record: Record
-) -> None:
+def _note(item: Item, main: "PreparedImage | PreparedClip", record: Record) -> dict[str, Any]:
+    """Add a sample to the record; return its column, besides label and path."""
+    column: dict[str, Any]
     if isinstance(main, PreparedImage):
         record.num_visible += main.kept
         record.num_marked += main.marked
@@ -116,14 +108,14 @@ def _note(
         if main.deep is not None:
             deep = (len(record.labels), str(main.deep), main.deep.guessed, main.is_flat)
             record.deep.append(deep)
+        column = {"image": main.jpeg}
     else:
         record.seconds.append(main.seconds)
+        column = {"features": main.features}
     record.labels.append(item.label)
     record.num_bytes.append(main.num_bytes)
-    data = fields["image" if "image" in fields else "features"]
-    record.crc32c.append(checksum(data, item.label))
-    if "annotation" in fields:
-        record.extra_bytes.append(len(fields["annotation"]))
+    record.crc32c.extend(checksum(data, item.label) for data in column.values())
+    return column
 
 
 def _moments(settings: Settings) -> Moments | None:
@@ -153,8 +145,6 @@ def _writing(folder: Path, job: Job, record: Record, items: Sequence[Item]) -> I
         from data_prep.encode.clips import NUM_COEFFICIENTS
 
         columns = {"features": f"ndarray:float32:{job.settings.frames},{NUM_COEFFICIENTS}"}
-    if job.source.annotation is not None:
-        columns["annotation"] = "bytes"
     writer = BlockWriter(folder, columns, sum(item.size for item in items))
     try:
         yield writer

@@ -38,7 +38,6 @@ class PreparedImage:
     height: int  # pixels
     kept: bool  # whether these are the file's own bytes, unchanged
     marked: bool = False  # whether the pixels are the file's own, with restart markers added
-    orientation: int = _UPRIGHT  # EXIF's number of the rotation that was undone; 1: none
     deep: DeepRange | None = None  # for images of more than 8 bits, the values that became 0 to 255
     is_flat: bool = False  # whether such an image is now nearly one grey
 
@@ -111,7 +110,7 @@ def _prepare(data: bytes, max_side: int | None, quality: int, decoding: Decoding
     if data.startswith(NPY_START):
         pixels, deep = decode_otherwise(np.frombuffer(data, np.uint8), decoding)
         picture = Image.fromarray(pixels[..., 0] if decoding.channels == 1 else pixels)
-        return _encode(_shrunk(picture, picture.size, max_side), quality, _UPRIGHT, deep)
+        return _encode(_shrunk(picture, picture.size, max_side), quality, deep)
     try:
         image: Image.Image = Image.open(io.BytesIO(data))
     except Image.UnidentifiedImageError as error:
@@ -126,12 +125,11 @@ def _prepare(data: bytes, max_side: int | None, quality: int, decoding: Decoding
     if shrink and is_jpeg and max_side is not None:
         image.draft(None, (3 * max_side, 3 * max_side))
     said = said_range(image)
-    upright, orientation = _upright(image)
-    image, deep = in_eight_bits(upright, said, decoding.deep_range)
+    image, deep = in_eight_bits(_upright(image), said, decoding.deep_range)
     image = image.convert("RGB")
     if decoding.channels == 1:
         image = image.convert("L")
-    return _encode(_shrunk(image, (width, height), max_side), quality, orientation, deep)
+    return _encode(_shrunk(image, (width, height), max_side), quality, deep)
 
 
 def _prepare_bands(data: bytes, max_side: int | None, decoding: Decoding) -> PreparedImage:
@@ -163,9 +161,7 @@ def _shrunk(image: Image.Image, size: tuple[int, int], max_side: int | None) -> 
     return image.resize((sides[0], sides[1]), Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
-def _encode(
-    image: Image.Image, quality: int, orientation: int, deep: DeepRange | None
-) -> PreparedImage:
+def _encode(image: Image.Image, quality: int, deep: DeepRange | None) -> PreparedImage:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
     return PreparedImage(
@@ -173,7 +169,6 @@ def _encode(
         image.width,
         image.height,
         kept=False,
-        orientation=orientation,
         deep=deep,
         is_flat=deep is not None and _is_flat(np.asarray(image)),
     )
@@ -201,12 +196,7 @@ def _orientation(image: Image.Image) -> int:
     return int(value) if value in _TURNED else _UPRIGHT
 
 
-def _upright(image: Image.Image) -> tuple[Image.Image, int]:
-    """Return an image turned upright, and its original orientation."""
-    # loading rotates a TIFF, which then reports that it is upright
-    turned = _orientation(image) if image.format == "TIFF" else _UPRIGHT
-    image.load()
-    orientation = _orientation(image)
-    if orientation == _UPRIGHT:
-        return image, turned
-    return ImageOps.exif_transpose(image), orientation
+def _upright(image: Image.Image) -> Image.Image:
+    """Return an image turned upright."""
+    image.load()  # rotates a TIFF, which then reports that it is upright
+    return image if _orientation(image) == _UPRIGHT else ImageOps.exif_transpose(image)

@@ -1,6 +1,8 @@
 """A data set's files by name, unpacked or still in zips."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -127,6 +129,17 @@ class Tree:
             return entries
         inside = {name: name.partition("/")[2] for name in entries}
         return {inside[name]: replace(entry, name=inside[name]) for name, entry in entries.items()}
+
+
+@contextmanager
+def expecting(where: str, keys: str) -> Iterator[None]:
+    """Turn errors of code that reads a JSON into a message about its form."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{where} is not as expected, with {keys} ({type(error).__name__}: {error})."
+        ) from error
 
 
 def files_below(root: Path, suffix: str) -> dict[str, Path]:

@@ -20,7 +20,7 @@ import numpy as np
 from data_prep.plan.records import Record, Settings, Summary, spans_of
 from pospre.errors import UserError
 
-VERSION = 5  # of plans and records; conversions of other versions are not resumed
+VERSION = 6  # of plans and records; conversions of other versions are not resumed
 
 _BLOCK_BYTES = 1 << 26
 _LEAST_BLOCK_BYTES = 1 << 22

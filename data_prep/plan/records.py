@@ -60,8 +60,6 @@ class Record:
     num_bytes: list[int] = field(default_factory=list)  # of the image (or features) of every sample
     # the checksum of these bytes and the label, of every sample
     crc32c: list[int] = field(default_factory=list)
-    # of the annotation of every sample; empty if there are none
-    extra_bytes: list[int] = field(default_factory=list)
     # width and height of every image; empty for clips
     sides: list[tuple[int, int]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # length of every clip; empty for images

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from ffcv.fields import BytesField, IntField, RGBImageField
+from ffcv.fields import IntField, RGBImageField
 from ffcv.fields.rgb_image import IMAGE_MODES
 from ffcv.types import (
     ALLOC_TABLE_TYPE,
@@ -40,31 +40,26 @@ _JPEG_EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
 def write_beton(
-    target: Path, folder: Path, records: Sequence[Record], page_size: int, *, annotated: bool
+    target: Path, folder: Path, records: Sequence[Record], page_size: int
 ) -> tuple[int, str]:
     """Join the shards' samples; return the bytes and the SHA-256 of the file.
 
     The order of the sections is FFCV's: header, fields, metadata, pages, table of allocations.
     """
     fields: dict[str, Any] = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
-    if annotated:
-        fields["annotation"] = BytesField()
     head = _describe_fields(fields)
     images = np.concatenate([np.array(record.num_bytes, np.int64) for record in records])
-    extra = np.zeros_like(images)
-    if annotated:
-        extra = np.concatenate([np.array(record.extra_bytes, np.int64) for record in records])
     metadata = np.zeros(len(images), get_metadata_type(list(fields.values())))
     start = HeaderType.itemsize + head.nbytes + metadata.nbytes
     data_start = align_to_page(start, page_size)
-    offsets, num_pages = _lay_out(images + extra, page_size)
+    offsets, num_pages = _lay_out(images, page_size)
     pointers = data_start + offsets
-    _fill(metadata, records, pointers, images, extra if annotated else None)
+    _fill(metadata, records, pointers)
     header = np.zeros(1, HeaderType)
     header["version"], header["num_fields"] = CURRENT_VERSION, len(fields)
     header["page_size"], header["num_samples"] = page_size, len(images)
     header["alloc_table_ptr"] = data_start + num_pages * page_size
-    gaps = np.diff(offsets, prepend=0) - np.append(0, (images + extra)[:-1])
+    gaps = np.diff(offsets, prepend=0) - np.append(0, images[:-1])
     with target.open("wb") as file:
         output = _Hashed(file)
         for section in (header, head, metadata):
@@ -73,15 +68,14 @@ def write_beton(
         samples = itertools.chain.from_iterable(_samples(folder, record) for record in records)
         for gap, sample in zip(gaps.tolist(), samples, strict=True):
             output.write(bytes(gap))
-            for part in sample:
-                output.write(part.data)
+            output.write(sample.data)
         output.write(bytes(int(header["alloc_table_ptr"][0]) - file.tell()))
-        output.write(_table(pointers, images, extra).tobytes())
+        output.write(_table(pointers, images).tobytes())
         return file.tell(), output.digest.hexdigest()
 
 
-def _samples(folder: Path, record: Record) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield image and annotation of every sample of a block, uint8; refuse a changed shard."""
+def _samples(folder: Path, record: Record) -> Iterator[np.ndarray]:
+    """Yield the image of every sample of a block, uint8; refuse a changed shard."""
     for (name, size, digest), noted in zip(record.files, record.shards, strict=True):
         path, entry = folder / name, ShardEntry.model_validate({**noted, "zip_data": None})
         data = np.memmap(path, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
@@ -94,7 +88,7 @@ def _samples(folder: Path, record: Record) -> Iterator[tuple[np.ndarray, np.ndar
         for begin, end in itertools.pairwise(offsets.tolist()):
             columns = entry.cut(data[begin:end])
             assert columns is not None
-            yield columns["image"], columns.get("annotation", data[:0])
+            yield columns["image"]
 
 
 def _describe_fields(fields: dict[str, Any]) -> np.ndarray:
@@ -120,13 +114,7 @@ def _lay_out(sizes: np.ndarray, page_size: int) -> tuple[np.ndarray, int]:
     return offsets, num_pages
 
 
-def _fill(
-    metadata: np.ndarray,
-    records: Sequence[Record],
-    pointers: np.ndarray,
-    images: np.ndarray,
-    extra: np.ndarray | None,
-) -> None:
+def _fill(metadata: np.ndarray, records: Sequence[Record], pointers: np.ndarray) -> None:
     names = metadata.dtype.names
     assert names is not None
     image = metadata[names[0]]
@@ -135,18 +123,13 @@ def _fill(
     image["width"], image["height"] = sides.T
     image["data_ptr"] = pointers
     metadata[names[1]] = np.concatenate([np.array(record.labels, int) for record in records])
-    if extra is not None:
-        metadata[names[2]]["ptr"] = np.where(extra > 0, pointers + images, 0)
-        metadata[names[2]]["size"] = extra
 
 
-def _table(pointers: np.ndarray, images: np.ndarray, extra: np.ndarray) -> np.ndarray:
-    """Return one entry for every image and every existing annotation, in order."""
-    table = np.zeros((len(images), 2), ALLOC_TABLE_TYPE)
-    table["sample_id"] = np.arange(len(images))[:, None]
-    table["ptr"] = np.stack([pointers, pointers + images], axis=1)
-    table["size"] = np.stack([images, extra], axis=1)
-    return table[table["size"] > 0]
+def _table(pointers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return one entry for every image, in order."""
+    table = np.zeros(len(sizes), ALLOC_TABLE_TYPE)
+    table["sample_id"], table["ptr"], table["size"] = np.arange(len(sizes)), pointers, sizes
+    return table
 
 
 def page_size_for(items: Sequence[Item]) -> int:

@@ -191,9 +191,7 @@ class LocalBeton(LocalDestination):
 
         shards = self.data.folder
         data, described = shards / _BETON_NAME, shards / SIDECAR_NAME
-        num_bytes, digest = write_beton(
-            data, shards, records, plan.largest, annotated="annotation" in plan.about
-        )
+        num_bytes, digest = write_beton(data, shards, records, plan.largest)
         content = {**describe(plan, records), "bytes": num_bytes, "sha256": digest}
         self.data.put(SIDECAR_NAME, as_text(content).encode())
         # the description first: readers ignore it without the file

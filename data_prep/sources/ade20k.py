@@ -2,7 +2,7 @@
 
 from data_prep.files.tree import Tree
 from data_prep.sources._labels import labels_of
-from data_prep.sources.source import MaskSource, image_item, jpegs_among
+from data_prep.sources.source import Source, image_item, jpegs_among
 from data_prep.splits import Split
 from pospre.errors import UserError
 
@@ -17,8 +17,8 @@ def detects(tree: Tree) -> bool:
     )
 
 
-def load(tree: Tree, split: Split) -> MaskSource:
-    """List ``train`` or ``val``; the classes are the scenes, the masks have 150 objects from 1."""
+def load(tree: Tree, split: Split) -> Source:
+    """List ``train`` or ``val``; the classes are the scenes."""
     folders = {name: own for name, own in _FOLDERS.items() if tree.has(f"images/{own}")}
     folder = split.choose(folders, tree.root, "images/training or images/validation")
     scenes = {}
@@ -37,6 +37,5 @@ def load(tree: Tree, split: Split) -> MaskSource:
         stem = name.rpartition(".")[0]
         if stem not in scenes:
             raise UserError(f"{tree.root}: {_SCENES} does not list {stem}, which is in {folder}.")
-        mask = tree.listed(f"annotations/{folder}/{stem}.png")
-        items.append(image_item(entry, f"{folder}/{name}", labels[scenes[stem]], mask))
-    return MaskSource(tree.root, tuple(items), classes, others, f"images/{folder}")
+        items.append(image_item(entry, f"{folder}/{name}", labels[scenes[stem]]))
+    return Source(tree.root, tuple(items), classes, others, f"images/{folder}")

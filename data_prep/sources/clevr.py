@@ -4,9 +4,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from data_prep.files.tree import Tree
-from data_prep.sources._labels import expecting
-from data_prep.sources.source import Item, JsonSource, compact, image_item
+from data_prep.files.tree import Tree, expecting
+from data_prep.sources.source import Item, Source, image_item
 from data_prep.splits import Split
 from pospre.errors import UserError
 
@@ -19,13 +18,8 @@ def detects(tree: Tree) -> bool:
     return any(map(_SCENES.fullmatch, tree.names("scenes")))
 
 
-def load(tree: Tree, split: Split) -> JsonSource:
-    """List ``train`` or ``val``, or ``test``, which only has images.
-
-    The annotation is the scene as in the file, with the image's size. Its ``objects`` have
-    ``3d_coords`` and ``pixel_coords``. The latter are pixels of the original image: with
-    ``--max-side``, scale them by ``width`` and ``height``.
-    """
+def load(tree: Tree, split: Split) -> Source:
+    """List ``train`` or ``val``, or ``test``, which only has images."""
     return load_labelled(tree, split, lambda scene: len(scene["objects"]), _counts)
 
 
@@ -34,14 +28,14 @@ def load_labelled(
     split: Split,
     label: Callable[[Any], int],
     classes: Callable[[list[Item]], list[str]],
-) -> JsonSource:
+) -> Source:
     """List scenes as ``load`` does, with a ``label`` for each; ``classes`` names these."""
     folders = {name: name for name in ("train", "val", "test") if tree.has(f"images/{name}")}
     folder = split.choose(folders, tree.root, "images/train, images/val or images/test")
     if folder == "test":
         items = [image_item(entry, entry.name.removeprefix("images/"), -1)
                  for entry in tree.below("images/test")]  # fmt: skip
-        return JsonSource(tree.root, tuple(items), classes([]), split_rule="images/test")
+        return Source(tree.root, tuple(items), classes([]), split_rule="images/test")
     path = f"scenes/CLEVR_{folder}_scenes.json"
     scenes = tree.json(path, "the scenes").get("scenes")
     if not isinstance(scenes, list) or not scenes:
@@ -50,14 +44,12 @@ def load_labelled(
         items = [_item(tree, folder, scene, label(scene)) for scene in scenes]
     items.sort(key=lambda item: item.name)
     stamp = tree.need(path, "the scenes").stamp
-    return JsonSource(
-        tree.root, tuple(items), classes(items), split_rule=path, metadata_stamp=stamp
-    )
+    return Source(tree.root, tuple(items), classes(items), split_rule=path, metadata_stamp=stamp)
 
 
 def _item(tree: Tree, folder: str, scene: Any, label: int) -> Item:
     name = f"{folder}/{scene['image_filename']}"
-    return image_item(tree.listed(f"images/{name}"), name, label, compact(scene))
+    return image_item(tree.listed(f"images/{name}"), name, label)
 
 
 def _counts(items: list[Item]) -> list[str]:

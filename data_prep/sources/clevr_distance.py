@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.files.tree import Tree
 from data_prep.sources import clevr
-from data_prep.sources.source import JsonSource
+from data_prep.sources.source import Source
 from data_prep.splits import Split
 
 _BORDERS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
@@ -22,7 +22,7 @@ def detects(tree: Tree) -> bool:
     return False
 
 
-def load(tree: Tree, split: Split) -> JsonSource:
+def load(tree: Tree, split: Split) -> Source:
     """List a split as ``clevr`` does; scenes without objects have the label −1."""
     names = [f"{low:g} to {high:g}" for low, high in pairwise(_BORDERS)]
     return clevr.load_labelled(tree, split, _range, lambda _: names)

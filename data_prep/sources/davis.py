@@ -1,7 +1,7 @@
 """DAVIS video objects: JPEGImages/<resolution>/<video>, Annotations/…, ImageSets/<year>/*.txt."""
 
 from data_prep.files.tree import Tree
-from data_prep.sources.source import MaskSource, image_item, jpegs_among
+from data_prep.sources.source import Source, image_item, jpegs_among
 from data_prep.splits import Split
 from pospre.errors import UserError
 
@@ -16,25 +16,20 @@ def detects(tree: Tree) -> bool:
     )
 
 
-def load(tree: Tree, split: Split) -> MaskSource:
+def load(tree: Tree, split: Split) -> Source:
     """List ``train``, ``val`` or ``test`` (test-dev) at 480p, or else at the available resolution.
 
     The items are the frames of the split's videos in order, named ``video/frame.jpg``, without
-    labels. Every frame of ``train`` and ``val`` has a mask, and so has the first one of each test
-    video; others have no annotation.
+    labels.
     """
     resolutions = tree.names(_IMAGES)
     if not resolutions:
         raise UserError(f"{tree.root}: the folder {_IMAGES} is missing.")
     resolution = "480p" if "480p" in resolutions else resolutions[0]
-    lists = _lists(tree)
     rule = None
     if split.name is not None:
-        rule = split.choose(lists, tree.root, f"{_SETS}/2017/{_LISTS[split.name]}.txt")
+        rule = split.choose(_lists(tree), tree.root, f"{_SETS}/2017/{_LISTS[split.name]}.txt")
     videos = _named(tree, rule) if rule else tree.names(f"{_IMAGES}/{resolution}")
-    masked = {
-        video for which in {"train", "val"} & lists.keys() for video in _named(tree, lists[which])
-    }
     items, others = [], 0
     for video in videos:
         below = tree.below(f"{_IMAGES}/{resolution}/{video}")
@@ -46,11 +41,8 @@ def load(tree: Tree, split: Split) -> MaskSource:
         frames, count = jpegs_among(below)
         others += count
         for entry in frames:
-            name = entry.name.rpartition("/")[2]
-            path = f"{_MASKS}/{resolution}/{video}/{name.rpartition('.')[0]}.png"
-            mask = tree.listed(path) if video in masked else tree.find(path)
-            items.append(image_item(entry, f"{video}/{name}", -1, mask))
-    return MaskSource(tree.root, tuple(items), num_ignored=others, split_rule=rule)
+            items.append(image_item(entry, f"{video}/{entry.name.rpartition('/')[2]}", -1))
+    return Source(tree.root, tuple(items), num_ignored=others, split_rule=rule)
 
 
 def _lists(tree: Tree) -> dict[str, str]:

@@ -1,37 +1,15 @@
 """iNaturalist: train….json, val….json (images, annotations, categories) and image folders."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
-from data_prep.files.tree import Tree
-from data_prep.sources._labels import expecting, read_split
-from data_prep.sources.source import Item, JsonSource, compact, image_item
+from data_prep.files.tree import Tree, expecting
+from data_prep.sources.source import Item, Source, image_item
 from data_prep.splits import Split
 from pospre.errors import UserError
-from pospre.untrusted_json import parse_object
 
 _LIST = re.compile(r"(train|val|test)(_mini)?(_?20\d\d)?\.json")
-
-
-@dataclass(frozen=True)
-class INaturalist(JsonSource):
-    """A listed split: one category per image, the classes are the categories by id.
-
-    An annotation has ``image_id``, ``width`` and ``height`` of the original image, the
-    ``annotation`` and its ``category`` (with ``supercategory``) as in the file.
-    """
-
-    categories: tuple[bytes, ...] = ()  # the JSON of every class, stored once for all its images
-
-    def annotate(self, item: Item) -> bytes | None:
-        """Return the annotation of the image, and its category if it has one."""
-        about = super().annotate(item)
-        if about is None or item.label < 0:
-            return about
-        return compact(
-            parse_object(about) | {"category": parse_object(self.categories[item.label])}
-        )
+_WHAT = "the images and their categories"
 
 
 def detects(tree: Tree) -> bool:
@@ -40,53 +18,65 @@ def detects(tree: Tree) -> bool:
     return any(map(_LIST.fullmatch, names)) and any(tree.has(name) for name in names)
 
 
-def load(tree: Tree, split: Split) -> INaturalist:
-    """List the images in a split's JSON, with the labels of the training split."""
+def load(tree: Tree, split: Split) -> Source:
+    """List the images in a split's JSON, with the labels of the training split.
+
+    The classes are the training split's categories by id.
+    """
     lists = [match for match in map(_LIST.fullmatch, tree.names()) if match]
     # the full list rather than the mini one
     paths = {match[1]: match[0] for match in sorted(lists, key=lambda match: not match[2])}
     path = split.choose(paths, tree.root, "train.json or val.json (or train2019.json …)")
-    content, categories, stamp = read_split(tree, path, paths.get("train", path))
-    if not content.get("categories"):  # the test split has no labels
-        categories = []
+    train = paths.get("train", path)
     where = f"{tree.root}: {path}"
+    content = tree.json(path, _WHAT)
     with expecting(where, "images, annotations and categories"):
+        categories = _categories(tree, content, path, train)
         items = _items(tree, content, categories, where)
         classes = _class_names(categories)
-    return INaturalist(
-        tree.root,
-        tuple(items),
-        classes,
-        split_rule=path,
-        metadata_stamp=stamp,
-        categories=tuple(map(compact, categories)),
-    )
+    stamp = " ".join(tree.need(name, _WHAT).stamp for name in sorted({path, train}))
+    return Source(tree.root, tuple(items), classes, split_rule=path, metadata_stamp=stamp)
+
+
+def _categories(tree: Tree, content: dict[str, Any], path: str, train: str) -> list[dict[str, Any]]:
+    """Return the training split's categories by id; none for a split without, such as the test's.
+
+    ``UserError`` if the split has a category that the training split lacks or names differently.
+    """
+    own = content.get("categories")
+    if not own:
+        return []
+    of_train = own if train == path else tree.json(train, _WHAT).get("categories") or own
+    known = {category["id"]: category["name"] for category in of_train}
+    for category in own:  # it may list only those that occur in it
+        number, name = category["id"], category["name"]
+        if known.get(number) != name:
+            told = f"calls {known[number]!r}" if number in known else "lacks"
+            raise UserError(
+                f"{tree.root}: {path}: the training split {told} the category {number} ({name!r})."
+            )
+    return sorted(of_train, key=lambda category: category["id"])
 
 
 def _items(
     tree: Tree, content: dict[str, Any], categories: list[dict[str, Any]], where: str
 ) -> list[Item]:
     labels = {category["id"]: label for label, category in enumerate(categories)}
-    found: dict[Any, dict[str, Any]] = {}
+    found: dict[Any, Any] = {}
     for annotation in content.get("annotations", ()):  # the test split has none
         image, category = annotation["image_id"], annotation["category_id"]
         if category not in labels:
             raise UserError(f"{where}: image {image} has the category {category}, which is not "
                             "among the categories.")  # fmt: skip
-        if found.setdefault(image, annotation)["category_id"] != category:
+        if found.setdefault(image, category) != category:
             raise UserError(f"{where}: image {image} has two categories; one is expected.")
     items = []
     for image in sorted(content["images"], key=lambda image: image["file_name"]):
-        name, annotation = image["file_name"], found.get(image["id"])
-        if found and annotation is None:
+        name = image["file_name"]
+        if found and image["id"] not in found:
             raise UserError(f"{where}: {name} has no annotation, but others have.")
-        about = {"image_id": image["id"]}
-        about |= {side: image[side] for side in ("width", "height") if side in image}
-        label = -1
-        if annotation is not None:
-            label = labels[annotation["category_id"]]
-            about["annotation"] = annotation
-        items.append(image_item(tree.listed(name), name, label, compact(about)))
+        label = labels[found[image["id"]]] if found else -1
+        items.append(image_item(tree.listed(name), name, label))
     return items
 
 

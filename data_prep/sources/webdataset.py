@@ -7,7 +7,7 @@ from pathlib import Path
 from data_prep.files.archives import Advance, Entry, index_progress, tar_entries
 from data_prep.files.tree import Tree, files_below
 from data_prep.sources._labels import RawLabel, class_names, label_of, labels_of
-from data_prep.sources.source import Item, JsonSource, image_item, one_of_each_ending
+from data_prep.sources.source import Item, Source, image_item, one_of_each_ending
 from data_prep.splits import Split, files_of
 from pospre.errors import UserError
 from pospre.untrusted_json import parse_json
@@ -30,11 +30,8 @@ def detects(tree: Tree) -> bool:
     return any(_image(files) and len(files) > 1 for files in samples.values())
 
 
-def load(tree: Tree, split: Split) -> JsonSource:
-    """List the samples of the chosen split's tars; labels come from ``.cls``, else from ``.json``.
-
-    The annotation is a sample's ``.json``, with the image's ``width`` and ``height``.
-    """
+def load(tree: Tree, split: Split) -> Source:
+    """List the samples of the chosen split's tars; labels are in ``.cls``, else in ``.json``."""
     tars = files_below(tree.root, ".tar")
     with index_progress(list(tars.values())) as advance:
         shards = [_Shard(path, name, advance) for name, path in tars.items()]
@@ -44,7 +41,7 @@ def load(tree: Tree, split: Split) -> JsonSource:
     items = tuple(item for shard in chosen for item in shard.items(classes))
     others = [name for shard in chosen for name in shard.others]
     examples = one_of_each_ending(others)
-    return JsonSource(tree.root, items, classes, len(others), rule, ignored=examples).drawn(split)
+    return Source(tree.root, items, classes, len(others), rule, ignored=examples).drawn(split)
 
 
 class _Shard:
@@ -68,7 +65,7 @@ class _Shard:
         for (key, files), raw in zip(self.samples.items(), self.labels, strict=True):
             kind = _image(files)
             label = label_of(raw, labels, f"{self.path}: sample {key}")
-            yield image_item(files[kind], f"{self.name}/{key}.{kind}", label, files.get("json"))
+            yield image_item(files[kind], f"{self.name}/{key}.{kind}", label)
 
     def _label(self, key: str, files: dict[str, Entry]) -> RawLabel:
         where = f"{self.path}: sample {key}"

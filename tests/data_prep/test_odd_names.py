@@ -75,15 +75,14 @@ def test_a_worker_at_such_a_file_is_named_safely() -> None:
         assert activity._rows[0].text == r"c\x1b[2Jx\udcfe.jpg"
 
 
-def coco(root: Path, name: str, info: str) -> Path:
-    """A COCO whose list is written as JSON escapes."""
-    image = {"id": 1, "file_name": name, "width": 48, "height": 32}
-    note = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1], "iscrowd": 0, "area": 1}
-    about = {"categories": [{"id": 1, "name": info}], "images": [image], "annotations": [note]}
-    files = {
-        "annotations/instances_train2017.json": json.dumps(about).encode(),
-        "train2017/a.jpg": encoded(picture()),
+def inaturalist(root: Path, name: str, category: str) -> Path:
+    """An iNaturalist whose list is written as JSON escapes."""
+    about = {
+        "categories": [{"id": 1, "name": category}],
+        "images": [{"id": 1, "file_name": f"birds/{name}"}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1}],
     }
+    files = {"train.json": json.dumps(about).encode(), "birds/a.jpg": encoded(picture())}
     return write_files(root, files)
 
 
@@ -91,11 +90,12 @@ def test_a_list_that_names_what_can_be_no_file(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"lists a file .*\\ud800\.jpg, which is not a valid file name"
     ):
-        open_source(coco(tmp_path / "coco", "\ud800.jpg", "cat"), split="train")
+        open_source(inaturalist(tmp_path / "list", "\ud800.jpg", "cat"), split="train")
 
 
 def test_a_class_whose_name_is_no_unicode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal(monkeypatch)
     target = tmp_path / "out"
-    assert run(coco(tmp_path / "coco", "a.jpg", "\ud800"), target, "--split", "train") == 0
+    source = inaturalist(tmp_path / "list", "a.jpg", "\ud800")
+    assert run(source, target, "--split", "train") == 0
     assert run_command(lambda: verify.main([str(target)])) == 0

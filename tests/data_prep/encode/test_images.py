@@ -127,6 +127,14 @@ def test_max_side_shrinks_and_keeps_the_picture(size: tuple[int, int], kind: str
     assert np.abs(pixels(result.jpeg) - wanted).mean() < 4
 
 
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_the_orientation_of_other_formats_is_applied(kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    image = prepare_image(encoded(picture(), kind, exif=exif), None, 90)
+    assert (image.width, image.height) == (32, 48)
+
+
 def test_max_side_of_a_rotated_jpeg() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6

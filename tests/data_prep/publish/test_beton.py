@@ -13,7 +13,7 @@ from tests.libraries import needs_ffcv
 
 needs_ffcv()
 
-from ffcv.fields import BytesField, IntField, RGBImageField
+from ffcv.fields import IntField, RGBImageField
 from ffcv.fields.rgb_image import IMAGE_MODES
 from ffcv.writer import DatasetWriter
 
@@ -36,70 +36,43 @@ class StoredAsIs(RGBImageField):
         storage[:] = image
 
 
-def random_samples(seed: int, annotated: bool) -> list[tuple[bytes, ...]]:
+def random_images(seed: int) -> list[bytes]:
     generator = np.random.default_rng(seed)
-    sizes = generator.integers(1, 900_000, (15, 2))
-    sizes[4, 0] = PAGE_SIZE - 2000  # fills a page nearly
-    sizes[:, 1] //= 1000
-    return [tuple(generator.bytes(n) for n in row[: 1 + annotated]) for row in sizes]
+    sizes = generator.integers(1, 900_000, 15)
+    sizes[4] = PAGE_SIZE - 2000  # fills a page nearly
+    return [generator.bytes(size) for size in sizes]
 
 
-def ours(folder: Path, samples: list[tuple[bytes, ...]], annotated: bool) -> bytes:
+def ours(folder: Path, images: list[bytes]) -> bytes:
     records = []
-    columns = {"image": "bytes", **({"annotation": "bytes"} if annotated else {})}
-    for number, some in enumerate((samples[:6], samples[6:6], samples[6:])):
-        record, writer = Record(number, "key"), BlockWriter(folder, columns, 0)
-        for sample in some:
-            fields = dict(zip(columns, sample, strict=True))
-            writer.write(Item("x", len(sample[0]), 0, ""), fields)
-            record.labels.append(len(sample[0]))
-            record.num_bytes.append(len(sample[0]))
+    for number, some in enumerate((images[:6], images[6:6], images[6:])):
+        record, writer = Record(number, "key"), BlockWriter(folder, {"image": "bytes"}, 0)
+        for image in some:
+            writer.write(Item("x", len(image), 0, ""), {"image": image})
+            record.labels.append(len(image))
+            record.num_bytes.append(len(image))
             record.sides.append((30, 20))
-            if annotated:
-                record.extra_bytes.append(len(sample[1]))
         writer.finish(record)
         records.append(record)
     target = folder / "out.beton"
-    found = write_beton(target, folder, records, PAGE_SIZE, annotated=annotated)
+    found = write_beton(target, folder, records, PAGE_SIZE)
     data = target.read_bytes()
     assert found == (len(data), hashlib.sha256(data).hexdigest())
     return data
 
 
-def stock(path: Path, samples: list[tuple[bytes, ...]], annotated: bool) -> bytes:
+def stock(path: Path, images: list[bytes]) -> bytes:
     fields: dict[str, Any] = {"image": RGBImageField("jpg"), "label": IntField()}
     fields["image"].encode = StoredAsIs().encode
-    if annotated:
-        fields["annotation"] = BytesField()
-    rows = [
-        (np.frombuffer(s[0], np.uint8), len(s[0]), *(np.frombuffer(x, np.uint8) for x in s[1:]))
-        for s in samples
-    ]
+    rows = [(np.frombuffer(image, np.uint8), len(image)) for image in images]
     DatasetWriter(str(path), fields, page_size=PAGE_SIZE, num_workers=1).from_indexed_dataset(rows)
     return path.read_bytes()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_bytes_as_ffcv(tmp_path: Path, seed: int) -> None:
-    samples = random_samples(seed, False)
-    assert ours(tmp_path, samples, False) == stock(tmp_path / "stock.beton", samples, False)
-
-
-def test_annotations_are_what_ffcv_reads(tmp_path: Path) -> None:
-    from ffcv.reader import Reader
-
-    samples = random_samples(5, True)
-    samples[3] = (samples[3][0], b"")
-    data = ours(tmp_path, samples, True)
-    stock_reader = Reader(str(tmp_path / "out.beton"))
-    assert stock_reader.field_names == ["image", "label", "annotation"]
-    for record, (image, annotation) in zip(stock_reader.metadata, samples, strict=True):
-        begin = int(record[0]["data_ptr"])
-        assert data[begin : begin + len(image)] == image and record[1] == len(image)
-        begin, size = int(record[2]["ptr"]), int(record[2]["size"])
-        assert data[begin : begin + size] == annotation and size == len(annotation)
-        if size:  # both in one page: FFCV keeps a sample's pages together
-            assert int(record[0]["data_ptr"]) // PAGE_SIZE == (begin + size - 1) // PAGE_SIZE
+    images = random_images(seed)
+    assert ours(tmp_path, images) == stock(tmp_path / "stock.beton", images)
     reader = open_reader(tmp_path / "out.beton")
     read = [reader.read(index).encoded.numpy().tobytes() for index in range(len(reader))]
-    assert read == [image for image, _ in samples]
+    assert read == images

@@ -55,12 +55,6 @@ def labels(source: Source) -> dict[str, int]:
     return {item.name: item.label for item in source.items}
 
 
-def annotations(source: Source) -> list[Any]:
-    """The JSON annotations of all items."""
-    found = [source.annotate(item) for item in source.items]
-    return [None if data is None else json.loads(data) for data in found]
-
-
 def opened(root: Path, kind: str, **options: Any) -> Source:
     """The source as it is found out by itself."""
     source = open_source(root, **options)

@@ -1,21 +1,9 @@
-import io
 from pathlib import Path
 
-import numpy as np
-import pytest
-from PIL import Image
-
-from data_prep.encode.read_items import read_annotation
-from data_prep.files.archives import DamagedItem
-from data_prep.sources.registry import open_source
-from tests.data_prep.sample_images import encoded, write_files
+from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import JPEGS, converted, labels, opened, refuses, text, write_zip
 
 SCENES = "sceneCategories.txt"
-
-
-def mask(value: int) -> bytes:
-    return encoded(Image.fromarray(np.full((32, 48), value, np.uint8)), "PNG")
 
 
 def files() -> dict[str, bytes]:
@@ -28,16 +16,15 @@ def files() -> dict[str, bytes]:
         ("training/ADE_train_1", "training/ADE_train_2", "validation/ADE_val_1")
     ):
         found[f"images/{name}.jpg"] = JPEGS[number]
-        found[f"annotations/{name}.png"] = mask(number + 1)
+        found[f"annotations/{name}.png"] = b"a mask"
     return found
 
 
-def test_scenes_and_masks(tmp_path: Path) -> None:
+def test_scenes(tmp_path: Path) -> None:
     root = write_files(tmp_path / "ADEChallengeData2016", files())
     train = opened(root, "ade20k", split="train")
     assert labels(train) == {"training/ADE_train_1.jpg": 1, "training/ADE_train_2.jpg": 0}
-    assert train.classes == ["attic", "street"] and train.annotation == "png"
-    assert [train.annotate(item) for item in train.items] == [mask(1), mask(2)]
+    assert train.classes == ["attic", "street"]
     assert train.num_ignored == 1
     val = opened(root, "ade20k", split="val")
     assert labels(val) == {"validation/ADE_val_1.jpg": 1} and val.classes == train.classes
@@ -47,29 +34,12 @@ def test_from_the_zip_to_shards(tmp_path: Path) -> None:
     packed = {f"ADEChallengeData2016/{name}": data for name, data in files().items()}
     samples = converted(write_zip(tmp_path / "a.zip", packed), tmp_path / "m", "--split", "train")
     assert [sample["image"] for sample in samples] == JPEGS[:2]
-    masks = [np.asarray(Image.open(io.BytesIO(sample["annotation"]))) for sample in samples]
-    assert [found.max() for found in masks] == [1, 2]
 
 
-def test_images_without_a_scene_or_a_mask(tmp_path: Path) -> None:
+def test_images_without_a_scene(tmp_path: Path) -> None:
     root = write_files(tmp_path, files())
-    (root / "annotations/validation/ADE_val_1.png").unlink()
-    source = open_source(root, split="val")
-    with pytest.raises(DamagedItem, match="it is listed, but missing"):
-        read_annotation(source, source.items[0])
     write_files(root, {"images/validation/ADE_val_9.jpg": JPEGS[0]})
     refuses(r"sceneCategories\.txt does not list ADE_val_9", root, split="val")
-
-
-def test_another_mask_is_another_source(tmp_path: Path) -> None:
-    root = write_files(tmp_path, files())
-    seen = {open_source(root, split="val").fingerprint()}
-    path = root / "annotations/validation/ADE_val_1.png"
-    path.write_bytes(mask(9))
-    seen.add(open_source(root, split="val").fingerprint())
-    path.unlink()
-    seen.add(open_source(root, split="val").fingerprint())
-    assert len(seen) == 3
 
 
 def test_broken_lists(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 from data_prep.sources.registry import open_source
 from tests.data_prep.sample_images import encoded, picture, write_files
 from tests.data_prep.sources.fakes import (
-    annotations,
     converted,
     everything,
     labels,
@@ -49,7 +47,7 @@ def files() -> dict[str, bytes]:
     }
 
 
-def test_counts_and_scenes(tmp_path: Path) -> None:
+def test_counts(tmp_path: Path) -> None:
     root = write_files(tmp_path / "CLEVR_v1.0", files())
     train = opened(root, "clevr", split="train")
     assert everything(train) == [
@@ -57,11 +55,10 @@ def test_counts_and_scenes(tmp_path: Path) -> None:
         ("train/CLEVR_train_000001.png", 3, PNGS[1]),
     ]
     assert train.classes == [str(count) for count in range(11)]
-    assert annotations(train)[0] == scene(0, 5) | {"width": 60, "height": 40}
     val = opened(root, "clevr", split="val")
     assert labels(val) == {"val/CLEVR_val_000000.png": 0} and val.classes == train.classes
     test = opened(root, "clevr", split="test")
-    assert labels(test) == {"test/CLEVR_test_000000.png": -1} and annotations(test) == [None]
+    assert labels(test) == {"test/CLEVR_test_000000.png": -1}
 
 
 @pytest.mark.parametrize(
@@ -88,10 +85,6 @@ def test_from_the_zip_to_shards(tmp_path: Path) -> None:
     archive = write_zip(tmp_path / "CLEVR_v1.0.zip", packed)
     samples = converted(archive, tmp_path / "mds", "--split", "train", "--max-side", "30")
     assert [sample["label"] for sample in samples] == [5, 3]
-    about = json.loads(samples[1]["annotation"])
-    # pixels are those of the original image, whose size is told
-    assert (about["width"], about["height"]) == (60, 40)
-    assert about["objects"][0]["pixel_coords"] == [30, 20, 9.5]
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,7 @@
-import io
 from pathlib import Path
 
-import numpy as np
-import pytest
-from PIL import Image
-
-from data_prep.encode.read_items import read_annotation
-from data_prep.files.archives import DamagedItem
-from tests.data_prep.sample_images import encoded, write_files
+from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import JPEGS, converted, everything, opened, refuses, text
-
-
-def mask(value: int) -> bytes:
-    """A mask with a palette, like those of DAVIS."""
-    image = Image.fromarray(np.full((32, 48), value, np.uint8))
-    image.putpalette([0, 0, 0, 236, 95, 103, 249, 145, 87])
-    return encoded(image, "PNG")
 
 
 def files() -> dict[str, bytes]:
@@ -29,20 +15,17 @@ def files() -> dict[str, bytes]:
         for frame in range(2):
             name = f"480p/{video}/{frame:05d}"
             found[f"JPEGImages/{name}.jpg"] = JPEGS[2 * place + frame]
-            if video != "dog" or not frame:
-                found[f"Annotations/{name}.png"] = mask(frame + 1)
+            found[f"Annotations/{name}.png"] = b"a mask"
     return found
 
 
-def test_frames_and_masks(tmp_path: Path) -> None:
+def test_frames(tmp_path: Path) -> None:
     root = write_files(tmp_path / "DAVIS", files())
     train = opened(root, "davis", split="train")
     names = ["ant/00000.jpg", "ant/00001.jpg", "bear/00000.jpg", "bear/00001.jpg"]
     assert everything(train) == [(name, -1, JPEGS[place]) for place, name in enumerate(names)]
-    assert [train.annotate(item) for item in train.items] == [mask(1), mask(2)] * 2
     assert train.classes is None and train.split_rule == "ImageSets/2017/train.txt"
-    test = opened(root, "davis", split="test")
-    assert [test.annotate(item) for item in test.items] == [mask(1), None]
+    assert len(opened(root, "davis", split="test").items) == 2
     assert len(opened(root, "davis").items) == 8
 
 
@@ -58,29 +41,11 @@ def test_lists_of_frames_and_full_resolution(tmp_path: Path) -> None:
     assert found == ["cow/00000.jpg", "cow/00001.jpg"]
 
 
-def test_a_missing_mask_is_named(tmp_path: Path) -> None:
-    root = write_files(tmp_path, files())
-    (root / "Annotations/480p/bear/00001.png").unlink()
-    challenge = {f"JPEGImages/480p/emu/{number:05d}.jpg": JPEGS[number] for number in range(2)}
-    write_files(root, challenge)
-    for split, frames in (("train", 4), (None, 10)):
-        source = opened(root, "davis", split=split)
-        assert len(source.items) == frames
-        for number, item in enumerate(source.items):
-            if number != 3:
-                assert isinstance(read_annotation(source, item), bytes)
-        with pytest.raises(DamagedItem, match="it is listed, but missing"):
-            read_annotation(source, source.items[3])
-
-
 def test_to_shards(tmp_path: Path) -> None:
     samples = converted(
         write_files(tmp_path / "DAVIS", files()), tmp_path / "mds", "--split", "val"
     )
     assert [sample["path"] for sample in samples] == ["cow/00000.jpg", "cow/00001.jpg"]
-    for number, sample in enumerate(samples):
-        found = Image.open(io.BytesIO(sample["annotation"]))
-        assert found.mode == "P" and np.asarray(found).max() == number + 1
 
 
 def test_broken_lists(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ from data_prep.sources.registry import open_source
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
     JPEGS,
-    annotations,
     converted,
     labels,
     opened,
@@ -48,18 +46,11 @@ def files() -> dict[str, bytes]:
     }
 
 
-def test_species_and_what_is_told_of_them(tmp_path: Path) -> None:
+def test_species(tmp_path: Path) -> None:
     root = write_files(tmp_path, files())
     train = opened(root, "inaturalist", split="train")
     assert labels(train) == {"train_val2019/Birds/40/a.jpg": 1, "train_val2019/Plants/3/b.jpg": 0}
     assert train.classes == ["Acer rubrum", "Bubo bubo"]
-    size = {"width": 48, "height": 32}
-    assert annotations(train) == [
-        {"image_id": 2, "annotation": content()["annotations"][1], "category": CATEGORIES[0]}
-        | size,
-        {"image_id": 1, "annotation": content()["annotations"][0], "category": CATEGORIES[1]}
-        | size,
-    ]
     test = opened(root, "inaturalist", split="test")
     assert labels(test) == {"test2019/c.jpg": -1} and test.classes is None
 
@@ -75,7 +66,6 @@ def test_labels_mean_the_same_in_all_splits(tmp_path: Path) -> None:
     source = opened(root, "inaturalist", split="val")
     assert list(labels(source).values()) == [1]
     assert source.classes == ["Acer rubrum", "Bubo bubo"]
-    assert annotations(source)[0]["category"] == CATEGORIES[0]
     val["categories"] = [*CATEGORIES, {"id": 50, "name": "Corvus"}]
     write_files(root, {"val2019.json": text(val)})
     message = r"val2019\.json: the training split lacks the category 50 \('Corvus'\)"
@@ -88,7 +78,6 @@ def test_to_shards(tmp_path: Path) -> None:
         (1, JPEGS[1]),
         (0, JPEGS[0]),
     ]
-    assert json.loads(samples[0]["annotation"])["category"]["supercategory"] == "Birds"
 
 
 def test_the_full_list_is_taken_where_there_is_a_mini_one(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ from data_prep.splits import Split
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
     JPEGS,
-    annotations,
     converted,
     everything,
     labels,
@@ -45,7 +43,7 @@ def root(tmp_path: Path) -> Path:
     )
 
 
-def test_samples_splits_and_annotations(root: Path) -> None:
+def test_samples_and_splits(root: Path) -> None:
     train = opened(root, "webdataset", split="train")
     assert everything(train) == [
         ("birds-train-000000.tar/0000.jpg", 0, JPEGS[0]),
@@ -59,8 +57,6 @@ def test_samples_splits_and_annotations(root: Path) -> None:
         "birds-train-000000.tar/0000.seg.png",
         "birds-train-000000.tar/readme.txt",
     )
-    wanted = {"caption": "x", "cls": 1, "width": 48, "height": 32}
-    assert annotations(train)[1] == wanted
     assert list(labels(opened(root, "webdataset", split="val")).values()) == [2, 0]
 
 
@@ -69,7 +65,6 @@ def test_to_shards(root: Path, tmp_path: Path) -> None:
     assert [(sample["label"], sample["image"]) for sample in samples] == list(
         zip([0, 1, 2, 0, 1], JPEGS, strict=False)
     )
-    assert json.loads(samples[4]["annotation"])["height"] == 32
 
 
 def one(tmp_path: Path, files: dict[str, bytes]) -> Path:
@@ -85,7 +80,6 @@ def test_labels_from_json_and_names(tmp_path: Path) -> None:
     source = opened(one(tmp_path, files), "webdataset")
     assert source.classes == ["ant", "yak"]
     assert labels(source) == {"one.tar/a.jpg": 1, "one.tar/b.png": 0, "one.tar/c.jpeg": -1}
-    assert annotations(source)[2] is None
     drawn = [source.drawn(Split(split, 0.5, seed=4)) for split in ("train", "val")]
     assert sum(len(each.items) for each in drawn) == 3
 
