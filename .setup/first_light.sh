@@ -3,7 +3,7 @@
 #     first_light.sh IMAGES FOLDER RECIPE… [key.sub=value …]
 # converts IMAGES to both formats below FOLDER, a tenth held out; then pre-trains every RECIPE (with
 # these keys), measures it on the held-out tenth, exports it and writes its report. Every command is printed, to be repeated
-# by hand. Converted data and trained steps are not done again: stopped, the same command goes on.
+# by hand. Converted data and trained steps are not done again: if stopped, the same command resumes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -3,7 +3,7 @@
 #     speech.sh DATA FOLDER
 # stores the clips' MFCCs below FOLDER, pre-trains with MP3, trains a classifier from scratch and from
 # MP3's encoder, the same steps each and once for each of SEEDS, and measures them on the held-out
-# clips. As many runs at once as there are cores, one thread each. Stopped, the same command goes on.
+# clips. As many runs at once as there are cores, one thread each. If stopped, the same command resumes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

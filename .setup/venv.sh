@@ -25,7 +25,7 @@ watch() {
     [ -n "$log" ] || log=$(mktemp "${TMPDIR:-/tmp}/pospre-setup.XXXXXX")
     "$@" >"$log" 2>&1 9<&- &
     child=$!
-    trap 'kill "$child" 2>/dev/null; rm -f "$log"; echo; say "stopped; run make again to go on"; exit 130' INT TERM
+    trap 'kill "$child" 2>/dev/null; rm -f "$log"; echo; say "stopped; run make again to continue"; exit 130' INT TERM
     while kill -0 "$child" 2>/dev/null; do
         sleep 0.5
         local line="setup: $what, $((SECONDS - started)) s: $(grep -av '^ \|^WARNING' "$log" | tail -n 1 | cut -c 1-60)"

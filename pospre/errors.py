@@ -17,7 +17,7 @@ from typing import Any
 _LONGEST = 4000  # characters of a message
 _LISTED = 40  # maximal number of names in a message; timm has hundreds
 _FFCV_NEEDS = "g++ python3-dev pkg-config libopencv-dev libturbojpeg0-dev"
-_UNDONE = "before the end: no result is half written; give the same command again"
+_UNDONE = "before the end: nothing is half written; run the same command again"
 _format_warning = warnings.formatwarning
 
 

@@ -267,7 +267,9 @@ class Bucket:
             return f"{address}: {_without_passwords(error)}"
         code = error.response["Error"]["Code"]
         if code == "NoSuchBucket":
-            return f"bucket '{self.name}' does not exist at {where}; make it or correct {self.uri}"
+            return (
+                f"bucket '{self.name}' does not exist at {where}; create it, or correct {self.uri}"
+            )
         if code in CREDENTIAL_FAULTS:
             return (
                 f"{address}: {where} refuses the credentials ({code}); "
@@ -284,8 +286,8 @@ class Bucket:
         message = f"{where} answers {code}: {error.response['Error'].get('Message', '')}"
         if status == 403:
             return (
-                f"{address} may not be read or written, or does not exist in a bucket that may not "
-                f"be listed ({message}); check AWS_ACCESS_KEY_ID and the bucket's rules"
+                f"{address}: access is denied, or it does not exist in a bucket that may not be "
+                f"listed ({message}); check AWS_ACCESS_KEY_ID and the bucket's rules"
             )
         return f"{address}: {message}"
 

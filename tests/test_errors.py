@@ -51,7 +51,7 @@ def test_a_signal_is_one_line(
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, ctrl_c)
     text = capsys.readouterr().err
-    assert text.startswith("stopped by ") and "give the same command again\n" in text
+    assert text.startswith("stopped by ") and "run the same command again\n" in text
 
 
 def test_a_rank_that_has_said_its_mistake_keeps_its_code_though_the_launcher_ends_it() -> None:

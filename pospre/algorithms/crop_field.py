@@ -63,7 +63,7 @@ class CropField(PretrainAlgorithm):
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
-        "A crop knows where in the photograph it was cut. What did the field of places become?",
+        "A crop knows where in the photograph it was cut. What does its position field look like?",
         evaluation="field",
     )
 

@@ -68,7 +68,7 @@ def _encoder(parts: Parts) -> str:
     count = sum(value.numel() for value in parts.tensors.values())
     positions = parts.model.registry.place_source or encoder.positions.name
     facts = {
-        "architecture": f"`{parts.timm_name}` of timm, told `{parts.kwargs}`",
+        "architecture": f"`{parts.timm_name}` of timm, with `{parts.kwargs}`",
         "tensors": f"{len(parts.tensors)} of {count:,} numbers, float32",
         "tokens": f"{encoder.num_prefix_tokens} + {parts.grid[0]} × {parts.grid[1]} patches, "
         f"{encoder.embed_dim} wide",
@@ -85,7 +85,7 @@ def _training(parts: Parts, checkpoint: str, weights: str, step: int | None) -> 
     methods = [f"- `{name}`: {_summary(name)}" for name in recipe.algorithms]
     start = recipe.encoder.weights
     lines = [
-        f"Trained by pospre on `{recipe.data.path}`, at most {recipe.trainer.max_duration} of it, "
+        f"Trained by pospre on `{recipe.data.path}`, for at most {recipe.trainer.max_duration}, "
         f"with seed {recipe.seed}{f', from the weights `{start}`' if start else ''}. Exported from "
         f"`{checkpoint}` ({weights}, step {step}). Methods:",
         "",
@@ -118,7 +118,7 @@ def _figures(checkpoint: str, parts: Parts, weights: str, step: int | None) -> s
         text = _table(("evaluation", "figure", "value", "untrained", "on"), rows)
     others = [f"`{name}` (step {found[name].get('step')})" for name in found.keys() - own.keys()]
     if others:
-        text += f"\n\nOf other weights of this run, and not shown: {', '.join(sorted(others))}."
+        text += f"\n\nNot shown, because of other weights of this run: {', '.join(sorted(others))}."
     return text
 
 
@@ -137,9 +137,9 @@ def _licence(parts: Parts, license: str | None) -> str:
         return f"- weights: {license or 'that of their authors; not stated for this conversion'}"
     return "\n".join(
         [
-            f"- weights: {license or 'not stated by who exported them'}",
-            f"- data: not recorded with `{parts.recipe.data.path}`; its own terms hold",
-            *([f"- weights it started from, `{start}`: their own terms hold"] if start else []),
+            f"- weights: {license or 'not stated in the export'}",
+            f"- data: not recorded; the terms of `{parts.recipe.data.path}` apply",
+            *([f"- weights it started from, `{start}`: their own terms apply"] if start else []),
             "- the code that trained them: Apache-2.0",
         ]
     )

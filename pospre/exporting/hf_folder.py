@@ -24,7 +24,7 @@ from pospre.nn.weight_names import HF_DINOV2, HF_VIT, apart, theirs
 LIBRARY = "transformers"
 TOLERANCE = 1e-5
 _EXTRA = "hf"
-_OTHERS = "the formats timm, safetensors and onnx take it"
+_OTHERS = "use the format timm, safetensors or onnx"
 
 
 def write(parts: Parts, path: Path) -> None:
@@ -50,7 +50,9 @@ def compute(parts: Parts, path: Path, images: Tensor) -> tuple[str, dict[str, Te
     network, found = transformers.AutoModel.from_pretrained(path, output_loading_info=True)
     wrong = {key: names for key, names in found.items() if names}
     if wrong:
-        raise RuntimeError(f"transformers {transformers.__version__} does not take all: {wrong}")
+        raise RuntimeError(
+            f"transformers {transformers.__version__} does not load all tensors: {wrong}"
+        )
     with torch.no_grad():
         tokens = network.eval()(pixel_values=images).last_hidden_state
     text = (
@@ -86,7 +88,7 @@ def _network(parts: Parts) -> str:
         kind = "Dinov2WithRegistersModel"
     lacking = _lacking(encoder, parts, kind)
     if lacking:
-        raise UserError(f"--format hf: no network of transformers has {lacking}; {_OTHERS}.")
+        raise UserError(f"--format hf: no model of transformers has {lacking}; {_OTHERS}.")
     return kind
 
 

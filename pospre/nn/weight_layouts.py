@@ -155,7 +155,7 @@ def _choose(starts: list[str], name: str, which: str, key: str) -> str:
     if not wanted:
         raise UserError(f"{key} = teacher, but {name} holds one encoder; use student")
     if len(wanted) > 1:
-        raise UserError(f"{name} holds several encoders: {', '.join(wanted)}; save one alone")
+        raise UserError(f"{name} holds several encoders: {', '.join(wanted)}; save only one")
     return wanted[0]
 
 

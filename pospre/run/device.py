@@ -29,7 +29,7 @@ def build_device(recipe: Recipe) -> Device:
     for key, value in (("residual", "bf16"), ("float8", True)):
         if getattr(recipe.trainer, key) == value and precision not in ("auto", "amp_bf16"):
             raise UserError(
-                f"trainer.{key} = {spelled(value)} needs trainer.precision = amp_bf16, and it is "
+                f"trainer.{key} = {spelled(value)} needs trainer.precision = amp_bf16, not "
                 f"{precision}; leave out trainer.{key}, or use trainer.precision=auto"
             )
     for name, view in recipe.data.views.items():
@@ -127,7 +127,7 @@ def uses_cudnn(recipe: Recipe, device: Device) -> bool:
         return False
     if device.name != "cpu" and torch.backends.cudnn.is_available():
         return True
-    print_once("trainer.attention = cudnn: torch chooses, for there is no GPU with cuDNN")
+    print_once("trainer.attention = cudnn has no effect: there is no GPU with cuDNN")
     return False
 
 

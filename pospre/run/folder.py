@@ -68,7 +68,7 @@ def hold_run(recipe: Recipe) -> Iterator[None]:
                 raise
             raise UserError(
                 f"run folder {folders[0]} cannot be written: {why_not_written(error, folders[0])}, "
-                "and give the command again: it goes on from the last checkpoint, if there is one"
+                "and run the command again: it resumes from the last checkpoint, if there is one"
             ) from error
 
 
@@ -92,7 +92,7 @@ def _locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"run folder {folder} cannot be made ({error.strerror}); choose another "
+            f"run folder {folder} cannot be created ({error.strerror}); choose another "
             "trainer.run_folder"
         ) from error
     try:
@@ -122,8 +122,8 @@ def _lock(path: Path) -> TextIO:
                 ) from error
         except OSError as error:
             print(
-                f"warning: {path.parent} cannot be locked ({error.strerror}): see to it that no "
-                "second run uses it",
+                f"warning: {path.parent} cannot be locked ({error.strerror}): make sure that no "
+                "other run uses it",
                 file=sys.stderr,
             )
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
@@ -159,14 +159,17 @@ def clear(recipe: Recipe) -> None:
     """Remove an earlier run of this name, unless files of another run would go with it."""
     path, folder = recipe.run_path(), recipe.checkpoint_folder()
     if not (path / "recipe.yaml").exists() and _strangers(path):
-        raise UserError(f"{path} is no run folder (no recipe.yaml); trainer.overwrite spares it")
+        raise UserError(
+            f"{path} is not a run folder (it has no recipe.yaml), so trainer.overwrite does not "
+            "delete it"
+        )
     newest = open_newest([folder]) if recipe.trainer.save_folder else None
     if newest is not None:
         owner = recorded(newest.content).recipe.get("run_name")
         if owner != recipe.run_name:
             raise UserError(
-                f"{newest.uri} is of run '{owner}'; trainer.overwrite spares it: choose another "
-                "trainer.save_folder"
+                f"{newest.uri} belongs to run '{owner}', so trainer.overwrite does not delete it; "
+                "choose another trainer.save_folder"
             )
     try:
         remove_checkpoints(folder)
@@ -197,7 +200,8 @@ def check_folder(recipe: Recipe) -> None:
         compare_recipes(read_mapping(path / "recipe.yaml"), recipe, f"{path}/recipe.yaml")
     elif _strangers(path):
         raise UserError(
-            f"{path} exists and is no run folder (no recipe.yaml); choose another run_name"
+            f"{path} exists, but is not a run folder (it has no recipe.yaml); choose another "
+            "run_name"
         )
 
 
@@ -214,7 +218,7 @@ def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> Non
     except OSError as error:
         raise UserError(
             f"run folder {folder} cannot be written: "
-            f"{why_not_written(error, folder)}, and give the command again"
+            f"{why_not_written(error, folder)}, and run the command again"
         ) from error
 
 

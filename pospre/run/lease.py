@@ -36,7 +36,7 @@ def lease(folder: str, patience: float = 0.0) -> Iterator[None]:
     """Hold an ``s3://`` folder while the body of ``with`` runs; ``UserError`` if another has it.
 
     Another machine can take it over if this one could not write for ``EXPIRES`` seconds. This
-    process is then stopped as by SIGTERM. A bucket that does not answer is tried again for
+    process is then stopped as on SIGTERM. A bucket that does not answer is tried again for
     ``patience`` seconds.
     """
     held = _Lease(folder)
@@ -89,8 +89,8 @@ class _Lease:
                 raise self._refusal(other)
             if self._write(IfNoneMatch="*") or self._write(IfMatch='"0"'):
                 print(
-                    f"warning: the S3 endpoint of {self._bucket.uri} ignores conditions of writes: "
-                    "two runs that start there at one moment are not kept apart",
+                    f"warning: the S3 endpoint of {self._bucket.uri} ignores conditional writes: "
+                    "two runs that start there at the same moment are not kept apart",
                     file=sys.stderr,
                 )
         _lost.discard(self._bucket.uri)
@@ -135,7 +135,7 @@ class _Lease:
         if found is None or self._is_ours(found) or _has_ended(found.owner):
             return found
         print(
-            f"{self._bucket.uri} was left, or is held, by {_name(found.owner)}: waiting for "
+            f"{self._bucket.uri} is, or was, in use by {_name(found.owner)}: waiting "
             f"{EXPIRES:g} s to see whether that run is alive",
             flush=True,
         )
@@ -171,7 +171,7 @@ class _Lease:
                     _lost.add(self._bucket.uri)
                     print(
                         f"{self._bucket.uri} was taken over by {_name(other.owner)} while this "
-                        "machine could not write there: stopping as by SIGTERM",
+                        "machine could not write there: stopping as on SIGTERM",
                         file=sys.stderr,
                         flush=True,
                     )

@@ -130,8 +130,8 @@ class Resume(Callback):
             state.load_state_dict(saved, logger, strict=True)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
-                "the checkpoint that this run goes on from holds a state that no training writes "
-                f"({type(error).__name__}: {error}); delete it to go on from an older one"
+                "the checkpoint that this run resumes from holds a state that is not valid "
+                f"({type(error).__name__}: {error}); delete it to resume from an older one"
             ) from error
         saved.clear()
         self._content.clear()

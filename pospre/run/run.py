@@ -117,7 +117,7 @@ class Run:
         content = read_on_every_rank(start)
         if content is None:
             return [record, saver]
-        print_once(f"going on from {start and start.uri}")
+        print_once(f"resuming from {start and start.uri}")
         return [record, saver, Resume(content)]
 
     def finish_uploads(self) -> None:

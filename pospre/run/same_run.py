@@ -17,12 +17,12 @@ from pospre.run.checkpoints.files import warn_of_other_versions
 from pospre.run.checkpoints.reading import Checkpoint
 from pospre.run.resume import recorded
 
-# What may differ when a run goes on: where things are and how fast they go, not what is learned
+# What may differ when a run resumes: where things are and how fast they go, not what is learned
 # (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
 FREE_KEYS = (
     "data.path",
     "data.num_workers",
-    "data.bad_samples",  # so that a run that met one goes on as the message says
+    "data.bad_samples",  # so that a run that met one can resume as the message says
     "data.cache_dir",
     "data.cache_limit",
     "callbacks",
@@ -81,12 +81,14 @@ def check_checkpoint(start: Checkpoint, training: Training) -> None:
     if not recipe.trainer.autoresume:
         raise UserError(
             f"{start.uri} exists and trainer.autoresume is false; use trainer.autoresume=true to "
-            "go on, trainer.overwrite=true to start again, or another run_name"
+            "resume, trainer.overwrite=true to start again, or another run_name"
         )
     state: dict[str, Any] = start.content["state"]
     for key in ("model", "optimizers", "schedulers", "timestamp"):
         if key not in state:
-            raise UserError(f"{start.uri} holds weights only (no '{key}'): no run goes on from it")
+            raise UserError(
+                f"{start.uri} holds weights only (no '{key}'): no run can resume from it"
+            )
     before = recorded(start.content)
     if start.batch > training.total_steps:
         raise UserError(
@@ -145,7 +147,7 @@ def compare_recipes(
     elsewhere = " and trainer.save_folder" if recipe.trainer.save_folder else ""
     if key == "run_name":
         raise UserError(
-            f"{source} is of run '{previous['run_name']}', this one is '{recipe.run_name}'; choose "
+            f"{source} belongs to run '{previous['run_name']}', not to '{recipe.run_name}'; choose "
             f"another {'trainer.save_folder' if elsewhere else 'run_name'}"
         )
     old, new = (_look_up(one, key) for one in (previous, now))
@@ -154,7 +156,7 @@ def compare_recipes(
     if section == "algorithms" and len(within) == 1 and None in (old, new):  # another method
         key = "algorithms"
         old, new = (" + ".join(one["algorithms"]) for one in (previous, now))
-    same = f"give {key}={old} to go on with it, or " if key == "trainer.precision" else ""
+    same = f"give {key}={old} to resume it, or " if key == "trainer.precision" else ""
     raise UserError(
         f"run '{recipe.run_name}' exists with another recipe: {source} has {key} = {old}, this one "
         f"{new}; {same}choose another run_name=…{elsewhere}, or trainer.overwrite=true to delete "

@@ -44,7 +44,7 @@ def rank_batch(recipe: Recipe, ranks: int) -> int:
         sizes = " or ".join(str(number * ranks) for number in near)
         raise UserError(
             f"data.batch_size = {batch} is the batch over all ranks (GPUs) and must be a multiple "
-            f"of their number, {ranks}; use data.batch_size={sizes}, or another number of them"
+            f"of their number, {ranks}; use data.batch_size={sizes}, or another number of ranks"
         )
     return batch // ranks
 

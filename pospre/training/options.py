@@ -44,7 +44,9 @@ def options_text(name: str | None) -> str:
         declared = section_of(kind)
     else:
         known = [*sections, *algorithm_names()]
-        raise UserError(f"--options: '{name}' is no section or algorithm.{suggestion(name, known)}")
+        raise UserError(
+            f"--options: '{name}' is not a section or algorithm.{suggestion(name, known)}"
+        )
     first = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
     return "\n".join([f"{name}: {first}", *_lines(kind, declared)])
 

@@ -92,8 +92,8 @@ def load_run(address: str | Path, weights: Weights = "student") -> PretrainModel
     """
     if is_weights_file(str(address)):
         raise UserError(
-            f"load_run takes a run folder or a checkpoint, and {address} is a file of weights: "
-            "pospre.load_weights(model, file) loads it into a model that is made."
+            f"load_run takes a run folder or a checkpoint, but {address} is a weight file: "
+            "load it into an existing model with pospre.load_weights(model, file)."
         )
     return load_model(str(address), weights=weights)[0]
 
@@ -171,8 +171,8 @@ def _in_our_layout(encoder: PatchEncoder, source: Source) -> Source:
         and "pos_embed" in source.tensors
     ):
         raise UserError(
-            f"{source.named} has a table of positions, and nothing in it says whether its encoder "
-            f"rotates queries and keys, too. Say it: '{source.name},positions="
+            f"{source.named} has a table of positions, but does not say whether its encoder "
+            f"also rotates queries and keys. State it: '{source.name},positions="
             f"{as_text(own.as_given())}', or {source.name},positions=learned"
         )
     if source.positions is None or not turns(source.positions):

@@ -85,7 +85,7 @@ def _describe(parts: Components, precision: str) -> str:
         f"{parameters / 1e6:.1f} M parameters, on {device} in {precision}; "
         f"{parts.loader.num_samples} images, {parts.total_steps} steps of "
         f"{recipe.data.batch_size}, into {recipe.run_path()}. Ctrl-C saves and stops; the same "
-        "command goes on"
+        "command resumes"
     )
 
 
@@ -104,8 +104,8 @@ def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback]) -> Non
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"the device ran out of memory in step {trainer.state.timestamp.batch.value + 1} "
-            f"({error}). Use {out_of_memory(parts.recipe)}; the same command goes on from the last "
-            "checkpoint"
+            f"({error}). Use {out_of_memory(parts.recipe)}; the same command resumes from the "
+            "last checkpoint"
         ) from error
     finally:
         signals.give_back()
@@ -118,7 +118,7 @@ def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback]) -> Non
         raise Stopped(
             signals.stopped,
             f"after step {step} of {parts.total_steps}, saved in {saved.uri}; the same "
-            "command goes on from there",
+            "command resumes from there",
         )
 
 

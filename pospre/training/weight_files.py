@@ -80,9 +80,9 @@ def read_source(
         if tensor.dtype not in _NUMBERS and tensor.dim():  # batch norms count in a scalar
             kind = str(tensor.dtype).removeprefix("torch.")
             raise UserError(
-                f"{source.named}: tensor '{key}' holds {kind}, and weights are float16, bfloat16, "
-                "float32 or float64. Quantised ones mean nothing without their scales: save the "
-                "encoder in float32."
+                f"{source.named}: tensor '{key}' holds {kind}, but weights must be float16, "
+                "bfloat16, float32 or float64. Quantised weights are useless without their "
+                "scales: save the encoder in float32."
             )
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{source.name}: tensor '{key}' holds values that are not finite")
@@ -161,7 +161,7 @@ def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise UserError(f"{name} is damaged, or no .safetensors file ({error})") from error
+        raise UserError(f"{name} is damaged, or not a .safetensors file ({error})") from error
     except (ValueError, UnpicklingError) as error:
         raise UserError(
             f"{name} is damaged, or holds more than tensors, which could be code ({error}): "
@@ -173,11 +173,11 @@ def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
 def _refuse_text(start: bytes, name: str) -> None:
     """Raise ``UserError`` if a download is text instead of weights."""
     if start.startswith(b"version https://git-lfs"):
-        raise UserError(f"{name} is a pointer of Git LFS; 'git lfs pull' gets the weights.")
+        raise UserError(f"{name} is a Git LFS pointer; `git lfs pull` fetches the weights.")
     if start[:1] == b"<":
         raise UserError(
-            f"{name} is a web page and no weights. What guards them sent it: log in, accept their "
-            "licence (DINOv3's are gated), and download the file again."
+            f"{name} is a web page, not weights. The site probably wants a login: log in, accept "
+            "the licence (DINOv3's weights are gated), and download the file again."
         )
 
 

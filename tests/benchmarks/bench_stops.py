@@ -1,7 +1,7 @@
 """What saves, start and end cost a run: ``PYTHONPATH=. python tests/benchmarks/bench_stops.py``.
 
 ViT-S/16 with MAE is trained with checkpoints on an S3 of this machine: with saves and without, in
-turn. Then the disk is lost, and the run goes on from the bucket. Arguments, each with a default:
+turn. Then the disk is lost, and the run resumes from the bucket. Arguments, each with a default:
 steps, steps between saves, images of a step, rounds; and changes of the recipe, key=value.
 """
 

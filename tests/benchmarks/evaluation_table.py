@@ -3,7 +3,7 @@
 Renders scenes, trains the few short runs of ``yamls/demo`` that the evaluations need, and for each
 of them an untrained twin: one step at a rate of 1e-12. Then every evaluation measures both by its
 command line. An evaluation's figures are one line of ``results/evaluation_table.jsonl``; what is
-there with the same command is not done again, and a stopped run goes on from its last checkpoint.
+there with the same command is not done again, and a stopped run resumes from its last checkpoint.
 The table also says which independent implementation the tests compare each evaluation with.
 """
 

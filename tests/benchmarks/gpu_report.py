@@ -1,6 +1,6 @@
 """What a machine with GPUs does with every method: one command, one table, and what it proves.
 
-    make gpu-report                                              # hours; goes on where it stopped
+    make gpu-report                                              # hours; resumes where it stopped
     make gpu-report ARGS="--methods mae dinov2 --sizes vits16 --steps 10"
     make gpu-report DATA=/data/in1k.mds ARGS="--output report"   # with the real loader as well
 

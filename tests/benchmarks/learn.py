@@ -3,7 +3,7 @@
 Converts DATA once, then for every recipe of ``yamls/learn`` and every seed: pre-trains, measures
 kNN and logistic accuracy of the encoder and of its untrained twin on held-out images, keeps the
 figures in ``tests/benchmarks/results/<method>.json``. What is there already is not done again; a
-stopped run goes on from its last checkpoint.
+stopped run resumes from its last checkpoint.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def call(module: str, *arguments: str) -> None:
     if done.returncode == 130:
         raise KeyboardInterrupt
     if done.returncode:
-        raise UserError(f"python -m {module} failed; see above. Started again, this goes on there.")
+        raise UserError(f"python -m {module} failed; see above. Run it again to resume.")
 
 
 def kept(method: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Every method of ``yamls/learn`` with every kind of positions: pre-trained, probe
 measured by kNN and by a linear classifier on held-out images (and by segmentation and detection
 where their data are given). What does not combine says why. Each cell's figures are lines of
 ``results/position_table.jsonl``; what is there is not done again, data that are given later add
-their figure, and a killed cell goes on from its last checkpoint. The table has means and standard
+their figure, and a killed cell resumes from its last checkpoint. The table has means and standard
 deviations over the seeds, and names the differences beyond two standard deviations.
 """
 

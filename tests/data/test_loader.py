@@ -153,7 +153,7 @@ def test_ctrl_c_ends_a_waiting_program_at_once(photos):
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)
-    words = "before the end: no result is half written; give the same command again"
+    words = "before the end: nothing is half written; run the same command again"
     assert (process.returncode, said) == (130, f"stopped by Ctrl-C {words}\n")
 
 

@@ -52,7 +52,7 @@ def test_it_says_what_the_weights_are(checkpoint: Path) -> None:
     assert header["license"] == "cc-by-4.0" and header["library_name"] == "timm"
     assert header["tags"] == ["pospre", "vision-transformer", "mae", "ema_teacher"]
     assert "- `mae`: MAE: masked autoencoders (He et al. 2022, arXiv 2111.06377)." in text
-    assert "- weights: cc-by-4.0" in text and "not recorded with `unused`" in text
+    assert "- weights: cc-by-4.0" in text and "the terms of `unused` apply" in text
     assert "Images of 64 × 64 pixels and 3 channels" in text
     recipe = re.findall("```yaml\n(.*?)```", text, re.DOTALL)[0]
     assert yaml.safe_load(recipe)["run_name"] == "tiny"
@@ -72,7 +72,7 @@ def test_it_has_the_figures_of_these_weights(checkpoint: Path) -> None:
     text = card(checkpoint, license=None)
     assert r"| knn | top1 | 0.713 ± 0.01 | 0.4 | `photos\|val` |" in text
     assert "accuracy" not in text.split("## Recipe")[0] and "gone" not in text
-    assert "not stated by who exported them" in text and "\nlicense:" not in text
+    assert "not stated in the export" in text and "\nlicense:" not in text
     teacher = card(checkpoint, weights="teacher")
     assert r"| accuracy | top1 | 0.5 | – | `photos\|val` |" in teacher and "0.713" not in teacher
 
@@ -82,13 +82,13 @@ def test_figures_of_other_weights_of_the_run_are_not_shown(checkpoint: Path) -> 
     measured(checkpoint, "accuracy", {"top1": 0.625}, "student", step=1)
     text = card(checkpoint)
     assert "0.713" in text and "0.625" not in text
-    assert "Of other weights of this run, and not shown: `accuracy` (step 1)." in text
+    assert "Not shown, because of other weights of this run: `accuracy` (step 1)." in text
     content = read_checkpoint(str(checkpoint)).content  # as if it was trained again
     content["state"]["model"]["encoder.norm.bias"] += 1
     write_checkpoint(content, checkpoint)
     text = card(checkpoint)
     assert "0.713" not in text and "None was measured of these weights" in text
-    assert "not shown: `accuracy` (step 1), `knn` (step 2)." in text
+    assert "of this run: `accuracy` (step 1), `knn` (step 2)." in text
 
 
 def test_an_existing_card_is_kept(checkpoint: Path) -> None:

@@ -114,7 +114,7 @@ def test_parts_of_a_vit_that_few_have(
     if lacking is None:
         compare(hf_folder, tmp_path / "hf")
         return
-    with pytest.raises(UserError, match=f"no network of transformers has {lacking}; the formats"):
+    with pytest.raises(UserError, match=f"no model of transformers has {lacking}; use the format"):
         hf_folder.write(parts, tmp_path / "hf")
 
 

@@ -307,7 +307,7 @@ def test_a_table_does_not_say_whether_something_turns_too(tmp_path: Path) -> Non
     given: dict[str, Any] = {"image_size": 64, "depth": 2, "layer_scale": 1.0}
     encoder = build_encoder("vits16", positions=rope_vit(table=True), **given)
     model = PretrainModel(encoder, seed=0)
-    with pytest.raises(UserError, match=r"nothing in it says whether .*positions=learned"):
+    with pytest.raises(UserError, match=r"does not say whether .*positions=learned"):
         load_weights(model, path)
     told = load_weights(model, f"{path},positions={as_text(rope_vit(table=True))}")
     assert "34 of 34 tensors" in told
@@ -321,8 +321,8 @@ def test_a_table_does_not_say_whether_something_turns_too(tmp_path: Path) -> Non
 def test_a_gated_file_that_is_a_web_page_is_named(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"dinov3.{ending}"
     path.write_text("<!DOCTYPE html><html>Access denied</html>")
-    with pytest.raises(UserError, match=r"^\S+ is a web page .* accept their licence"):
+    with pytest.raises(UserError, match=r"^\S+ is a web page, .* accept the licence"):
         open_model(str(path))
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0")
-    with pytest.raises(UserError, match=r"^\S+ is a pointer of Git LFS; 'git lfs pull'"):
+    with pytest.raises(UserError, match=r"^\S+ is a Git LFS pointer; `git lfs pull`"):
         open_model(str(path))

@@ -320,7 +320,7 @@ def test_a_table_is_read_with_the_rows_that_it_has() -> None:
         ),
         (
             lambda state: {"a": under("v.", state), "b": under("v.", state)},
-            r"holds several encoders: a.v., b.v.; save one alone",
+            r"holds several encoders: a.v., b.v.; save only one",
         ),
     ],
 )

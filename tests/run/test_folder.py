@@ -27,9 +27,9 @@ def test_overwrite_spares_the_checkpoints_of_another_run(
     assert run(tiny, *SHORT, "run_name=other")[0] == 0
     before = contents(tmp_path)
     code, said = run(tiny, *SHORT, shared, "run_name=other", "trainer.overwrite=true")
-    assert code == 2 and "is of run 'tiny'" in said and "trainer.save_folder" in said
+    assert code == 2 and "belongs to run 'tiny'" in said and "trainer.save_folder" in said
     code, said = run(tiny, *SHORT, shared, "run_name=third")
-    assert code == 2 and "is of run 'tiny', this one is 'third'" in said
+    assert code == 2 and "belongs to run 'tiny', not to 'third'" in said
     assert "choose another trainer.save_folder" in said  # another name would not help
     assert contents(tmp_path) == before
     assert run(tiny, *SHORT, shared, "trainer.overwrite=true", "seed=1")[0] == 0
@@ -138,7 +138,7 @@ def test_a_job_that_is_requeued_does_not_overwrite_itself(
     assert run(tiny, *again, "trainer.max_duration=4ba")[0] == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     code, said = run(tiny, *again, "trainer.max_duration=6ba")
-    assert code == 0 and f"going on from {tmp_path}/runs/tiny/checkpoints/ep1-ba4" in said, said
+    assert code == 0 and f"resuming from {tmp_path}/runs/tiny/checkpoints/ep1-ba4" in said, said
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
     code, said = run(tiny, *again, "trainer.max_duration=6ba")
-    assert code == 0 and "going on from" not in said and "finished" not in said, said
+    assert code == 0 and "resuming from" not in said and "finished" not in said, said

@@ -135,7 +135,7 @@ def test_a_lease_that_stays_as_it_is_expires(
     start = time.monotonic()
     with lease(FOLDER):
         assert time.monotonic() - start >= 0.3
-    assert "waiting for 0.3 s to see whether that run is alive" in capsys.readouterr().out
+    assert "waiting 0.3 s to see whether that run is alive" in capsys.readouterr().out
 
 
 def test_a_lease_that_goes_while_it_is_watched_is_free(bucket: Any) -> None:
@@ -217,7 +217,7 @@ def test_an_endpoint_without_conditions_is_warned_of(
 ) -> None:
     monkeypatch.setattr(leasing, "Bucket", Careless)
     with lease(FOLDER):
-        assert "ignores conditions of writes" in capsys.readouterr().err
+        assert "ignores conditional writes" in capsys.readouterr().err
         with pytest.raises(UserError, match="in use by another run"), lease(FOLDER):
             pass
 

@@ -50,7 +50,7 @@ def test_a_recorded_recipe_is_never_filled_in(
 
     first = said()
     assert SECRET not in first and first.count("\n") == 1
-    assert "--model 's3://foreign/${POSPRE_TEST_SECRET}'" in first and "not asked" in first
+    assert "--model 's3://foreign/${POSPRE_TEST_SECRET}'" in first and "does not open by itself" in first
     recipe["trainer"]["save_folder"] = "s3://foreign/runs"
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert "encoder.weights=s3://foreign/runs" in said()
@@ -107,10 +107,10 @@ def test_a_run_writes_no_value_of_the_environment(
     monkeypatch.setenv("POSPRE_TEST_WEIGHTS", SECRET)
     monkeypatch.setenv("POSPRE_TEST_DATA_AT", str(images["plain"]))  # which may have moved
     code, said = run(tiny, *keys, "trainer.max_duration=2ep")
-    assert code == 0 and "going on from" in said, said
+    assert code == 0 and "resuming from" in said, said
     plain = f"encoder.weights={start.parent}/{SECRET}", f"data.path={images['plain']}"
     code, said = run(tiny, *plain, "optimizer.base_lr=0.03", "trainer.max_duration=3ep")
-    assert code == 0 and "going on from" in said, said
+    assert code == 0 and "resuming from" in said, said
     assert [step for step, *_ in curve(folder)] == [*range(1, 10)]
 
 

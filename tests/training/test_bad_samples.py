@@ -44,7 +44,7 @@ def test_a_run_goes_on_without_the_sample_that_stopped_it(
         assert "set data.bad_samples: skip" in said
         assert checkpoints(folder) == {"ep0-ba1", "ep0-ba2"}
     code, said = run(tiny, *OPTIONS, SKIP)
-    assert code == 0 and "going on from" in said, said
+    assert code == 0 and "resuming from" in said, said
     assert run(tiny, *OPTIONS, SKIP, "run_name=whole")[0] == 0
     assert curve(folder) == curve(tmp_path / "runs" / "whole")
     assert bad_samples(folder)[-1] == bad_samples(tmp_path / "runs" / "whole")[-1] == 1

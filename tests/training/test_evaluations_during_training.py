@@ -107,7 +107,7 @@ def test_told_to_stop_while_measuring_it_goes_on_without_a_gap(
     (saved,) = (folder / "checkpoints").glob("*-ba6")
     before = files(saved)
     code, said = run(tiny, *options)
-    assert code == 0 and "going on from" in said
+    assert code == 0 and "resuming from" in said
     assert files(saved) == before  # it was the best one when training went on
     for name, steps in STEPS.items():
         assert sorted(measured(folder, name)) == steps

@@ -23,7 +23,7 @@ def test_a_finished_run_is_made_longer(
     assert run(tiny, MEASURED, "trainer.max_duration=6ba")[0] == 0
     measured = (folder / "evaluation" / "position_grid.json").read_text()
     code, said = run(tiny, MEASURED, "trainer.max_duration=3ep")
-    assert code == 0 and f"going on from {folder}/checkpoints/ep1-ba6" in said
+    assert code == 0 and f"resuming from {folder}/checkpoints/ep1-ba6" in said
     assert (
         "trainer.max_duration was 6ba, is 3ep: from step 7 on all schedules are those of 9" in said
     )
@@ -72,7 +72,7 @@ def test_the_start_is_one_line(tiny: Path, run: Run, tmp_path: Path) -> None:
     for words in (
         "tiny: vit_tiny16 with droppos, ",
         "M parameters, on cpu in fp32; 24 images, 2 steps of 8, into ",
-        f"{tmp_path}/runs/tiny. Ctrl-C saves and stops; the same command goes on",
+        f"{tmp_path}/runs/tiny. Ctrl-C saves and stops; the same command resumes",
     ):
         assert words in line
     assert "tables" not in said and "of memory" not in said

@@ -129,7 +129,7 @@ def test_a_class_outside_is_trained_resumed_measured_and_exported(
     code, said = run(recipe, weight, "trainer.max_duration=2ba")
     assert code == 0, said
     code, said = run(recipe, weight)
-    assert code == 0 and "going on from" in said, said
+    assert code == 0 and "resuming from" in said, said
     folder = tmp_path / "runs" / "tiny"
     lines = metrics(folder)
     assert [line["step"] for line in lines if "loss/LOCA" in line] == [1, 2, 3, 4]

@@ -240,7 +240,7 @@ def test_quantised_tensors_are_no_weights(tmp_path: Path, kind: torch.dtype) -> 
     own = weights[key]
     weights[key] = torch.quantize_per_tensor(own, 0.1, 0, kind) if is_scaled else own.to(kind)
     torch.save(weights, path)
-    said = rf"tensor '{key}' holds {str(kind)[6:]}, and weights are"
+    said = rf"tensor '{key}' holds {str(kind)[6:]}, but weights must be"
     with pytest.raises(UserError, match="names .*_rebuild_qtensor" if is_scaled else said):
         load_weights(small(), str(path))
     counted = {"head.0.num_batches_tracked": torch.tensor(3)}
@@ -340,7 +340,7 @@ def test_training_starts_from_the_weights_and_goes_on_without_them(
     second = tmp_path / "runs" / "second" / "checkpoints"
     shutil.rmtree(second / "ep0-ba2")  # killed after the first step
     code, said = run(tiny, *short, key, "run_name=second")
-    assert code == 0 and "going on from" in said and "encoder: " not in said
+    assert code == 0 and "resuming from" in said and "encoder: " not in said
 
 
 def test_recipe_keys_reach_the_encoder_only_where_they_belong() -> None:

@@ -61,7 +61,7 @@ def test_killed_and_resumed_is_the_same_curve(tiny: Path, run: Run, tmp_path: Pa
     assert run(tiny, *options, length, "run_name=whole")[0] == 0
     # microbatches, loggers and where it is measured may change in the middle of a run
     code, said = run(tiny, *options, length, "evaluation={}", "trainer.save_interval=1ep")
-    assert code == 0 and "going on from" in said
+    assert code == 0 and "resuming from" in said
     assert curve(killed) == curve(tmp_path / "runs" / "whole")
 
 
@@ -211,7 +211,7 @@ def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: P
     (stranger / "thesis.txt").write_text("years of work")
     for options in ((), ("trainer.overwrite=true",)):
         code, said = run(tiny, *short, "run_name=stranger", *options)
-        assert code == 2 and "no run folder" in said
+        assert code == 2 and "not a run folder" in said
     assert (stranger / "thesis.txt").read_text() == "years of work"
 
 

@@ -52,7 +52,7 @@ class StoP(PretrainAlgorithm):
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
-        "The predictor is told of a place with noise only. Which noise does it learn to bear?",
+        "The predictor gets each place with noise only. How much noise does it learn to accept?",
         evaluation="stop_similarity",
     )
 

@@ -70,8 +70,8 @@ def assemble(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
             place[last] = tensor
     except (ValueError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(
-            f"{name} is damaged, or its {METADATA} holds more than what describes tensors "
-            "(nothing in it was executed)"
+            f"{name} is damaged, or its {METADATA} holds more than descriptions of "
+            "tensors (nothing in it was executed)"
         ) from error
     return content
 
@@ -82,13 +82,13 @@ def _rest(data: bytes, name: str) -> dict[str, Any]:
         content = torch_file.load(io.BytesIO(data))
     except pickle.UnpicklingError as error:
         raise DamagedCheckpoint(
-            f"{name} is of no checkpoint of pospre.train: it holds more than plain data and "
-            f"tensors ({error}; nothing in it was executed)"
+            f"{name} is not part of a checkpoint of pospre.train: it holds more than plain data "
+            f"and tensors ({error}; nothing in it was executed)"
         ) from error
     except ValueError as error:
         raise DamagedCheckpoint(f"{name} is damaged ({error})") from error
     if not isinstance(content, dict) or "RecipeRecord" not in callback_states(content):
-        raise UserError(f"{name} is of no checkpoint of pospre.train (it holds no recipe)")
+        raise UserError(f"{name} is not part of a checkpoint of pospre.train: no recipe")
     return content
 
 
@@ -118,7 +118,7 @@ def _load(files: Mapping[str, bytes]) -> dict[str, Tensor]:
     for key, entry in kinds.items():
         missing[key] = math.prod(_numbers(entry.state["size"])) * _dtype(entry).itemsize
     if sum(missing.values()) > sum(map(len, files.values())):
-        raise ValueError("more is described than there is")
+        raise ValueError("it describes more data than it holds")
     for index, info in described["storage_data"].items():
         key, start = index.state["fqn"], _numbers(index.state["offset"])
         name, place, length = (info.state[k] for k in ("relative_path", "offset", "length"))
@@ -154,7 +154,7 @@ def _tensor(file: memoryview, dtype: torch.dtype, shape: list[int]) -> Tensor:
     start = place + _HEADER + sum(struct.unpack_from("<HH", file, place + _HEADER - 4))
     values = file[start : start + record.file_size]
     if len(values) != math.prod(shape) * dtype.itemsize:
-        raise ValueError("a tensor is not as large as it is described")
+        raise ValueError("a tensor has another size than described")
     tensor = torch.empty(shape, dtype=dtype)
     tensor.reshape(-1).view(torch.uint8).numpy()[:] = values
     return tensor
@@ -168,7 +168,7 @@ def _dtype(entry: Any) -> torch.dtype:
 def _numbers(size: Any) -> list[int]:
     """Return the numbers of a ``torch.Size``."""
     if not all(type(number) is int and number >= 0 for number in size.args[0]):
-        raise ValueError("a size is no size")
+        raise ValueError("a size is not valid")
     return list(size.args[0])
 
 
@@ -188,7 +188,7 @@ def check_state(content: dict[str, Any], name: str) -> None:
         except Exception:  # whatever comes of a key that lacks, or of another kind
             is_odd = True
         if is_odd:
-            raise DamagedCheckpoint(f"{name} is no checkpoint to go on from: its '{part}' is odd")
+            raise DamagedCheckpoint(f"no run can resume from {name}: its '{part}' is not valid")
 
 
 def _is_record(record: Any) -> bool:

@@ -200,8 +200,8 @@ def warn_of_other_versions(content: dict[str, Any], uri: str) -> None:
     ]
     if differing:
         print(
-            f"warning: {uri} was written with {', '.join(differing)}; what follows from it need "
-            "not be the same to the last bit",
+            f"warning: {uri} was written with {', '.join(differing)}; results may differ in "
+            "the last bits",
             file=sys.stderr,
             flush=True,
         )

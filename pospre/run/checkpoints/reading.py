@@ -31,7 +31,7 @@ from pospre.run.checkpoints.files import (
 )
 from pospre.run.checkpoints.finding import BEST, NAME, NOTE, checkpoints_in, named_best
 
-_ONE_FOLDER = "All nodes must see one trainer.save_folder, or use a bucket"
+_ONE_FOLDER = "All nodes must see the same trainer.save_folder; or use a bucket"
 
 
 class Checkpoint(NamedTuple):
@@ -63,7 +63,7 @@ def open_newest(folders: Sequence[str]) -> Checkpoint | None:
             print(f"warning: {error}; passed over", file=sys.stderr, flush=True)
     if failures:
         raise UserError(
-            f"no checkpoint in {' or '.join(folders)} can be used: {failures[0]}. Bring one back "
+            f"no checkpoint in {' or '.join(folders)} can be used: {failures[0]}. Restore one "
             "from a copy, or delete them to start again"
         )
     return None
@@ -164,12 +164,12 @@ def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
         found = read_checkpoint(place)
     except UserError as error:
         raise UserError(
-            f"{uri}, from which the first rank goes on, cannot be read on {host} ({error}). "
+            f"{uri}, from which the first rank resumes, cannot be read on {host} ({error}). "
             f"{_ONE_FOLDER}"
         ) from error
     if found.sha256 != sha256:
         raise UserError(
-            f"{uri} holds other bytes on {host} than the first rank has read (SHA-256 "
+            f"{uri} on {host} differs from what the first rank read (SHA-256 "
             f"{found.sha256[:12]}…, there {sha256[:12]}…). {_ONE_FOLDER}"
         )
     return found.content
@@ -199,7 +199,7 @@ def _read_files(folder: str, names: list[str]) -> Iterator[bytes]:
             except OSError as error:
                 raise DamagedCheckpoint(f"{folder} cannot be read: {error}") from error
     if missing:
-        raise DamagedCheckpoint(f"{folder} is no whole checkpoint: it lacks {missing[0]}")
+        raise DamagedCheckpoint(f"{folder} is an incomplete checkpoint: it lacks {missing[0]}")
 
 
 def open_checkpoint(uri: str) -> Checkpoint:
@@ -240,8 +240,8 @@ def _find(uri: str) -> Checkpoint:
         return newest
     if noted is not None and (is_remote(noted) or VARIABLE.search(noted)):
         raise UserError(
-            f"{uri} holds no checkpoint, and what only its recipe.yaml names, {noted!r}, is not "
-            f"asked; if you trust that address, give it instead of {uri}: --model "
-            f"{shlex.quote(noted)}, or encoder.weights={shlex.quote(noted)} for a training"
+            f"{uri} holds no checkpoint. Its recipe.yaml names {noted!r}, which pospre does not "
+            f"open by itself; if you trust that address, give it instead of {uri}: --model "
+            f"{shlex.quote(noted)}, or encoder.weights={shlex.quote(noted)} to train"
         )
     raise UserError(f"{uri} holds no checkpoint (a folder ep<epoch>-ba<batch> with {MANIFEST})")

@@ -1,4 +1,4 @@
-"""Saves checkpoints on the local disk while training goes on.
+"""Saves checkpoints on the local disk while training continues.
 
 Composer's own saver leaves a partial file under its final name if the disk is full. Its uploader
 ends the run if the bucket fails, and each step waits for both. Here a step waits only for a copy of
@@ -207,8 +207,8 @@ class CheckpointSaver(Callback):
             start = f"the last one, {self._kept[-1]}" if self._kept else "the start"
             why = why_not_written(error, self.folder)
             raise UserError(
-                f"checkpoint {path} cannot be written: {why}, and give the command again: it goes "
-                f"on from {start}"
+                f"checkpoint {path} cannot be written: {why}, and run the command again: it "
+                f"resumes from {start}"
             ) from error
 
 

@@ -65,13 +65,13 @@ class _Storages:
         """Return what stands for a storage, which the pickle itself cannot reach."""
         word, kind, key, _, count, *view = pid
         if word != "storage" or any(view) or type(key) is not str or type(count) is not int:
-            raise ValueError("a storage is described in another way")
+            raise ValueError("a storage has an unknown description")
         storage = _Storage(_STORAGES[kind.name], count)
         known = self.by_key.setdefault(key, storage)
         if known is storage:
             self._claimed += storage.num_bytes
         if (known.dtype, known.num_bytes) != (storage.dtype, storage.num_bytes):
-            raise ValueError(f"storage {key} is of two kinds")
+            raise ValueError(f"storage {key} has two types or sizes")
         if count < 0 or self._claimed > self.num_bytes:
             raise ValueError(f"its storages claim more than the {self.num_bytes} bytes of the file")
         return _NAMED(key)
@@ -84,7 +84,7 @@ class _Storages:
             raise ValueError("a tensor has no storage")
         storage, numbers = self.by_key[storage.args[0]], (offset, *size, *stride)
         if len(size) != len(stride) or any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError("a tensor is described in another way")
+            raise ValueError("a tensor has an unknown description")
         dtype = dtype or storage.dtype
         width, count = dtype.itemsize, math.prod(size)
         steps = sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if count else -1
@@ -146,7 +146,7 @@ class _Contents:
 
     def _key(self, key: Any) -> Any:
         if isinstance(key, Record | type):
-            raise pickle.UnpicklingError("a key is no plain value")
+            raise pickle.UnpicklingError("a key is not a plain value")
         return key
 
     def _of_record(self, name: str, record: Record) -> Any:
@@ -163,7 +163,7 @@ class _Contents:
             return self.of(record.state)
         if name in _PLAIN:
             return _PLAIN[name](*self.of(record.args))
-        raise pickle.UnpicklingError(f"it names {name} without use")
+        raise pickle.UnpicklingError(f"it names {name}, but does not use it")
 
 
 def load(file: BinaryIO) -> Any:
@@ -208,7 +208,7 @@ def _read_archive(file: BinaryIO, storages: _Storages) -> Any:
         root = next(name for name in archive.namelist() if name.endswith("/data.pkl"))[:-9]
         order = f"{root}/byteorder"
         if order in archive.namelist() and archive.read(order) != sys.byteorder.encode():
-            raise ValueError("it was written by a machine with another order of bytes")
+            raise ValueError("it was written by a machine with another byte order")
         pickled = io.BytesIO(archive.read(f"{root}/data.pkl"))
         content = Records(pickled, _KINDS, storages).load()
         for key, storage in storages.by_key.items():
@@ -223,7 +223,7 @@ def _read_old(file: BinaryIO, storages: _Storages) -> Any:
     """Read a file of ``torch.save`` before torch 1.6: five pickles, then the storages."""
     file.seek(0)
     if Records(file, {}).load() != _MAGIC:
-        raise ValueError("it is no file of torch.save")
+        raise ValueError("torch.save did not write it")
     for _ in ("the version of the format", "what the machine was"):
         Records(file, {}).load()
     content = Records(file, _KINDS, storages).load()

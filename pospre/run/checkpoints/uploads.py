@@ -125,7 +125,7 @@ class Uploads:
             if self._waiting is not None:
                 print(
                     f"waiting for {self._waiting.checkpoint} to be uploaded to {self.remote} "
-                    f"(given up after {min(self._patience, at_most):g} s without progress)",
+                    f"(gives up after {min(self._patience, at_most):g} s without progress)",
                     flush=True,
                 )
             while self._waiting is not None:
@@ -140,15 +140,15 @@ class Uploads:
     def _given_up(self, upload: _Upload) -> UserError:
         """Return the message about a checkpoint that was not uploaded."""
         failure = self._failure or Unreachable("the server does not answer")
-        place = f"It is whole at {upload.checkpoint}; give the command again to upload it"
+        place = f"It is complete at {upload.checkpoint}; run the command again to upload it"
         if upload.together and not _is_whole(upload.checkpoint):
             place = (
-                f"This node's part of it is at {upload.checkpoint}; the same command goes on from "
-                f"the newest in {self.remote}"
+                f"This node's part of it is at {upload.checkpoint}; the same command resumes from "
+                f"the newest one in {self.remote}"
             )
         return failure.restated(
             f"the last checkpoint is not in {self.remote}: {failure}. {place} "
-            "(POSPRE_S3_PATIENCE sets for how many seconds that is tried)"
+            "(POSPRE_S3_PATIENCE sets how many seconds to try)"
         )
 
     def _work(self) -> None:
@@ -248,8 +248,8 @@ class Uploads:
     def _warn(self, error: Exception) -> None:
         if not self._warned:
             print(
-                f"warning: {error}; training goes on, its checkpoints are in "
-                f"{self.run_folder} and are uploaded when the bucket answers again",
+                f"warning: {error}; training continues; its checkpoints are in "
+                f"{self.run_folder} and will be uploaded when the bucket answers again",
                 file=sys.stderr,
             )
         self._failure = error if isinstance(error, UserError) else UserError(str(error))

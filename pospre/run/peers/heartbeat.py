@@ -20,7 +20,7 @@ from pospre.untrusted_json import parse_json
 BEAT = 1.0  # seconds
 _CONNECT = 10.0
 _LONGEST = 2**20  # bytes of what rank 0 says at once
-_KILLED = "ended without a word: its process was killed, or its machine went down"
+_KILLED = "ended without notice: its process was killed, or its machine went down"
 
 
 class Gone(NamedTuple):

@@ -76,8 +76,8 @@ class Peers:
         except (OSError, TimeoutError) as error:
             raise UserError(
                 f"rank {process.rank} on {socket.gethostname()} reaches {process.master}, but not "
-                f"port {port} there ({error or 'no answer'}): the nodes must let one another "
-                "through on all ports"
+                f"port {port} there ({error or 'no answer'}): nodes must accept "
+                "connections from each other on all ports"
             ) from error
         return self
 
@@ -122,15 +122,15 @@ class Peers:
         for rank, what in gone.items():
             kinds.setdefault((self._meeting.hosts[rank], what.words), []).append(rank)
         said = [f"{name_ranks(ranks)} on {host} {words}" for (host, words), ranks in kinds.items()]
-        return Lost("; ".join(said) + (self._go_on() if code == _AGAIN else ""), code)
+        return Lost("; ".join(said) + (self._resume_hint() if code == _AGAIN else ""), code)
 
-    def _go_on(self) -> str:
+    def _resume_hint(self) -> str:
         saved = []
         with suppress(OSError):  # the disk may have gone with the rank
             saved = checkpoints_in(str(self._recipe.local_checkpoints()))
         newest = f"the newest checkpoint in {self._recipe.checkpoint_folder()}"
         where = saved[0].uri if saved else newest
-        return f". The other ranks end too; the same command goes on from {where}"
+        return f". The other ranks stop too; the same command resumes from {where}"
 
     def _look(self) -> None:
         """End this process if a rank is lost; runs every second, as the main thread may hang."""
@@ -144,7 +144,7 @@ class Peers:
         if os.getppid() != self._launcher:
             self._launcher = os.getppid()
             os.kill(os.getpid(), signal.SIGTERM)
-            _say("the launcher is gone: stopping as by SIGTERM")
+            _say("the launcher is gone: stopping as on SIGTERM")
 
 
 def _is_of_all_ranks(error: BaseException | None) -> bool:
@@ -165,7 +165,7 @@ def _farewell(error: BaseException) -> tuple[str, int]:
     if isinstance(error, SystemExit | KeyboardInterrupt):
         by_ctrl_c = isinstance(error, KeyboardInterrupt) or error.code == 128 + signal.SIGINT
         return "was stopped by " + ("Ctrl-C" if by_ctrl_c else "SIGTERM"), 130 if by_ctrl_c else 75
-    return f"failed: {type(error).__name__}: {error} (its own output says more)", 1
+    return f"failed: {type(error).__name__}: {error} (see its own output)", 1
 
 
 def _say(text: str) -> None:

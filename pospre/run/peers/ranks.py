@@ -20,7 +20,7 @@ from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.files import revision
 
 _RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-_LAUNCH = "start it by composer, or as yamls/launch/ does"
+_LAUNCH = "start it with composer, or as in yamls/launch/"
 # What may differ between the nodes of one run: where things are there, and how fast they go.
 NODE_KEYS = (
     "data.path",
@@ -95,7 +95,9 @@ def _number(
     given = "is not set" if text is None else f"is '{text}'"
     size = environment.get("WORLD_SIZE", "not set")
     wanted = f"of at least {low}" if high == float("inf") else f"from {low} to {high}"
-    raise UserError(f"{name} {given} (WORLD_SIZE is {size}): a number {wanted}; {_LAUNCH}")
+    raise UserError(
+        f"{name} {given} (WORLD_SIZE is {size}); it must be a number {wanted}: {_LAUNCH}"
+    )
 
 
 @dataclass(frozen=True)
@@ -166,9 +168,9 @@ def name_difference(notes: Mapping[int, Note]) -> str:
         if others:
             other = notes[others[0]]
             return (
-                f"the nodes are not about to do the same: {key} is {other.facts.get(key)} on "
+                f"the nodes disagree: {key} is {other.facts.get(key)} on "
                 f"{other.host} ({name_ranks(others)}), {value} on {first.host} (rank 0). Give all "
-                "nodes one recipe, the same key=value, the same data and the same versions"
+                "nodes the same recipe, key=value arguments, data and versions"
             )
     return ""
 

@@ -25,7 +25,7 @@ from pospre.errors import Unreachable, UserError
 from pospre.recipe.recipe import Recipe
 from pospre.run.peers.ranks import NODE_KEYS, Note, Process, facts_of, name_difference, name_ranks
 
-_LONGER = "trainer.rendezvous_timeout waits longer"
+_LONGER = "a larger trainer.rendezvous_timeout waits longer"
 _PAUSE = 0.1  # seconds between two looks
 _AGAIN = 1.0  # seconds until the store of another run is looked at again
 _HEARD = 5.0  # seconds for the other ranks to hear why rank 0 ends
@@ -91,8 +91,8 @@ def _join(process: Process, note: Note, limit: float, end: float) -> tuple[Store
             wait_until(lambda: store.add("heard", 0) >= store.add("came", 0), _HEARD)
     except RuntimeError as error:  # torch's errors of connections are all of this kind
         raise _Broken(
-            f"{process.master} answered rank {process.rank} and is gone before all ranks had come: "
-            "either rank 0 has ended (see its output), or that is not the port of this run"
+            f"{process.master} answered rank {process.rank}, but was gone before all ranks came: "
+            "either rank 0 has ended (see its output), or the port is not that of this run"
         ) from error
     own = [note.host, note.start]
     if not verdict["error"] and own not in verdict["ranks"][process.rank : process.rank + 1]:
@@ -156,14 +156,14 @@ def _reach(process: Process, limit: float, end: float) -> str:
     host = socket.gethostname()
     if process.rank == 0:
         raise UserError(
-            f"MASTER_ADDR = {process.address} does not lead to this machine, {host}, on which rank "
-            f"0 runs: port {process.port} did not answer there within {limit:g} s ({failure}). "
-            "Give all nodes the address of this one"
+            f"MASTER_ADDR = {process.address} is not an address of this machine, {host}, where "
+            f"rank 0 runs: port {process.port} did not answer within {limit:g} s ({failure}). "
+            "Give all nodes the address of this machine"
         )
     raise Unreachable(
         f"rank {process.rank} on {host} got no answer from rank 0 at {process.master} "
-        f"(MASTER_ADDR, MASTER_PORT) within {limit:g} s: {failure}. See whether rank 0 was "
-        "started, whether that is the address of its machine, and whether the port is let through; "
+        f"(MASTER_ADDR, MASTER_PORT) within {limit:g} s: {failure}. Check that rank 0 was "
+        "started, that this is the address of its machine, and that the port is open; "
         f"{_LONGER}"
     )
 
@@ -197,7 +197,7 @@ def _judge(store: Store, process: Process, limit: float, end: float) -> dict[str
     error = ""
     if twice:
         where = " and ".join(f"process {note.process} on {note.host}" for note in notes[twice[0]])
-        error = f"rank {twice[0]} came twice: {where}. Give each node a NODE_RANK of its own"
+        error = f"rank {twice[0]} came twice: {where}. Give each node its own NODE_RANK"
     elif is_short:
         error = _name_missing(newest, process, limit)
     else:
@@ -235,8 +235,8 @@ def _name_missing(first: Mapping[int, Note], process: Process, limit: float) -> 
     missing = name_ranks(rank for rank in range(process.world_size) if rank not in first)
     return (
         f"{len(first)} of {process.world_size} ranks came to rank 0 at {process.master} within "
-        f"{limit:g} s: {came}. Missing: {missing}. See in its output why it did not come (was it "
-        f"started, can it reach {process.master}?); {_LONGER}"
+        f"{limit:g} s: {came}. Missing: {missing}. Check its output: was it "
+        f"started, and can it reach {process.master}?; {_LONGER}"
     )
 
 
@@ -244,7 +244,7 @@ def _hear(store: Store, process: Process, limit: float) -> dict[str, Any]:
     """Wait for rank 0's answer; it may have started to wait only now."""
     if not wait_until(lambda: store.add("said", 0) > 0, limit + _HEARD):
         raise Unreachable(
-            f"rank 0 at {process.master} says nothing; end it and start all ranks again"
+            f"rank 0 at {process.master} does not answer; stop it and start all ranks again"
         )
     verdict: dict[str, Any] = json.loads(store.get("verdict"))
     store.add("heard", 1)

@@ -125,8 +125,10 @@ def note_step(state: State, step: DoneStep, folder: Path | None, recipe: Recipe 
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(noted, allow_nan=False).encode())
     except OSError as error:
-        return f"Its samples could not be written down ({error})."
-    return f"Its samples are in {path}, from which pospre.training.callbacks.replay makes it again."
+        return f"Its samples could not be recorded ({error})."
+    return (
+        f"Its samples are in {path}; pospre.training.callbacks.replay repeats the step with them."
+    )
 
 
 def kept_checkpoints(recipe: Recipe, step: int) -> str:
@@ -183,9 +185,9 @@ class LossSpikes(EachStep, Watcher):
             return
         kept = "" if self.recipe is None else f"{kept_checkpoints(self.recipe, step.number)} "
         raise UserError(
-            f"training stopped: step {step.number}: {found}. {kept}{noted} Give the same command "
-            "with callbacks.loss_spikes.action=warn to go on, or lower optimizer.base_lr under "
-            "another run_name."
+            f"training stopped: step {step.number}: {found}. {kept}{noted} Add "
+            "callbacks.loss_spikes.action=warn to the command to continue, or lower "
+            "optimizer.base_lr under another run_name."
         )
 
     def spike(self, step: int, loss: float) -> str | None:
@@ -203,8 +205,8 @@ class LossSpikes(EachStep, Watcher):
             return None
         self._last = step
         return (
-            f"loss/total = {loss:.4g} is a spike: the median of {len(before)} steps before is "
-            f"{middle:.4g}, and up to {limit:.4g} is usual"
+            f"loss/total = {loss:.4g} is a spike: the median of the {len(before)} steps before is "
+            f"{middle:.4g}, and values up to {limit:.4g} are usual"
         )
 
 
@@ -269,6 +271,6 @@ class Divergence(EachStep):
         raise UserError(
             f"{start} {kept_checkpoints(self.recipe, step.number)} {noted} Lower "
             f"optimizer.base_lr (now {self.recipe.optimizer.base_lr:g}), lengthen "
-            f"schedule.warmup{clip}{bf16}, and start it under another run_name; or give the same "
+            f"schedule.warmup{clip}{bf16}, and start it under another run_name; or run the same "
             "command again if the cause is gone (damaged data, a faulty GPU)."
         )

@@ -70,8 +70,8 @@ def replay(path: str | Path, *overrides: str) -> Replay:
         wanted = sorted(index for rank in ranks for index in rank[INDEX])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path} is not what a run wrote about a bad step ({error}); give the file that the "
-            "message named"
+            f"{path} is not the record of a bad step ({error}); give the file that the message "
+            "named"
         ) from error
     named = {item.partition("=")[0] for item in overrides}
     start = _checkpoint_before(step, path, recipe, named)
@@ -93,7 +93,7 @@ def replay(path: str | Path, *overrides: str) -> Replay:
 def _check_place(key: str, place: str | None, named: Set[str]) -> None:
     """Refuse a recorded bucket, or a place from a variable, that was not named."""
     if place is not None and key not in named and (is_remote(place) or VARIABLE.search(place)):
-        raise UserError(f"{key} is recorded as {place!r}; name it, as in replay(…, '{key}=PLACE')")
+        raise UserError(f"{key} is recorded as {place!r}; give it, as in replay(…, '{key}=PLACE')")
 
 
 def _checkpoint_before(step: int, path: Path, recipe: Recipe, named: Set[str]) -> Checkpoint | None:

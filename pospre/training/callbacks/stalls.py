@@ -123,9 +123,9 @@ class Stalls(Watcher):
             self.judge(
                 step,
                 "loader",
-                f"{self._waited / self._over:.0%} of the last {self._over:.0f} s went by waiting "
-                f"for the loader; `python -m pospre.loader_report {recipe}` says what costs how "
-                "much, and what would make it cheaper",
+                f"{self._waited / self._over:.0%} of the last {self._over:.0f} s went to waiting "
+                f"for the loader; `python -m pospre.loader_report {recipe}` shows what takes how "
+                "long, and what would make it faster",
             )
 
 

@@ -156,10 +156,10 @@ class Collapse(Watcher):
             share = self.share if quantity.is_relative else 0.0
             if abs(value - end) < max(share * abs(start - end), quantity.nothing):
                 return (
-                    f"the training collapses: {name} is {value:.3g}, was {start:.3g} at the start, "
-                    f"and {end:.3g} is where nothing tells the images apart. Try a lower "
-                    "optimizer.base_lr or a longer schedule.warmup; where a teacher gives the "
-                    "targets, look at its momentum, temperature and centering"
+                    f"training is collapsing: {name} is {value:.3g}, was {start:.3g} at the start, "
+                    f"and is {end:.3g} if all images look the same. Try a lower "
+                    "optimizer.base_lr or a longer schedule.warmup; if a teacher gives the "
+                    "targets, check its momentum, temperature and centering"
                 )
         return None
 
@@ -246,9 +246,9 @@ class PositionShortcut(Watcher):
             samples = len(batch["index"]) * dist.get_world_size()
             limit = chance + _DEVIATIONS * math.sqrt(chance * (1 - chance) / samples)
             warning = (
-                f"{name} knows where patches are without looking at them: on blank images it puts "
-                f"{found:.1%} in their place, by guessing it would be {chance:.1%}. Something else "
-                "tells it their positions: a position that is not dropped, or the tokens' order"
+                f"{name} knows where patches are without looking at them: on blank images, it "
+                f"places {found:.1%} correctly; guessing would place {chance:.1%}. Something leaks "
+                "their positions: a position that is not dropped, or the order of the tokens"
             )
             self.judge(step, name, warning if found > limit else None)
 

@@ -142,7 +142,7 @@ def _check(options: Schedule, peak: float, warmup: int, total_steps: int) -> Non
     if warmup >= total_steps:
         raise UserError(
             f"schedule.warmup = {options.warmup} is {warmup} steps, but the whole run "
-            f"(trainer.max_duration) only {total_steps}; shorten the warm-up"
+            f"(trainer.max_duration) has only {total_steps}; shorten the warm-up"
         )
     for key, rate in (("min_lr", options.min_lr), ("start_lr", options.start_lr)):
         if rate > peak:
@@ -150,13 +150,13 @@ def _check(options: Schedule, peak: float, warmup: int, total_steps: int) -> Non
             raise UserError(f"schedule.{key} = {rate} is above the peak rate{slowest} {peak:g}")
     if not options.warmup_prefix and options.name != "cosine":
         raise UserError(
-            f"schedule.name = {options.name} has no use for schedule.warmup_prefix = false: only "
-            "a cosine could start under the warm-up"
+            f"schedule.name = {options.name} does not take schedule.warmup_prefix = false: only "
+            "a cosine can start during the warm-up"
         )
     for key, value, name in (
         ("milestones", options.milestones, "multistep"),
         ("every", options.every, "step"),
     ):
         if bool(value) != (options.name == name):
-            change = "needs" if options.name == name else "has no use for"
+            change = "needs" if options.name == name else "does not take"
             raise UserError(f"schedule.name = {options.name} {change} schedule.{key}")

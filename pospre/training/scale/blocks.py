@@ -53,9 +53,9 @@ def _offloaded(forward: Callable[..., Any], *arguments: Any, **options: Any) -> 
 def lacking_float8(device: Device) -> str | None:
     """Return why a device cannot multiply in 8 bits; None: it can."""
     if device.name == "cpu":
-        return "CPUs cannot"
+        return "CPUs cannot multiply in float8"
     if torch.cuda.get_device_capability() < (8, 9):
-        return f"{torch.cuda.get_device_name()} cannot (compute capability 8.9 or more can)"
+        return f"{torch.cuda.get_device_name()} has less than compute capability 8.9"
     return None
 
 
@@ -63,7 +63,7 @@ def use_float8(model: PretrainModel, device: Device) -> None:
     """Let the blocks of a model multiply in float8 in training, unless the device cannot."""
     lacking = lacking_float8(device)
     if lacking is not None:
-        print_once(f"trainer.float8 = true: nothing multiplies in float8, for {lacking}")
+        print_once(f"trainer.float8 = true has no effect: {lacking}")
         return
     convert_blocks(model)
 

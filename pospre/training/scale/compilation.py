@@ -47,7 +47,7 @@ def choose_parts(options: Trainer, device: Device) -> Parts | None:
         return None
     lacking = lacking_compiler(device)
     if lacking is not None:
-        print_once(f"trainer.compile = {options.compile}: nothing is compiled, for {lacking}")
+        print_once(f"trainer.compile = {options.compile}: nothing is compiled, because {lacking}")
         return None
     if options.compile != "auto":
         return "step" if options.compile is True else "blocks"
@@ -123,8 +123,8 @@ def open_cache() -> str:
             pass
     except OSError as error:
         print_once(
-            f"the compiled step is not kept for the next start: {folder} cannot be written "
-            f"({error.strerror}); {CACHE}=<folder> names another"
+            f"the compiled step is not cached for the next start: {folder} cannot be written "
+            f"({error.strerror}); set {CACHE} to another folder"
         )
         folder = Path(tempfile.mkdtemp(prefix="pospre-compiled-"))
     os.environ[CACHE] = str(folder)
@@ -147,7 +147,7 @@ class Compiling(Callback):
         """Announce before the first step that it takes longer."""
         if self.began is None:
             self.began = time.monotonic()
-            _say(f"compiling the {self.parts}: the first step takes longer, up to some minutes")
+            _say(f"compiling the {self.parts}: the first step takes longer, up to a few minutes")
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Report the duration of the first step, and after each step new graph breaks."""
@@ -156,7 +156,7 @@ class Compiling(Callback):
             graphs = counters["stats"]["unique_graphs"]
             _say(
                 f"the first step took {seconds:.1f} s, with {graphs} compiled graph"
-                f"{'s' * (graphs != 1)}; they are kept in {self.cache}"
+                f"{'s' * (graphs != 1)}; they are cached in {self.cache}"
             )
         for line in dict.fromkeys(map(_describe, graph_break_reasons[self.told :])):
             _say(f"warning: the compiled graph breaks {line}")
@@ -181,7 +181,7 @@ def _shorten(record: logging.LogRecord) -> bool:
     kind, limit, function, reason, *_ = (str(each) for each in record.args or ())
     _say(
         f"warning: {function} was compiled {limit} times ({kind}) and runs uncompiled from here "
-        f"on; what changed last: {' '.join(reason.split())[:200]}. trainer.compile=false stops it"
+        f"on; the last change: {' '.join(reason.split())[:200]}. trainer.compile=false avoids this"
     )
     return False
 

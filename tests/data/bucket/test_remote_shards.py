@@ -161,7 +161,7 @@ def test_waiting_is_bounded(
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(403, "may not be read"), (404, "does not exist"), (400, "answers")]
+    ("status", "said"), [(403, "access is denied"), (404, "does not exist"), (400, "answers")]
 )
 def test_faults_that_stay_are_said_at_once(
     bucket: Any, server: FlakyS3, status: int, said: str

@@ -172,7 +172,7 @@ def test_unfinished_work_of_another_conversion_is_left(
     assert "2 of 6 blocks are finished and kept" in capsys.readouterr().err
     assert "already holds this conversion" in printed(write, photos, target)
     assert len(list(partial(target).glob("blocks/*.json"))) == 2
-    # … and the same command goes on from there
+    # … and the same command resumes from there
     assert "2 of 6 blocks were already finished" in printed(write, photos, target, *other)
     # but not with other settings
     interrupt(photos, target, "--quality", 70, "--overwrite")

@@ -27,7 +27,7 @@ def test_the_newest_is_by_progress_and_whole(
     found = open_newest([str(tmp_path)])
     assert found is not None and found.uri == f"{tmp_path}/ep10-ba100"
     said = capsys.readouterr().err
-    assert "ep11-ba110 is no whole checkpoint: it lacks rest.pt; passed over" in said
+    assert "ep11-ba110 is an incomplete checkpoint: it lacks rest.pt; passed over" in said
     assert said.count("warning") == 1
 
 
@@ -41,14 +41,14 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         open_checkpoint(str(tmp_path / "ep0-ba2"))
     (tmp_path / "ep0-ba2").mkdir()
-    with pytest.raises(UserError, match=r"ep0-ba2 is no whole checkpoint: it lacks manifest\.json"):
+    with pytest.raises(UserError, match=r"ep0-ba2 is an incomplete checkpoint: it lacks manifest\.json"):
         open_checkpoint(str(tmp_path / "ep0-ba2"))
     # under another name its manifest tells that it is one
     write_checkpoint(CONTENT, tmp_path / "sent")
     assert open_checkpoint(str(tmp_path / "sent")).uri == str(tmp_path / "sent")
     torch.save({"state": {"model": torch.zeros(2)}}, tmp_path / "other")
     forge(tmp_path / "sent", "rest.pt", (tmp_path / "other").read_bytes())
-    with pytest.raises(UserError, match="holds no recipe"):
+    with pytest.raises(UserError, match="no recipe"):
         open_checkpoint(str(tmp_path / "sent"))
 
 

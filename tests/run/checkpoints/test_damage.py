@@ -98,7 +98,7 @@ def test_what_is_damaged_is_passed_over(
     stale = newest / "abc__1_0.distcp"
     stale.write_bytes(b"of a killed save")
     code, said = run(tiny, *SHORT)
-    assert code == 0 and f"going on from {folder}/ep0-ba2\n" in said and not stale.exists()
+    assert code == 0 and f"resuming from {folder}/ep0-ba2\n" in said and not stale.exists()
     assert curve(folder.parent) == curve(six_steps)
 
 
@@ -110,7 +110,7 @@ def test_a_run_goes_on_from_the_newest_whole_one(
     spoil(path, kind, proof)
     code, said = run(tiny, *SHORT)
     assert code == 0 and f"warning: {path}" in said and "passed over" in said
-    assert f"going on from {folder}/ep0-ba2" in said and "Traceback" not in said
+    assert f"resuming from {folder}/ep0-ba2" in said and "Traceback" not in said
     assert curve(folder.parent) == curve(six_steps)
     assert not proof.exists()
     ours, theirs = (load_model(str(place))[0] for place in (folder.parent, six_steps))
@@ -216,7 +216,7 @@ def test_none_usable_is_an_error_and_nothing_is_overwritten(
     for _ in range(2):
         code, said = run(tiny, *SHORT)
         assert code == 2 and f"no checkpoint in {folder} can be used" in said
-        assert "ep1-ba4 is damaged" in said and "Bring one back" in said
+        assert "ep1-ba4 is damaged" in said and "Restore one" in said
     assert before == contents(folder.parent)
     with pytest.raises(UserError, match="can be used"):
         load_model(str(folder.parent))
@@ -240,7 +240,7 @@ def test_what_was_checked_is_what_is_loaded(
 
     monkeypatch.setattr(reading, "assemble", swap)
     code, said = run(tiny, *SHORT)
-    assert code == 0 and f"going on from {newest}" in said and not proof.exists()
+    assert code == 0 and f"resuming from {newest}" in said and not proof.exists()
     assert curve(folder.parent) == curve(six_steps)
     assert b"mkdir" in (newest / ".metadata").read_bytes()  # it was swapped indeed
 
@@ -255,7 +255,7 @@ def test_what_a_file_says_of_algorithms_is_not_evaluated(
     content["state"]["_algorithms"] = content["state"]["algorithms"]  # its name long ago
     write_checkpoint(content, path)
     code, said = run(tiny, *SHORT)
-    assert code == 0 and f"going on from {path}" in said, said
+    assert code == 0 and f"resuming from {path}" in said, said
     assert not proof.exists()
 
 

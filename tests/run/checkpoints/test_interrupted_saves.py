@@ -52,12 +52,12 @@ def test_a_folder_that_becomes_read_only(
         monkeypatch.setattr(door, "CheckpointSaver", Spoilt)
         code, said = run(tiny, *SHORT)
         assert code == 2 and "Traceback" not in said and said.count("cannot be written") == 1
-        assert "Read-only file system" in said and "goes on from the last" in said
+        assert "Read-only file system" in said and "resumes from the last" in said
         assert f"checkpoint {folder}/ep1-ba4" in said
         monkeypatch.undo()
         code, said = run(tiny, *SHORT)  # it is from the start
         assert code == 2 and f"save_folder {folder} cannot be written" in said
-        assert "going on from" not in said and files(folder) == before
+        assert "resuming from" not in said and files(folder) == before
     with read_only(folder.parent) as spoil:
         spoil()
         code, said = run(tiny, *SHORT)
@@ -79,7 +79,7 @@ def test_sigterm_while_a_checkpoint_is_written(
     monkeypatch.setattr(Part, "write", slow)
     code, said = run(tiny, *SHORT)
     folder = tmp_path / "runs" / "tiny" / "checkpoints"
-    assert code == 75 and f"saved in {folder}/ep0-ba3; the same command goes on" in said
+    assert code == 75 and f"saved in {folder}/ep0-ba3; the same command resumes" in said
     for step in (2, 3):
         saved = read_checkpoint(f"{folder}/ep0-ba{step}").content
         assert saved["state"]["timestamp"]["Timestamp"]["batch"] == step

@@ -47,7 +47,7 @@ def test_what_is_no_file_is_passed_over(
     spoil(path / name)
     newest = open_newest([str(folder)])
     assert newest is not None and newest.uri == f"{folder}/ep0-ba2"
-    said = f"warning: {path} is no whole checkpoint: it lacks {name}; passed over\n"
+    said = f"warning: {path} is an incomplete checkpoint: it lacks {name}; passed over\n"
     assert capfd.readouterr().err in (said, "")  # a link to nowhere is no manifest at all
     assert read_checkpoint(str(folder / "ep0-ba2")).sha256 == newest.sha256
 

@@ -69,7 +69,7 @@ def test_a_tensor_that_is_not_as_described_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"\w"):
             load_tensors({**held, name: content})
     assert load_tensors(held).keys() == {"model/a"}
-    with pytest.raises(ValueError, match="more is described than there is"):
+    with pytest.raises(ValueError, match="it describes more data than it holds"):
         load_tensors({".metadata": held[".metadata"]})
 
 
@@ -117,10 +117,10 @@ def test_the_manifest_waits_for_the_shards_of_other_ranks(
     assert set(looked) == {"ep1-ba4"}  # not at all that a bucket keeps, again and again
     missing = uploads.finish()
     assert f"{len(others)} files of other ranks are not there" in str(missing)
-    assert "It is whole at" in str(missing)
+    assert "It is complete at" in str(missing)
     others[0].rename(folder / "away")  # as where nodes have disks of their own
     missing = uploads.finish()
-    assert f"This node's part of it is at {newest}; the same command goes on from" in str(missing)
+    assert f"This node's part of it is at {newest}; the same command resumes from" in str(missing)
     (folder / "away").rename(others[0])
     assert f"ep1-ba4/{own[0].name}" in names(bucket, "apart")
     found = [checkpoint.uri for checkpoint in checkpoints_in(remote)]
@@ -166,9 +166,9 @@ def test_ranks_come_and_go(
     done = finished([*start, *MAE_RUN, "trainer.fsdp={}"], env=environment())
     said = done.stdout + done.stderr
     assert done.returncode == 0 and "Traceback" not in said, said
-    assert said.count(f"going on from {folder}/ep0-ba2\n") == 1
+    assert said.count(f"resuming from {folder}/ep0-ba2\n") == 1
     assert "their RNG restored" not in said  # nothing depends on what a new rank lacks
-    assert said.count("going on from s3://bucket/shards/ep1-ba4\n") == 1
+    assert said.count("resuming from s3://bucket/shards/ep1-ba4\n") == 1
     # once for both ranks, which share a node
     fetched = [name for name in names(bucket, "shards/ep1-ba4") if name.endswith(".distcp")]
     assert fetched and {proxy.gets[name] for name in fetched} == {1}
@@ -182,5 +182,5 @@ def test_ranks_come_and_go(
     shutil.rmtree(folder)
     bucket.delete_object(Bucket="bucket", Key="shards/ep1-ba6/manifest.json")
     code, said = run(tiny, *MAE_RUN, "trainer.save_folder=s3://bucket/shards")
-    assert code == 0 and "going on from s3://bucket/shards/ep1-ba4\n" in said, said
+    assert code == 0 and "resuming from s3://bucket/shards/ep1-ba4\n" in said, said
     assert [step[1] for step in curve(folder.parent)] == pytest.approx(losses, rel=1e-5)

@@ -57,7 +57,7 @@ def test_resume_from_the_bucket(
     bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6/manifest.json")
     shutil.rmtree(folder)
     code, said = run(tiny, *SHORT, FOLDER)
-    assert code == 0 and "going on from s3://bucket/runs/tiny/ep1-ba4" in said
+    assert code == 0 and "resuming from s3://bucket/runs/tiny/ep1-ba4" in said
     assert curve(tmp_path / "runs" / "tiny") == curve(six_steps)
     code, said = run(tiny, *SHORT, FOLDER)
     assert code == 0 and "already finished" in said
@@ -137,7 +137,7 @@ def test_the_small_files_of_a_run_are_not_worth_it(
 
     monkeypatch.setattr("pospre.run.checkpoints.uploads.mirror_run", fails_once)
     code, said = run(tiny, "trainer.max_duration=1ep", "trainer.save_folder=s3://bucket/runs/apart")
-    assert "warning: the endpoint does not answer; training goes on" in said
+    assert "warning: the endpoint does not answer; training continues" in said
     assert code == 0
 
 
@@ -173,7 +173,7 @@ def test_shards_in_the_bucket_train_as_the_folder_does(
     for name in ("ep1-ba4", "ep1-ba6"):
         shutil.rmtree(trained / "checkpoints" / name)
     code, said = run(tiny, *options)
-    assert code == 0 and "going on from" in said, said
+    assert code == 0 and "resuming from" in said, said
     assert curve(trained) == curve(six_steps)
 
 

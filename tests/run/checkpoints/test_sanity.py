@@ -91,9 +91,9 @@ def test_what_is_odd_is_passed_over(
     write_checkpoint(odd, path)
     newest = open_newest([str(tmp_path)])
     assert newest is not None and newest.uri == f"{tmp_path}/ep0-ba2"
-    said = f"{path} is no checkpoint to go on from: its '{part}' is odd"
+    said = f"no run can resume from {path}: its '{part}' is not valid"
     assert f"warning: {said}; passed over\n" in capfd.readouterr().err
-    with pytest.raises(UserError, match=f"its '{part}' is odd"):
+    with pytest.raises(UserError, match=f"its '{part}' is not valid"):
         read_checkpoint(str(path))
 
 
@@ -104,12 +104,12 @@ def test_a_run_goes_on_from_the_one_before(tiny: Path, run: Run, trained: Path) 
     odd["rng"][0]["numpy"] = (*NUMPY[:2], 10**8, 0, 0.0)
     write_checkpoint(odd, path)
     code, said = run(tiny, *SHORT)
-    assert code == 0 and f"{path} is no checkpoint to go on from: its 'rng' is odd" in said
-    assert f"going on from {folder}/checkpoints/ep1-ba4" in said and curve(folder) == whole
+    assert code == 0 and f"no run can resume from {path}: its 'rng' is not valid" in said
+    assert f"resuming from {folder}/checkpoints/ep1-ba4" in said and curve(folder) == whole
     # what only the optimiser would find
     odd = read_checkpoint(str(path)).content
     odd["state"]["optimizers"] = {"AdamW": [1]}
     write_checkpoint(odd, path)
     code, said = run(tiny, *SHORT, "trainer.max_duration=8ba")
-    assert code == 2 and "holds a state that no training writes" in said, said
+    assert code == 2 and "holds a state that is not valid" in said, said
     assert "Traceback" not in said and load_model(str(path))[1].run_name == "tiny"

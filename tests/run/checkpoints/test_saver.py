@@ -78,8 +78,8 @@ def test_a_run_ends_with_one_message_on_a_full_disk(
         code, said = run(tiny, *options)
     assert code == 2 and "Traceback" not in said
     assert f"checkpoint {folder}/ep1-ba4 cannot be written: File too large" in said
-    assert "(ulimit -f), and give the command again" in said  # making room would not help
-    assert f"it goes on from the last one, {folder}/ep0-ba2" in said
+    assert "(ulimit -f), and run the command again" in said  # making room would not help
+    assert f"it resumes from the last one, {folder}/ep0-ba2" in said
     assert files(folder / "ep0-ba2") == {
         name.removeprefix("ep0-ba2/"): content for name, content in before.items()
     }
@@ -229,7 +229,7 @@ def test_a_save_that_fails_is_raised_after_the_next_step(
     folder = tmp_path / "runs" / "tiny"
     assert code == 2 and "Traceback" not in said
     assert f"{folder}/checkpoints/ep0-ba2 cannot be written: No space left on device" in said
-    assert "it goes on from the start" in said and said.count("cannot be written") == 1
+    assert "it resumes from the start" in said and said.count("cannot be written") == 1
     assert [line["step"] for line in metrics(folder)] == [1, 2, 3]
 
 

@@ -112,7 +112,7 @@ HOSTILE = {
     ),
     "a tensor begins before": (
         archive(tensor(Storage(4), [4], [1], -1), {"0": FOUR}),
-        "described in another way",
+        "unknown description",
     ),
     "a tensor of too many steps": (
         archive(tensor(Storage(4), [2, 2], [1, 4]), {"0": FOUR}),
@@ -134,7 +134,7 @@ HOSTILE = {
     ),
     "one storage is of two sizes": (
         archive([Storage(4), Storage(2)], {"0": FOUR}),
-        "is of two kinds",
+        "has two types or sizes",
     ),
     "records are compressed": (
         archive(tensor(Storage(10**6), [10**6], [1]), {"0": bytes(4 * 10**6)}, compression=8),
@@ -210,7 +210,7 @@ def test_a_checkpoint_that_names_an_address_ends_no_process(tmp_path: Path) -> N
     done = finished([sys.executable, "-c", ask, str(tmp_path)], env=environment())
     assert done.returncode == 0, done.stderr[-2000:]  # it was -11
     assert done.stdout.strip() == str(good)
-    assert f"{bad}/rest.pt is of no checkpoint of pospre.train" in done.stderr
+    assert f"{bad}/rest.pt is not part of a checkpoint of pospre.train" in done.stderr
     assert "numpy.ndarray; nothing in it was executed); passed over" in done.stderr
 
 

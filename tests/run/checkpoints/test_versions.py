@@ -62,7 +62,7 @@ def test_other_versions_are_said(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_files, "versions", lambda: other)
         code, said = run(tiny, *options)
-        assert code == 0 and f"going on from {folder}/ep0-ba2" in said
+        assert code == 0 and f"resuming from {folder}/ep0-ba2" in said
         assert f"warning: {folder}/ep0-ba2 was written with revision " in said
         assert f"torch '{torch.__version__}' (here '9.9')" in said and "world_size" not in said
         load_model(str(folder.parent))

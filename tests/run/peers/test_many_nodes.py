@@ -42,7 +42,7 @@ def ranks(launcher: "subprocess.Popen[str]") -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("lose", "words"),
     [
-        (psutil.Process.kill, "ended without a word"),
+        (psutil.Process.kill, "ended without notice"),
         (psutil.Process.suspend, r"has not answered for \d+ s"),
     ],
     ids=["killed", "stopped"],
@@ -62,7 +62,7 @@ def test_a_lost_rank_is_named(
             second.kill()  # the launcher would do that, after 30 s
         output, errors = launcher.communicate(timeout=LIMIT)
     assert launcher.returncode == 75, errors
-    told = re.search(rf"error: rank 1 on {HOST} {words}.*goes on from (\S+)\n", errors)
+    told = re.search(rf"error: rank 1 on {HOST} {words}.*resumes from (\S+)\n", errors)
     assert told and (Path(told[1]) / "manifest.json").is_file() and told[1].startswith(str(folder))
     assert "Traceback" not in output + errors and "gloo" not in output + errors
 
@@ -112,7 +112,7 @@ def test_two_nodes_are_one_process_and_one_without_its_launcher_stops_both(
         launchers[1].kill()
         output, errors = script.communicate(timeout=LIMIT)
     assert script.returncode == 75 and "Traceback" not in output + errors, errors
-    assert errors.count("the launcher is gone: stopping as by SIGTERM") == 1
+    assert errors.count("the launcher is gone: stopping as on SIGTERM") == 1
     (step,) = re.findall(r"stopped by SIGTERM after step (\d+) of 600, saved in", errors)
     assert run(tiny, *LOSING, "run_name=one", f"trainer.max_duration={step}ba")[0] == 0
     one, two = (curve(tmp_path / "runs" / name) for name in ("one", "tiny"))

@@ -62,12 +62,12 @@ def test_the_first_of_a_node_that_lives_names_the_lost_ones(
     assert lost is not None and lost.code == 75
     assert str(lost).startswith("rank 0 on a was killed; ranks 2 to 3 on b was killed. ")
     assert str(lost).endswith(
-        f"goes on from the newest checkpoint in {tmp_path}/runs/tiny/checkpoints"
+        f"resumes from the newest checkpoint in {tmp_path}/runs/tiny/checkpoints"
     )
     (tmp_path / "runs/tiny/checkpoints/ep1-ba4").mkdir(parents=True)
     (tmp_path / "runs/tiny/checkpoints/ep1-ba4/manifest.json").touch()
     lost = end(rank(2), GLOO, of_0=KILLED)
-    assert str(lost).endswith("goes on from " + str(tmp_path / "runs/tiny/checkpoints/ep1-ba4"))
+    assert str(lost).endswith("resumes from " + str(tmp_path / "runs/tiny/checkpoints/ep1-ba4"))
     lost = end(rank(3), GLOO, of_0=KILLED)
     assert str(lost) == "" and lost is not None and lost.code == 75
 
@@ -78,7 +78,7 @@ def test_a_mistake_of_one_rank_ends_the_others_with_its_words(
 ) -> None:
     lost = end(rank(2), error, of_0=FAILED, of_1=KILLED)
     assert lost is not None and "rank 0 on a failed: no such file" in str(lost)
-    assert lost.code == 2 and "goes on" not in str(lost)
+    assert lost.code == 2 and "resumes" not in str(lost)
     assert str(end(rank(1), GLOO, of_0=FAILED)) == ""  # on its node it has spoken for itself
     assert str(end(rank(0), GLOO, of_1=FAILED)) == "rank 1 on a failed: no such file"
 
@@ -118,7 +118,7 @@ def test_a_signal_on_top_of_a_loss(rank: Callable[[int], Peers]) -> None:
         (SystemExit(143), ("was stopped by SIGTERM", 75)),
         (SystemExit(130), ("was stopped by Ctrl-C", 130)),
         (KeyboardInterrupt(), ("was stopped by Ctrl-C", 130)),
-        (KeyError("x"), ("failed: KeyError: 'x' (its own output says more)", 1)),
+        (KeyError("x"), ("failed: KeyError: 'x' (see its own output)", 1)),
     ],
 )
 def test_the_farewell(error: BaseException, told: tuple[str, int]) -> None:

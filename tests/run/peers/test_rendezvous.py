@@ -99,7 +99,7 @@ def test_an_unreachable_master_is_named(
     assert "no.such.host.invalid" in words_of_absence(together([nowhere], limit=0.5))
     elsewhere = replace(processes[0], address="192.0.2.1")
     said = words(together([elsewhere], limit=0.1))
-    assert "MASTER_ADDR = 192.0.2.1 does not lead to this machine" in said
+    assert "MASTER_ADDR = 192.0.2.1 is not an address of this machine" in said
     assert capfd.readouterr() == ("", "")  # torch's warnings would be there
 
 
@@ -229,7 +229,7 @@ def test_what_is_no_store_at_all(
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes the call and says nothing
         other = replace(processes[1], port=server.getsockname()[1])
         said = words_of_absence(together([other], limit=0.5))
-    assert "that is not the port of this run" in said
+    assert "the port is not that of this run" in said
     assert at_exit == [(os._exit, 69)]
 
 
@@ -238,7 +238,7 @@ def test_what_is_no_store_at_all(
     [
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
         ({"WORLD_SIZE": "four"}, "WORLD_SIZE is 'four'"),
-        ({"RANK": "4"}, "RANK is '4' (WORLD_SIZE is 4): a number from 0 to 3"),
+        ({"RANK": "4"}, "RANK is '4' (WORLD_SIZE is 4); it must be a number from 0 to 3"),
         ({"RANK": None}, "RANK is not set"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK is '2'"),
         ({"LOCAL_WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE is '8'"),

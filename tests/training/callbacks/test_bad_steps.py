@@ -63,7 +63,7 @@ def test_nan_stops_the_run(tiny: Path, run: Run, tmp_path: Path) -> None:
     assert [line["step"] for line in metrics(folder)] == [1, 3]
     # the same command meets it again, and says the same; a report can be made of what there is
     code, said = run(tiny, *TOO_FAST)
-    assert code == 2 and "going on from" in said and "after step 3 not finite" in said
+    assert code == 2 and "resuming from" in said and "after step 3 not finite" in said
     assert "not finite" in write_report(folder).read_text()
 
 
@@ -240,5 +240,5 @@ def test_a_spike_stops_before_it_is_saved(tiny: Path, run: Run, tmp_path: Path) 
 def test_what_is_no_record_of_a_step(tmp_path: Path) -> None:
     path = tmp_path / "ba3.json"
     path.write_text("{}")
-    with pytest.raises(UserError, match=r"ba3\.json is not what a run wrote"):
+    with pytest.raises(UserError, match=r"ba3\.json is not the record of a bad step"):
         replay(path)

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the step is finished and saved, and the same command goes on from there."""
+"""SIGTERM and Ctrl-C: the step is finished and saved, and the same command resumes from there."""
 
 import os
 import re
@@ -44,7 +44,7 @@ def test_stopped_and_gone_on_is_the_same_curve(
     (told,) = re.findall(rf"stopped by {name} after step (\d+) of 600, saved in (\S+);", errors)
     step = int(told[0])
     assert curve(folder)[-1][0] == step and saved_steps(folder) == [step]
-    assert (Path(told[1]) / "manifest.json").is_file() and "the same command goes on" in errors
+    assert (Path(told[1]) / "manifest.json").is_file() and "the same command resumes" in errors
     length = f"trainer.max_duration={step + 2}ba"
     assert run(tiny, *LONG_RUN, length)[0] == 0
     assert run(tiny, *LONG_RUN, length, "run_name=whole")[0] == 0
@@ -125,9 +125,9 @@ def test_a_stopped_run_does_not_wait_long_for_a_bucket_that_is_away(
             raise Stopped(signal.SIGTERM, "")
         assert 2.5 < time.monotonic() - start < 60
     said = capsys.readouterr()
-    assert "given up after 3 s" in said.out
+    assert "gives up after 3 s" in said.out
     assert "warning: the last checkpoint is not in s3://bucket/run" in said.err
-    assert f"It is whole at {checkpoint}; give the command again to upload it" in said.err
+    assert f"It is complete at {checkpoint}; run the command again to upload it" in said.err
 
 
 def test_another_exit_is_left_alone() -> None:

@@ -112,8 +112,8 @@ def test_a_collapse_is_seen(capsys: Capture, tmp_path: Path) -> None:
     built = (model, algorithms)
     logged = fit(case, steps=40, lr=2e-3, built=built, callbacks=[watch])
     said = capsys.readouterr().err
-    assert said.count("the training collapses: features/student_std is") == 1, logged
-    assert said.count("the training collapses: metric/alike_entropy is") == 1
+    assert said.count("training is collapsing: features/student_std is") == 1, logged
+    assert said.count("training is collapsing: metric/alike_entropy is") == 1
     (entropy, first, *_) = [json.loads(line) for line in log.read_text().splitlines()]
     assert (
         entropy["step"] == 1
@@ -141,7 +141,7 @@ def test_targets_that_name_one_prototype_are_seen(centers: bool, capsys: Capture
     watch = Collapse(every=20, interval=1)
     fit(case, steps=20, built=(model, algorithms), batch=case.batch(64), callbacks=[watch])
     said = capsys.readouterr().err
-    assert said.count("the training collapses: metric/dinov2_entropy is") == (not centers)
+    assert said.count("training is collapsing: metric/dinov2_entropy is") == (not centers)
 
 
 def test_spread_and_rank() -> None:
@@ -254,7 +254,7 @@ def test_a_slow_loader_is_named(mae: Case, capsys: Capture, tmp_path: Path) -> N
     logged = fit(mae, steps=8, loader=slow, callbacks=[watch])
     assert min(logged["time/data"][1:]) > 0.3
     said = capsys.readouterr().err
-    assert said.count("went by waiting for the loader") == 1
+    assert said.count("went to waiting for the loader") == 1
     assert f"python -m pospre.loader_report {tmp_path}/recipe.yaml" in said
     assert [json.loads(line)["watch"] for line in log.read_text().splitlines()] == ["Stalls"]
 

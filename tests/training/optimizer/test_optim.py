@@ -128,7 +128,7 @@ def test_optimisers_move_the_weights(name: str) -> None:
         (Schedule(warmup="1ep", min_lr=1.0), r"schedule.min_lr = 1.0 is above the peak"),
         (Schedule(warmup="1ep", start_lr=1.0), r"schedule.start_lr = 1.0 is above the peak"),
         (Schedule(warmup="1ep", name="multistep"), r"multistep needs schedule.milestones"),
-        (Schedule(warmup="1ep", every="1ep"), r"cosine has no use for schedule.every"),
+        (Schedule(warmup="1ep", every="1ep"), r"cosine does not take schedule.every"),
         (Schedule(warmup="1ep", name="step"), r"step needs schedule.every"),
         (Schedule(warmup="1ep", min_lr=1.0, scale_floors=False), r"of the slowest parameters"),
         (Schedule(warmup="1ep", name="constant", warmup_prefix=False), r"only a cosine"),

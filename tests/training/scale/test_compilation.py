@@ -134,7 +134,7 @@ def test_without_a_compiler_nothing_is_compiled_and_that_is_said(
     monkeypatch.setattr(compilation, "has_triton", lambda: False)
     trainer = Trainer.model_validate({"max_duration": "1ep", "compile": True})
     assert choose_parts(trainer, device) is None
-    assert f"trainer.compile = True: nothing is compiled, for {said}" in capsys.readouterr().out
+    assert f"trainer.compile = True: nothing is compiled, because {said}" in capsys.readouterr().out
 
 
 def test_the_cache_is_kept_or_it_is_said_that_it_is_not(
@@ -179,10 +179,10 @@ def test_breaks_and_too_many_graphs_are_said_in_a_line(tmp_path: Path) -> None:
     # alone: torch tells a process of some things once
     said = finished([sys.executable, str(script)], env=environment()).stderr
     assert "compiling the step: the first step takes longer" in said
-    assert said.count("the first step took") == 1 and "kept in /cache" in said
+    assert said.count("the first step took") == 1 and "cached in /cache" in said
     assert f"warning: the compiled graph breaks at {script}:7: " in said
     assert "was compiled 8 times (recompile_limit) and runs uncompiled from here on" in said
-    assert "what changed last:" in said
+    assert "the last change:" in said
 
 
 def test_a_compiled_run_says_so_and_learns_the_same(
@@ -199,5 +199,5 @@ def test_a_compiled_run_says_so_and_learns_the_same(
         assert ("compiling the step" in output) is bool(more)
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(line)["loss/total"] for line in lines])
-    assert "1 compiled graph;" in output and f"kept in {tmp_path / 'cache'}" in output
+    assert "1 compiled graph;" in output and f"cached in {tmp_path / 'cache'}" in output
     assert len(losses[0]) == 3 and losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -30,7 +30,7 @@ def test_two_copies_of_two_shards_are_one_process(tiny: Path, run: Run, tmp_path
     done = finished([*launcher(4), script, str(tiny), str(runs), *OPTIONS], env=environment())
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "auto: 1 of a rank's 2 samples at a time" in done.stdout
-    assert "going on from" in done.stdout and "ep0-ba2\n" in done.stdout
+    assert "resuming from" in done.stdout and "ep0-ba2\n" in done.stdout
     assert run(tiny, *OPTIONS, "run_name=one")[0] == 0
     one, four = (curve(runs / name) for name in ("one", "four"))
     for (_, loss, rate), (_, other_loss, other_rate) in zip(one, four, strict=True):
