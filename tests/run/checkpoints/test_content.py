@@ -41,7 +41,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         open_checkpoint(str(tmp_path / "ep0-ba2"))
     (tmp_path / "ep0-ba2").mkdir()
-    with pytest.raises(UserError, match=r"ep0-ba2 is an incomplete checkpoint: it lacks manifest\.json"):
+    with pytest.raises(UserError, match=r"ep0-ba2 is an incomplete checkpoint: .* manifest\.json"):
         open_checkpoint(str(tmp_path / "ep0-ba2"))
     # under another name its manifest tells that it is one
     write_checkpoint(CONTENT, tmp_path / "sent")
