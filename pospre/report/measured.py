@@ -1,17 +1,99 @@
-"""What stands beside the results: the commands that repeat them, and the machine."""
+"""What stands beside the results: published figures, commands that repeat them, the machine.
+
+The published figures are some of those in yamls/PAPERS.md.
+"""
 
 import json
 import os
 import platform
 import shlex
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pospre.evaluation.registry import default_settings, evaluation_names
 from pospre.recipe.yaml_text import VARIABLE
 from pospre.report.run import Run
 
 PACKAGES = ("torch", "torchvision", "timm", "mosaicml", "mosaicml-streaming", "ffcv", "numpy")
+_IMAGENET = 1_281_167  # training images
+_LINEAR = {"classes": 1000, "query_samples": 50_000, "label_fraction": 1.0, "augment": True}
+_MAE_LINEAR = {**_LINEAR, "protocol": "mae"}
+_VISSL_LINEAR = {**_LINEAR, "protocol": "vissl", "weights": "teacher"}
+_ADE20K = {"classes": 150, "images": 2000, "finetune": True}
+_UPERNET = {**_ADE20K, "decoder": "upernet"}
+_SEGMENTED = {**_ADE20K, "decoder": "linear", "weights": "teacher"}
+_COCO = {"images": 5000, "finetune": True}
+_DETECTED = {**_COCO, "weights": "teacher"}
+_PROBE = {"num_samples": 4000, "num_tokens": 196}
+_TABLES = (None, "sincos", "learned")  # the encoder's positions of all these papers; None: sincos
+
+
+class Published(NamedTuple):
+    """A published figure of a ViT-B/16 trained on ImageNet-1k."""
+
+    methods: tuple[str, ...]  # the algorithms of the recipe; the last one is the paper's
+    epochs: int
+    evaluation: str  # that gives it
+    percent: str
+    words: str
+    protocol: Mapping[str, Any]  # results or settings of the evaluation that must be the paper's
+
+
+_STOP = ("ijepa", "stop")
+_LUT = ("mae", "lut")
+_BOTH = ("dinov2", "crop_field", "masked_position")
+PUBLISHED = (
+    Published(("droppos",), 200, "position_grid", "87.83", "weighted mean", {"samples": 50_000}),
+    Published(("droppos",), 200, "segmentation", "40.7", "mIoU", _UPERNET),
+    Published(("droppos",), 200, "detection", "42.1", "AP", _COCO),
+    Published(("droppos",), 800, "position_probe", "77.3", "masked_top1", _PROBE),
+    Published(("mae",), 1600, "position_probe", "63.1", "masked_top1", _PROBE),
+    Published(("mae",), 1600, "linear", "68.0", "top1", _MAE_LINEAR),
+    Published(("ijepa",), 600, "linear", "70.9", "top1", _VISSL_LINEAR),
+    Published(_STOP, 600, "linear", "72.6", "top1", _VISSL_LINEAR),
+    Published(_LUT, 400, "linear", "67.9", "top1", _MAE_LINEAR),
+    Published(_LUT, 1600, "segmentation", "49.5", "mIoU", _UPERNET),
+    Published(("dinov2",), 100, "detection", "47.7", "AP", _DETECTED),
+    Published(("dinov2",), 100, "segmentation", "47.5", "mIoU", _SEGMENTED),
+    Published(_BOTH, 100, "detection", "49.2", "AP", _DETECTED),
+    Published(_BOTH, 100, "segmentation", "48.4", "mIoU", _SEGMENTED),
+)
+
+
+def published_beside(run: Run, name: str) -> list[str]:
+    """Return published values of evaluation ``name``, in words.
+
+    Only comparable values are returned: the same model, trained by the same methods on as many
+    images of ImageNet, and measured with the same protocol.
+    """
+    document = run.evaluations.get(name, {})
+    measured = {**document, **document.get("settings", {}), **document.get("results", {})}
+    return [
+        f"published for {found.methods[-1]}: {found.percent} % ({found.words}; ViT-B/16, "
+        f"{found.epochs} epochs of ImageNet-1k)"
+        for found in PUBLISHED
+        if measured.get("name") == found.evaluation
+        and found.protocol.items() <= {key: measured.get(key) for key in found.protocol}.items()
+        and _is_trained_as(run, found)
+    ]
+
+
+def _is_trained_as(run: Run, found: Published) -> bool:
+    keys = ("name", "image_size", "depth", "positions")
+    encoder = {key: run.setting("encoder", key) for key in keys}
+    if encoder["name"] != "vitb16" or encoder["image_size"] not in (None, 224, [224, 224]):
+        return False
+    samples = run.column("samples")
+    wanted = found.epochs * _IMAGENET
+    return (
+        encoder["depth"] in (None, 12)
+        and encoder["positions"] in _TABLES
+        and sorted(run.algorithms) == sorted(found.methods)
+        and bool(samples)
+        and abs(samples[-1] - wanted) < 0.01 * wanted
+    )
 
 
 def evaluate_command(run: Run, name: str) -> str:

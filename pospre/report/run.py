@@ -1,5 +1,6 @@
 """Reads a run folder: recipe, logged metrics, and the results of evaluations."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -150,11 +151,26 @@ class PatchRatio(BaseModel):
 
 
 class PatchPosition(BaseModel):
-    """Results of ``patch_position``."""
+    """Results of ``patch_position``; means are over the ratios at which patches were predicted."""
 
     ratios: list[PatchRatio] = Field(min_length=1)
     chance: float
     samples: int
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over the ratios."""
+        return _mean(ratio.top1 for ratio in self.ratios)
+
+    @property
+    def initial_mean(self) -> float | None:
+        """The mean for the untrained model."""
+        return _mean(ratio.initial_top1 for ratio in self.ratios)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 class Knn(BaseModel):

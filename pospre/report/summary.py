@@ -1,14 +1,17 @@
-"""The page's text about a run: its task and its headline figures."""
+"""The page's text about a run: its task, headline figures, and results."""
 
+import math
 from datetime import UTC, datetime
 from statistics import median
 from typing import NamedTuple
 
 from pospre.model.task_description import TaskDescription
 from pospre.report.plots import Record, format_value
-from pospre.report.run import Knn, PositionGrid, Run
+from pospre.report.run import Knn, PatchPosition, PositionGrid, Run
 from pospre.schedules import DURATION
 from pospre.untrusted_json import is_number
+
+_ALIKE = 1.05  # shares within this factor are called equal
 
 
 class Asked(NamedTuple):
@@ -145,6 +148,66 @@ def format_seconds(seconds: float) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def verdict(
+    run: Run, grid: PositionGrid | None, patches: PatchPosition | None, knn: Knn | None
+) -> str:
+    """Return a sentence about the measured results; empty if there are none."""
+    parts = {}
+    if grid is not None:
+        parts["position_grid"] = _places(grid.mean, grid.initial_mean, grid.guess_mean)
+    if patches is not None and patches.mean is not None:
+        parts["patch_position"] = _places(patches.mean, patches.initial_mean, patches.chance)
+    top1 = _accuracy(run)
+    if top1 is not None:
+        words = f"it names the class of {_percent(top1)} of the pictures"
+        parts["accuracy"] = ", ".join(filter(None, (words, _origin(run))))
+    if knn is not None:
+        parts["knn"] = _neighbours(knn)
+    if not parts:
+        return ""
+    limits = [_limits(run, name) for name in parts]
+    if len(set(limits)) == 1:  # mention it once
+        limits = [""] * (len(parts) - 1) + limits[:1]
+    sentence = "; ".join(map("".join, zip(parts.values(), limits, strict=True)))
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _places(share: float, untrained: float | None, guessing: float) -> str:
+    """Describe how much more often patches are placed correctly."""
+    other, whose = (guessing, "guessing") if untrained is None else (untrained, "untrained")
+    if other <= 0:
+        return f"it places {_percent(share)} of the patches correctly, {whose} none"
+    ratio = share / other
+    if 1 / _ALIKE < ratio < _ALIKE:
+        return f"it places patches correctly no more often than {whose}"
+    times = f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
+    return f"it places patches correctly {times} times as often as {whose}"
+
+
+def _neighbours(knn: Knn) -> str:
+    """Describe whether nearest neighbours predict the class better than before training.
+
+    Both use the same pictures; errors are added as if they were independent.
+    """
+    if knn.initial_top1 is None:
+        return f"its kNN top-1 is {_percent(knn.top1)}, guessing {_percent(knn.chance)}"
+    variance = knn.initial_top1 * (1 - knn.initial_top1) / knn.query_samples
+    gain, error = knn.top1 - knn.initial_top1, math.hypot(knn.standard_error, math.sqrt(variance))
+    points = f"± {100 * error:.1f} points"
+    if abs(gain) <= 2 * error:
+        return f"its kNN is within two errors of untrained ({100 * gain:+.1f} {points})"
+    side = "above" if gain > 0 else "below"
+    return f"its kNN is {100 * abs(gain):.1f} {points} {side} untrained"
+
+
+def _limits(run: Run, name: str) -> str:
+    """Describe what may mislead: evaluation on training images, or weights of an earlier step."""
+    words = ["on pictures it was trained on"] if trained_on_these(run, name) else []
+    step = earlier_step(run, name)
+    words += [f"weights {step}"] if step else []
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _percent(value: float) -> str:

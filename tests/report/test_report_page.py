@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from pospre.evaluate import parse_settings
 from pospre.evaluation.registry import check_settings, default_settings, evaluation_names
 from pospre.model.algorithm import algorithm_class, algorithm_names
 from pospre.report.__main__ import main
-from pospre.report.measured import evaluate_command, reproduce_commands
+from pospre.report.measured import PUBLISHED, evaluate_command, reproduce_commands
 from pospre.report.page import write_report
 from pospre.report.run import read_run
 from tests.report.fabricated_run import (
@@ -54,30 +55,85 @@ def test_whole_run(tmp_path: Path) -> None:
     assert html.count("Share of time") == 2  # a title, also for those who do not see
     for cell in position_grid()["cells"]:
         assert f"<b>{100 * cell['accuracy']:.1f}</b>" in html
-    assert '<dd class="note">mean of 16 cells; 0.6 % untrained</dd>' in html
     assert html.count("data:image/jpeg;base64,") == 16
     assert len(html) < PAGE_LIMIT
 
 
-def test_the_weighted_mean_stands_beside_the_plain_one(tmp_path: Path) -> None:
-    folder = fabricate_run(tmp_path, num_steps=5)
-    write_evaluation(folder, "position_grid", position_grid() | {"weighted_mean": 0.882})
-    assert "88.2 %" in written(folder)
-
-
-def test_figures_stand_with_their_errors(tmp_path: Path) -> None:
+def test_figures_stand_with_their_errors_and_beside_the_papers(tmp_path: Path) -> None:
     html = written(fabricate_run(tmp_path))
     assert "71.3 %<small> ± 2.3</small>" in html
     assert "<dt>error</dt><dd>0.512 ± 0.0123</dd>" in html and "error_se" not in html
+    assert "Published" not in html  # another model, of other data
 
 
-def test_a_fine_tuned_run_shows_its_accuracy_and_where_it_started(tmp_path: Path) -> None:
+def test_published_figures_stand_only_beside_what_compares(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5)
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    recipe["encoder"] = {"name": "vitb16", "image_size": [224, 224], "depth": None}
+    recipe["algorithms"].pop("mae")
+    grid = {**position_grid(), "samples": 50_000, "weighted_mean": 0.882}
+
+    def shown(grid: dict[str, Any], samples: int, **encoder: Any) -> bool:
+        kept = {**recipe, "encoder": {**recipe["encoder"], **encoder}}
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(kept))
+        log(folder, json.dumps({"step": 9, "samples": samples}))
+        write_evaluation(folder, "position_grid", grid)
+        words = "Published for droppos: 87.83 % (weighted mean; ViT-B/16, 200 epochs of ImageNet-1k"
+        return words in written(folder)
+
+    images = 200 * 1_281_167
+    assert shown(grid, images - 4096)
+    assert "88.2 %" in written(folder)  # the weighted mean, beside the plain one
+    assert not shown(grid, images // 2) and not shown(grid | {"samples": 1000}, images)
+    assert not shown(grid, images, name="vits16") and not shown(grid, images, depth=6)
+    assert shown(grid, images, positions="sincos")
+    assert not shown(grid, images, positions={"rotary": {"base": 100}})
+    recipe["algorithms"]["mae"] = {}
+    assert not shown(grid, images)
+
+
+@pytest.mark.parametrize(
+    ("mean", "top1", "words"),
+    [
+        (
+            0.326,
+            0.713,
+            "places patches correctly 53 times as often as untrained; its kNN is 31.1 ± ",
+        ),
+        (
+            0.0062,
+            0.36,
+            "correctly no more often than untrained; its kNN is within two errors of un",
+        ),
+        (0.0155, 0.2, "2.5 times as often as untrained; its kNN is 20.2 ± 3.3 points below untra"),
+    ],
+)
+def test_the_page_opens_with_what_came_of_it(
+    tmp_path: Path, mean: float, top1: float, words: str
+) -> None:
+    folder = fabricate_run(tmp_path, num_steps=40)
+    write_evaluation(folder, "position_grid", {**position_grid(), "mean": mean}, data="val")
+    write_evaluation(folder, "knn", {**knn(), "top1": top1}, data="val", step=30)
+    html = written(folder)
+    verdict = re.findall('<p class="verdict">(.*?)</p>', html)[0]
+    assert words in verdict and verdict.endswith(" (weights of step 30).")
+    assert html.index(verdict) < html.index('<dl class="headline">')
+    assert '<dd class="note">mean of 16 cells; 0.6 % untrained</dd>' in html
+
+
+def test_nothing_measured_is_no_verdict(tmp_path: Path) -> None:
+    html = written(fabricate_run(tmp_path, evaluated=False))
+    assert '<p class="verdict">' not in html
+
+
+def test_a_fine_tuned_run_begins_with_its_accuracy_and_where_it_started(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
     start = "runs/mae_vitb16/checkpoints/ep800-ba250000"
     recipe = {"algorithms": {"supervised": {}}, "encoder": {"name": "vitb16", "weights": start}}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     write_evaluation(folder, "accuracy", {"top1": 0.836, "top5": None, "standard_error": 0.002})
     html = written(folder)
+    assert "It names the class of 83.6 % of the pictures, started from mae_vitb16." in html
     headline = html.split('<dl class="headline">')[1].split("</dl>")[0]
     assert "<dt>Accuracy</dt><dd>83.6 %</dd>" in headline and "started from mae_vitb16" in headline
 
@@ -123,6 +179,13 @@ def test_a_method_of_elsewhere_has_its_pretext_task_from_the_run(tmp_path: Path)
     (folder / "pretext_tasks.json").write_text('{"rows": {"text": "Which row?"}}')
     html = written(folder)
     assert "Which row?" in html and ASKED["droppos"].text not in html
+
+
+def test_published_figures_are_those_of_the_papers_table() -> None:
+    text = (Path(__file__).parents[2] / "yamls" / "PAPERS.md").read_text("utf-8")
+    for figure in PUBLISHED:
+        assert re.search(rf"\b{re.escape(figure.percent)}", text), figure
+        assert {*figure.methods} <= {*algorithm_names()}
 
 
 def test_the_page_of_a_run_that_goes_on_follows_it(tmp_path: Path) -> None:
