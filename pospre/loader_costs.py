@@ -38,7 +38,8 @@ class StageTimes:
 class RemoteCosts:
     """Additional costs of data in a bucket."""
 
-    num_bytes: int  # of all shards
+    num_bytes: int  # of all shards in the bucket
+    unpacked_bytes: int  # of all shards in the cache
     cache_limit: int | None  # maximal bytes of the recipe's cache; None: unlimited
     downloaded: int  # bytes, while measuring
     fetched_per_s: float  # images per second at the first visit, with the recipe's threads
@@ -90,8 +91,10 @@ class LoaderCosts:
     def hint(self) -> str:
         """A hint that makes loading cheaper, from the slowest stage."""
         remote, stages = self.remote, self.alone.stages
-        if remote and remote.cache_limit is not None and remote.cache_limit < remote.num_bytes:
-            return f"every epoch downloads again; data.cache_limit={remote.num_bytes} is enough"
+        if remote and remote.cache_limit is not None and remote.cache_limit < remote.unpacked_bytes:
+            return (
+                f"every epoch downloads again; data.cache_limit={remote.unpacked_bytes} is enough"
+            )
         if self.feed is not None and self.loaded_per_s < self.feed and self.workers < self.cores:
             return f"leave data.num_workers out to use all {self.cores} cores"
         slowest = max(WORK, key=stages.__getitem__)
@@ -156,6 +159,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
         if remote is None
         else RemoteCosts(
             num_bytes=remote.remote_bytes,
+            unpacked_bytes=remote.unpacked_bytes,
             cache_limit=recipe.data.cache_limit,
             downloaded=remote.downloaded,
             fetched_per_s=fetched_per_s,

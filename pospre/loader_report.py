@@ -130,11 +130,11 @@ def _notes(costs: "LoaderCosts") -> Iterator[tuple[str, str]]:
         reached = min(1.0, costs.loaded_per_s / feed)
         yield "feed", f"these threads load {reached:.0%} of {feed:.0f} images/s"
     if remote is not None:
-        size = _gigabytes(remote.num_bytes)
+        size, cached = _gigabytes(remote.num_bytes), _gigabytes(remote.unpacked_bytes)
         yield (
             "download",
             f"at most {size} for each machine: in the first epoch with data.cache_limit from "
-            f"{size}, in every epoch with a smaller one; {_gigabytes(remote.downloaded)} while "
+            f"{cached}, in every epoch with a smaller one; {_gigabytes(remote.downloaded)} while "
             f"measuring; {remote.fetched_per_s:.0f} images/s at the first visit",
         )
     if costs.left_out:

@@ -90,8 +90,8 @@ def costs(*, read: float = 1.0, **changes: Any) -> LoaderCosts:
         ({"read": 4.0}, "read is 50% of loading; copy the data to a faster disk"),
         ({"read": 4.0, "format": "folder"}, "read is 50% of loading; convert the folder"),
         ({"workers": 1, "feed": 1000.0}, "leave data.num_workers out to use all 4 cores"),
-        ({"remote": RemoteCosts(20, 10, 0, 1.0)}, "data.cache_limit=20 is enough"),
-        ({"remote": RemoteCosts(20, 20, 0, 1.0)}, "decode is 40% of loading"),
+        ({"remote": RemoteCosts(9, 20, 10, 0, 1.0)}, "data.cache_limit=20 is enough"),
+        ({"remote": RemoteCosts(9, 20, 20, 0, 1.0)}, "decode is 40% of loading"),
     ],
 )
 def test_the_hint_is_about_what_costs_most(changes: dict[str, Any], hint: str) -> None:

@@ -89,7 +89,7 @@ def describe_data_volume(loader: ViewLoader) -> str | None:
     reader = loader.reader
     assert isinstance(reader, RemoteMdsReader)
     visits, cached = reader.visits, reader.cached_bytes()
-    num_bytes = sum(entry.raw.size for entry in reader.visited)
+    num_bytes = sum(entry.stored.size for entry in reader.visited)
     node = loader.rank * loader.nodes // loader.world_size + 1
     machine = "this machine" if loader.nodes == 1 else f"machine {node} of {loader.nodes}"
     what = "reads "

@@ -30,6 +30,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from pospre.atomic_file import nearest_existing
+from pospre.data.bucket.checks import difference
 from pospre.data.stores.mds_index import FileEntry
 from pospre.errors import UserError
 
@@ -233,23 +234,6 @@ def allow_many_files() -> None:
     if 0 <= soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def difference(path: Path, entry: FileEntry) -> str:
-    """Return how a file differs from its description; hashes unknown to Python are not checked."""
-    size = path.stat().st_size
-    if size != entry.size:
-        return f"it has {size} bytes instead of {entry.size}"
-    for algorithm, expected in entry.hashes.items():
-        if algorithm in hashlib.algorithms_available and not algorithm.startswith("shake_"):
-            try:
-                with path.open("rb") as file:
-                    found = hashlib.file_digest(file, algorithm).hexdigest()
-            except OSError as error:  # a bad disk
-                return f"its {algorithm} cannot be computed ({error})"
-            if found != expected:
-                return f"its {algorithm} differs"
-    return ""
 
 
 def _lock_of(version: Path) -> FileIO:

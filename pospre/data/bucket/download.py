@@ -25,8 +25,8 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
-from pospre.data.bucket.cache import ShardCache, difference
-from pospre.data.stores.mds import load_shard
+from pospre.data.bucket.cache import ShardCache
+from pospre.data.bucket.checks import unpack
 from pospre.data.stores.mds_index import ShardEntry
 from pospre.errors import Unreachable, UserError
 from pospre.object_store import CREDENTIAL_FAULTS, Bucket, may_pass
@@ -198,7 +198,7 @@ class ShardDownload:
         stop: threading.Event,
     ) -> None:
         self.place = place
-        self.download = Download(bucket, entry.raw.name)
+        self.download = Download(bucket, entry.stored.name)
         self.received = 0
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None
@@ -214,22 +214,23 @@ class ShardDownload:
             UserError: it cannot be downloaded, or not in time.
             Stopped: it is no longer needed.
         """
-        entry = self._entry.raw
+        entry = self._entry
+        name, size = entry.raw.name, max(entry.raw.size, entry.stored.size)
         patience = self._patience if self._urgent else 0
-        with cache.downloading(entry.name, patience, self._stop) as is_mine:
+        with cache.downloading(name, patience, self._stop) as is_mine:
             if not is_mine and self._urgent and not self._stop.is_set():
                 raise UserError(f"another process has been downloading it for {patience:.0f} s")
             if not is_mine:
                 raise NotNow(no_room=False)
-            if cache.holds(entry):
+            if cache.holds(entry.raw):
                 return
             for _ in range(2):
-                with cache.incoming(entry.name, entry.size, needs, urgent=self._urgent) as path:
+                with cache.incoming(name, size, needs, urgent=self._urgent) as path:
                     if path is None:
                         raise NotNow(no_room=True)
                     problem = self._fill(path)
                     if not problem:
-                        cache.publish(entry.name)
+                        cache.publish(name)
                         return
         raise UserError(
             f"{self.download.address} does not match the data set's description: {problem}; it was "
@@ -238,19 +239,11 @@ class ShardDownload:
 
     def _fill(self, path: Path) -> str:
         """Download into the shard's file; return what is wrong with the content."""
-        self.download = download = Download(self._bucket, self._entry.raw.name)
+        self.download = download = Download(self._bucket, self._entry.stored.name)
         with path.open("r+b") as file:
             try:
                 problem = download.run(file, patience=self._patience, stop=self._stop)
             finally:
                 self.received += download.received
             file.truncate(download.done)
-        return problem or difference(path, self._entry.raw) or _misfit(path, self._entry)
-
-
-def _misfit(path: Path, entry: ShardEntry) -> str:
-    try:
-        load_shard(path, entry, "")
-    except UserError:
-        return "its start does not match index.json"
-    return ""
+        return problem or unpack(path, self._entry)

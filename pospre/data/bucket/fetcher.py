@@ -253,7 +253,7 @@ class Fetcher:
         if error is None and not self._is_open:
             error = UserError("reading was ended")
         elif error is None and coming is not None and seconds > self._patience:
-            state = coming.download.state(self._entries[place].raw.size)
+            state = coming.download.state(self._entries[place].stored.size)
             error = Unreachable(f"{state} ({PATIENCE_HINT})")
         if error is not None:
             raise error.restated(
@@ -264,13 +264,13 @@ class Fetcher:
     def _line(self, place: int) -> "tqdm[None]":
         """Return a progress line: on a terminal, for the first shard that a reader waits for."""
         is_due, self._is_line_due = self._is_line_due, False
-        name, size = self._address(place), self._entries[place].raw.size
+        name, size = self._address(place), self._entries[place].stored.size
         return tqdm(
             desc=name, total=size, unit="B", unit_scale=True, file=sys.stderr, disable=not is_due
         )
 
     def _address(self, place: int) -> str:
-        return f"{self._bucket.uri}/{self._entries[place].raw.name}"
+        return f"{self._bucket.uri}/{self._entries[place].stored.name}"
 
     def _load(self, place: int) -> Shard | None:
         """Return a shard in the cache, and record it."""

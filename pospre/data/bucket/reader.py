@@ -55,7 +55,7 @@ class RemoteMdsReader(MdsReader):
         self._describe(cache.path)
         self._entries = [self._with_manifest(entry) for entry in self._entries]
         self._cache_limit = cache_limit
-        sizes = [entry.raw.size for entry in self._entries]
+        sizes = [max(entry.raw.size, entry.stored.size) for entry in self._entries]
         self._largest = max(sizes)
         if cache_limit is not None and cache_limit < 2 * self._largest:
             raise UserError(
@@ -79,7 +79,12 @@ class RemoteMdsReader(MdsReader):
 
     @property
     def remote_bytes(self) -> int:
-        """Bytes of all shards."""
+        """Bytes of all shards in the bucket."""
+        return sum(entry.stored.size for entry in self._entries)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Bytes of all shards in the cache."""
         return sum(entry.raw.size for entry in self._entries)
 
     def expect(self, indices: np.ndarray) -> None:
@@ -122,11 +127,11 @@ class RemoteMdsReader(MdsReader):
             )
 
     def cached_bytes(self) -> int:
-        """Return the bytes of the visited shards in the cache."""
-        return sum(entry.raw.size for entry in self.visited if self._cache.holds(entry.raw))
+        """Return the bytes, as stored in the bucket, of the visited shards in the cache."""
+        return sum(entry.stored.size for entry in self.visited if self._cache.holds(entry.raw))
 
     def _shard_name(self, place: int) -> str:
-        return f"{self.address}/{self._entries[place].raw.name}"
+        return f"{self.address}/{self._entries[place].stored.name}"
 
     def _data(self, index: int) -> Tensor:
         place, number = self._locate(index)
@@ -148,9 +153,9 @@ class RemoteMdsReader(MdsReader):
         except (BotoCoreError, ClientError):
             return
         for place, entry in enumerate(self._entries):
-            size = found.get(entry.raw.name)
-            if size != entry.raw.size:
-                state = f"has {size} bytes instead of {entry.raw.size}" if size else "is missing"
+            size = found.get(entry.stored.name)
+            if size != entry.stored.size:
+                state = f"has {size} bytes instead of {entry.stored.size}" if size else "is missing"
                 raise UserError(f"shard {self._shard_name(place)} {state}. {self.remedy}")
 
 

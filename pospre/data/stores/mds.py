@@ -102,6 +102,12 @@ class MdsReader(Reader):
             f"`python -m data_prep.convert SRC {path} --format mds`."
         )
         self._describe(path)
+        packed = [entry for entry in self._entries if entry.packed]
+        if packed:
+            raise UserError(
+                f"{path} has shards compressed with {packed[0].compression}, which are not read "
+                "from disk; write them without compression (JPEGs hardly shrink)."
+            )
         self._shards = [load_shard(path / e.raw.name, e, self.remedy) for e in self._entries]
         self._bytes = SampleBytes(self._place)
         self.num_bytes = sum(entry.raw.size for entry in self._entries)

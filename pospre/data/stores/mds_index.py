@@ -47,7 +47,8 @@ class ShardEntry(BaseModel, frozen=True):
     """A shard's entry in the index.
 
     Attributes:
-        raw: the shard's file.
+        raw: the shard as read.
+        packed: the shard as stored, if compressed.
     """
 
     raw: FileEntry = Field(alias="raw_data")
@@ -55,6 +56,8 @@ class ShardEntry(BaseModel, frozen=True):
     column_names: list[StrictStr]
     column_encodings: list[StrictStr]
     column_sizes: list[_Count | None]
+    compression: StrictStr | None = None
+    packed: FileEntry | None = Field(default=None, alias="zip_data")
 
     @cached_property
     def columns(self) -> dict[str, int | None]:
@@ -71,6 +74,11 @@ class ShardEntry(BaseModel, frozen=True):
         """Shape of its features; None for images."""
         match = _FEATURE_ENCODING.fullmatch(self.encodings.get("features", ""))
         return None if match is None else (int(match[1]), int(match[2]))
+
+    @property
+    def stored(self) -> FileEntry:
+        """The file as stored in the data set."""
+        return self.packed or self.raw
 
     def offsets(self, start: np.ndarray) -> np.ndarray | None:
         """Return the samples' offsets, int64 (samples + 1,), from a shard's first bytes.
@@ -126,11 +134,6 @@ def _shard_entry(path: Path, entry: Any, remedy: str) -> ShardEntry:
             f"{path} has shards of format {entry.get('format')!r}, version "
             f"{entry.get('version')!r}; MDS version {_VERSION} is supported. {remedy}"
         )
-    if entry.get("compression"):
-        raise UserError(
-            f"{path} has shards compressed with {entry['compression']}, which are not read; write "
-            "them without compression (JPEGs hardly shrink)."
-        )
     shard = _checked(path, entry, remedy)
     _check_columns(path, shard, remedy)
     return shard
@@ -138,15 +141,16 @@ def _shard_entry(path: Path, entry: Any, remedy: str) -> ShardEntry:
 
 def _checked(path: Path, entry: dict[str, Any], remedy: str) -> ShardEntry:
     """Refuse an incomplete entry."""
+    is_packed = bool(entry.get("compression"))
     try:
-        shard = ShardEntry.model_validate(entry)
+        shard = ShardEntry.model_validate(entry if is_packed else {**entry, "zip_data": None})
     except ValidationError as error:
         wrong = error.errors()[0]["loc"][0]
     else:
         columns = shard.column_names, shard.column_encodings, shard.column_sizes
-        if len({len(column) for column in columns}) == 1:
+        if len({len(column) for column in columns}) == 1 and is_packed == bool(shard.packed):
             return shard
-        wrong = "column_names"
+        wrong = "zip_data" if is_packed and not shard.packed else "column_names"
     raise UserError(f"{path / INDEX_NAME} describes a shard without a valid {wrong!r}. {remedy}")
 
 

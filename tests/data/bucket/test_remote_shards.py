@@ -60,8 +60,8 @@ def test_an_index_that_is_replaced_by_a_shorter_one_while_it_comes(
 
 @pytest.mark.parametrize(
     "options",
-    [{"hashes": ["sha1"]}, {}],
-    ids=["sha1", "plain"],
+    [{"hashes": ["sha1"]}, {"compression": "zstd", "hashes": ["xxh64"]}, {"compression": "gz"}, {}],
+    ids=["sha1", "zstd and xxh64", "gz", "plain"],
 )
 def test_damaged_shards_are_fetched_once_more(
     upload: Any, shards: Any, server: FlakyS3, options: dict[str, Any], tmp_path: Path

@@ -143,7 +143,11 @@ def test_a_shard_with_another_start_is_named(mds):
     [
         ({"version": 1}, "format 'mds', version 1; MDS version 2 is supported"),
         ({"format": "json"}, "format 'json'"),
-        ({"compression": "zstd"}, "compressed with zstd"),
+        (
+            {"compression": "zstd", "zip_data": {"basename": "x", "bytes": 9}},
+            "compressed with zstd",
+        ),
+        ({"compression": ["zstd"]}, "without a valid 'compression'"),
         ({"raw_data": {"basename": "shard.00000.mds"}}, "without a valid 'raw_data'"),
         ({"raw_data": {"basename": "x", "bytes": 5, "hashes": {"sha1": 5}}}, "valid 'raw_data'"),
         ({"samples": -1}, "without a valid 'samples'"),

@@ -1,0 +1,56 @@
+"""Verification of a shard against the data set's description.
+
+Compressed shards are decompressed after the download. Streaming does this, and computes hashes that
+Python lacks (xxhash); it is only imported if needed, because that takes seconds.
+"""
+
+import hashlib
+from pathlib import Path
+
+from pospre.data.stores.mds import load_shard
+from pospre.data.stores.mds_index import FileEntry, ShardEntry
+from pospre.errors import UserError
+
+
+def unpack(path: Path, entry: ShardEntry) -> str:
+    """Decompress a download into the shard; return what is wrong with it."""
+    problem = difference(path, entry.stored)
+    if not problem and entry.packed:
+        from streaming.base.compression import decompress
+
+        try:
+            path.write_bytes(decompress(entry.compression, path.read_bytes()))
+        except Exception as error:  # each of the five libraries has its own kind
+            return f"it cannot be decompressed ({error})"
+        problem = difference(path, entry.raw)
+    if problem:
+        return problem
+    try:
+        load_shard(path, entry, "")
+    except UserError:
+        return "its start does not match index.json"
+    return ""
+
+
+def difference(path: Path, entry: FileEntry) -> str:
+    """Return how a file differs from its description."""
+    size = path.stat().st_size
+    if size != entry.size:
+        return f"it has {size} bytes instead of {entry.size}"
+    for algorithm, expected in entry.hashes.items():
+        try:
+            found = _digest(path, algorithm)
+        except (OSError, ValueError) as error:  # a bad disk, or a hash unknown to Streaming
+            return f"its {algorithm} cannot be computed ({error})"
+        if found != expected:
+            return f"its {algorithm} differs"
+    return ""
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    if algorithm in hashlib.algorithms_available and not algorithm.startswith("shake_"):
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, algorithm).hexdigest()
+    from streaming.base.hashing import get_hash
+
+    return str(get_hash(algorithm, path.read_bytes()))
