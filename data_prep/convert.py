@@ -17,7 +17,6 @@ from pospre.command_line import check_exists, command_parser
 from pospre.data.decode.bit_depth import parse_range
 from pospre.data.threads import available_cores
 from pospre.errors import UserError, printable, run_command
-from pospre.output import check_picture
 
 _EPILOG = """\
 examples:
@@ -116,7 +115,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--merge", metavar="DST", help="make one data set of the parts of DST")
     add("--overwrite", action="store_true", help="replace DST when the new one is complete")
     add("--strict", action="store_true", help="stop at the first file that cannot be read")
-    add("--statistics", type=Path, metavar="PATH.png", help="draw sizes and classes to this file")
     add("--verify", action="store_true", help="then check all checksums and decode every sample")
     return parser
 
@@ -219,13 +217,13 @@ def _convert(args: argparse.Namespace) -> Summary | None:
 def _merge(args: argparse.Namespace) -> Summary | None:
     parser = _parser()
     for name, value in vars(args).items():
-        if name not in ("merge", "verify", "statistics") and value != parser.get_default(name):
+        if name not in ("merge", "verify") and value != parser.get_default(name):
             what = {"source": "SRC", "destination": "DST", "kind": "--source"}.get(
                 name, "--" + name.replace("_", "-")
             )
             raise UserError(
-                f"--merge DST takes no {what}, only --verify and --statistics: the parts have "
-                "their own source and settings."
+                f"--merge DST takes no {what}, only --verify: the parts have their own source and "
+                "settings."
             )
     from data_prep.distribute.conversion import merge
 
@@ -233,21 +231,14 @@ def _merge(args: argparse.Namespace) -> Summary | None:
 
 
 def _finish(destination: str, summary: Summary | None, args: argparse.Namespace) -> None:
-    """Print the summary; draw statistics and verify if requested."""
-    from data_prep.statistics import draw, of_data_set, of_records
-
+    """Print the summary, and verify if requested."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # file names may not be valid text
         sys.stdout.reconfigure(errors="backslashreplace")
-    name = f"part {args.part} of {destination}" if args.part else destination
     if summary is None:
         print(f"{printable(destination)} already holds this conversion; nothing to do.")
     else:
+        name = f"part {args.part} of {destination}" if args.part else destination
         _print_summary(name, summary)
-    if args.statistics is not None:
-        counted = (
-            of_records(summary.records, summary.classes) if summary else of_data_set(destination)
-        )
-        draw(counted, args.statistics, name)
     if args.verify:
         from data_prep.verify import verify as verify_data
 
@@ -257,7 +248,6 @@ def _finish(destination: str, summary: Summary | None, args: argparse.Namespace)
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     args = _parser().parse_args(argv)
-    check_picture("--statistics", args.statistics)
     if args.merge is None:
         _finish(args.destination, _convert(args), args)
         return 0

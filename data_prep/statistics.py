@@ -5,20 +5,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from data_prep.plan.records import Moments, Record
 from pospre.command_line import command_parser
-from pospre.data.decode.bit_depth import parse_range
+from pospre.data.decode.bit_depth import DeepRange, parse_range
 from pospre.data.threads import available_cores
 from pospre.errors import UserError, printable, run_command
 from pospre.output import check_picture, save_picture
-
-if TYPE_CHECKING:
-    from pospre.data.stores.reader import Reader
 
 _EPILOG = """\
 examples:
@@ -29,7 +26,7 @@ examples:
 
 DST is a data set of any storage format, or a folder of images. Only the headers of images are read.
 With --channels every image is decoded, and mean and standard deviation of each channel are printed
-as in a recipe. data_prep.convert prints the same table, and draws it with --statistics.
+as in a recipe. data_prep.convert prints the same table.
 """
 
 _HEADS = ("mean", "min", "5 %", "median", "95 %", "max")
@@ -48,6 +45,7 @@ class Statistics:
     seconds: np.ndarray  # of clips, float64 (N,); empty for images
     classes: list[str] | None  # names by label, or None
     num_unreadable: int = 0  # number of samples with unreadable headers
+    moments: Moments | None = None  # of the channels, from 0 to 1; None: images were not decoded
 
     def quantities(self) -> dict[str, np.ndarray]:
         """Return the quantities that have a distribution, by name."""
@@ -85,58 +83,55 @@ def of_records(records: Sequence[Record], classes: list[str] | None) -> Statisti
 
 
 def of_data_set(
-    path: str | Path, num_workers: int | None = None, channels: int | None = None
+    path: str | Path,
+    num_workers: int | None = None,
+    channels: int | None = None,
+    deep_range: DeepRange | None = None,
 ) -> Statistics:
-    """Read the headers of a data set's samples; arrays are opened as images of ``channels``."""
+    """Read the headers of a data set's samples; with ``channels`` decode its images to so many."""
     # late imports, so that --help is fast
     from pospre.data.decode.decoder import DecodeError, OpenedImage
     from pospre.data.opening import open_reader
 
-    reader = open_reader(path, channels=channels)
-
-    def look(index: int) -> tuple[int, int, int, int]:
-        sample = reader.read(index)
-        num_bytes = sample.encoded.numel() * sample.encoded.element_size()
-        if reader.features is not None:
-            return 0, 0, num_bytes, sample.label
-        try:
-            image = OpenedImage(sample.encoded, reader.decoding)
-        except DecodeError:
-            return -1, -1, num_bytes, sample.label
-        return image.width, image.height, num_bytes, sample.label
-
-    with ThreadPoolExecutor(num_workers or available_cores()) as executor:
-        rows = executor.map(look, range(len(reader)))
-        bar = tqdm(rows, total=len(reader), unit="img", desc="statistics", disable=None)
-        found = np.array(list(bar), np.int64)
-    good = found[:, 0] >= 0
-    sides = found[good, :2] if reader.features is None else found[:0, :2]
-    return Statistics(
-        sides, found[:, 2], found[:, 3], np.zeros(0), reader.classes, int((~good).sum())
+    reader = open_reader(
+        path,
+        channels=channels,
+        deep_range=(deep_range.low, deep_range.high) if deep_range else "auto",
     )
 
-
-def measure(reader: "Reader", num_workers: int) -> Moments:
-    """Decode all images; return mean and standard deviation of each channel, from 0 to 1."""
-    from pospre.data.decode.decoder import DecodeError, decode_image
-
-    channels = reader.decoding.channels
-
-    def look(index: int) -> list[list[float]]:
-        moments = Moments(channels)
+    def look(index: int) -> tuple[tuple[int, int, int, int], list[list[float]]]:
+        sample, sides, moments = reader.read(index), (0, 0), Moments(channels or 0)
         try:
-            pixels = decode_image(reader.read(index).encoded, reader.decoding)
+            if reader.features is None:
+                image = OpenedImage(sample.encoded, reader.decoding)
+                sides = image.width, image.height
+                if channels is not None:
+                    moments.add(image.decode()[0].reshape(-1, channels) / 255)
         except DecodeError as error:
-            raise UserError(f"{reader.name(index)} cannot be decoded: {error}.") from error
-        moments.add(pixels.reshape(-1, channels) / 255)
-        return moments.sums()
+            if channels is not None:
+                raise UserError(f"{reader.name(index)} cannot be decoded: {error}.") from error
+            sides = -1, -1
+        return (*sides, sample.encoded.nbytes, sample.label), moments.sums()
 
-    total = Moments(channels)
-    with ThreadPoolExecutor(num_workers) as executor:
+    rows, total = [], Moments(channels or 0)
+    with ThreadPoolExecutor(num_workers or available_cores()) as executor:
         found = executor.map(look, range(len(reader)))
-        for sums in tqdm(found, total=len(reader), unit="img", desc="measure", disable=None):
+        for row, sums in tqdm(
+            found, total=len(reader), unit="img", desc="statistics", disable=None
+        ):
+            rows.append(row)
             total.add_sums(sums)
-    return total
+    table = np.array(rows, np.int64)
+    good = table[:, 0] >= 0
+    return Statistics(
+        sides=table[good, :2] if reader.features is None else table[:0, :2],
+        num_bytes=table[:, 2],
+        labels=table[:, 3],
+        seconds=np.zeros(0),
+        classes=reader.classes,
+        num_unreadable=int((~good).sum()),
+        moments=None if channels is None else total,
+    )
 
 
 def print_table(statistics: Statistics) -> None:
@@ -223,20 +218,13 @@ def main(argv: list[str] | None = None) -> int:
     if args.channels is not None and args.channels < 1:
         raise UserError(f"--channels {args.channels} is out of range; it must be at least 1.")
     wanted = parse_range(args.deep_range, "--deep-range")
-    statistics = of_data_set(args.path, max(1, args.workers), args.channels)
+    statistics = of_data_set(args.path, max(1, args.workers), args.channels, wanted)
     print(f"{printable(args.path)}: {len(statistics.labels)} samples")
     print_table(statistics)
     if args.picture is not None:
         draw(statistics, args.picture, str(args.path))
-    if args.channels is not None:
-        from pospre.data.opening import open_reader
-
-        reader = open_reader(
-            args.path,
-            channels=args.channels,
-            deep_range=(wanted.low, wanted.high) if wanted else "auto",
-        )
-        moments = measure(reader, max(1, args.workers)).describe()
+    if statistics.moments is not None:
+        moments = statistics.moments.describe()
         print(
             " ".join(f"data.{key}={numbers}".replace(" ", "") for key, numbers in moments.items())
         )

@@ -49,7 +49,7 @@ def test_every_command_prints_them_as_escapes(
     target = tmp_path / "out"
     plot = tmp_path / "plot.png"
     commands: list[Any] = [
-        lambda: run(root, target, "--statistics", plot),
+        lambda: run(root, target),
         lambda: run(root, target),  # finds that it is there
         lambda: run_command(lambda: verify.main([str(target)])),
         lambda: run_command(lambda: statistics.main([str(target), "--picture", str(plot)])),
