@@ -11,12 +11,11 @@ import torch
 
 from data_prep.distribute.activity import at
 from data_prep.encode.images import PreparedImage, prepare_image
-from data_prep.encode.read_items import read_item
 from data_prep.files.archives import DamagedItem
 from data_prep.plan.plan import Block
 from data_prep.plan.records import Moments, Record, Settings
 from data_prep.publish.destination import Destination
-from data_prep.sources.source import Item, Source
+from data_prep.sources.source import Item, Source, read_item
 from pospre.data.decode.decoder import decode_image
 from pospre.data.stores.description import checksum
 from pospre.errors import UserError

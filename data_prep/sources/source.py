@@ -11,6 +11,7 @@ with an underscore, is one kind of data set. It has
 ``tree.root`` is the path given by the user.
 """
 
+import errno
 import hashlib
 import os
 from collections import Counter
@@ -21,12 +22,14 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from data_prep.files.archives import Entry, Location, read_regular
+from data_prep.files.archives import DamagedItem, Entry, Location, read_regular
 from data_prep.splits import Split
 from pospre import draws
 from pospre.errors import UserError
 
 _MOST_ENDINGS = 5
+# errors of one file, not of its neighbours: broken links, forbidden, a long path
+_ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,35 @@ class Source:
                 f"of {len(self.items)}; choose another fraction or seed."
             )
         return replace(self, items=items, split_rule=f"drawn, val {split.val_fraction:g}")
+
+
+def read_item(source: Source, item: Item) -> bytes:
+    """Return the encoded image or clip of an item; ``DamagedItem`` if it has no usable content.
+
+    ``UserError`` if the disk or the network fails, or a listed file has vanished; leaving such
+    items out would lose good ones.
+    """
+    try:
+        data = source.read(item)
+    except OSError as error:
+        if error.errno == errno.ENOENT and item.stamp:
+            raise UserError(
+                f"{source.root / item.name} existed when {source.root} was listed, but is gone: "
+                f"{error.strerror}. Check the disk or the network share, then run the same command "
+                "again."
+            ) from error
+        if error.errno in _ONE_FILES_ERRORS:
+            raise DamagedItem(error.strerror or str(error)) from error
+        raise UserError(
+            f"{source.root / item.name} cannot be read: {error.strerror or error}. The file is not "
+            "the cause: check the disk or the network share, then run the same command again. "
+            "Nothing was written."
+        ) from error
+    except MemoryError as error:
+        raise DamagedItem("the file is larger than the memory") from error
+    if not data:
+        raise DamagedItem("the file is empty")
+    return data
 
 
 def image_item(entry: Entry, name: str, label: int) -> Item:

@@ -7,10 +7,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data_prep.encode.read_items import read_item
 from data_prep.files.archives import DamagedItem
 from data_prep.sources.parquet import _group
 from data_prep.sources.registry import open_source
+from data_prep.sources.source import read_item
 from pospre.errors import UserError
 from tests.data_prep.sources.fakes import JPEGS, converted, everything, labels, opened, refuses
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.encode.read_items import read_item
 from data_prep.files.archives import DamagedItem
 from data_prep.sources.registry import open_source
+from data_prep.sources.source import read_item
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
     JPEGS,

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.encode.read_items import read_item
 from data_prep.files.archives import DamagedItem
 from data_prep.sources.registry import open_source
-from data_prep.sources.source import Item, Source
+from data_prep.sources.source import Item, Source, read_item
 from pospre.errors import UserError
 
 ITEM = Item("a.jpg", -1, 0, "")
