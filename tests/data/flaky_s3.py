@@ -360,3 +360,9 @@ def use_bucket(
         monkeypatch.setenv(name, value)
     if patience is not None:
         monkeypatch.setenv("POSPRE_S3_PATIENCE", f"{patience:g}")
+
+
+def keys(client: Any, prefix: str = "") -> list[str]:
+    """Return the names below a prefix of what the bucket ``bucket`` holds, sorted."""
+    found = client.list_objects_v2(Bucket="bucket", Prefix=prefix).get("Contents", [])
+    return sorted(item["Key"].removeprefix(prefix) for item in found)

@@ -8,18 +8,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from pospre.errors import UserError
 from pospre.object_store import Bucket
 from pospre.run import lease as leasing
 from pospre.run.lease import LEASE, check_held, lease
-from tests.data.flaky_s3 import flaky_s3, moto_server, use_bucket
+from tests.data.flaky_s3 import FlakyS3
 from tests.processes import until
 from tests.training.tiny_runs import Run
 
@@ -27,23 +25,13 @@ FOLDER = "s3://bucket/runs/tiny"
 KEY = {"Bucket": "bucket", "Key": f"runs/tiny/{LEASE}"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto_server() as port:
-        yield f"http://127.0.0.1:{port}"
-
-
 @pytest.fixture
-def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Give boto's client, with an empty bucket, and a lease that is renewed ten times a second."""
-    use_bucket(monkeypatch, server)
+def bucket(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give the bucket to leases that are renewed ten times a second."""
     monkeypatch.setattr(leasing, "EXPIRES", 5.0)
     monkeypatch.setattr(leasing, "_RENEWED", 0.1)
     monkeypatch.setattr(leasing, "_LOOK", 0.05)
-    client = boto3.client("s3", endpoint_url=server)
-    client.create_bucket(Bucket="bucket")
-    yield client
-    client.delete_object(**KEY)
+    return bucket
 
 
 def there(bucket: Any) -> dict[str, Any] | None:
@@ -123,7 +111,10 @@ def test_only_a_process_that_is_known_to_be_dead_is_replaced_at_once(
     assert leasing._has_ended(owner) == ("machine" not in changes)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"machine": 3, "process": "x"}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[1]", b"\xff", b"[" * 100_000, b'{"process": NaN}', b'{"machine": 3, "process": "x"}'],
+)
 def test_a_lease_that_stays_as_it_is_expires(
     content: bytes,
     bucket: Any,
@@ -135,6 +126,7 @@ def test_a_lease_that_stays_as_it_is_expires(
     start = time.monotonic()
     with lease(FOLDER):
         assert time.monotonic() - start >= 0.3
+        assert there(bucket)["process"] == os.getpid()  # type: ignore[index]
     assert "waiting 0.3 s to see whether that run is alive" in capsys.readouterr().out
 
 
@@ -241,27 +233,12 @@ def test_what_a_lease_says_cannot_obey_the_terminal(bucket: Any) -> None:
     assert r"on a\x1b[2J\nerror: b)" in str(caught.value)
 
 
-@pytest.mark.parametrize("written", [b"[1]", b"[" * 100_000, b'{"process": NaN}', b"\xff"])
-def test_a_lease_that_is_none_expires(
-    written: bytes, bucket: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leasing, "EXPIRES", 0.3)
-    bucket.put_object(**KEY, Body=written)
+def test_a_server_without_tags_keeps_runs_apart(bucket: Any, proxy: FlakyS3) -> None:
+    proxy.is_tagless = True
+    left_behind(bucket)
     with lease(FOLDER):
-        assert there(bucket)["process"] == os.getpid()  # type: ignore[index]
-
-
-def test_a_server_without_tags_keeps_runs_apart(
-    bucket: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with flaky_s3() as proxy:
-        proxy.is_tagless = True
-        use_bucket(monkeypatch, proxy.url)
-        boto3.client("s3", endpoint_url=proxy.upstream).create_bucket(Bucket="bucket")
-        left_behind(bucket)
-        with lease(FOLDER):
-            first = there(bucket)
-            until(lambda: there(bucket)["writes"] > first["writes"] + 1)  # type: ignore[index]
-            with pytest.raises(UserError, match="is in use by another run"), lease(FOLDER):
-                pass
-        assert there(bucket) is None
+        first = there(bucket)
+        until(lambda: there(bucket)["writes"] > first["writes"] + 1)  # type: ignore[index]
+        with pytest.raises(UserError, match="is in use by another run"), lease(FOLDER):
+            pass
+    assert there(bucket) is None

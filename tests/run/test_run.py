@@ -8,7 +8,8 @@ from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
 from pospre.run.run import Run
 from pospre.training.train import train, train_in
-from tests.training.tiny_runs import SHORT, contents, curve
+from tests.processes import finished, launcher
+from tests.training.tiny_runs import SHORT, contents, curve, environment
 
 
 def test_train_alone_is_a_whole_run(tiny: Path, tmp_path: Path) -> None:
@@ -25,3 +26,11 @@ def test_train_alone_is_a_whole_run(tiny: Path, tmp_path: Path) -> None:
     with Run(recipe) as run:
         assert not run.is_new()
         assert train_in(run)  # is finished
+
+
+def test_shards_are_refused_on_disks_that_the_nodes_do_not_share(
+    tiny: Path, tmp_path: Path
+) -> None:
+    script = Path(__file__).with_name("two_disks.py")
+    done = finished([*launcher(2), str(script), str(tiny), str(tmp_path)], env=environment())
+    assert done.returncode == 0, done.stdout + done.stderr

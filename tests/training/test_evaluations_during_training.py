@@ -21,7 +21,7 @@ from pospre.errors import UserError
 from pospre.evaluation import during_training
 from pospre.run.checkpoints.finding import NOTE
 from pospre.run.checkpoints.reading import read_checkpoint
-from tests.run.checkpoints.checkpoint_files import files
+from tests.disk import snapshot
 from tests.training.tiny_runs import Run, curve, metrics
 
 DROPOUT = ("encoder.dropout=0.2", "encoder.drop_path=0.1", "schedule={warmup: 2ba, length: 12ba}")
@@ -105,10 +105,10 @@ def test_told_to_stop_while_measuring_it_goes_on_without_a_gap(
     assert code == 75 and "after step 6 of 12, saved in" in said
     assert sorted(measured(folder, "knn")) == [3]
     (saved,) = (folder / "checkpoints").glob("*-ba6")
-    before = files(saved)
+    before = snapshot(saved)
     code, said = run(tiny, *options)
     assert code == 0 and "resuming from" in said
-    assert files(saved) == before  # it was the best one when training went on
+    assert snapshot(saved) == before  # it was the best one when training went on
     for name, steps in STEPS.items():
         assert sorted(measured(folder, name)) == steps
     trained = [line["loss/total"] for line in metrics(folder) if "loss/total" in line]

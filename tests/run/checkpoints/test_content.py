@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pospre.errors import UserError
+from pospre.errors import Unreachable, UserError
 from pospre.recipe.recipe import load_recipe
+from pospre.run.checkpoints import reading
 from pospre.run.checkpoints.reading import open_checkpoint, open_newest, read_checkpoint
 from pospre.run.same_run import compare_tensors
 from pospre.training.build import build_model, load_model
+from tests.disk import full_disk
 from tests.run.checkpoints.checkpoint_files import forge, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT
 from tests.training.tiny_runs import Run
@@ -95,3 +97,32 @@ def test_a_trained_model_comes_back(tiny: Path, run: Run, tmp_path: Path) -> Non
         load_model(str(path))
     code, said = run(tiny, "trainer.max_duration=4ba", "trainer.save_interval=2ba")
     assert code == 2 and "'encoder.norm.bias'" in said
+
+
+# The copy of a checkpoint that the ranks of a node read together
+
+URI = "s3://bucket/run/ep1-ba4"
+
+
+def test_a_busy_bucket_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers: list[Unreachable | dict[str, bytes]]
+    answers = [Unreachable("503 SlowDown"), {"rest.pt": b"all of it"}]
+
+    def fetch(_: str) -> dict[str, bytes]:
+        answer = answers.pop(0)
+        if isinstance(answer, Unreachable):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(reading, "_files_of", fetch)
+    reading._copy(URI, tmp_path / "ep1-ba4", None)
+    assert (tmp_path / "ep1-ba4" / "rest.pt").read_bytes() == b"all of it"
+
+
+def test_a_node_without_room_is_named(tmp_path: Path) -> None:
+    held = {"rest.pt": bytes(20_000)}
+    said = f"{URI} cannot be copied to {tmp_path}/ep1-ba4 on .*File too large.*set TMPDIR"
+    with full_disk(10_000), pytest.raises(UserError, match=said):
+        reading._copy(URI, tmp_path / "ep1-ba4", held)
+    reading._copy(URI, tmp_path / "ep1-ba4", held)
+    assert held == {}  # the memory is free

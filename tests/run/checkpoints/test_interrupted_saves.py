@@ -18,7 +18,7 @@ from pospre.run.checkpoints.finding import remove
 from pospre.run.checkpoints.rank_files import Part, Written
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
-from tests.run.checkpoints.checkpoint_files import files
+from tests.disk import snapshot
 from tests.training.tiny_runs import SHORT, Run, metrics
 
 
@@ -41,7 +41,7 @@ def test_a_folder_that_becomes_read_only(
     folder = trained / "checkpoints"
     for path in [*folder.glob("ep1-*")]:
         remove(path)
-    before = files(folder)
+    before = snapshot(folder)
     with read_only(folder) as spoil:
 
         class Spoilt(CheckpointSaver):
@@ -57,12 +57,12 @@ def test_a_folder_that_becomes_read_only(
         monkeypatch.undo()
         code, said = run(tiny, *SHORT)  # it is from the start
         assert code == 2 and f"save_folder {folder} cannot be written" in said
-        assert "resuming from" not in said and files(folder) == before
+        assert "resuming from" not in said and snapshot(folder) == before
     with read_only(folder.parent) as spoil:
         spoil()
         code, said = run(tiny, *SHORT)
         assert code == 2 and f"{folder.parent} cannot be written" in said
-    assert run(tiny, *SHORT)[0] == 0 and set(before) < set(files(folder))
+    assert run(tiny, *SHORT)[0] == 0 and set(before) < set(snapshot(folder))
 
 
 def test_sigterm_while_a_checkpoint_is_written(

@@ -1,11 +1,10 @@
 """One bad file among checkpoints: named and passed over, wherever it lies and whatever it is."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import torch
 
@@ -13,8 +12,9 @@ from pospre.errors import Unreachable
 from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.folder import restore_run
-from tests.data.flaky_s3 import Fault, FlakyS3, flaky_s3, use_bucket
-from tests.run.checkpoints.checkpoint_files import files, shard, write_checkpoint
+from tests.data.flaky_s3 import Fault, FlakyS3
+from tests.disk import snapshot
+from tests.run.checkpoints.checkpoint_files import shard, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT
 from tests.test_untrusted_json import DEEP
 
@@ -74,24 +74,15 @@ def test_a_bad_manifest_is_passed_over(
     assert "its manifest is damaged; passed over" in capfd.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[FlakyS3]:
-    with flaky_s3() as flaky:
-        yield flaky
-
-
 @pytest.fixture
-def bucket(proxy: FlakyS3, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Fill a bucket with two good checkpoints; give a client of it."""
-    proxy.heal()
-    use_bucket(monkeypatch, proxy.url, patience=3)
-    client: Any = boto3.client("s3", endpoint_url=proxy.upstream)
-    client.create_bucket(Bucket="bucket")
+def bucket(bucket: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Fill the bucket with two good checkpoints; give a client of it."""
+    monkeypatch.setenv("POSPRE_S3_PATIENCE", "3")
     state = {**CONTENT["state"], "model": {"a": torch.ones(3)}}
     write_checkpoint({"state": state}, folder / "ep1-ba4")
-    for name, content in files(folder).items():
-        client.put_object(Bucket="bucket", Key=f"odd/{name}", Body=content)
-    return client
+    for name, content in snapshot(folder).items():
+        bucket.put_object(Bucket="bucket", Key=f"odd/{name}", Body=content)
+    return bucket
 
 
 @pytest.mark.parametrize("has_sums", [False, True])

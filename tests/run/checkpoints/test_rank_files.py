@@ -1,12 +1,10 @@
 """Checkpoints that all ranks write together: the same content, on any number of ranks."""
 
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import torch
 from torch.distributed import checkpoint as dcp
@@ -17,9 +15,10 @@ from pospre.run.checkpoints.files import files_of
 from pospre.run.checkpoints.finding import checkpoints_in
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.run.checkpoints.uploads import Uploads, lacks
-from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
+from tests.data.flaky_s3 import FlakyS3, keys
+from tests.disk import snapshot
 from tests.processes import finished, launcher, until
-from tests.run.checkpoints.checkpoint_files import files, shard, write_checkpoint
+from tests.run.checkpoints.checkpoint_files import shard, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT
 from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment
 
@@ -62,7 +61,7 @@ def test_torch_reads_the_tensors_as_we_do(tmp_path: Path) -> None:
 def test_a_tensor_that_is_not_as_described_is_refused(tmp_path: Path) -> None:
     for name, model in (("one", {"a": torch.randn(4000, 3)}), ("two", {"a": torch.randn(4000, 2)})):
         write_checkpoint({"state": {**CONTENT["state"], "model": model}}, tmp_path / name)
-    held, other = files(tmp_path / "one"), shard(tmp_path / "two").read_bytes()
+    held, other = snapshot(tmp_path / "one"), shard(tmp_path / "two").read_bytes()
     name = shard(tmp_path / "one").name
     whole = held[name]
     for content in (other.ljust(len(whole), b"\0"), whole[:-1], b""):
@@ -73,24 +72,8 @@ def test_a_tensor_that_is_not_as_described_is_refused(tmp_path: Path) -> None:
         load_tensors({".metadata": held[".metadata"]})
 
 
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[FlakyS3]:
-    with flaky_s3() as flaky:
-        yield flaky
-
-
-@pytest.fixture
-def bucket(proxy: FlakyS3, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Give a client of an S3 with the bucket ``bucket``."""
-    use_bucket(monkeypatch, proxy.url, patience=60)
-    client = boto3.client("s3", endpoint_url=proxy.upstream)
-    client.create_bucket(Bucket="bucket")
-    return client
-
-
 def names(bucket: Any, prefix: str) -> list[str]:
-    found = bucket.list_objects_v2(Bucket="bucket", Prefix=f"{prefix}/").get("Contents", [])
-    return [item["Key"].removeprefix(f"{prefix}/") for item in found]
+    return keys(bucket, f"{prefix}/")
 
 
 def test_the_manifest_waits_for_the_shards_of_other_ranks(

@@ -3,11 +3,9 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import requests
 import torch
@@ -18,26 +16,15 @@ from pospre.run.checkpoints.finding import NOTE
 from pospre.run.folder import mirror_run
 from pospre.training.build import build_model
 from pospre.training.start_weights import load_weights
-from tests.data.flaky_s3 import moto_server, use_bucket
+from tests.data.flaky_s3 import keys
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.training.tiny_runs import SHORT, Run, curve
 
 FOLDER = "trainer.save_folder=s3://bucket/runs/tiny"
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Serve an S3 with the bucket ``bucket``; give a client."""
-    with moto_server() as port:
-        use_bucket(monkeypatch, f"http://127.0.0.1:{port}")
-        client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
-        client.create_bucket(Bucket="bucket")
-        yield client
-
-
 def names(client: Any) -> list[str]:
-    found = client.list_objects_v2(Bucket="bucket", Prefix="runs/tiny/").get("Contents", [])
-    return sorted(item["Key"].removeprefix("runs/tiny/") for item in found)
+    return keys(client, "runs/tiny/")
 
 
 def test_resume_from_the_bucket(
@@ -50,25 +37,20 @@ def test_resume_from_the_bucket(
     best = json.loads((tmp_path / "runs" / "tiny" / "checkpoints" / "best" / NOTE).read_text())
     kept = {f"best/{NOTE}", f"{best['checkpoint']}/manifest.json"}
     assert kept <= set(names(bucket))
-    # as if the run had been killed after its fourth step, and its disk been lost
-    folder = tmp_path / "runs" / "tiny" / "checkpoints"
-    for path in (folder / "ep1-ba4").iterdir():  # in so short a run it may have been left out
-        bucket.upload_file(str(path), "bucket", f"runs/tiny/ep1-ba4/{path.name}")
-    bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6/manifest.json")
-    shutil.rmtree(folder)
-    code, said = run(tiny, *SHORT, FOLDER)
-    assert code == 0 and "resuming from s3://bucket/runs/tiny/ep1-ba4" in said
-    assert curve(tmp_path / "runs" / "tiny") == curve(six_steps)
     code, said = run(tiny, *SHORT, FOLDER)
     assert code == 0 and "already finished" in said
+    # as if the run had been killed after its fourth step, and its disk been lost
+    for path in (tmp_path / "runs/tiny/checkpoints/ep1-ba4").iterdir():  # may have been left out
+        bucket.upload_file(str(path), "bucket", f"runs/tiny/ep1-ba4/{path.name}")
+    bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6/manifest.json")
     # the run's small files are there as well, and take up the curve where the local ones are gone
     assert {"recipe.yaml", "pretext_tasks.json", "metrics.jsonl", "report.html"} <= set(
         names(bucket)
     )
-    bucket.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6/manifest.json")
     warning = b'{"step": 2, "warning": "of its first start"}\n'
     bucket.put_object(Bucket="bucket", Key="runs/tiny/watch.jsonl", Body=warning)
-    assert run(tiny, *SHORT, FOLDER, f"trainer.run_folder={tmp_path}/fresh")[0] == 0
+    code, said = run(tiny, *SHORT, FOLDER, f"trainer.run_folder={tmp_path}/fresh")
+    assert code == 0 and "resuming from s3://bucket/runs/tiny/ep1-ba4" in said
     assert (tmp_path / "fresh" / "tiny" / "watch.jsonl").read_bytes() == warning
     assert curve(tmp_path / "fresh" / "tiny") == curve(six_steps)
     # on a machine that has not seen this run

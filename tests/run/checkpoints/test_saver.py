@@ -1,14 +1,11 @@
 """Saving: whole or not at all, once for each step, and never at the cost of what is there."""
 
 import concurrent.futures
-import contextlib
 import errno
-import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +21,25 @@ from pospre.run.checkpoints.finding import incomplete, remove
 from pospre.run.checkpoints.rank_files import Part, Staging, Written
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
+from tests.disk import full_disk, snapshot
 from tests.processes import finished
-from tests.run.checkpoints.checkpoint_files import files, shard, write_checkpoint
+from tests.run.checkpoints.checkpoint_files import shard, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT as LEAST
 from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment, flat, metrics, no_space
 
 CONTENT = {"state": {**LEAST["state"], "model": {"a": torch.ones(300_000)}}}
 
 
-@contextlib.contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """Let the system refuse files of more than ``size`` bytes, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("size", [10_000, 1_190_000])
 def test_a_full_disk_leaves_what_was_there(size: int, tmp_path: Path) -> None:
     write_checkpoint(CONTENT, tmp_path / "ep0-ba2")
-    before = files(tmp_path)
+    before = snapshot(tmp_path)
     with full_disk(size), pytest.raises(OSError, match="File too large"):
         write_checkpoint(CONTENT, tmp_path / "ep1-ba4")
     assert incomplete(tmp_path) == ["ep1-ba4"]
-    assert files(tmp_path / "ep1-ba4").keys() <= {"rest.pt"}
+    assert snapshot(tmp_path / "ep1-ba4").keys() <= {"rest.pt"}
     remove(tmp_path / "ep1-ba4")
-    assert files(tmp_path) == before
+    assert snapshot(tmp_path) == before
 
 
 def test_a_disk_that_is_gone_is_said_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,14 +60,14 @@ def test_a_run_ends_with_one_message_on_a_full_disk(
     folder = trained / "checkpoints"
     for name in ("ep1-ba4", "ep1-ba6"):
         remove(folder / name)
-    before = files(folder)
+    before = snapshot(folder)
     with full_disk(shard(folder / "ep0-ba2").stat().st_size // 2):
         code, said = run(tiny, *options)
     assert code == 2 and "Traceback" not in said
     assert f"checkpoint {folder}/ep1-ba4 cannot be written: File too large" in said
     assert "(ulimit -f), and run the command again" in said  # making room would not help
     assert f"it resumes from the last one, {folder}/ep0-ba2" in said
-    assert files(folder / "ep0-ba2") == {
+    assert snapshot(folder / "ep0-ba2") == {
         name.removeprefix("ep0-ba2/"): content for name, content in before.items()
     }
     assert run(tiny, *options)[0] == 0

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +20,7 @@ from pospre.run.checkpoints.uploads import Uploads, lacks
 from pospre.run.folder import clear, mirror_run, restore_run
 from pospre.run.run import in_bucket
 from pospre.training.build import load_model
-from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
+from tests.data.flaky_s3 import FlakyS3, keys
 from tests.processes import finished, launcher, until
 from tests.run.checkpoints.checkpoint_files import shard, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT
@@ -31,22 +30,11 @@ REMOTE = "s3://bucket/runs/tiny"
 OPTIONS = (f"trainer.save_folder={REMOTE}", *SHORT)
 
 
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[FlakyS3]:
-    with flaky_s3() as flaky:
-        yield flaky
-
-
 @pytest.fixture
-def server(proxy: FlakyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyS3]:
-    """Give an S3 that misbehaves on demand, with an empty bucket ``bucket``."""
-    use_bucket(monkeypatch, proxy.url, patience=60)
+def server(proxy: FlakyS3, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> FlakyS3:
+    """Return an S3 that misbehaves on demand, with an empty bucket ``bucket``."""
     monkeypatch.setattr(uploading, "_FIRST_PAUSE", 0.1)
-    client(proxy).create_bucket(Bucket="bucket")
-    yield proxy
-    proxy.heal()
-    for name in names(proxy):
-        client(proxy).delete_object(Bucket="bucket", Key=f"runs/tiny/{name}")
+    return proxy
 
 
 def client(server: FlakyS3) -> Any:
@@ -54,8 +42,7 @@ def client(server: FlakyS3) -> Any:
 
 
 def names(server: FlakyS3, folder: str = "runs/tiny") -> list[str]:
-    listed = client(server).list_objects_v2(Bucket="bucket", Prefix=f"{folder}/")
-    return sorted(item["Key"].removeprefix(f"{folder}/") for item in listed.get("Contents", []))
+    return keys(client(server), f"{folder}/")
 
 
 def checkpoint(folder: Path, batch: int) -> Path:
@@ -148,19 +135,6 @@ def test_what_was_measured_is_on_the_next_machine_and_goes_when_the_run_starts_o
     assert (there / "evaluation" / "knn.json").read_text() == "newer"
     clear(recipe)
     assert names(server) == [] and not [*here.iterdir()]
-
-
-def test_an_outage_is_said_once_and_sat_out(
-    server: FlakyS3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    server.refused_writes = 4  # of each object: boto tries three times each time
-    uploads = Uploads(tmp_path, REMOTE)
-    uploads.offer(checkpoint(tmp_path, 2))
-    assert uploads.finish() is None
-    said = capfd.readouterr().err
-    assert said.count("warning:") == 1 and "training continues" in said
-    assert said.count("answers again: ep0-ba2 is there") == 1
-    assert names(server) == files("ep0-ba2")
 
 
 def test_a_slow_bucket_gets_the_newest_only(server: FlakyS3, tmp_path: Path) -> None:

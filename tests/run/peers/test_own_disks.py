@@ -2,26 +2,15 @@
 
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-import boto3
 import psutil
-import pytest
 
-from tests.data.flaky_s3 import FlakyS3, flaky_s3, use_bucket
+from tests.data.flaky_s3 import FlakyS3
 from tests.processes import LIMIT, free_port, launcher, started, until
 from tests.training.tiny_runs import LONG, environment, wait_for_step
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyS3]:
-    """Give an S3 with the bucket ``bucket``."""
-    with flaky_s3() as server:
-        use_bucket(monkeypatch, server.url)
-        boto3.client("s3", endpoint_url=server.upstream).create_bucket(Bucket="bucket")
-        yield server
 
 
 def nodes(recipe: Path, disks: Path, *overrides: str) -> list[list[str]]:
@@ -35,7 +24,9 @@ def nodes(recipe: Path, disks: Path, *overrides: str) -> list[list[str]]:
     ]
 
 
-def test_a_node_that_is_told_to_stop(tiny: Path, server: FlakyS3, tmp_path: Path) -> None:
+def test_a_node_that_is_told_to_stop(
+    tiny: Path, bucket: Any, proxy: FlakyS3, tmp_path: Path
+) -> None:
     options = (*LONG, "trainer.save_folder=s3://bucket/run", "trainer.save_interval=99ep")
     with ExitStack() as stack:
         first, second = [
@@ -43,13 +34,13 @@ def test_a_node_that_is_told_to_stop(tiny: Path, server: FlakyS3, tmp_path: Path
             for command in nodes(tiny, tmp_path, *options)
         ]
         wait_for_step(4, tmp_path / "0" / "tiny", first)
-        server.mute = "/run/ep"
+        proxy.mute = "/run/ep"
         for rank in psutil.Process(second.pid).children():
             rank.send_signal(signal.SIGTERM)
-        until(lambda: any("/run/ep" in place for place in server.writes), LIMIT)
+        until(lambda: any("/run/ep" in place for place in proxy.writes), LIMIT)
         time.sleep(2)
         assert second.poll() is None  # a launcher would kill rank 0 soon after it
-        server.mute = None
+        proxy.mute = None
         said = [node.communicate(timeout=LIMIT) for node in (first, second)]
     assert [first.returncode, second.returncode] == [75, 75], said
     assert "stopped by SIGTERM after step" in said[0][1]
