@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.data_prep.bucket import bucket, endpoint, source  # noqa: F401 (fixtures)
-from tests.data_prep.reading import Says, Snapshot
+from tests.data_prep.reading import Says
 from tests.data_prep.sample_images import encoded, picture, write_files
 
 
@@ -42,17 +42,3 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Says:
         return capsys.readouterr().out
 
     return output
-
-
-@pytest.fixture
-def snapshot() -> Snapshot:
-    """A function that reads every file below a folder."""
-
-    def read(root: Path) -> dict[str, bytes]:
-        return {
-            path.relative_to(root).as_posix(): path.read_bytes()
-            for path in sorted(root.rglob("*"))
-            if path.is_file()
-        }
-
-    return read

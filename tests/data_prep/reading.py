@@ -13,7 +13,6 @@ from tests.libraries import needs_ffcv
 
 FORMATS = ("mds", "ffcv")
 Says = Callable[..., str]
-Snapshot = Callable[[Path], dict[str, bytes]]
 
 
 def call(*arguments: object) -> int:

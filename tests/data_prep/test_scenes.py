@@ -12,7 +12,8 @@ from PIL import Image
 from data_prep import scenes
 from data_prep.rendering import CLASSES, KINDS, draw_scene, render
 from pospre.errors import run_command
-from tests.data_prep.reading import Says, Snapshot
+from tests.data_prep.reading import Says
+from tests.disk import snapshot
 
 SIZE = 64
 
@@ -58,7 +59,7 @@ def test_labels_describe_the_pictures(tmp_path: Path) -> None:
             assert mask[:, left].any() and mask[:, right - 1].any()
 
 
-def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, snapshot: Snapshot) -> None:
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     for name, options in {"a": ["--workers", 1], "b": ["--workers", 3]}.items():
         assert run(tmp_path / name, "--num-images", 24, *options) == 0
     assert snapshot(tmp_path / "a") == snapshot(tmp_path / "b")

@@ -1,6 +1,8 @@
 import base64
 import json
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from data_prep import verify
 from data_prep.publish.description import sha256
 from pospre.data.stores.description import pack_sums
 from pospre.errors import run_command
+from tests.data_prep.bucket import URI, contents, shard, verified, write
 from tests.data_prep.reading import FORMATS, Says, destination, sidecar
 from tests.data_prep.reading import run as convert
+from tests.disk import flip
 
 
 @pytest.fixture(params=FORMATS)
@@ -36,9 +40,7 @@ def test_good_data_set(target: Path, printed: Says) -> None:
 
 
 def test_one_changed_byte_is_found(target: Path, data: Path, refused: Says) -> None:
-    content = bytearray(data.read_bytes())
-    content[len(content) - 900] ^= 1
-    data.write_bytes(content)
+    flip(data, -900)
     assert f"{data} does not have the checksum" in refused(run, target)
 
 
@@ -76,3 +78,49 @@ def test_a_sample_with_another_checksum_is_named(target: Path, refused: Says) ->
 
 def test_a_folder_is_no_converted_data_set(photos: Path, refused: Says) -> None:
     assert "is a folder of images" in refused(run, photos)
+
+
+# Data sets in a bucket that are not what they say: verifying trusts nothing that is there
+
+
+@pytest.fixture
+def stored(bucket: Any, photos: Path) -> Any:
+    assert write(photos, URI) == 0
+    return bucket
+
+
+def put(bucket: Any, name: str, content: Any) -> None:
+    bucket.put_object(Bucket="bucket", Key=f"photos/{name}", Body=json.dumps(content).encode())
+
+
+def test_nothing_is_written_outside_of_the_temporary_folder(stored: Any, refused: Says) -> None:
+    mine = Path(tempfile.gettempdir()) / "mine"
+    mine.write_text("kept")
+    stored.put_object(Bucket="bucket", Key="photos/../mine", Body=b"evil")
+    name, texts = shard(stored, 0), [contents(stored)[f"{n}.json"] for n in ("index", "pospre")]
+    for odd in ("../mine", "..", "", "/tmp/mine", "sub/mine", "a\0b"):
+        index, content = map(json.loads, texts)
+        (entry,) = (e["raw_data"] for e in index["shards"] if e["raw_data"]["basename"] == name)
+        entry["basename"] = odd
+        content["manifest"][odd] = content["manifest"].pop(name)
+        put(stored, "index.json", index)
+        put(stored, "pospre.json", content)
+        said = f"{URI}/index.json describes a shard without a valid 'raw_data'"
+        assert said in refused(verified)
+        assert mine.read_text() == "kept" and list(mine.parent.iterdir()) == [mine]
+    stored.delete_object(Bucket="bucket", Key="photos/../mine")
+
+
+def test_damaged_descriptions(stored: Any, refused: Says) -> None:
+    content = json.loads(contents(stored)["pospre.json"])
+    sums = np.frombuffer(base64.b64decode(content["crc32c"]), "<u4")[:5]
+    put(stored, "pospre.json", {**content, "crc32c": pack_sums(sums.tolist())})
+    assert "crc32c does not have a checksum for each sample" in refused(verified)
+    broken: Any
+    for broken in ([], {}, {**content, "manifest": {"x": 1}}, {**content, "manifest": {}}):
+        put(stored, "pospre.json", broken)
+        assert f"{URI}/pospre.json" in refused(verified)
+    put(stored, "pospre.json", content)
+    for broken in ([], {}, {"version": 2, "shards": [3]}):
+        put(stored, "index.json", broken)
+        assert f"{URI}/index.json" in refused(verified)

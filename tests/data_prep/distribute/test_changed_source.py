@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.data_prep import bucket as remote
-from tests.data_prep.reading import Says, Snapshot, run
+from tests.data_prep.reading import Says, run
 from tests.data_prep.sample_images import encoded, picture, write_files
+from tests.disk import snapshot
 
 OPTIONS = ("--shard-mb", "0.16", "--strict")
 
@@ -29,7 +30,7 @@ def num_reused(printed: str) -> int:
 
 
 def test_without_the_bad_file_it_goes_on(
-    tmp_path: Path, photos: Path, snapshot: Snapshot, refused: Says, printed: Says
+    tmp_path: Path, photos: Path, refused: Says, printed: Says
 ) -> None:
     target = tmp_path / "on" / "out"
     message = refused(run, photos, target, *OPTIONS)

@@ -11,8 +11,9 @@ import pytest
 
 from data_prep.distribute import conversion, ordered_maps
 from pospre.errors import Unreachable
-from tests.data_prep.reading import Says, Snapshot, call
+from tests.data_prep.reading import Says, call
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
+from tests.disk import snapshot
 
 if find_spec("distributed") is None:
     pytest.skip("Dask is not installed", allow_module_level=True)
@@ -39,7 +40,7 @@ def convert_but_die_once(task: Any, job: Any) -> Any:
 
 
 def test_the_same_bytes_as_without_a_cluster_although_a_worker_dies(
-    tmp_path: Path, source: Path, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch, printed: Says
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, printed: Says
 ) -> None:
     assert call(source, tmp_path / "whole", *OPTIONS) == 0
     monkeypatch.setenv("DIED_ONCE", str(tmp_path / "died"))

@@ -14,7 +14,6 @@ from pospre.errors import UserError
 from tests.data_prep.reading import (
     FORMATS,
     Says,
-    Snapshot,
     call,
     destination,
     partial,
@@ -22,6 +21,7 @@ from tests.data_prep.reading import (
     run,
 )
 from tests.data_prep.sample_images import write_files
+from tests.disk import snapshot
 from tests.processes import finished
 
 ROOT = Path(__file__).parents[3]
@@ -77,7 +77,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.parametrize("options", [[], ["--overwrite"], ["--part", "1/2"]])
 def test_a_folder_with_the_name_of_the_partial_one(
-    tmp_path: Path, photos: Path, options: list[str], snapshot: Snapshot, refused: Says
+    tmp_path: Path, photos: Path, options: list[str], refused: Says
 ) -> None:
     target = tmp_path / "out"
     write_files(partial(target), {"thesis.tex": b"x", "data/figure.png": b"y"})
@@ -86,9 +86,7 @@ def test_a_folder_with_the_name_of_the_partial_one(
     assert snapshot(tmp_path) == before
 
 
-def test_the_source_is_where_blocks_would_be_kept(
-    tmp_path: Path, photos: Path, snapshot: Snapshot
-) -> None:
+def test_the_source_is_where_blocks_would_be_kept(tmp_path: Path, photos: Path) -> None:
     source = photos.rename(tmp_path / "out.partial")
     before = snapshot(tmp_path)
     for options in ([], ["--overwrite"]):
@@ -108,7 +106,7 @@ def test_what_others_put_beside_finished_blocks_stays(tmp_path: Path, photos: Pa
 
 @pytest.mark.parametrize("data_format", FORMATS)
 def test_merging_leaves_what_is_there(
-    tmp_path: Path, photos: Path, data_format: str, snapshot: Snapshot, refused: Says
+    tmp_path: Path, photos: Path, data_format: str, refused: Says
 ) -> None:
     target = destination(tmp_path, data_format)
     assert write(photos, target, "--part", "1/1") == 0
@@ -193,7 +191,7 @@ def test_locks_exclude_each_other(tmp_path: Path) -> None:
 
 
 def test_an_old_data_set_comes_back_if_it_cannot_be_replaced(
-    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot
+    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, rename = tmp_path / "out", Path.rename
     assert write(photos, target) == 0

@@ -3,45 +3,28 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from data_prep.distribute.ordered_maps import ordered_map
 from pospre.errors import UserError
-from tests.data_prep.reading import Says, Snapshot, call, run
+from tests.data_prep.reading import Says, call, run
 from tests.data_prep.sample_images import encoded, picture, write_files
-from tests.processes import started
+from tests.disk import snapshot
+from tests.processes import LIMIT, started, until
 
 ROOT = Path(__file__).parents[3]
 NUM_IMAGES, NUM_BLOCKS = 48, 24
 
 
-def wait_for(condition, seconds: float = 180) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.002)
-
-
-def children(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            found += map(int, task.read_text().split())
-    return found
-
-
-def is_running(pid: int) -> bool:
+def is_running(process: psutil.Process) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +55,19 @@ sys.exit(run_command(main))
 """
 
 
-@needs_proc
-def test_a_killed_conversion_goes_on(
-    tmp_path: Path, slow_source: Path, snapshot: Snapshot, printed: Says
-) -> None:
+def test_a_killed_conversion_goes_on(tmp_path: Path, slow_source: Path, printed: Says) -> None:
     whole = tmp_path / "whole" / "out"
     assert call(*command(slow_source, whole)) == 0
     target = tmp_path / "killed" / "out"
     arguments = command(slow_source, target)
     partial = target.with_name(target.name + ".partial")
     with python(CONVERT, *arguments) as process:
-        wait_for(lambda: len(list(partial.glob("blocks/*.json"))) >= 3)
-        workers = children(process.pid)
+        until(lambda: len(list(partial.glob("blocks/*.json"))) >= 3, LIMIT)
+        workers = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not target.exists() and len(workers) >= 2
-        wait_for(lambda: not any(is_running(pid) for pid in workers), seconds=20)
+        until(lambda: not any(map(is_running, workers)))
     times = {path: path.stat().st_mtime_ns for path in partial.glob("data/*")}
     kept = len(list(partial.glob("blocks/*.json")))
     assert 3 <= kept < NUM_BLOCKS
@@ -99,10 +79,9 @@ def test_a_killed_conversion_goes_on(
     assert len(again) <= len(times) - kept
 
 
-@needs_proc
 def test_ctrl_c_cleans_up(tmp_path: Path, slow_source: Path) -> None:
     with python(CONVERT, *command(slow_source, tmp_path / "out", num_blocks=1)) as process:
-        wait_for(lambda: list(tmp_path.glob("out.partial/block-*")))
+        until(lambda: list(tmp_path.glob("out.partial/block-*")), LIMIT)
         process.send_signal(signal.SIGINT)
         _, message = process.communicate(timeout=60)
     assert process.returncode == 130, message

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from pospre.data.opening import open_reader
-from tests.data_prep.reading import FORMATS, Says, Snapshot, call, destination, partial, run
+from tests.data_prep.reading import FORMATS, Says, call, destination, partial, run
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
+from tests.disk import flip, snapshot
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def write(source: Path, target: Path, *options: object, shard_mb: float = 0.016)
 
 @pytest.mark.parametrize("data_format", FORMATS)
 def test_merged_parts_are_the_whole(
-    tmp_path: Path, source: Path, data_format: str, snapshot: Snapshot, printed: Says
+    tmp_path: Path, source: Path, data_format: str, printed: Says
 ) -> None:
     whole = destination(tmp_path / "whole", data_format)
     target = destination(tmp_path / "parts", data_format)
@@ -46,9 +47,7 @@ def test_merged_parts_are_the_whole(
         assert len(json.loads((target / "index.json").read_text())["shards"]) > 3
 
 
-def test_parts_of_machines_without_a_shared_disk(
-    tmp_path: Path, source: Path, snapshot: Snapshot
-) -> None:
+def test_parts_of_machines_without_a_shared_disk(tmp_path: Path, source: Path) -> None:
     for number in (1, 2):
         assert write(source, tmp_path / str(number) / "out", "--part", f"{number}/2") == 0
     for number in (1, 2):
@@ -95,9 +94,7 @@ def test_a_damaged_shard_is_found(tmp_path: Path, source: Path, refused: Says) -
     for number in (1, 2):
         assert write(source, target, "--part", f"{number}/2") == 0
     shard = max(partial(target).glob("data/shard.*"), key=lambda path: path.stat().st_size)
-    data = bytearray(shard.read_bytes())
-    data[100] ^= 1
-    shard.write_bytes(data)
+    flip(shard, 100)
     assert f"{shard} has changed since it was written" in refused(call, "--merge", target)
     assert not target.exists()
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from data_prep.plan.records import Record
+from data_prep.distribute.conversion import convert as convert_source
+from data_prep.plan.records import Record, Settings
 from data_prep.publish import bucket as remote
 from data_prep.publish.bucket import BucketShards
 from pospre.data.opening import open_reader
+from pospre.errors import UserError
 from pospre.object_store import Bucket
 from tests.data.flaky_s3 import FlakyS3, use_bucket
 from tests.data_prep.bucket import URI, as_in_a_folder, contents, keys, shard, verified, write
-from tests.data_prep.reading import Says, Snapshot, call
+from tests.data_prep.reading import Says, call
+from tests.disk import snapshot
 
 
 def test_the_bucket_holds_what_a_folder_would(
-    bucket: Any, source: Path, tmp_path: Path, snapshot: Snapshot, refused: Says, printed: Says
+    bucket: Any, source: Path, tmp_path: Path, refused: Says, printed: Says
 ) -> None:
     assert write(source, tmp_path / "local") == 0
     assert "ok: 27 decoded" in printed(write, source, URI, "--workers", 2, "--verify")
@@ -57,7 +60,7 @@ def test_stock_streaming_reads_the_bucket(bucket: Any, source: Path, tmp_path: P
 
 
 def test_parts_and_merge(
-    bucket: Any, source: Path, tmp_path: Path, snapshot: Snapshot, refused: Says, printed: Says
+    bucket: Any, source: Path, tmp_path: Path, refused: Says, printed: Says
 ) -> None:
     assert write(source, tmp_path / "local") == 0
     assert write(source, URI, "--part", "2/2") == 0
@@ -78,7 +81,6 @@ def test_an_interrupted_upload_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     refused: Says,
     printed: Says,
-    snapshot: Snapshot,
 ) -> None:
     assert write(source, tmp_path / "local") == 0
     keep = BucketShards.keep
@@ -171,7 +173,7 @@ def flaky(bucket: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def test_a_storm_of_503s_is_waited_out(
-    bucket: Any, flaky: FlakyS3, source: Path, tmp_path: Path, snapshot: Snapshot
+    bucket: Any, flaky: FlakyS3, source: Path, tmp_path: Path
 ) -> None:
     """Of every object the first write is refused: shards, records and descriptions."""
     flaky.refused_writes = 1
@@ -181,26 +183,23 @@ def test_a_storm_of_503s_is_waited_out(
     assert as_in_a_folder(bucket) == snapshot(tmp_path / "local")
 
 
+@pytest.mark.parametrize("refused_place", ["/", "/shard."])
 def test_a_store_that_stays_busy_ends_the_upload_with_the_cause(
-    flaky: FlakyS3, source: Path, monkeypatch: pytest.MonkeyPatch, refused: Says
-) -> None:
-    monkeypatch.setattr(remote, "_TRIES", 2)
-    flaky.refused_writes = 1000
-    message = refused(write, source, URI, code=69)
-    assert "503" in message or "SlowDown" in message
-    assert "s3://bucket/photos" in message and "Traceback" not in message
-    flaky.heal()
-    assert write(source, URI) == 0
-    assert verified() == 0
-
-
-def test_a_store_that_takes_no_shard_may_take_it_later(
-    flaky: FlakyS3, source: Path, monkeypatch: pytest.MonkeyPatch, refused: Says
+    flaky: FlakyS3,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: Says,
+    refused_place: str,
 ) -> None:
     monkeypatch.setattr(remote, "_TRIES", 1)
-    monkeypatch.setattr(flaky, "refuses_write", lambda place: "/shard." in place)
-    message = refused(write, source, URI, code=69)
-    assert "http://127.0.0.1:" in message and "SlowDown" in message
+    with monkeypatch.context() as patch:
+        patch.setattr(flaky, "refuses_write", lambda place: refused_place in place)
+        message = refused(write, source, URI, code=69)
+    assert "503" in message or "SlowDown" in message
+    assert URI in message or flaky.url in message
+    assert "Traceback" not in message
+    assert write(source, URI) == 0
+    assert verified() == 0
 
 
 def test_description_is_last(bucket: Any, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,3 +214,148 @@ def test_description_is_last(bucket: Any, source: Path, monkeypatch: pytest.Monk
     assert names[0].startswith(".pospre-probe")
     assert names[-2:] == ["pospre.json", "index.json"]
     assert json.loads(contents(bucket)["index.json"])["version"] == 2
+
+
+# Data sets in a bucket that are replaced, by one conversion or by two at once
+
+
+@pytest.fixture
+def few(photos: Path, bucket: Any) -> Path:
+    """The photographs, which lie in the bucket too."""
+    assert write(photos, URI) == 0
+    return photos
+
+
+def failing_at(number: int) -> Callable[[BucketShards, Path, Record], None]:
+    keep = BucketShards.keep
+
+    def fail(self: BucketShards, folder: Path, record: Record) -> None:
+        if record.number == number:
+            raise UserError("the disk is full")
+        keep(self, folder, record)
+
+    return fail
+
+
+def no_library(name: str) -> None:
+    raise UserError(f"{name} cannot be loaded")
+
+
+def test_the_old_one_stays_until_the_new_one_is_there(
+    bucket: Any, few: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = contents(bucket)
+    new = (few, URI, "--quality", 50, "--max-side", 40, "--overwrite")
+    with monkeypatch.context() as patch:
+        patch.setattr("data_prep.distribute.preparation.check_writers", no_library)
+        assert write(*new) == 2
+    assert contents(bucket) == old
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketShards, "keep", failing_at(1))
+        assert write(*new) == 2
+    assert old.items() <= contents(bucket).items() and len(keys(bucket)) > len(old)
+    assert verified() == 0
+    assert write(*new) == 0
+    assert not set(keys(bucket)) & set(old) - {"index.json", "pospre.json"}
+    assert not [key for key in keys(bucket) if key.startswith(".pospre")]
+    assert verified() == 0
+    whole = contents(bucket)
+    assert write(*new) == 0  # the same again: under the same names
+    assert contents(bucket) == whole
+
+
+def test_killed_between_description_and_index(
+    bucket: Any, few: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = contents(bucket)
+    put = Bucket.put
+
+    def fail(self: Bucket, name: str, content: bytes) -> None:
+        if name == "index.json":
+            raise KeyboardInterrupt
+        put(self, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "put", fail)
+        assert write(few, URI, "--quality", 50, "--overwrite") == 130
+    assert contents(bucket)["index.json"] == old["index.json"]
+    assert write(few, URI, "--quality", 50) == 0
+    assert not set(keys(bucket)) & set(old) - {"index.json", "pospre.json"}
+    assert verified() == 0
+
+
+def test_what_others_did_meanwhile_is_seen_before_the_index_goes_up(
+    bucket: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, refused: Says
+) -> None:
+    publish = BucketShards.publish
+    meanwhile: Callable[[], Any] = lambda: None  # noqa: E731
+
+    def later(self: BucketShards, *arguments: Any) -> None:
+        meanwhile()
+        publish(self, *arguments)
+
+    monkeypatch.setattr(BucketShards, "publish", later)
+
+    def said(*options: object) -> str:
+        return refused(write, photos, URI, *options)
+
+    def remove() -> None:
+        bucket.delete_object(Bucket="bucket", Key=f"photos/{shard(bucket, 0)}")
+
+    meanwhile = remove
+    assert "is missing. Run the same command again" in said()
+    assert "index.json" not in keys(bucket)
+
+    def cut() -> None:
+        bucket.put_object(Bucket="bucket", Key=f"photos/{shard(bucket, 0)}", Body=b"cut")
+
+    meanwhile = cut
+    assert "has 3 bytes instead of" in said()
+
+    def take_over() -> None:
+        monkeypatch.setattr(BucketShards, "publish", publish)
+        settings = Settings("mds", quality=50)
+        convert_source(photos, URI, settings, num_workers=1, overwrite=True)
+
+    meanwhile = take_over
+    assert "has another data set" in said()
+    assert verified() == 0
+
+    def begin() -> None:
+        store = BucketShards(URI)
+        plan = store.plan()
+        assert plan is not None
+        store.discard()
+        store.begin(type(plan)(**{**vars(plan), "num_items": 9}))
+
+    meanwhile = begin
+    monkeypatch.setattr(BucketShards, "publish", later)
+    whole = contents(bucket)
+    assert "another conversion has taken" in said("--overwrite")
+    assert whole.items() <= contents(bucket).items()
+
+
+def test_two_that_begin_at_once(
+    bucket: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, refused: Says
+) -> None:
+    assert write(photos, URI, "--part", "1/2") == 0
+    plan, looks = BucketShards.plan, []
+
+    def not_yet(self: BucketShards) -> Any:
+        looks.append(self)
+        return plan(self) if len(looks) > 1 else None
+
+    monkeypatch.setattr(BucketShards, "plan", not_yet)
+    assert "unfinished work of another conversion (made with quality=90" in refused(
+        write, photos, URI, "--part", "2/2", "--quality", 50
+    )
+
+
+def test_a_damaged_description_is_said(bucket: Any, few: Path, refused: Says) -> None:
+    for text in (b"{not json", b"[]", b"{}", b'{"format": "pospre-mds", "version": 1}'):
+        bucket.put_object(Bucket="bucket", Key="photos/pospre.json", Body=text)
+        before = contents(bucket)
+        for options in ([], ["--overwrite"]):
+            message = refused(write, few, URI, *options)
+            assert f"{URI}/pospre.json" in message and "choose another DST" in message
+        assert contents(bucket) == before

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import tarfile
 import zipfile
 from pathlib import Path
@@ -56,10 +57,11 @@ def labels(source: Source) -> dict[str, int]:
 
 
 def opened(root: Path, kind: str, **options: Any) -> Source:
-    """The source as it is found out by itself."""
+    """The source as it is found out by itself, and as it comes to another process."""
     source = open_source(root, **options)
-    assert source.kind == kind
-    return source
+    there: Source = pickle.loads(pickle.dumps(source))
+    assert source.kind == kind and there == source
+    return there
 
 
 def refuses(said: str, root: Path, **options: Any) -> None:

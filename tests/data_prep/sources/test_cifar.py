@@ -12,7 +12,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 
 from data_prep.sources.registry import open_source
 from tests.data_prep.sample_images import picture, write_files
-from tests.data_prep.sources.fakes import converted, labels, opened, refuses, tar_bytes, text
+from tests.data_prep.sources.fakes import labels, opened, refuses, tar_bytes, text
 
 TEN, HUNDRED = ["airplane", "cat"], [f"fine{number:02d}" for number in range(12)]
 BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
@@ -128,12 +128,6 @@ def test_the_images_and_labels_of_torchvision(
     assert ours.classes == theirs.classes and list(labels(ours).values()) == theirs.targets
     stored = [np.frombuffer(item.location, np.uint8).reshape(3, 32, 32) for item in ours.items]
     assert np.array_equal(np.stack(stored).transpose(0, 2, 3, 1), theirs.data)
-
-
-def test_to_shards(tmp_path: Path) -> None:
-    archive = as_archive(tmp_path, binary_ten())
-    samples = converted(archive, tmp_path / "mds", "--split", "train")
-    assert [sample["label"] for sample in samples] == [0, 1, 1, 1, 0, 1, 1, 1, 0, 1]
 
 
 class Harm:

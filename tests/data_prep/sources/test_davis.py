@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import JPEGS, converted, everything, opened, refuses, text
+from tests.data_prep.sources.fakes import JPEGS, everything, opened, refuses, text
 
 
 def files() -> dict[str, bytes]:
@@ -39,13 +39,6 @@ def test_lists_of_frames_and_full_resolution(tmp_path: Path) -> None:
     root = write_files(tmp_path, old | {"ImageSets/1080p/val.txt": text(frames)})
     found = [item.name for item in opened(root, "davis", split="val").items]
     assert found == ["cow/00000.jpg", "cow/00001.jpg"]
-
-
-def test_to_shards(tmp_path: Path) -> None:
-    samples = converted(
-        write_files(tmp_path / "DAVIS", files()), tmp_path / "mds", "--split", "val"
-    )
-    assert [sample["path"] for sample in samples] == ["cow/00000.jpg", "cow/00001.jpg"]
 
 
 def test_broken_lists(tmp_path: Path) -> None:

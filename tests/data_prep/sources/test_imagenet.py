@@ -7,7 +7,6 @@ import pytest
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
     JPEGS,
-    converted,
     everything,
     labels,
     opened,
@@ -84,13 +83,6 @@ def test_an_unpacked_devkit_alone_with_val(root: Path) -> None:
     (root / f"{DEVKIT}.tar.gz").unlink()
     val = opened(write_files(root, devkit()), "imagenet")
     assert list(labels(val).values()) == VAL_LABELS and val.classes == WNIDS
-
-
-def test_tars_to_shards(root: Path, tmp_path: Path) -> None:
-    samples = converted(root, tmp_path / "mds", "--split", "train")
-    assert [(sample["label"], sample["image"]) for sample in samples] == [
-        (label, data) for _, label, data in IN_ORDER
-    ]
 
 
 def test_kaggle(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from data_prep.sources.registry import open_source
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
     JPEGS,
-    converted,
     labels,
     opened,
     refuses,
@@ -70,14 +69,6 @@ def test_labels_mean_the_same_in_all_splits(tmp_path: Path) -> None:
     write_files(root, {"val2019.json": text(val)})
     message = r"val2019\.json: the training split lacks the category 50 \('Corvus'\)"
     refuses(message, root, split="val")
-
-
-def test_to_shards(tmp_path: Path) -> None:
-    samples = converted(write_files(tmp_path / "a", files()), tmp_path / "mds", "--split", "train")
-    assert [(sample["label"], sample["image"]) for sample in samples] == [
-        (1, JPEGS[1]),
-        (0, JPEGS[0]),
-    ]
 
 
 def test_the_full_list_is_taken_where_there_is_a_mini_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from data_prep.sources.parquet import _group
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import read_item
 from pospre.errors import UserError
-from tests.data_prep.sources.fakes import JPEGS, converted, everything, labels, opened, refuses
+from tests.data_prep.sources.fakes import JPEGS, everything, labels, opened, refuses
 
 NAMES = ["ant", "bee", "cow"]
 
@@ -63,13 +63,6 @@ def test_rows_splits_and_names(root: Path) -> None:
     assert train.classes == NAMES
     val = opened(root, "parquet", split="val")
     assert list(labels(val).values()) == [1, -1]
-
-
-def test_to_shards(root: Path, tmp_path: Path) -> None:
-    samples = converted(root, tmp_path / "mds", "--split", "train")
-    assert [(sample["label"], sample["image"]) for sample in samples] == list(
-        zip([2, 0, 2, 2, 0, 2], JPEGS, strict=False)
-    )
 
 
 def test_plain_bytes_and_names_as_labels(tmp_path: Path) -> None:

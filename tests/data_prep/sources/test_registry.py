@@ -1,4 +1,3 @@
-import pickle
 from pathlib import Path
 
 import pytest
@@ -41,12 +40,6 @@ def test_a_kind_that_was_named_wrongly(tmp_path: Path) -> None:
     for kind in sorted(set(KINDS) - {"image_folder"}):
         refuses(r"photos", root, kind=kind, split="train")
     assert open_source(root).kind == "image_folder"
-
-
-def test_sources_travel_to_other_processes(tmp_path: Path) -> None:
-    source = open_source(write_files(tmp_path, {"cat/1.jpg": JPEGS[0]}))
-    there = pickle.loads(pickle.dumps(source))
-    assert there == source and there.read(there.items[0]) == JPEGS[0]
 
 
 @pytest.mark.parametrize(

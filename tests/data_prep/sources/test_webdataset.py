@@ -7,7 +7,6 @@ from data_prep.splits import Split
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
     JPEGS,
-    converted,
     everything,
     labels,
     opened,
@@ -58,13 +57,6 @@ def test_samples_and_splits(root: Path) -> None:
         "birds-train-000000.tar/readme.txt",
     )
     assert list(labels(opened(root, "webdataset", split="val")).values()) == [2, 0]
-
-
-def test_to_shards(root: Path, tmp_path: Path) -> None:
-    samples = converted(root, tmp_path / "mds", "--split", "train")
-    assert [(sample["label"], sample["image"]) for sample in samples] == list(
-        zip([0, 1, 2, 0, 1], JPEGS, strict=False)
-    )
 
 
 def one(tmp_path: Path, files: dict[str, bytes]) -> Path:
