@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,13 +139,6 @@ def describe(source: Path) -> bytes:
     return json.dumps(
         {"format": "pospre-mds", "version": VERSION, "samples": NUM_SAMPLES, "manifest": files}
     ).encode()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def used(folder: Path) -> int:

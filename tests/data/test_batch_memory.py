@@ -2,13 +2,12 @@
 
 import gc
 import sys
-from typing import Any
 
 import torch
 
 from pospre.data.batches import BatchMemory
-from pospre.data.loader import build_loader
 from pospre.data.views.options import ViewGroup
+from tests.data.loading import loader, same
 
 
 def test_memory_comes_back_when_nothing_is_left_of_it():
@@ -58,44 +57,33 @@ def test_a_ctrl_c_is_not_lost_while_memory_comes_back():
 
 
 def test_batches_that_are_kept_are_not_written_again(photos):
-    options: dict[str, Any] = {
-        "views": [ViewGroup(size=16, count=2)],
-        "batch_size": 2,
-        "seed": 1,
-        "pin_memory": False,
-    }
-    loader = build_loader(photos, **options, num_workers=2)
-    kept = list(loader)
-    loader.epoch = 0
-    copies = [{key: value.clone() for key, value in batch.items()} for batch in loader]
-    for batch, other in zip(kept, copies, strict=True):
-        assert all(torch.equal(value, other[key]) for key, value in batch.items())
+    ours = loader(photos, batch_size=2, pin_memory=False)
+    kept = list(ours)
+    ours.epoch = 0
+    copies = [{key: value.clone() for key, value in batch.items()} for batch in ours]
+    assert all(map(same, kept, copies))
 
 
 def test_batches_share_the_memory_of_those_before(photos):
     views = [ViewGroup(size=256, count=2)]  # more than the C library would give again by itself
-    loader = build_loader(
-        photos, views=views, batch_size=1, seed=1, num_workers=1, pin_memory=False
-    )
+    ours = loader(photos, views=views, batch_size=1, num_workers=1, pin_memory=False)
     places = set()
-    for batch in loader:
+    for batch in ours:
         places.add(batch["view/image"].untyped_storage().data_ptr())
         del batch
-    assert len(loader) > 3 * loader.num_batches_held > 3 * len(places) - 1
+    assert len(ours) > 3 * ours.num_batches_held > 3 * len(places) - 1
 
 
 def test_memory_is_not_given_away_while_threads_write(photos):
     """An iteration that is left early waits for them, and the next has memory of its own."""
-    loader = build_loader(
-        photos, views=[ViewGroup(size=64)], batch_size=2, seed=1, num_workers=3, pin_memory=False
-    )
-    expected = [batch["view/image"].clone() for batch in loader]
+    ours = loader(photos, batch_size=2, num_workers=3, pin_memory=False)
+    expected = [batch["view/image"].clone() for batch in ours]
     for _ in range(10):
-        loader.epoch = 0
-        for batch, image in zip(loader, expected[:2], strict=False):
+        ours.epoch = 0
+        for batch, image in zip(ours, expected[:2], strict=False):
             assert torch.equal(batch["view/image"], image)
-    loader.epoch = 0
-    kept = next(iter(loader))["view/image"]
-    loader.epoch = 0
-    list(loader)
+    ours.epoch = 0
+    kept = next(iter(ours))["view/image"]
+    ours.epoch = 0
+    list(ours)
     assert torch.equal(kept, expected[0])

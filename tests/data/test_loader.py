@@ -61,15 +61,6 @@ def test_a_path_and_a_batch_size_suffice(photos):
     assert described == set(epochs[0][0])
 
 
-@pytest.mark.parametrize("crop", ["full", "simple", "pad"])
-def test_every_crop_gives_views_of_its_size(photos, crop):
-    batch = next(iter(loader(photos, views=[ViewGroup(size=32, crop=crop, count=2)])))
-    assert batch["view/image"].shape == (4, 2, 3, 32, 32)
-    reach = {"full": 0.0, "simple": 4 / 32, "pad": 4 / 32}[crop]
-    assert (batch["view/box"] >= -reach - 1e-6).all() and (batch["view/box"] <= 1 + reach).all()
-    assert crop == "full" or (batch["view/box"][:, 0] != batch["view/box"][:, 1]).any()
-
-
 def test_repeats_come_in_a_row_with_draws_of_their_own(photos):
     ours = loader(photos, repeats=3)
     ours.epoch = 2
@@ -81,12 +72,6 @@ def test_repeats_come_in_a_row_with_draws_of_their_own(photos):
     assert all((boxes[:, one] != boxes[:, other]).any(-1).all() for one, other in ((0, 1), (1, 2)))
     ours.epoch = 3
     assert not set(joined(list(ours))["epoch"].tolist()) & {6, 7, 8}
-
-
-def test_labels_are_the_class_folders(photos):
-    ours = loader(photos, shuffle=False, drop_last=False)
-    assert ours.classes == ["ant", "bee", "cat"]
-    assert joined(list(ours))["label"].tolist() == [0] * 8 + [1] * 7 + [2] * 7
 
 
 def test_views_are_the_planned_boxes_of_the_decoded_image(photos):

@@ -16,33 +16,11 @@ def ends_of(sizes):
     return np.cumsum(np.array(sizes, dtype=np.int64))
 
 
-def part_of(order, ends):
-    return np.searchsorted(ends, order, side="right")
-
-
 @given(seed=SEEDS, epoch=st.integers(0, 10**6), sizes=SIZES)
 def test_random_order_is_that_of_the_draws(seed, epoch, sizes):
     order = epoch_order(seed, epoch, ends_of(sizes))
     assert order.dtype == np.int64
     assert np.array_equal(order, draws.order(seed, epoch, sum(sizes)))
-
-
-@pytest.mark.parametrize(("size", "window"), [(100, 64), (100, 1000), (7, 7), (64, 50), (1, 30)])
-def test_how_many_parts_a_window_needs(size, window):
-    ends = np.arange(1, 60, dtype=np.int64) * size
-    visits = epoch_order(0, 3, ends, "windows", window)
-    parts = part_of(visits, ends)
-    for start in range(0, len(visits), window):
-        needed = set(parts[start : start + window])
-        assert len(needed) <= (window - 2) // size + 2
-
-
-def test_a_part_is_needed_in_neighbouring_windows_only():
-    ends = np.arange(1, 41, dtype=np.int64) * 100
-    windows = np.arange(4000) // 250
-    parts = part_of(epoch_order(0, 0, ends, "windows", 250), ends)
-    for part in range(40):
-        assert np.ptp(windows[parts == part]) <= 1
 
 
 def test_one_window_is_the_random_order():
@@ -71,17 +49,13 @@ def test_every_sample_takes_every_place_equally():
     assert chi_square.max() < 15 + 6 * np.sqrt(2 * 15)
 
 
-def test_blocks_and_the_last_window_follow_the_same_rule(monkeypatch):
+def test_blocks_change_no_order(monkeypatch):
     ends = ends_of([13] * 50)
     whole = epoch_order(1, 1, ends, "windows", 32)
     monkeypatch.setattr("pospre.data.order._BLOCK", 64)
     assert np.array_equal(epoch_order(1, 1, ends, "windows", 32), whole)
     monkeypatch.setattr("pospre.draws._ORDER_BLOCK", 7)
     assert np.array_equal(epoch_order(1, 1, ends), draws.order(1, 1, 650))
-    sequence = epoch_order(1, 1, ends, "windows", 1)
-    keys = draws.sample_keys(1, 1, sequence, 0, "shuffle")
-    last = slice(650 - 650 % 32, None)
-    assert np.array_equal(whole[last], sequence[last][np.argsort(keys[last])])
 
 
 def test_golden_order_never_changes():

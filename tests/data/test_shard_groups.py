@@ -189,21 +189,11 @@ def test_any_number_of_ranks_gets_the_same_batches(many: Path, world: int, repea
         rank.load_state_dict({"epoch": 0, "samples": 0})
     for batch, *parts in zip(whole, *ranks, strict=True):
         assert same(joined(parts), batch)
-
-
-def test_a_resumed_epoch_loses_and_doubles_nothing(many: Path) -> None:
-    whole = list(loader(many, **options()))
-    begun = loader(many, **options(batch_size=6, world_size=2, rank=1))
-    seen = list(itertools.islice(begun, 2))
-    state = begun.state_dict()
-    rest = [loader(many, **options(batch_size=4, world_size=3, rank=rank)) for rank in range(3)]
-    for other in rest:
-        other.load_state_dict(state)
-    assert all(
-        same(part, {key: rows[6:] for key, rows in batch.items()})
-        for part, batch in zip(seen, whole, strict=False)
-    )
-    for batch, *parts in zip(whole[2:], *rest, strict=True):
+    begun = loader(many, **options(repeats=repeats, batch_size=6, world_size=2, rank=1))
+    list(itertools.islice(begun, 2))
+    for rank in ranks:  # a resumed epoch loses and doubles nothing
+        rank.load_state_dict(begun.state_dict())
+    for batch, *parts in zip(whole[2:], *ranks, strict=True):
         assert same(joined(parts), batch)
 
 

@@ -31,11 +31,9 @@ from tests.data.buckets import (
     check,
     open_remote,
     shard_gets,
-    used,
-    wait_for,
 )
 from tests.data.flaky_s3 import Fault, FlakyS3
-from tests.processes import LIMIT, started
+from tests.processes import LIMIT, started, until
 
 
 def fetchers() -> set[threading.Thread]:
@@ -46,7 +44,7 @@ def test_what_is_expected_comes_ahead(bucket: Any, server: FlakyS3) -> None:
     others = fetchers()  # an earlier test's may still read from a server that is slow
     reader = open_remote()
     reader.expect(np.array([33, 34, 1]))
-    wait_for(lambda: len(list(reader.path.glob("*.mds"))) == 2)
+    until(lambda: len(list(reader.path.glob("*.mds"))) == 2)
     assert set(server.gets) - {"index.json", "pospre.json", "set", "bucket"} == {
         "shard.00000.mds",
         "shard.00004.mds",
@@ -72,7 +70,7 @@ def test_closing_ends_those_who_wait(bucket: Any, server: FlakyS3) -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    wait_for(lambda: server.gets["shard.00001.mds"] == 1)
+    until(lambda: server.gets["shard.00001.mds"] == 1)
     start = time.monotonic()
     reader.close()
     thread.join()
@@ -182,21 +180,6 @@ def test_a_sample_damaged_before_it_was_described_is_not_fetched_for_ever(
         for _ in range(6):
             list(loader)
     assert shard_gets(server) == [1] and set(loader.bad) == {2}
-
-
-def test_a_limit_is_kept(bucket: Any, server: FlakyS3) -> None:
-    size = 25_000
-    reader = open_remote(cache_limit=3 * size)
-    order = np.arange(NUM_SAMPLES)
-    most = 0
-    for _ in range(2):
-        reader.expect(order)
-        for index in order:
-            check(reader, [index])
-            most = max(most, used(reader.path))
-        reader.close()
-    assert 2 * size < most <= 3 * size
-    assert sum(shard_gets(server)) <= 9  # the second epoch finds some of the first one's shards
 
 
 def test_ranks_that_lag_keep_their_shards(bucket: Any, server: FlakyS3) -> None:
@@ -336,7 +319,7 @@ def test_after_killed_and_interrupted_runs(bucket: Any, server: FlakyS3) -> None
     with two_readers() as processes:
         for process in processes:
             assert process.stdout is not None and process.stdout.readline() == "open\n"
-        wait_for(lambda: server.sent["shard.00002.mds"] > 0)
+        until(lambda: server.sent["shard.00002.mds"] > 0)
         for process, number in zip(processes, (signal.SIGKILL, signal.SIGINT), strict=True):
             process.send_signal(number)
         start = time.monotonic()

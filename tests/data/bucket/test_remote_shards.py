@@ -17,9 +17,9 @@ from tests.data.buckets import (
     describe,
     open_remote,
     shard_gets,
-    wait_for,
 )
 from tests.data.flaky_s3 import Fault, FlakyS3
+from tests.processes import until
 
 
 def test_samples_are_those_of_the_local_shards(bucket: Any, server: FlakyS3) -> None:
@@ -124,7 +124,7 @@ def test_faults_that_pass(
     assert server.gets["shard.00001.mds"] == len(faults) + 1
     if faults[-1].cut_after:  # what came before the cut is not sent again
         size = (reader.path / "shard.00001.mds").stat().st_size
-        wait_for(lambda: server.sent["shard.00001.mds"] == size)
+        until(lambda: server.sent["shard.00001.mds"] == size)
 
 
 @pytest.mark.parametrize(

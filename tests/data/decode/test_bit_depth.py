@@ -1,7 +1,6 @@
 """Images of more than 8 bits: which values become 0 and 255."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +16,11 @@ from pospre.data.decode.bit_depth import (
     to_levels,
 )
 from pospre.data.decode.decoder import OpenedImage
-from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from tests.data.deep_files import RAMP, npy, png16, saved
+from tests.data.loading import loader
 
 TWELVE = (RAMP * 4095).astype(np.uint16)
 
@@ -126,28 +125,15 @@ def test_training_from_a_folder_follows_the_same_rule(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"{number}.png").write_bytes(saved(TWELVE, "PNG"))
     views = [ViewGroup(size=(32, 48), crop="full", flip_rate=0.0)]
-    options: dict[str, Any] = {
-        "views": views,
-        "batch_size": 4,
-        "seed": 0,
-        "num_workers": 0,
-        "shuffle": False,
-    }
-    batch = next(iter(build_loader(tmp_path, **options)))
+    batch = next(iter(loader(tmp_path, views=views)))
     assert np.array_equal(batch["view/image"][0, 0, 0], TWELVE >> 4)
-    fixed = build_loader(tmp_path, **options, deep_range=(0, 65536))
+    fixed = loader(tmp_path, views=views, deep_range=(0, 65536))
     assert np.array_equal(next(iter(fixed))["view/image"][0, 0, 0], TWELVE >> 8)
 
 
 def test_a_guess_is_said_once_before_training(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(saved(TWELVE, "PNG"))
-    options: dict[str, Any] = {
-        "views": [ViewGroup(size=32)],
-        "batch_size": 1,
-        "seed": 0,
-        "num_workers": 0,
-    }
     with pytest.warns(UserWarning, match=r"the values 0\.\.4096 become 0 to 255. This is a guess"):
-        build_loader(tmp_path, **options).probe()
+        loader(tmp_path, batch_size=1).probe()
     reader = open_reader(tmp_path, deep_range=(0, 4096))
     assert reader.decoding.deep_range == DeepRange(0, 4096)

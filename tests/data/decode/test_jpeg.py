@@ -86,19 +86,6 @@ def test_smaller_images_are_means_of_the_large(shrink, size):
     assert np.sqrt((error**2).mean()) < 6
 
 
-def test_turned_and_other_images_come_in_full():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    turned = opened(photograph(64, 48, exif=exif.tobytes()))
-    assert (turned.width, turned.height) == (48, 64)
-    box = Box(5, 10, 15, 20)
-    pixels, shrink, start = turned.decode(4, box)
-    assert pixels.shape == (64, 48, 3) and (shrink, start) == (1, (0, 0))
-    buffer = io.BytesIO()
-    Image.new("RGB", (64, 48)).save(buffer, "PNG")
-    assert opened(buffer.getvalue()).decode(4, box)[1:] == (1, (0, 0))
-
-
 def test_padding_before_the_end_is_no_damage():
     data = photograph(60, 40)
     padded = data[:-2] + bytes(50) + data[-2:]

@@ -138,11 +138,6 @@ def test_further_fields_are_passed_over(tmp_path):
         assert np.array_equal(sample.encoded.numpy(), image) and sample.label == label
 
 
-def test_a_file_without_description_is_read(bare):
-    reader = open_reader(bare)
-    assert len(reader) == NUM_IMAGES and reader.classes is None
-
-
 @pytest.mark.parametrize("content", [b"", b"\x02", bytes(5000)])
 def test_what_is_no_beton(bare, content):
     bare.write_bytes(content)
@@ -197,12 +192,6 @@ def test_truncated_files(bare, kept):
     refuses(bare)
 
 
-def test_truncated_files_with_description(beton):
-    with beton.open("r+b") as file:
-        file.truncate(beton.stat().st_size - 24)
-    refuses(beton)
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -216,11 +205,6 @@ def test_a_description_that_does_not_fit(beton, values, said):
     sidecar = beton.with_name("copy.beton.json")
     sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), **values}))
     refuses(beton, said)
-
-
-def test_an_unreadable_description(beton):
-    beton.with_name("copy.beton.json").write_text("{")
-    refuses(beton, "copy.beton.json cannot be read")
 
 
 def test_importing_ffcv_changes_nothing_else(beton):

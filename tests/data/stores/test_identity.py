@@ -1,6 +1,5 @@
 """What tells data sets of as many samples apart, and labels that are not as they were written."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from pospre.errors import UserError
 from tests.data.buckets import ADDRESS, NUM_SAMPLES, open_remote
 from tests.data.conftest import FORMATS, picture
 from tests.data_prep.reading import converted
+from tests.disk import flip
 
 Stored = Callable[[str], Path]
 VIEWS = [ViewGroup(size=16)]
@@ -117,14 +117,6 @@ def test_a_part_of_a_data_set_is_told_from_others(photos: Path) -> None:
     assert "chosen samples" in difference(parts[0], parts[2])
 
 
-def flip(path: Path, offset: int, bit: int = 1) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ bit]))
-
-
 def test_a_flipped_label_in_a_beton_is_told_at_the_start(stored: Stored, tmp_path: Path) -> None:
     target = tmp_path / "copy.beton"
     for suffix in ("", ".json"):
@@ -147,15 +139,7 @@ def test_a_flipped_label_in_a_shard_is_told_when_it_is_read(stored: Stored, tmp_
     path, offset, size = reader._place(7)
     data = path.read_bytes()[offset : offset + size]
     image = before.encoded.numpy().tobytes()
-    flip(path, offset + data.index(image) + len(image))
+    flip(path, offset + data.index(image) + len(image), bits=1)
     assert abs(open_reader(target).read(7).label - before.label) == 1
     with pytest.raises(UserError, match=r"its bytes or its label differ.*bad_samples"):
         list(build_loader(target, batch_size=2, views=VIEWS, num_workers=0))
-
-
-def test_hashes_that_are_none_are_refused(stored: Stored, tmp_path: Path) -> None:
-    target = Path(shutil.copytree(stored("mds"), tmp_path / "mds"))
-    note = json.loads((target / "pospre.json").read_text())
-    (target / "pospre.json").write_text(json.dumps({**note, "labels_sha256": 3}))
-    with pytest.raises(UserError, match="'labels_sha256' is not in"):
-        open_reader(target)

@@ -36,6 +36,7 @@ from pospre.data.views.decode_crops import (
 )
 from pospre.data.views.options import INTERPOLATIONS, ViewGroup
 from pospre.data.views.plan import plan_views
+from tests.conftest import draw_image
 
 
 def test_the_oversampling_grows_with_the_demand():
@@ -110,15 +111,14 @@ def test_a_view_inside_of_another_shows_what_its_box_says(tmp_path, suffix):
 
 def save(folder: Path, suffix: str, image: Image.Image) -> Path:
     folder.mkdir()
-    options: dict[str, Any] = {"quality": 95} if suffix == "jpg" else {}
+    options: dict[str, Any] = {"quality": 95} if suffix == "jpg" else {"compress_level": 1}
     image.save(folder / f"one.{suffix}", **options)
     return folder
 
 
 @pytest.mark.parametrize("crop", ["random", "simple", "full"])
 def test_boxes_do_not_depend_on_what_can_be_decoded_smaller(tmp_path, crop):
-    coarse = np.random.default_rng(3).integers(0, 256, (9, 12, 3), dtype=np.uint8)
-    image = Image.fromarray(coarse).resize((1203, 901), Image.Resampling.BICUBIC)
+    image = draw_image(3, 1203, 901)
     views = [ViewGroup(size=64, count=3, scale=(0.3, 1), crop=crop)]
     settings: dict[str, Any] = {"views": views, "batch_size": 1, "seed": 2, "num_workers": 0}
     batches = [
@@ -184,11 +184,6 @@ def test_area_views_come_from_the_full_size_image(tmp_path):
     assert np.abs(found - means).max() <= 0.5 + 1e-6
 
 
-def picture(size: tuple[int, int]) -> Image.Image:
-    coarse = np.random.default_rng(1).integers(0, 256, (6, 9, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
-
-
 def resize_boxes(
     image: np.ndarray,
     boxes: Sequence[Sequence[int]],
@@ -206,7 +201,7 @@ BOXES = [PixelBox(13, 7, 300, 250), PixelBox(0, 0, 400, 300), PixelBox(30, 40, 2
 @pytest.mark.parametrize("box", BOXES)
 def test_resize_agrees_with_pillow_and_torchvision(interpolation, box):
     noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
-    for image in (np.array(picture(size=(400, 300))), noise):
+    for image in (np.array(draw_image(1, 400, 300)), noise):
         (view,) = views = np.empty((1, 96, 96, 3), dtype=np.uint8)
         resize_boxes(image, [box], views, interpolation)
         corners = (box.left, box.top, box.left + box.width, box.top + box.height)
@@ -222,7 +217,7 @@ def test_resize_agrees_with_pillow_and_torchvision(interpolation, box):
 
 
 def test_a_box_of_the_views_size_is_copied():
-    image = np.array(picture(size=(120, 110)))
+    image = np.array(draw_image(1, 120, 110))
     views = np.empty((2, 96, 96, 3), dtype=np.uint8)
     resize_boxes(image, [[5, 6, 96, 96], [0, 0, 120, 110]], views)
     assert np.array_equal(views[0], image[6:102, 5:101])
@@ -237,9 +232,12 @@ def window_cut(
     return Crops(whole, frame.scaled, windows, size, frame.edge), window
 
 
-@pytest.mark.parametrize("draw", [(0.0, 0.0), (0.999, 0.999), (0.4, 0.7)])
+DRAWS = pytest.mark.parametrize("draw", [(0.0, 0.0), (0.999, 0.999), (0.4, 0.7)])
+
+
+@DRAWS
 def test_simple_resized_crop_is_torchvisions(draw):
-    image = picture(size=(125, 94))
+    image = draw_image(1, 125, 94)
     cut, window = window_cut(draw, (125, 94), simple_frame(125, 94, 56))
     (view,) = views = np.empty((1, 56, 56, 3), np.uint8)
     resize_crops(np.array(image), [Views(cut, views, "bicubic")])
@@ -250,9 +248,9 @@ def test_simple_resized_crop_is_torchvisions(draw):
     assert np.abs(view.astype(int) - np.asarray(expected).astype(int)).max() <= 1
 
 
-@pytest.mark.parametrize("draw", [(0.0, 0.0), (0.999, 0.999), (0.5, 0.5)])
+@DRAWS
 def test_padded_crop_is_torchvisions(draw):
-    image = picture(size=(32, 32))
+    image = draw_image(1, 32, 32)
     cut, window = window_cut(draw, (32, 32), padded_frame((32, 32)))
     (view,) = views = np.empty((1, 32, 32, 3), np.uint8)
     resize_crops(np.array(image), [Views(cut, views, "bicubic")])
@@ -272,7 +270,7 @@ def test_a_tiny_image_is_mirrored_as_often_as_needed():
 
 def test_windows_of_one_resized_image_or_of_several():
     """Each is cut as if it were alone; the same part of the image is resized once."""
-    image, frame = np.array(picture(size=(125, 94))), Frame((60, 50), (32, 32), 4, "reflect")
+    image, frame = np.array(draw_image(1, 125, 94)), Frame((60, 50), (32, 32), 4, "reflect")
     boxes = np.array([[0, 0, 125, 94], [0, 0, 125, 94], [5, 6, 100, 80], [0, 0, 125, 94]])
     windows = random_windows(np.array([[0.2 * n, 0.9] for n in range(4)]), frame)
     together = np.empty((4, 32, 32, 3), np.uint8)
@@ -287,7 +285,7 @@ def test_windows_of_one_resized_image_or_of_several():
 
 def test_groups_are_cut_together_from_any_part_of_the_image():
     """As one by one from the whole: of every interpolation, boxes and windows."""
-    image = np.array(picture(size=(125, 94)))
+    image = np.array(draw_image(1, 125, 94))
     boxes = np.array([[40, 30, 50, 40], [60, 35, 24, 20]])
     groups, expected = [], []
     for number, kind in enumerate((*INTERPOLATIONS, "bilinear")):
