@@ -17,25 +17,7 @@ WORDS = st.integers(-(2**63), 2**63 - 1)
 SEEDS = st.integers(-(2**70), 2**70)
 NUM = 20_000
 MANY = 2**16
-PURPOSES = [
-    "crop",
-    "flip",
-    "shuffle",
-    "shuffle/parts",
-    "mask",
-    "dinov2/blocks",
-    "droppos/positions",
-    "stop/context",
-    "ijepa/blocks",
-    "supervised/mix",
-    "augment/colour",
-    "augment/jitter",
-    "augment/jitter_order",
-    "augment/rand",
-    "augment/rand_magnitude",
-    "augment/erase",
-    "augment/noise",
-]
+PURPOSES = ["crop", "shuffle/parts", "mask", "augment/noise"]
 # What may differ between two draws: neighbours, and words whose bits are far apart.
 OTHERS = [
     *({"seed": seed} for seed in (1, 2, -1, 2**32, 2**63)),
@@ -164,7 +146,7 @@ def test_draws_are_uniform_along_every_word(word):
     assert excess(pairs) < 5
 
 
-@pytest.mark.parametrize("word", range(64))
+@pytest.mark.parametrize("word", [*range(0, 63, 9), 63])
 def test_one_bit_of_a_word_changes_every_bit_with_probability_half(word):
     """The avalanche of the finaliser, from small numbers as from large ones."""
     flipped = np.int64(draws._signed(1 << word))
@@ -261,6 +243,9 @@ def test_golden_words_never_change():
     """A change here would change every published run."""
     golden = draws.bits(draws.sample_keys(0, 0, np.array([0, 1]), 0, "crop"), 2)
     assert golden.tolist() == GOLDEN
+    samples = np.array([-5, 2**50])
+    far = draws.bits(draws.sample_keys(-3, 2**40 + 7, samples, 3, "augment/noise"), 2)
+    assert far.tolist() == GOLDEN_FAR
     assert draws.order(0, 0, 8).tolist() == GOLDEN_ORDER
 
 
@@ -272,5 +257,9 @@ def test_torch_compile_takes_purposes_as_constants():
 GOLDEN = [
     [-2972431915371398239, -959527570053836610],
     [-941855199011157468, -5592864970392643381],
+]
+GOLDEN_FAR = [
+    [-2019555276945942857, 3520193824885500426],
+    [3172756036054320411, -419335125853847441],
 ]
 GOLDEN_ORDER = [3, 1, 0, 2, 6, 4, 5, 7]
