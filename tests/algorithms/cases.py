@@ -1,6 +1,7 @@
 """Small models with any algorithms attached: what the contract and composition tests run."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -210,6 +211,34 @@ def train(
             algorithm.after_step(model, progress)
         losses.append(float(loss))
     return losses
+
+
+def train_and_resume(
+    build: Callable[[], tuple[PretrainModel, list[PretrainAlgorithm]]],
+    batch: dict[str, Tensor],
+    saved_after: int,
+    steps: int,
+) -> tuple[PretrainModel, list[float]]:
+    """Train on one batch, and again from what was saved on the way; return model and losses.
+
+    Raises:
+        AssertionError: the resumed run has other losses or weights.
+    """
+    model, algorithms = build()
+    optimizer = make_optimizer(model)
+    losses = train(model, algorithms, optimizer, batch, range(saved_after))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    losses += train(model, algorithms, optimizer, batch, range(saved_after, steps))
+    resumed, algorithms = build()
+    optimizer = make_optimizer(resumed)
+    resumed.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    again = train(resumed, algorithms, optimizer, batch, range(saved_after, steps))
+    assert again == losses[saved_after:], f"a resumed run differs: {again}, {losses}"
+    found = resumed.state_dict()
+    differ = [key for key, value in model.state_dict().items() if not found[key].equal(value)]
+    assert not differ, f"a resumed run has other weights: {differ}"
+    return model, losses
 
 
 def make_optimizer(model: PretrainModel) -> torch.optim.Optimizer:

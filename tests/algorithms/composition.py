@@ -3,13 +3,12 @@
 ``python -m tests.algorithms.composition`` prints what ``pospre/algorithms/README.md`` holds.
 """
 
-import copy
 from pathlib import Path
 from typing import NamedTuple
 
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_names
-from tests.algorithms.cases import ALONE, HOSTS, Case, Options, make_optimizer, train
+from tests.algorithms.cases import ALONE, HOSTS, Case, Options, train_and_resume
 
 README = Path(__file__).parents[2] / "pospre" / "algorithms" / "README.md"
 STEPS = 4
@@ -65,24 +64,10 @@ def refusal_of(case: Case) -> str | None:
         AssertionError: it was built, but its loss does not fall or a resumed run differs.
     """
     try:
-        model, algorithms = case.build()
+        _, losses = train_and_resume(case.build, case.batch(), STEPS // 2, STEPS)
     except UserError as error:
         return str(error)
-    batch = case.batch()
-    optimizer = make_optimizer(model)
-    losses = train(model, algorithms, optimizer, batch, range(STEPS // 2))
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    losses += train(model, algorithms, optimizer, batch, range(STEPS // 2, STEPS))
     assert min(losses[-2:]) < losses[0], f"{case.title}: the loss does not fall: {losses}"
-    resumed, algorithms = case.build()
-    optimizer = make_optimizer(resumed)
-    resumed.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-    again = train(resumed, algorithms, optimizer, batch, range(STEPS // 2, STEPS))
-    assert again == losses[STEPS // 2 :], f"{case.title}: a resumed run differs"
-    found = resumed.state_dict()
-    differ = [key for key, value in model.state_dict().items() if not found[key].equal(value)]
-    assert not differ, f"{case.title}: a resumed run has other weights: {differ}"
     return None
 
 

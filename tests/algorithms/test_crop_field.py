@@ -195,17 +195,6 @@ def test_a_field_is_drawn_as_white_noise_or_read_from_the_table_that_was_there(p
     assert torch.cosine_similarity(rows[:, 1:], rows[:, :-1], dim=-1).mean().abs() < 0.02
 
 
-def test_a_table_that_was_loaded_is_what_the_field_starts_from():
-    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=4, depth=1, positions="learned")
-    encoder.table_from = "weights.pt"
-    table: Any = encoder.positions
-    before = table.at((20, 20)).detach().clone()
-    model = PretrainModel(encoder, seed=0)
-    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
-    attach(model, "crop_field", field_size=20)
-    assert torch.equal(field(model).pos_embed[0, 1:].detach(), before)
-
-
 @pytest.mark.parametrize("host", ["mae", "ijepa"])
 def test_decoders_follow_the_boxes(host):
     model, batch = filled(host, box_scale="const")
@@ -250,12 +239,6 @@ def test_bad_options_are_refused_at_attachment(options, message):
     with pytest.raises(UserError, match=message):
         attach(model, "crop_field", **options)
     assert model.registry.place_source is None
-
-
-def test_it_needs_company_that_was_attached_before():
-    model = PretrainModel(build_encoder("vit_tiny16", image_size=32, depth=1), seed=0)
-    with pytest.raises(UserError, match="none is listed before it"):
-        attach(model, "crop_field")
 
 
 def test_reversed_columns_mirror_the_positions():

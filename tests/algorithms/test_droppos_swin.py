@@ -1,6 +1,5 @@
 """DropPos for Swin-T: it learns, places of dropped patches cannot leak, and the contract holds."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -15,34 +14,15 @@ from pospre.evaluation.position.position_grid import (
 )
 from pospre.evaluation.position.predictions import Placer, tally
 from pospre.nn.encoder_interface import patchify, unpatchify
-from pospre.recipe.recipe import Recipe, recipe_from_dict
+from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_algorithms, build_model
 from pospre.training.resolve import resolve
-from tests.algorithms.cases import make_optimizer, train
-from tests.swin_runs import two_images
+from tests.algorithms.cases import train_and_resume
+from tests.swin_runs import DROPPOS, small_swin, two_images
 
 
 def swin_recipe(**options: Any) -> Recipe:
-    needs = {"positions": "relative", "class_token": False, "init": "trunc_normal"}
-    return recipe_from_dict(
-        {
-            "run_name": "swin",
-            "data": {"path": "unused", "batch_size": 2},
-            "encoder": {"name": "swin_tiny", "image_size": 128, "window": 4, **needs},
-            "algorithms": {
-                "droppos": {
-                    "temperature": None,
-                    "position_token": "zeros",
-                    "sampling": "uniform",
-                    "decoder_dim": 32,
-                    "decoder_depth": 1,
-                    "decoder_heads": 2,
-                    **options,
-                }
-            },
-            "trainer": {"max_duration": "1ep"},
-        }
-    )
+    return small_swin("unused", "droppos", {**DROPPOS, **options}, image_size=128, window=4)
 
 
 def test_swin_classifies_positions_that_cannot_leak() -> None:
@@ -63,22 +43,14 @@ def test_swin_classifies_positions_that_cannot_leak() -> None:
 
 
 def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
-    recipe, batch = swin_recipe(), two_images(seed=4)
-    algorithms = build_algorithms(resolve(recipe))
-    model = build_model(recipe)
-    optimizer = make_optimizer(model)
-    losses = train(model, algorithms, optimizer, batch, range(1))
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    losses += train(model, algorithms, optimizer, batch, range(1, 2))
+    recipe = swin_recipe()
+    _, losses = train_and_resume(
+        lambda: (build_model(recipe), build_algorithms(resolve(recipe))),
+        two_images(seed=4),
+        saved_after=1,
+        steps=2,
+    )
     assert losses[-1] < losses[0]
-    resumed = build_model(recipe)
-    optimizer = make_optimizer(resumed)
-    resumed.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-    again = train(resumed, build_algorithms(resolve(recipe)), optimizer, batch, range(1, 2))
-    assert again == losses[1:]
-    for key, value in model.state_dict().items():
-        assert torch.equal(resumed.state_dict()[key], value), key
 
 
 def test_swin_is_one_graph_with_the_same_loss_and_near_it_in_bf16(whole_graph: Any) -> None:

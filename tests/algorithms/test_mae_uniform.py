@@ -1,6 +1,5 @@
 """MAE with uniform masking (UM-MAE), on Swin-T and on a ViT."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,13 +9,14 @@ from torch import Tensor
 
 from pospre.algorithms.mae import PixelRegression
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.positions.sincos import SinCos
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_algorithms, build_model
 from pospre.training.resolve import resolve
-from tests.algorithms.cases import make_optimizer, train
+from tests.algorithms.cases import train_and_resume
 from tests.swin_runs import small_swin, two_images
 
 UNIFORM = {"sampling": "uniform", "second_mask_ratio": 0.25}
@@ -108,22 +108,15 @@ def test_merged_tokens_are_told_apart_as_by_the_published_pixel_shuffle(
 
 
 def test_it_learns_and_resumes() -> None:
-    torch.manual_seed(0)
-    recipe, batch = um_mae(), two_images(seed=5)
-    model = build_model(recipe)
-    algorithms = build_algorithms(resolve(recipe))
-    optimizer = make_optimizer(model)
-    losses = train(model, algorithms, optimizer, batch, range(1))
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    losses += train(model, algorithms, optimizer, batch, range(1, 2))
+    recipe = um_mae()
+
+    def build() -> tuple[PretrainModel, list[PretrainAlgorithm]]:
+        torch.manual_seed(0)
+        return build_model(recipe), build_algorithms(resolve(recipe))
+
+    model, losses = train_and_resume(build, two_images(seed=5), saved_after=1, steps=2)
     assert losses[-1] < losses[0]
     assert model.contents.named["mae"].token.grad.any()
-    resumed = build_model(recipe)
-    optimizer = make_optimizer(resumed)
-    resumed.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-    again = train(resumed, build_algorithms(resolve(recipe)), optimizer, batch, range(1, 2))
-    assert again == losses[1:]
 
 
 @pytest.mark.parametrize(

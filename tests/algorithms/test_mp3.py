@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pospre import attach, draws
+from pospre import attach
 from pospre.algorithms.mp3 import MP3, PatchPositions, num_context
 from pospre.batch import Batch
 from pospre.data.views.options import ViewGroup
@@ -256,17 +256,6 @@ def test_without_told_patches_every_scheme_is_none(positions: str) -> None:
     torch.testing.assert_close(loss_of(model, inputs), loss_of(bare, inputs), atol=2e-6, rtol=0)
 
 
-def test_views_of_a_sample_have_contexts_of_their_own() -> None:
-    model, inputs = attached(views=2)
-    context = inputs["mp3/context"]
-    assert context.shape == (4, 2, 4) and not torch.equal(context[:, 0], context[:, 1])
-    assert model(inputs)["mp3"]["logits"].shape == (8, PATCHES, PATCHES)
-    _, alone = attached()
-    assert torch.equal(alone["mp3/context"][:, 0], context[:, 0])
-    keys = draws.sample_keys(7, alone["epoch"], alone["index"], 0, "mp3/context")
-    assert torch.equal(context[:, 0], draws.permutation(keys, PATCHES)[:, :4])
-
-
 @pytest.mark.parametrize("told", [0.0, 0.2])
 def test_prediction_draws_the_training_context(told: float) -> None:
     model, inputs = attached(mask_ratio=0.5, position_rate=told, positions="sincos")
@@ -309,22 +298,6 @@ def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message:
     with pytest.raises(UserError, match=message):
         attach(model, "mp3", **options)
     assert not list(model.objectives) and not model.registry.passes and not model.registry.writers
-
-
-def test_none_has_no_positions_to_tell() -> None:
-    model = make_model()
-    with pytest.raises(
-        UserError,
-        match=r"position_rate = 0.2 .*positions = none has .* Set encoder.positions: sincos",
-    ):
-        attach(model, "mp3", position_rate=0.2)
-    assert not model.registry.passes and not model.registry.writers
-
-
-def test_one_patch_has_one_position() -> None:
-    encoder = build_encoder("vit_tiny16", image_size=16, depth=1, positions="none")
-    with pytest.raises(UserError, match=r"encoder.image_size = \[16, 16\] .*gives one"):
-        attach(PretrainModel(encoder, seed=0), "mp3")
 
 
 def test_positions_that_no_pass_tells_are_warned_of() -> None:
@@ -374,11 +347,3 @@ def test_a_field_of_positions_is_hidden_but_for_what_is_told() -> None:
     assert loss_of(model, moved) != loss_of(model, inputs)
     inputs["mp3/known"], moved["mp3/known"] = (torch.zeros(4, 1, PATCHES, dtype=torch.bool),) * 2
     assert loss_of(model, moved) == loss_of(model, inputs)
-
-
-def test_a_group_of_views_for_its_pass_is_needed() -> None:
-    model = make_model()
-    model.views.clear()
-    model.views["global"] = ViewGroup(name="global", size=32, count=2)
-    with pytest.raises(UserError, match=r"mp3 needs the view group 'view', .*has global"):
-        attach(model, "mp3")

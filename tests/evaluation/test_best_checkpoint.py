@@ -13,6 +13,7 @@ from pospre.evaluation.best_checkpoint import BestCheckpoint
 from pospre.evaluation.recipe_evaluations import best_figure
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.run.checkpoints.finding import NOTE
+from tests.evaluation.checkpoints import tiny_recipe
 
 FIGURE = "evaluation/knn/top1"
 
@@ -107,16 +108,9 @@ def test_a_step_without_a_figure_is_never_the_best(tmp_path: Path) -> None:
 
 
 def recipe(keep_best: str, evaluation: dict[str, Any]) -> Recipe:
-    return recipe_from_dict(
-        {
-            "run_name": "run",
-            "data": {"path": "photos", "batch_size": 8},
-            "encoder": {"name": "vits16"},
-            "algorithms": {"mae": {}},
-            "trainer": {"max_duration": "1ep", "keep_best": keep_best},
-            "evaluation": evaluation,
-        }
-    )
+    plain = tiny_recipe(Path("runs"), "mae").dump()
+    plain["trainer"]["keep_best"] = keep_best
+    return recipe_from_dict({**plain, "evaluation": evaluation})
 
 
 def test_which_figure_decides_is_said_as_metrics_call_it() -> None:
@@ -131,11 +125,7 @@ def test_which_figure_decides_is_said_as_metrics_call_it() -> None:
         ("knn/top1", {}, "evaluation.knn.every: 10ep"),
         ("knn/top1", {"knn": {}}, "evaluation.knn.every: 10ep"),
         ("knn/top2", {"knn": {"every": "1ep"}}, "Did you mean 'knn/top1'"),
-        (
-            "logistic/top1",
-            {"knn": {"every": "1ep"}, "logistic": {}},
-            "not measured during training",
-        ),
+        ("logistic/top1", {"knn": {"every": "1ep"}, "logistic": {}}, "not measured during train"),
         ("loss/total", {"knn": {"every": "1ep"}}, "Known: knn/top1"),
     ],
 )

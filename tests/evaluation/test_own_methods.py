@@ -1,7 +1,6 @@
 """Evaluations take methods that they have never heard of, by what these declare."""
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +18,13 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
 from pospre.model.passes import ForgottenPlaces
 from pospre.model.position_task import Answers, PositionObjective
-from pospre.model.task_description import PRETEXT_TASKS, TaskDescription, to_json
+from pospre.model.task_description import TaskDescription
 from pospre.nn.masking import PatchMasking, slot_mask
 from pospre.ranges import Ratio
 from pospre.recipe.recipe import Recipe
 from pospre.report.live_page import draw_views
-from pospre.report.page import write_report
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import results_of, tiny_recipe
-from tests.report.fabricated_run import fabricate_run
 
 
 class Reader(PositionObjective):
@@ -156,12 +153,3 @@ def test_pictures_of_a_step_have_its_own_caption(tmp_path: Path) -> None:
     framed = (corners[:, 1] - corners[:, [0, 2]].max(1) > 20).nonzero()[0]
     model.algorithms[0].write(batch, model)
     assert set(batch[VISIBLE][0, :4].tolist()) == {*framed.tolist()}
-
-
-def test_its_page_says_how_to_measure_it(tmp_path: Path) -> None:
-    folder = fabricate_run(tmp_path, evaluated=False)
-    (folder / "recipe.yaml").write_text("run_name: lost\nalgorithms: {mylab.lost:Lost: {}}\n")
-    (folder / PRETEXT_TASKS).write_bytes(to_json({"Lost": Lost.pretext_task}))
-    page = re.sub("<[^>]*>", "", write_report(folder).read_text("utf-8"))
-    assert "Where?" in page and "pospre.evaluate patch_position --model" in page
-    assert "position_grid" not in page

@@ -10,22 +10,15 @@ from pospre.errors import UserError
 from pospre.evaluation import recipe_evaluations
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.run.checkpoints.reading import Checkpoint
+from tests.evaluation.checkpoints import tiny_recipe
 
 
 def test_the_newest_whole_checkpoint_is_read_once_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = recipe_from_dict(
-        {
-            "run_name": "run",
-            "data": {"path": "photos", "batch_size": 8},
-            "encoder": {"name": "vits16"},
-            "algorithms": {"mae": {}},
-            "trainer": {"max_duration": "1ep", "run_folder": str(tmp_path)},
-            "evaluation": {"knn": {"k": 5}, "logistic": {"weights": "teacher"}, "accuracy": {}},
-        }
-    )
-    done = tmp_path / "run" / "evaluation" / "accuracy.json"
+    asked = {"knn": {"k": 5}, "logistic": {"weights": "teacher"}, "accuracy": {}}
+    recipe = recipe_from_dict({**tiny_recipe(tmp_path, "mae").dump(), "evaluation": asked})
+    done = tmp_path / "tiny" / "evaluation" / "accuracy.json"
     done.parent.mkdir(parents=True)
     done.write_text('{"step": 4}')
     stale = done.with_name("logistic.json")  # of before the training went on
@@ -54,8 +47,8 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
     monkeypatch.setattr(recipe_evaluations, "evaluation_module", lambda name: module)
     (failure,) = recipe_evaluations.run_evaluations(recipe, again=False)
     assert str(failure) == "no labels" and capsys.readouterr().out == "top1 0.5\n"
-    assert reads == [[str(tmp_path / "run" / "checkpoints")]]
+    assert reads == [[str(tmp_path / "tiny" / "checkpoints")]]
     knn, logistic = measured
-    assert knn[1:5] == ("student", recipe, "photos", {"k": 5})
-    assert logistic[:4] == ("logistic", "teacher", recipe, "photos")
+    assert knn[1:5] == ("student", recipe, "unused", {"k": 5})
+    assert logistic[:4] == ("logistic", "teacher", recipe, "unused")
     assert logistic[-2:] == ("ep1-ba4", "teacher")

@@ -144,21 +144,3 @@ def test_another_training_starts_from_the_field(
     assert "; fresh" not in load_weights(model, str(path))
     expected = tokens_of(load_model(str(path))[0], size, size)
     torch.testing.assert_close(tokens_of(model, size, size), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_fixed_table_does_not_take_a_learned_field(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / "runs", options=FIELD)
-    model = build_model(tiny_recipe(tmp_path / "next", "mae"))
-    with pytest.raises(UserError, match=r"has learned its own"):
-        load_weights(model, str(path))
-
-
-def test_a_new_field_starts_from_a_table(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / "runs")
-    model = build_model(
-        tiny_recipe(tmp_path / "next", "mae", {"crop_field": FIELD}, positions="learned")
-    )
-    said = load_weights(model, str(path))
-    assert "fresh" not in said and "resampled: pos_embed 1×17×192 → 1×50×192" in said
-    wanted = load_model(str(path))[0].encoder.positions.exported((7, 7))["pos_embed"]
-    torch.testing.assert_close(model.encoder.get_parameter("positions.pos_embed").data, wanted)

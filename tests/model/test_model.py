@@ -77,10 +77,6 @@ def test_unknown_algorithm_is_suggested():
         algorithm_class("dropos")
 
 
-def test_configuration_is_shown():
-    assert "mask_ratio=0.6" in repr(MAE(mask_ratio=0.6))
-
-
 @pytest.mark.parametrize(
     ("duration", "expected"),
     [

@@ -1,7 +1,5 @@
 """The momentum teacher: its schedule, what follows it, and who may ask for it."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -110,7 +108,3 @@ def test_a_teacher_needs_a_momentum_from_someone() -> None:
 def test_impossible_momenta_are_refused(start: float, end: float) -> None:
     with pytest.raises(UserError, match=r"dinov2: the teacher's momentum goes from"):
         bare_model().add_teacher("dinov2", Momentum(start, end))
-
-
-def test_progress_reaches_the_cosine_half_way() -> None:
-    assert Momentum(0.0).at(0.5) == pytest.approx((1 - math.cos(math.pi / 2)) / 2)

@@ -121,11 +121,6 @@ def test_the_page_opens_with_what_came_of_it(
     assert '<dd class="note">mean of 16 cells; 0.6 % untrained</dd>' in html
 
 
-def test_nothing_measured_is_no_verdict(tmp_path: Path) -> None:
-    html = written(fabricate_run(tmp_path, evaluated=False))
-    assert '<p class="verdict">' not in html
-
-
 def test_a_fine_tuned_run_begins_with_its_accuracy_and_where_it_started(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
     start = "runs/mae_vitb16/checkpoints/ep800-ba250000"
@@ -265,6 +260,7 @@ def test_run_without_evaluations_says_what_would_add_them(tmp_path: Path) -> Non
     for name in ("position_grid", "position_pictures", "knn"):
         assert f"python -m pospre.evaluate {name} --model" in text
     assert "--data data/scenes" in text and '<table class="heat">' not in html
+    assert '<p class="verdict">' not in html
 
 
 def test_run_without_position_algorithm(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ def test_which_cpus_compute_in_bf16(
         ("auto", False, "fp32", "(trainer.precision=auto: the CPU would only emulate bf16);"),
         ("amp_bf16", False, "amp_bf16", "warning: trainer.precision = amp_bf16, but this CPU only"),
         ("amp_bf16", True, "amp_bf16", "on cpu in amp_bf16;"),
-        ("fp32", True, "fp32", "on cpu in fp32;"),
     ],
 )
 def test_the_start_says_the_precision_and_why(

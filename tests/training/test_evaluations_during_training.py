@@ -16,13 +16,13 @@ import pytest
 import torch
 from composer.utils import dist
 
-from pospre import collectives, evaluate
+from pospre import collectives, evaluate, train
 from pospre.errors import UserError
 from pospre.evaluation import during_training
 from pospre.run.checkpoints.finding import NOTE
 from pospre.run.checkpoints.reading import read_checkpoint
 from tests.disk import snapshot
-from tests.training.tiny_runs import Run, curve, metrics
+from tests.training.tiny_runs import Run, curve, metrics, write_tiny
 
 DROPOUT = ("encoder.dropout=0.2", "encoder.drop_path=0.1", "schedule={warmup: 2ba, length: 12ba}")
 OFTEN = "evaluation={knn: {every: 1ep, k: 3}, position_grid: {every: 5ba, num_samples: 8}}"
@@ -48,11 +48,12 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.fixture
-def quiet(tiny: Path, run: Run, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run with dropout that nothing is measured in."""
-    assert run(tiny, *DROPOUT, "run_name=quiet")[0] == 0
-    return tmp_path / "runs" / "quiet"
+    folder = tmp_path_factory.mktemp("quiet")
+    assert train.main([str(write_tiny(folder)), *DROPOUT, "run_name=quiet"]) == 0
+    return folder / "runs" / "quiet"
 
 
 def test_training_does_not_notice_and_checkpoints_measure_the_same(
@@ -170,7 +171,7 @@ def test_an_evaluation_that_fails_does_not_end_the_training(
     assert (tmp_path / "runs" / "tiny" / "evaluation" / "knn.json").exists()  # measured in the end
 
 
-@pytest.mark.parametrize("every", ["0ep", "2epochs", "[1ep]"])
+@pytest.mark.parametrize("every", ["0ep", "[1ep]"])
 def test_how_often_is_a_duration(every: str, tiny: Path, run: Run, tmp_path: Path) -> None:
     code, said = run(tiny, f"evaluation={{knn: {{every: {every}}}}}")
     assert code == 2 and "evaluation.knn.every" in said and "10ep (epochs)" in said

@@ -42,16 +42,14 @@ def test_a_finished_run_is_made_longer(
     assert code == 0 and "already finished" in said and "schedules" not in said
 
 
-@pytest.mark.parametrize("other", ["trainer.max_duration=5ba", "trainer.max_duration=1ep"])
-def test_a_run_is_never_shorter_than_it_is(
-    other: str, tiny: Path, run: Run, tmp_path: Path
-) -> None:
+def test_a_run_is_never_shorter_than_it_is(tiny: Path, run: Run, tmp_path: Path) -> None:
     assert run(tiny, "trainer.max_duration=2ep")[0] == 0
     before = (tmp_path / "runs" / "tiny" / "recipe.yaml").read_text()
-    code, said = run(tiny, other)
-    assert code == 2 and other.replace("=", " = ") in said
-    assert "is trained for 6; give at least 6ba, or choose another run_name" in said
-    assert (tmp_path / "runs" / "tiny" / "recipe.yaml").read_text() == before
+    for other in ("5ba", "1ep"):
+        code, said = run(tiny, f"trainer.max_duration={other}")
+        assert code == 2 and f"trainer.max_duration = {other}" in said
+        assert "is trained for 6; give at least 6ba, or choose another run_name" in said
+        assert (tmp_path / "runs" / "tiny" / "recipe.yaml").read_text() == before
 
 
 def test_an_unfinished_run_gets_another_length(tiny: Path, run: Run, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pospre
 from pospre.errors import UserError
 from pospre.nn.positions.sincos import sincos_positions
 from pospre.nn.positions.table import Table, resample_positions
-from pospre.training.build import load_model
 from pospre.training.start_weights import load_weights
 from tests.algorithms.cases import DECODER
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
@@ -87,25 +86,6 @@ def test_a_field_starts_from_the_table_of_a_wrapped_vit() -> None:
     with torch.no_grad():  # read at the old cells, an enlarged table is about the old one
         found, expected = model.encoder.positions.exported((4, 4))["pos_embed"], vit.pos_embed
     assert F.cosine_similarity(found, expected, dim=-1).min() > 0.9
-
-
-def test_a_field_is_drawn_where_no_table_was_loaded() -> None:
-    model = model_of()
-    own = model.encoder.positions.exported((4, 4))["pos_embed"]
-    pospre.attach(model, "crop_field", field_size=20)
-    table = model.encoder.positions.exported((20, 20))["pos_embed"]
-    assert torch.equal(table[:, :1], own[:, :1])
-    assert table[:, 1:].std().item() == pytest.approx(0.02, rel=0.05)  # one resampled is smoother
-    assert F.cosine_similarity(table[:, 1:-1], table[:, 2:], dim=-1).mean().abs() < 0.05
-
-
-def test_a_field_becomes_the_table_of_a_training_without_one(tmp_path: Path) -> None:
-    field = {"crop_field": {"field_size": 20}}
-    path = save_checkpoint(tiny_recipe(tmp_path / "runs", "mae", field, positions="learned"))
-    line = load_weights(model := small(positions="learned"), path)
-    assert "resampled: pos_embed 1×401×192 → 1×17×192" in line and "; fresh" not in line
-    expected = load_model(str(path))[0].encoder.positions.exported((4, 4))["pos_embed"]
-    assert torch.equal(model.encoder.positions.exported((4, 4))["pos_embed"], expected)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pospre.errors import UserError
 from pospre.exporting.export import export
 from pospre.training.build import build_model, load_model
 from pospre.training.start_weights import load_weights
-from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.evaluation.checkpoints import save_checkpoint
 from tests.swin_runs import DROPPOS, SUPERVISED, small_swin
 from tests.training.tiny_runs import Run, metrics
 
@@ -48,12 +48,6 @@ def test_tables_of_one_window_are_refused(pretrained: Path, tmp_path: Path) -> N
     export(str(pretrained), out, format="safetensors")
     with pytest.raises(UserError, match=r"bias as tables of one window.*use its folder"):
         load_weights(build_model(small_swin("unused", "supervised", SUPERVISED)), str(out))
-
-
-def test_a_vits_weights_are_refused(tmp_path: Path) -> None:
-    path = save_checkpoint(tiny_recipe(tmp_path, "mae"))
-    with pytest.raises(UserError, match=r"'patch_embed.proj.weight' has shape"):
-        load_weights(build_model(small_swin("unused", "supervised", SUPERVISED)), str(path))
 
 
 def test_the_shipped_recipes_follow_each_other(

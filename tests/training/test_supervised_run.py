@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +67,6 @@ def test_evaluated_with_the_teacher_and_reported(tiny: Path, run: Run, tmp_path:
     assert "metric/supervised_accuracy" in (folder / "metrics.jsonl").read_text()
     code, said = run(tiny, *CLASSIFIER, "evaluation.accuracy={weights: mine}", "run_name=other")
     assert code == 2 and "evaluation.accuracy.weights" in said
-
-
-def test_unlabelled_images_are_refused_before_anything_is_written(
-    tiny: Path, run: Run, tmp_path: Path, image_folder: Callable[..., Path]
-) -> None:
-    flat = image_folder(num_images=16, classes=(), name="flat")
-    code, said = run(tiny, *CLASSIFIER, f"data.path={flat}")
-    assert code == 2 and "has no labels" in said
-    assert not (tmp_path / "runs").exists()
 
 
 def test_two_sharded_ranks_train_the_same_groups(tiny: Path, run: Run, tmp_path: Path) -> None:

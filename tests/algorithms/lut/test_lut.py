@@ -302,11 +302,6 @@ def test_pooling_the_class_token_needs_one():
         attach(model, "lut", pool="class_token")
 
 
-def test_without_a_host_it_is_refused():
-    with pytest.raises(UserError, match=r"before it comes nothing.*beside mae"):
-        attach(small_model(), "lut")
-
-
 def test_symmetric_needs_random_masks_of_half_the_patches_or_more():
     model = small_model()
     attach_host("ijepa", model)

@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import scipy.stats
 import torch
 from sklearn.metrics import normalized_mutual_info_score
 
-from pospre import evaluate
 from pospre.evaluation import layers as module
 from pospre.evaluation.analysis.attention import (
     head_figures,
@@ -23,7 +21,7 @@ from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.layers import attention_maps
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from tests.evaluation.analysis.small import Analyse, require_drawn, small_recipe
+from tests.evaluation.analysis.small import Analyse, small_recipe
 
 
 @pytest.mark.parametrize(("grid", "pixels"), [((14, 14), 116.5), ((30, 30), 250.1)])
@@ -132,17 +130,3 @@ def test_larger_views_have_more_patches(analyse: Analyse) -> None:
     results = analyse("attention", small_recipe(), image_size=64, queries=[63], folder=False)
     assert (results["grid"], results["image_size"], results["queries"]) == ([8, 8], [64, 64], [63])
     assert results["uniform"]["entropy"] == pytest.approx(math.log(64))
-
-
-def test_the_command_writes_numbers_and_pictures(
-    mae_checkpoint: Path, image_folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "out" / "attention.json"
-    arguments = ["--model", mae_checkpoint, "--data", image_folder(3), "--output", output]
-    settings = ["layers=2", "queries=0,15", "num_pictures=1"]
-    assert evaluate.main(["attention", *map(str, arguments), *settings]) == 0
-    document = json.loads(output.read_text())
-    assert (document["settings"]["layers"], document["results"]["queries"]) == ([2], [0, 15])
-    for name in document["results"]["pictures"]:
-        require_drawn(output.with_suffix("") / name)
-    assert "3 images of 64 × 64 pixels" in capsys.readouterr().out

@@ -123,21 +123,6 @@ def test_they_begin_at_zero_and_tell_places_apart(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_forgotten_place_does_not_show(kind: str) -> None:
-    """Two patches whose places are forgotten are exchanged: no other token sees it."""
-    ours, images = drawn(kind), torch.randn(1, 3, 32, 32)
-    keep, swapped = torch.tensor([[0, 3, 6, 9]]), torch.tensor([[0, 9, 6, 3]])
-    hidden = torch.tensor([[False, True, False, True]])
-    places = Places((4, 4), keep)
-    found, other = (ours(images, keep, each) for each in (places, places.move(swapped)))
-    assert not torch.allclose(found, other, atol=1e-3)
-    found, other = (
-        ours(images, keep, each.forget(hidden)) for each in (places, places.move(swapped))
-    )
-    assert torch.equal(found, other)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_images_of_another_size_are_refused(kind: str) -> None:
     with pytest.raises(
         UserError, match=rf"positions = {kind} supports only images of 4×4 .* got 4×2"

@@ -178,8 +178,7 @@ def test_a_jump_is_one_spike_and_noise_is_none() -> None:
 SENSITIVE = ("callbacks.loss_spikes={window: 10, factor: 1.0e-6}", "optimizer.base_lr=3.0")
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+@pytest.mark.parametrize(("precision", "late"), [("fp32", True), ("amp_bf16", False)])
 def test_a_spike_is_noted_and_made_again(
     precision: str,
     late: bool,

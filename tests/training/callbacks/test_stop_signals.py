@@ -156,7 +156,3 @@ def test_the_handlers_before_come_back() -> None:
     assert signal.getsignal(signal.SIGINT) == signals._note
     signals.give_back()
     assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-
-
-def test_the_exit_codes() -> None:
-    assert Stopped(signal.SIGTERM, "").code == 75 and Stopped(signal.SIGINT, "").code == 130

@@ -128,39 +128,32 @@ def test_smallest_rate_of_vit_base_and_the_patch_embeddings_own() -> None:
     assert groups["encoder.blocks.11.mlp.fc1.weight"]["lr"] == 0.75
 
 
-@pytest.mark.parametrize(
-    ("name", "below"),
-    [
-        ("encoder.patch_embed.proj.weight", 13),
-        ("encoder.patch_embed.norm.weight", 13),
-        ("encoder.layers.0.blocks.0.attn.qkv.weight", 12),
-        ("encoder.layers.0.blocks.1.mlp.fc1.weight", 11),
-        ("encoder.layers.1.downsample.reduction.weight", 10),
-        ("encoder.layers.1.blocks.0.attn.offset_bias.fc1.weight", 10),
-        ("encoder.layers.2.downsample.norm.weight", 8),
-        ("encoder.layers.2.blocks.5.norm1.weight", 3),
-        ("encoder.layers.3.downsample.reduction.weight", 2),
-        ("encoder.layers.3.blocks.0.attn.proj.bias", 2),
-        ("encoder.layers.3.blocks.1.attn.proj.weight", 1),
-        ("encoder.norm.weight", 0),
-        ("objectives.named.supervised.head.linear.weight", 0),
-    ],
-)
-def test_layer_decay_counts_swins_blocks_through_the_stages(name: str, below: int) -> None:
+BLOCKS_FROM_THE_END = {
+    "encoder.patch_embed.proj.weight": 13,
+    "encoder.patch_embed.norm.weight": 13,
+    "encoder.layers.0.blocks.0.attn.qkv.weight": 12,
+    "encoder.layers.0.blocks.1.mlp.fc1.weight": 11,
+    "encoder.layers.1.downsample.reduction.weight": 10,
+    "encoder.layers.1.blocks.0.attn.offset_bias.fc1.weight": 10,
+    "encoder.layers.2.downsample.norm.weight": 8,
+    "encoder.layers.2.blocks.5.norm1.weight": 3,
+    "encoder.layers.3.downsample.reduction.weight": 2,
+    "encoder.layers.3.blocks.0.attn.proj.bias": 2,
+    "encoder.layers.3.blocks.1.attn.proj.weight": 1,
+    "encoder.norm.weight": 0,
+    "objectives.named.supervised.head.linear.weight": 0,
+}
+
+
+def test_layer_decay_counts_swins_blocks_through_the_stages() -> None:
     with torch.device("meta"):
-        model = PretrainModel(
-            build_encoder(
-                "swin_tiny",
-                image_size=256,
-                positions="relative",
-                class_token=False,
-                init="trunc_normal",
-            ),
-            seed=0,
-        )
+        swin: Any = {"image_size": 256, "class_token": False, "init": "trunc_normal"}
+        model = PretrainModel(build_encoder("swin_tiny", positions="relative", **swin), seed=0)
         attach(model, "supervised", num_classes=5, pooling="mean")
-    assert name in dict(model.named_parameters())
-    assert rate_scale(model, name, Optimizer(layer_decay=0.85)) == pytest.approx(0.85**below)
+    assert {*BLOCKS_FROM_THE_END} <= {*dict(model.named_parameters())}
+    for name, below in BLOCKS_FROM_THE_END.items():
+        scale = rate_scale(model, name, Optimizer(layer_decay=0.85))
+        assert scale == pytest.approx(0.85**below), name
 
 
 def test_editors_learn_as_the_patch_embedding() -> None:
