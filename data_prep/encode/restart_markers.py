@@ -23,8 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.encode import entropy_coding
+from pospre.data.decode.jpeg import segments
 
-_BASELINE, _TABLES, _END, _SCAN, _INTERVAL = 0xC0, 0xC4, 0xD9, 0xDA, 0xDD
+_BASELINE, _TABLES, _SCAN, _INTERVAL = 0xC0, 0xC4, 0xDA, 0xDD
 _FRAMES = {*range(0xC0, 0xD0)} - {_TABLES, 0xC8, 0xCC}
 _MARKER = re.compile(rb"\xff([\xd0-\xd7])")
 _END_OF_SCAN = re.compile(rb"\xff(?![\0\xd0-\xd7])\xff*(.)", re.DOTALL)  # may follow fill bytes
@@ -131,16 +132,10 @@ def _read_scan(jpeg: bytes, layout: _Layout, num_parts: int) -> tuple[np.ndarray
 
 
 def _read_layout(jpeg: bytes) -> _Layout:
-    if jpeg[:3] != b"\xff\xd8\xff":
-        raise _Odd
-    frame, interval, at = b"", 0, 2
+    frame, interval = b"", 0
     tables: dict[int, bytes] = {}
-    while at + 4 <= len(jpeg) and jpeg[at] == 0xFF:
-        marker = jpeg[at + 1]
-        if marker == 0xFF:  # a fill byte
-            at += 1
-            continue
-        segment = jpeg[at + 4 : at + 2 + int.from_bytes(jpeg[at + 2 : at + 4])]
+    for marker, at, content in segments(memoryview(jpeg)):
+        segment = bytes(content)
         if marker in _FRAMES:
             if marker != _BASELINE or frame:
                 raise _Odd
@@ -151,9 +146,6 @@ def _read_layout(jpeg: bytes) -> _Layout:
             interval = int.from_bytes(segment)
         elif marker == _SCAN:
             return _lay_out(jpeg, frame, tables, interval, (at, at + 4 + len(segment)))
-        elif 0xD0 <= marker <= _END:
-            break
-        at += 4 + len(segment)
     raise _Odd
 
 

@@ -7,6 +7,7 @@ views can be left out too (``python -m data_prep.convert --seekable`` makes such
 """
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ _START = b"\xff\xd8\xff"
 _EXIF_TAG, _UPRIGHT = 0x0112, 1
 _FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended and progressive: what libjpeg-turbo reads
 _BASELINE = 0xC0
-_APP1, _SCAN, _END, _INTERVAL = 0xE1, 0xDA, 0xD9, 0xDD
+_APP1, _SCAN, _RESTART, _END, _INTERVAL = 0xE1, 0xDA, 0xD0, 0xD9, 0xDD
 _MARGIN = 2  # pixels of the result on all sides of those wanted: colour is interpolated between
 _FEWER = 0.95  # of the pixels: only then leaving some out is worth a copy of the bytes
 # libjpeg reports this for rows that were not requested, for padding, and after errors
@@ -74,32 +75,38 @@ class JpegHeader(NamedTuple):
 
 def read_header(data: memoryview) -> JpegHeader:
     """Read a JPEG's segments up to its first scan; raise ``UnusualJpeg`` for other files."""
-    if bytes(data[:3]) != _START:
-        raise UnusualJpeg
-    frame, orientation, interval, at = None, _UPRIGHT, 0, 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF:
-            break
-        marker = data[at + 1]
-        if marker == 0xFF:  # a filler
-            at += 1
-            continue
-        length = data[at + 2] << 8 | data[at + 3]
+    frame, orientation, interval = None, _UPRIGHT, 0
+    for marker, at, segment in segments(data):
         if marker in _FRAMES and at + 10 <= len(data):
             frame = (at, marker)
-        elif marker == _APP1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
-            orientation = _read_orientation(bytes(data[at + 4 : at + 2 + length]))
+        elif marker == _APP1 and bytes(segment[:6]) == b"Exif\0\0":
+            orientation = _read_orientation(bytes(segment))
         elif marker == _APP1 and orientation == _UPRIGHT:  # as Pillow does: EXIF first, then XMP
-            described = _XMP.search(bytes(data[at + 4 : at + 2 + length]))
+            described = _XMP.search(bytes(segment))
             orientation = _UPRIGHT if described is None else int(described[1])
         elif marker == _INTERVAL and at + 6 <= len(data):
             interval = data[at + 4] << 8 | data[at + 5]
         elif marker == _SCAN and frame is not None:
             return _header(data, *frame, orientation, interval, scan=at)
-        elif marker in (_SCAN, _END):
-            break
-        at += 2 + length
     raise UnusualJpeg
+
+
+def segments(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """Yield marker, offset and content of a JPEG's segments, the first scan's header last.
+
+    Other files have none. The content may be cut off.
+    """
+    at = 2 if bytes(data[:3]) == _START else len(data)
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # a filler
+            at += 1
+            continue
+        end = at + 2 + (data[at + 2] << 8 | data[at + 3])
+        yield marker, at, data[at + 4 : end]
+        if marker == _SCAN or _RESTART <= marker <= _END:  # the last ones have no length
+            break
+        at = end
 
 
 def decode(
