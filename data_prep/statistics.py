@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from data_prep.distribute.ordered_maps import over_samples
 from data_prep.plan.records import Moments, Record
 from pospre.command_line import command_parser
 from pospre.data.decode.bit_depth import DeepRange, parse_range
@@ -114,13 +113,9 @@ def of_data_set(
         return (*sides, sample.encoded.nbytes, sample.label), moments.sums()
 
     rows, total = [], Moments(channels or 0)
-    with ThreadPoolExecutor(num_workers or available_cores()) as executor:
-        found = executor.map(look, range(len(reader)))
-        for row, sums in tqdm(
-            found, total=len(reader), unit="img", desc="statistics", disable=None
-        ):
-            rows.append(row)
-            total.add_sums(sums)
+    for row, sums in over_samples(look, reader, num_workers or available_cores(), "statistics"):
+        rows.append(row)
+        total.add_sums(sums)
     table = np.array(rows, np.int64)
     good = table[:, 0] >= 0
     return Statistics(

@@ -3,14 +3,12 @@
 import re
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from tqdm import tqdm
 
-from data_prep.distribute.ordered_maps import in_order
+from data_prep.distribute.ordered_maps import over_samples
 from data_prep.publish.description import REMEDY, data_files, read_description, sha256
 from pospre.command_line import command_parser
 from pospre.data.stores.description import Description, checksum
@@ -33,7 +31,6 @@ S3_ENDPOINT_URL and AWS's variables.
 """
 
 _SHARDS_AT_ONCE = 4
-_PENDING_PER_WORKER = 16
 
 
 def verify(destination: str | Path, num_workers: int | None = None) -> None:
@@ -111,13 +108,8 @@ def _unusable(reader: "Reader", num_workers: int) -> list[str]:
                 return str(error)
         return None
 
-    reader.expect(np.arange(len(reader)))
-    with ThreadPoolExecutor(num_workers) as executor:
-        found = in_order(executor, problem, range(len(reader)), _PENDING_PER_WORKER * num_workers)
-        bar = tqdm(found, total=len(reader), unit="img", desc="verify", disable=None)
-        bad = [f"{reader.name(index)}: {why}" for index, why in enumerate(bar) if why]
-    reader.close()
-    return bad
+    found = over_samples(problem, reader, num_workers, "verify")
+    return [f"{reader.name(index)}: {why}" for index, why in enumerate(found) if why]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Ordered maps over worker processes or a Dask cluster, with few pending results and no orphans."""
+"""Ordered maps over threads, processes or a Dask cluster, with few pending results, no orphans."""
 
 import multiprocessing
 import os
@@ -6,17 +6,22 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from tqdm import tqdm
 
 from data_prep.distribute.activity import Activity
 from pospre.errors import Unreachable, UserError
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from pospre.data.stores.reader import Reader
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -40,6 +45,20 @@ def in_order(
             yield pending.popleft().result()
     while pending:
         yield pending.popleft().result()
+
+
+def over_samples(
+    function: Callable[[int], Result], reader: "Reader", num_workers: int, title: str
+) -> Generator[Result, None, None]:
+    """Yield ``function(index)`` for every sample, in order, from threads, with a progress bar.
+
+    The reader is closed at the end.
+    """
+    reader.expect(np.arange(len(reader)))
+    with ThreadPoolExecutor(num_workers) as executor:
+        found = in_order(executor, function, range(len(reader)), _PENDING_PER_WORKER * num_workers)
+        yield from tqdm(found, total=len(reader), unit="img", desc=title, disable=None)
+    reader.close()
 
 
 def ordered_map(
