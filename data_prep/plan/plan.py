@@ -12,12 +12,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.plan.records import Record, Settings, Summary, spans_of
+from data_prep.plan.records import Record, Summary, spans_of
 from pospre.errors import UserError
 
 VERSION = 6  # of plans and records; conversions of other versions are not resumed
@@ -108,7 +108,7 @@ class Plan:
     num_items: int  # number of candidate samples
     largest: int  # maximal bytes of a sample (FFCV: the size of a page)
     noun: str  # name of the samples in messages
-    version: int = 1  # the first version recorded none
+    version: int
 
     @property
     def num_blocks(self) -> int:
@@ -143,9 +143,8 @@ class Plan:
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     """Describe the setting, or else the source, in which two conversions differ; None: equal."""
-    usual = {field.name: field.default for field in fields(Settings)}
     for key, value in now["settings"].items():
-        old = before["settings"].get(key, usual[key])  # a newer setting
+        old = before["settings"].get(key)
         if old != value:
             return f"made with {key}={old} instead of {value}"
     if before["source"] != now["source"]:

@@ -3,8 +3,9 @@
 import csv
 import io
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from data_prep.files.archives import Entry, InFile, InTar, index_progress, tar_entries, unpack
 from data_prep.files.tree import Tree
@@ -24,14 +25,12 @@ _WNID = re.compile(r"n\d{8}")
 _Found = tuple[list[tuple[str, Entry]], int]
 
 
-@dataclass(frozen=True)
-class _Labels:
+class _Labels(NamedTuple):
     """Classes of validation images."""
 
-    # the WordNet id by image, for instance of ILSVRC2012_val_00000001
-    wnids: dict[str, str] = field(default_factory=dict)
-    titles: dict[str, str] = field(default_factory=dict)  # readable names by WordNet id
-    stamp: str = ""  # changes with the source files
+    wnids: dict[str, str]  # by image, for instance of ILSVRC2012_val_00000001
+    titles: dict[str, str]  # readable names by WordNet id
+    stamp: str  # changes with the source files
 
 
 def detects(tree: Tree) -> bool:
@@ -154,7 +153,7 @@ def _read_labels(tree: Tree) -> _Labels:
         return _by_kaggle(tree)
     archive = tree.find(f"{_DEVKIT}.tar.gz")
     if archive is None and not tree.has(_DEVKIT):
-        return _Labels()
+        return _Labels({}, {}, "")
     if archive is None:
         named = f"{tree.root}/{_DEVKIT}"
         entries = {

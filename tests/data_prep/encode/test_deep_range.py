@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from data_prep.encode.images import prepare_image
-from data_prep.plan.plan import difference
 from data_prep.statistics import main as statistics
 from pospre.data.decode.bit_depth import Decoding, DeepRange
 from pospre.data.opening import open_reader
@@ -97,14 +96,6 @@ def test_wrong_options_are_refused(
         (scans / name).unlink()
     assert message in refused(run, scans, tmp_path / "out", option)
     assert not (tmp_path / "out").exists()
-
-
-def test_data_sets_of_before_are_the_same_conversion() -> None:
-    now = {"format": "mds", "channels": 3, "deep_range": "auto"}
-    before = {"settings": {"format": "mds"}, "source": "x"}
-    assert difference(before, {"settings": now, "source": "x"}) is None
-    other = {"settings": {**now, "channels": 1}, "source": "x"}
-    assert difference(before, other) == "made with channels=3 instead of 1"
 
 
 def test_bands_are_stored_without_loss_and_measured(
