@@ -1,5 +1,6 @@
 """DropPos for Swin-T: it learns, places of dropped patches cannot leak, and the contract holds."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 
 from pospre.errors import UserError
 from pospre.evaluation.position.position_grid import (
-    CELLS,
     MASK_RATIOS,
+    POSITION_MASK_RATIOS,
     summarise,
     table,
 )
@@ -102,7 +103,7 @@ def test_swin_is_measured_where_the_visible_patches_fill_a_square() -> None:
 
     ratios = [ratio for ratio in MASK_RATIOS if model.encoder.takes(round(64 * (1 - ratio)))]
     assert ratios == [0.0, 0.75]
-    cells = [cell for cell in CELLS if cell[0] in ratios]
+    cells = [*itertools.product(ratios, POSITION_MASK_RATIOS)]
     results = summarise(tally({"trained": predict}, [two_images(seed=4)], cells), (8, 8))
     assert "mean of the 8 cells" in table(results)
     blocks = keep[0.75] // 16 * 4 + keep[0.75] % 8 // 2

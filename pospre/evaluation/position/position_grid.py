@@ -34,7 +34,6 @@ NEEDS = PositionObjective
 FIGURES = {"mean": "max"}
 MASK_RATIOS = (0.0, 0.25, 0.5, 0.75)
 POSITION_MASK_RATIOS = (0.25, 0.5, 0.75, 0.95)
-CELLS = tuple(itertools.product(MASK_RATIOS, POSITION_MASK_RATIOS))
 
 
 def evaluate(context: Context, settings: PositionGrid) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """The position grid: the published counts, known predictors, and a whole evaluation."""
 
+import itertools
 from functools import partial
 
 import pytest
 import torch
 
 from pospre.evaluation.position.position_grid import (
-    CELLS,
     MASK_RATIOS,
     POSITION_MASK_RATIOS,
     summarise,
@@ -15,6 +15,8 @@ from pospre.evaluation.position.position_grid import (
 from pospre.evaluation.position.predictions import WEIGHT, Placed, tally
 from tests.algorithms.dropped import draw_masks
 from tests.evaluation.checkpoints import measured
+
+CELLS = tuple(itertools.product(MASK_RATIOS, POSITION_MASK_RATIOS))
 
 # Kept and dropped positions per γ (K = 196, 147, 98, 49) and γ_pos, as published.
 PUBLISHED_COUNTS = [
