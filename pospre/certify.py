@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     load_recipe(arguments.recipe, arguments.overrides)
     # late imports, so that --help and mistyped keys are fast
     from pospre.certificate.certificate import Request, certify, headline, table
-    from pospre.certificate.records import train_observed
+    from pospre.certificate.step_records import train_observed
 
     request = Request(
         recipe=arguments.recipe,

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.reference is not None:
         return _beside(runs[0], given.reference)
     if given.write_reference is not None:
-        from pospre.report.reference import make_reference, to_text
+        from pospre.report.reference_curves import make_reference, to_text
 
         write_output(given.write_reference, to_text(make_reference(runs)))
         print(given.write_reference)
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _beside(run: "Run", path: Path) -> int:
     """Print a run compared with a reference; return 1 if it leaves the band."""
-    from pospre.report.reference import check_run, read_reference, reference_text
+    from pospre.report.reference_curves import check_run, read_reference, reference_text
 
     checks = check_run(run, read_reference(path))
     print(reference_text(checks, run.name))

@@ -32,7 +32,7 @@ def preload() -> None:
     import composer.cli.launcher  # noqa: F401
 
     find_composer_once()
-    import pospre.certificate.preload
+    import pospre.certificate.fork_server_imports
     import pospre.evaluation.during_training
     import pospre.report.live_page
     import pospre.training.train  # noqa: F401

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pospre.data.stores.folder import FolderReader
+from pospre.data.stores.image_folder import FolderReader
 from pospre.data.stores.reader import Sample
 from pospre.errors import UserError
 from pospre.loader_costs import (

@@ -11,7 +11,7 @@ from data_prep.sources.image_folder import file_item
 from data_prep.sources.keywords import NOISE, keyword_classes, pieces, read_piece, spot
 from data_prep.sources.source import Item, Source, one_of_each_ending
 from data_prep.splits import Split
-from pospre.data.stores.folder import class_labels, looks_like_image, visible_files
+from pospre.data.stores.image_folder import class_labels, looks_like_image, visible_files
 from pospre.errors import UserError, needing
 
 # Free Spoken Digits: class, speaker and number in the name. The first five of each are the test set

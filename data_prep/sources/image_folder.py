@@ -12,7 +12,7 @@ from data_prep.sources.source import Item, Source, one_of_each_ending
 from data_prep.splits import Split, split_of_name
 from pospre.data.decode.formats import foreign_format
 from pospre.data.stores.files import names_in, odd_file
-from pospre.data.stores.folder import class_labels, file_start, list_images
+from pospre.data.stores.image_folder import class_labels, file_start, list_images
 from pospre.errors import UserError
 
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pospre.certificate.processes import Job, Kill, Pace, draw_kills
-from pospre.certificate.records import TOLERANCE, Verdict, check_lost, compare
 from pospre.certificate.stages import Runner, Stage, check_ends
+from pospre.certificate.step_records import TOLERANCE, Verdict, check_lost, compare
 from pospre.output import check_output
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device, decide_precision

@@ -1,9 +1,9 @@
 """Processes of a run, forked from a server that has imported torch, and their kills.
 
 Starting Python with torch and Composer takes 6 to 10 s, and a certificate starts a run a dozen
-times. ``multiprocessing``'s fork server imports both once, in a single thread, as ``preload.py``
-ensures. A fork of it starts training within a second. SIGKILL goes to the fork, which is a complete
-process with its own memory, files and threads.
+times. ``multiprocessing``'s fork server imports both once, in a single thread, as
+``fork_server_imports.py`` ensures. A fork of it starts training within a second. SIGKILL goes to
+the fork, which is a complete process with its own memory, files and threads.
 """
 
 import json
@@ -129,7 +129,7 @@ def start(work: Callable[[Job], None], job: Job) -> Process:
 def _server() -> multiprocessing.context.ForkServerContext:
     """Start the server; return what forks of it are made with."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pospre.certificate.preload"])
+    context.set_forkserver_preload(["pospre.certificate.fork_server_imports"])
     before = {name: os.environ.pop(name) for name in _SERVER if name in os.environ}
     os.environ.update(_SERVER)
     try:

@@ -22,7 +22,7 @@ from pospre.certificate.processes import (
     send_when_due,
     start,
 )
-from pospre.certificate.records import ProcessRecord, Verdict, read_record
+from pospre.certificate.step_records import ProcessRecord, Verdict, read_record
 from pospre.errors import UserError
 
 _SAVED = re.compile(r"ep\d+-ba(\d+)")

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from pospre.arguments import taking
 from pospre.batch import Batch
-from pospre.data.batches import BatchFiller, BatchMemory, empty_batch
+from pospre.data.batch_filler import BatchFiller, BatchMemory, empty_batch
 from pospre.data.loader_options import LoaderOptions
 from pospre.data.order import rank_visits
 from pospre.data.stores.description import Identity

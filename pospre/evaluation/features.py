@@ -12,7 +12,7 @@ from tqdm import tqdm
 from pospre.batch import Batch
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
-from pospre.data.stores.folder import FolderReader
+from pospre.data.stores.image_folder import FolderReader
 from pospre.data.stores.reader import Reader
 from pospre.data.views.options import Crop, ViewGroup
 from pospre.errors import UserError

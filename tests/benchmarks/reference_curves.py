@@ -21,7 +21,7 @@ from pospre.errors import run_command
 from pospre.output import format_table, write_output
 from pospre.recipe.recipe import load_recipe
 from pospre.report.compare import read_runs
-from pospre.report.reference import (
+from pospre.report.reference_curves import (
     Check,
     check_run,
     make_reference,

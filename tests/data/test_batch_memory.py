@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from pospre.data.batches import BatchMemory
+from pospre.data.batch_filler import BatchMemory
 from pospre.data.views.options import ViewGroup
 from tests.data.loading import loader, same
 

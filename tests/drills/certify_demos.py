@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data_prep import convert
 from pospre.certificate.certificate import Certificate, Request, certify, headline
-from pospre.certificate.records import train_observed
+from pospre.certificate.step_records import train_observed
 from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
 from tests.conftest import write_images

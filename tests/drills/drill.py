@@ -22,8 +22,14 @@ from pospre.certificate.processes import (
     send_when_due,
     start,
 )
-from pospre.certificate.records import ProcessRecord, Verdict, compare, read_record, train_observed
 from pospre.certificate.stages import Runner, Stage
+from pospre.certificate.step_records import (
+    ProcessRecord,
+    Verdict,
+    compare,
+    read_record,
+    train_observed,
+)
 from pospre.errors import UserError
 from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.finding import checkpoints_in

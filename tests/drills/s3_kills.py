@@ -16,7 +16,7 @@ from pathlib import Path
 
 import boto3
 
-from pospre.certificate.records import Verdict
+from pospre.certificate.step_records import Verdict
 from tests.data.flaky_s3 import access, flaky_s3
 from tests.data.storm import Storm
 from tests.drills.drill import Drill, Tally

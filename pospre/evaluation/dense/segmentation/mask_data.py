@@ -15,7 +15,7 @@ import numpy as np
 from numpy import ndarray
 from tqdm import tqdm
 
-from pospre.data.stores.folder import list_images
+from pospre.data.stores.image_folder import list_images
 from pospre.errors import UserError
 from pospre.evaluation.dense.images import (
     LABELS,

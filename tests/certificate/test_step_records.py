@@ -11,7 +11,8 @@ import torch
 
 from pospre.certificate.certificate import Request, stages
 from pospre.certificate.processes import KINDS, Pace, draw_kills
-from pospre.certificate.records import (
+from pospre.certificate.stages import Done, Stage, check_ends
+from pospre.certificate.step_records import (
     ProcessRecord,
     Step,
     Verdict,
@@ -21,7 +22,6 @@ from pospre.certificate.records import (
     hash_tensors,
     read_record,
 )
-from pospre.certificate.stages import Done, Stage, check_ends
 
 END = {"end": 4, "optimiser": "o", "random": "r"}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pospre.data import batches as batch_filling
+from pospre.data import batch_filler
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.views.options import ViewGroup
@@ -219,17 +219,17 @@ def test_nothing_but_damage_is_an_error(tmp_path):
 @pytest.mark.parametrize("kind", ["mds", "folder"])
 def test_what_is_opened_together_changes_nothing(stored, photos, monkeypatch, kind):
     path = photos if kind == "folder" else stored("mds")
-    held, together = [], batch_filling.BatchFiller._open_some
+    held, together = [], batch_filler.BatchFiller._open_some
 
     def open_some(self, *args):
         opened = together(self, *args)
         held.append(sum(image.num_bytes for _, image, _ in opened))
         return opened
 
-    monkeypatch.setattr(batch_filling.BatchFiller, "_open_some", open_some)
+    monkeypatch.setattr(batch_filler.BatchFiller, "_open_some", open_some)
     expected = batches(path, batch_size=20)[1]
     at_once, held[:] = held[:], []
-    monkeypatch.setattr(batch_filling, "_MOST_OPENED", 1)
+    monkeypatch.setattr(batch_filler, "_MOST_OPENED", 1)
     found = batches(path, batch_size=20)[1]
     assert len(held) > len(at_once) and max(held) < max(at_once)
     for batch, other in zip(found, expected, strict=True):

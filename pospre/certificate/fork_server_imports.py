@@ -8,7 +8,7 @@ import numpy as np
 from composer.utils.collect_env import get_composer_env_dict
 from PIL import Image
 
-import pospre.certificate.records  # noqa: F401
+import pospre.certificate.step_records  # noqa: F401
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.build import build_components
 
