@@ -2,8 +2,8 @@
 
 libjpeg-turbo (``jpeg``) decodes JPEGs. Pillow decodes everything else, and JPEGs that libjpeg-turbo
 refuses. Both give upright RGB pixels. Neither holds Python's lock while it works, so threads decode
-in parallel. Arrays (``.npy``) and TIFFs of several bands are ``bands``'s, values of more than 8
-bits ``deep``'s.
+in parallel. ``formats`` reads arrays (``.npy``) and TIFFs of several bands, ``bit_depth`` maps
+values of more than 8 bits.
 """
 
 import io
