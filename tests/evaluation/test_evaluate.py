@@ -68,7 +68,6 @@ def test_settings_are_typed_and_completed():
         ("knn", {"kk": "3"}, "no setting 'kk'. Did you mean 'k'"),
         ("knn", {"context": "3"}, "no setting 'context'"),
         ("knn", {"sampling": "3"}, "no setting 'sampling'"),
-        ("position_probe", {"batch_size": "3"}, "no setting 'batch_size'"),
         ("knn", {"k": "many"}, "knn: k=many: .*integer"),
         ("knn", {"k": 2.5}, "knn: k=2.5: .*integer"),
         ("segmentation", {"lr": "1e300"}, "segmentation: lr=1e300: .* below 1e"),

@@ -19,7 +19,7 @@ from pospre.evaluation.classification.robustness_conditions import reorder_tiles
 from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.features import WHOLE, centre_batches
 from pospre.evaluation.layers import layer_tokens
-from pospre.evaluation.position.settings import LEAST_IMAGES, ShiftedPositions, Tokens
+from pospre.evaluation.position.settings import LEAST_IMAGES, Tokens
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.masking import gather_tokens, slot_mask
@@ -33,7 +33,6 @@ shuffled, at the places where they are shown.
 
 MASKED_SHARE = 0.75
 HELD_OUT = 0.25
-BATCH = 64
 
 
 def check_images(plan: Plan[Any]) -> None:
@@ -61,10 +60,9 @@ class Features(NamedTuple):
 
 
 def load_images(
-    context: Context, size: tuple[int, int], settings: Tokens | ShiftedPositions, *, title: str
+    context: Context, size: tuple[int, int], sampling: Sampling, *, title: str
 ) -> Batch:
     """Return centre views of images of ``context.data``, in the order of the data set."""
-    sampling = Sampling(batch_size=BATCH, **settings.values("num_samples", "num_workers", "seed"))
     # show the same part of each image at every size; for small encoders, all of it
     crop: Crop = "full" if max(context.image_size) <= WHOLE else "center"
     view = ViewGroup(size=size, crop=crop, flip_rate=0.0)
@@ -74,11 +72,11 @@ def load_images(
     return {key: torch.cat([batch[key] for batch in batches])[order] for key in batches[0]}
 
 
-def in_parts(context: Context, batch: Batch, title: str) -> Iterator[Batch]:
-    """Yield parts of images in memory, on the device, under a progress bar."""
-    starts = range(0, len(batch[INDEX]), BATCH)
+def in_parts(context: Context, batch: Batch, size: int, title: str) -> Iterator[Batch]:
+    """Yield parts of images in memory, ``size`` each, on the device, under a progress bar."""
+    starts = range(0, len(batch[INDEX]), size)
     for start in tqdm(starts, title, leave=False, disable=not context.progress):
-        yield {key: value[start : start + BATCH].to(context.device) for key, value in batch.items()}
+        yield {key: value[start : start + size].to(context.device) for key, value in batch.items()}
         context.go_on()
 
 
@@ -107,7 +105,7 @@ def layer_features(
     seed = settings.seed
     kept: list[list[Tensor]] = [[] for _ in layers]
     tokens_at: list[tuple[Tensor, Tensor]] = []
-    for part in in_parts(context, batch, f"encoding, {shown_as}"):
+    for part in in_parts(context, batch, settings.batch_size, f"encoding, {shown_as}"):
         images = model.images(part)[:, 0]
         rows, columns = model.encoder.grid_of(*images.shape[-2:])
         asked_BN = _permutation(part, rows * columns, seed, "asked")

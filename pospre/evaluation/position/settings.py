@@ -75,7 +75,7 @@ class PositionPictures(Settings):
     seed: int = 0
 
 
-class Tokens(Settings):
+class Tokens(Sampling):
     """Patch tokens for position probes, and how these are fitted.
 
     Attributes:
@@ -83,16 +83,12 @@ class Tokens(Settings):
         num_tokens: maximal number of patches per image, drawn by the seed.
         weight_decay: of both probes.
         iterations: maximal number of the classifier's L-BFGS iterations.
-        num_workers: decoding threads; default: the loader's choice.
-        seed: draws images, patches, masks and the order of shuffled patches.
     """
 
     num_samples: Images = 400
     num_tokens: PositiveInt = 64
     weight_decay: PositiveFloat = 1e-3
     iterations: PositiveInt = 30
-    num_workers: PositiveInt | None = None
-    seed: int = 0
 
 
 class PositionProbe(Tokens, Compared):
@@ -125,7 +121,7 @@ class PositionRemoval(Tokens):
     bank: str | None = None
 
 
-class ShiftedPositions(Compared):
+class ShiftedPositions(Sampling, Compared):
     """Settings of ``shifted_positions``.
 
     Attributes:
@@ -135,8 +131,6 @@ class ShiftedPositions(Compared):
         features: mean of the patch tokens, or the cls token.
         k: number of neighbours that vote.
         num_samples: number of images, drawn by the seed.
-        num_workers: decoding threads; default: the loader's choice.
-        seed: draws the images.
     """
 
     shifts: Listed[PositiveInt] = (1, 2, 4)
@@ -145,5 +139,3 @@ class ShiftedPositions(Compared):
     features: Pooling = "mean"
     k: PositiveInt = 20
     num_samples: TwoOrMore = 500
-    num_workers: PositiveInt | None = None
-    seed: int = 0

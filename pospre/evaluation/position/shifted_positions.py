@@ -27,7 +27,6 @@ from pospre.evaluation.classification.robustness_conditions import (
     no_places,
     shifted_places,
 )
-from pospre.evaluation.common_settings import Pooling
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import check_pooling, pool_tokens
 from pospre.evaluation.layers import planned_encoder
@@ -54,13 +53,11 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
         not support.
     """
     models = context.models("trained", "untrained", baseline=settings.baseline)
-    load = partial(load_images, context, settings=settings, title="shifted_positions")
+    load = partial(load_images, context, sampling=settings, title="shifted_positions")
     encoder = context.model.encoder
     batch = load(encoder.image_size)
     labels_B = batch["label"]
-    usual = {
-        name: _encode(context, model, batch, settings.features) for name, model in models.items()
-    }
+    usual = {name: _encode(context, model, batch, settings) for name, model in models.items()}
     rows: list[dict[str, Any]] = []
 
     def note(what: str, found: Mapping[str, Tensor]) -> None:
@@ -71,13 +68,13 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
 
     note("as usual", usual)
     for what, move in moves_of(encoder.positions, settings.shifts, settings.zooms).items():
-        encode = partial(_encode, context, batch=batch, features=settings.features, move=move)
+        encode = partial(_encode, context, batch=batch, settings=settings, move=move)
         note(what, {name: encode(model=model) for name, model in models.items()})
     takes = settings_of(encoder.positions)
     for scale in settings.scales if "scales" in takes else ():
         grid = tuple(max(1, round(scale * side)) for side in encoder.grid)
         size = grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
-        encode = partial(_encode, context, batch=load(size), features=settings.features)
+        encode = partial(_encode, context, batch=load(size), settings=settings)
         what = f"image at {grid[0]} x {grid[1]} patches"
         note(what, {name: encode(model=model) for name, model in models.items()})
     disturbed = [row["cosine"] for row in rows if row["model"] == "trained"][1:]
@@ -141,17 +138,17 @@ def _encode(
     context: Context,
     model: PretrainModel,
     batch: Batch,
-    features: Pooling,
+    settings: ShiftedPositions,
     move: Move | None = None,
 ) -> Tensor:
     """Return one feature (B, D) of each image, on the CPU."""
     found = []
-    for part in in_parts(context, batch, "encoding"):
+    for part in in_parts(context, batch, settings.batch_size, "encoding"):
         images = model.images(part)[:, 0]
         places = model.encoder.places_of(images)
         places = places if move is None else move(places, images.device)
         tokens_BND = model.encoder(images, places=places)
-        found.append(pool_tokens(model, tokens_BND, features).cpu())
+        found.append(pool_tokens(model, tokens_BND, settings.features).cpu())
     return torch.cat(found)
 
 

@@ -85,8 +85,7 @@ def test_the_same_twice_and_layers_in_parts_change_nothing(
     few = {"baseline": False, "iterations": 100, "num_samples": 24}
     once = probe(**few)
     monkeypatch.setattr("pospre.evaluation.position.position_probe.MEMORY", 1)
-    monkeypatch.setattr("pospre.evaluation.position.layer_features.BATCH", 5)
-    again = probe(**few, layers="2,0")
+    again = probe(**few, layers="2,0", batch_size=5)
     for row, other in zip(once["rows"], sorted_like(again, once), strict=True):
         assert row["top1"] == other["top1"]
         assert row["r2"] == pytest.approx(other["r2"], abs=1e-3)
