@@ -13,7 +13,6 @@ import pytest
 from filelock import FileLock
 
 from pospre.data.opening import open_reader
-from pospre.data.stores.description import VERSION
 
 if TYPE_CHECKING:
     from pospre.data.bucket.reader import RemoteMdsReader
@@ -128,17 +127,6 @@ def check(reader: "RemoteMdsReader", indices: Any = range(NUM_SAMPLES)) -> None:
 
 def shard_gets(server: "FlakyS3") -> list[int]:
     return [count for name, count in sorted(server.gets.items()) if "shard" in name]
-
-
-def describe(source: Path) -> bytes:
-    """Return a ``pospre.json``."""
-    files = {
-        path.name: [path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()]
-        for path in source.glob("*.mds")
-    }
-    return json.dumps(
-        {"format": "pospre-mds", "version": VERSION, "samples": NUM_SAMPLES, "manifest": files}
-    ).encode()
 
 
 def used(folder: Path) -> int:

@@ -20,7 +20,7 @@ from pospre.data.bucket.download import Download, Refused
 from pospre.data.bucket.fetcher import Fetcher
 from pospre.data.stores.description import SIDECAR_NAME
 from pospre.data.stores.mds import MdsReader
-from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry
+from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.data.stores.reader import Visits
 from pospre.errors import UserError
 from pospre.object_store import Bucket, s3_patience
@@ -53,7 +53,6 @@ class RemoteMdsReader(MdsReader):
         self._cache = cache = ShardCache(cache_root(cache_dir), self.address, contents, cache_limit)
         self.path = cache.path
         self._describe(cache.path)
-        self._entries = [self._with_manifest(entry) for entry in self._entries]
         self._cache_limit = cache_limit
         sizes = [max(entry.raw.size, entry.stored.size) for entry in self._entries]
         self._largest = max(sizes)
@@ -136,15 +135,6 @@ class RemoteMdsReader(MdsReader):
     def _data(self, index: int) -> Tensor:
         place, number = self._locate(index)
         return self._fetcher.read(place, number)
-
-    def _with_manifest(self, entry: ShardEntry) -> ShardEntry:
-        """Add the SHA-256 recorded by our converter to the index entry."""
-        noted = self._manifest.get(entry.raw.name)
-        if noted is None:
-            return entry
-        hashes = {**entry.raw.hashes, "sha256": noted[1]}
-        raw = entry.raw.model_copy(update={"hashes": hashes})
-        return entry.model_copy(update={"raw": raw})
 
     def _check_bucket(self, bucket: Bucket) -> None:
         """Detect missing shards at the start, if the bucket may be listed."""

@@ -5,7 +5,6 @@ uint32 sizes of its variable columns followed by the columns. Streaming is not i
 cost seconds, and shared memory that is not needed here.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -122,10 +121,9 @@ class MdsReader(Reader):
         path = folder / SIDECAR_NAME
         description = read_sidecar(path, "mds", len(self), self.remedy)
         self.classes, moments, known = None, Moments(), {}
-        self._manifest: Mapping[str, tuple[int, str]] = {}
         if description is not None:
             self.classes, self.noted = description.classes, description.noted
-            self.max_pixels, self._manifest = description.max_pixels, description.manifest or {}
+            self.max_pixels = description.max_pixels
             self.checksums = unpack_sums(description, f"{path}", self.remedy)
             moments, known = description.features, description.identity
             self._check_manifest(description)
@@ -208,9 +206,11 @@ class MdsReader(Reader):
 
     def _check_manifest(self, description: Description) -> None:
         """Refuse a description whose sizes differ from the index."""
-        listed = {name: size for name, (size, _) in self._manifest.items()}
+        if description.manifest is None:
+            return
+        listed = {name: size for name, (size, _) in description.manifest.items()}
         found = {entry.raw.name: entry.raw.size for entry in self._entries}
-        if description.manifest is not None and listed != found:
+        if listed != found:
             names = sorted(name for name, _ in listed.items() ^ found.items())
             raise UserError(
                 f"{self.path / SIDECAR_NAME} and {INDEX_NAME} disagree about {names[0]}. "
