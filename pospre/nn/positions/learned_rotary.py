@@ -8,6 +8,7 @@ see ``learned``, ``rotary`` and ``rotary_mixed``.
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from pospre.errors import UserError
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
 from pospre.nn.positions.scheme import Clue, Scheme, Space
@@ -26,6 +27,11 @@ class LearnedRotary(Table):
     ) -> None:
         super().__init__(space)
         self.rotation = build_positions(rotation, space)
+        if type(self.rotation).angles is Scheme.angles:
+            raise UserError(
+                f"encoder.positions.learned_rotary.rotation = {self.rotation.name} rotates "
+                "nothing. Use rotary or rotary_mixed."
+            )
         self.is_drawn = self.rotation.is_drawn
 
     def reset_parameters(self) -> None:

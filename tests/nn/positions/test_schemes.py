@@ -229,6 +229,7 @@ NARROW = Space(dim=36, num_heads=2, depth=1, grid=GRID)
         ),
         ({"lookhere": {"slope": 0.0}}, SPACE, r"positions\.lookhere\.slope.*greater than 0"),
         ({"lookhere": {"layer_slopes": [1, 0]}}, SPACE, r"layer_slopes.*greater than 0"),
+        ({"learned_rotary": {"rotation": "alibi"}}, SPACE, r"alibi rotates nothing\. Use rotary"),
         ({"rotary": {}, "alibi": {}}, SPACE, r"give a scheme's name"),
         ("rotatory", SPACE, r"encoder\.positions is 'rotatory'\. Did you mean 'rotary'"),
     ],
