@@ -82,11 +82,10 @@ class CropField(PretrainAlgorithm):
         """Declare that it places views, and turn the table into a field."""
         _check(self, model)
         _check_unused(self, model.encoder.positions)
-        for group in model.views:
-            model.registry.claim(field_box_key(group), "crop_field")
-            if self.flip_field == "mirror_shared":
-                model.registry.claim(flip_key(group), "crop_field")
         model.registry.place_views("crop_field")
+        if self.flip_field == "mirror_shared":
+            for group in model.views:
+                model.registry.claim(flip_key(group), "crop_field")
         self._make_field(model)
 
     def _make_field(self, model: PretrainModel) -> None:

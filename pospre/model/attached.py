@@ -11,6 +11,7 @@ from composer.core import Algorithm, State, TimeUnit
 from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, whole_numbers
 from pospre.errors import UserError
 from pospre.model.loop_checks import (
+    check_claimed,
     check_followed,
     check_is_batch,
     check_unwrapped,
@@ -121,6 +122,7 @@ def _written(model: PretrainModel, algorithms: Sequence[PretrainAlgorithm], batc
     if model.training:
         model.number_check.look(batch)
     for algorithm in algorithms:
+        before = {**batch}
         try:
             algorithm.write(batch, model)
         except KeyError as error:
@@ -128,6 +130,7 @@ def _written(model: PretrainModel, algorithms: Sequence[PretrainAlgorithm], batc
             if key in batch or key not in (*model.registry.writers, *loaded_keys(model.views)):
                 raise
             raise lacking(model.registry, key) from error
+        check_claimed(model, algorithm, before, batch)
     return batch
 
 

@@ -16,11 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pospre.batch import EPOCH, INDEX, Batch, image_key
+from pospre.batch import EPOCH, INDEX, Batch, field_box_key, image_key
 from pospre.errors import UserError
 from pospre.model.registry import Registry
 
 if TYPE_CHECKING:
+    from pospre.model.algorithm import PretrainAlgorithm
     from pospre.model.model import PretrainModel
 
 _WRAPPERS: WeakSet[nn.Module] = WeakSet()
@@ -99,6 +100,23 @@ def lacking(registry: Registry, key: str) -> UserError:
     return UserError(
         f"the batch lacks '{key}'{where}; pospre.build_loader and pospre.from_images write it."
     )
+
+
+def check_claimed(
+    model: PretrainModel, algorithm: PretrainAlgorithm, before: Batch, after: Batch
+) -> None:
+    """Raise ``UserError`` if ``algorithm`` has added a key that it did not claim, or another's."""
+    others = {each.module_name() for each in model.algorithms} - algorithm.names()
+    for key in (key for key, value in after.items() if before.get(key) is not value):
+        owner = model.registry.writers.get(key)
+        if owner in others or (owner is None and key not in before):
+            places = key in map(field_box_key, model.views)
+            call = "place_views(owner)" if places else f"claim('{key}', owner)"
+            raise UserError(
+                f"algorithms.{algorithm.module_name()} writes the batch key '{key}', which "
+                f"{owner or 'no algorithm'} claims. Write only keys that attach claims, here by "
+                f"model.registry.{call}."
+            )
 
 
 def check_is_batch(batch: Batch) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pospre.batch import MASKED
-from pospre.errors import UserError
+from pospre.errors import UserError, suggestion
+from pospre.model.objective import Predicts
 from pospre.nn.positions import schemes_that
 
 if TYPE_CHECKING:  # circular imports
@@ -146,6 +147,11 @@ def check_places(model: PretrainModel) -> None:
     positions, source = registry.encoder.positions, registry.place_source
     for name in model.objectives:
         predicted = model.objectives[name].predicts
+        if predicted is not None and predicted not in get_args(Predicts):
+            raise UserError(
+                f"algorithms.{name}: its objective has predicts = '{predicted}'."
+                f"{suggestion(predicted, get_args(Predicts))}"
+            )
         if name in registry.editors.values():
             if predicted is None:
                 raise UserError(

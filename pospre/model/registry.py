@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
+import torch
 from torch import Tensor
 
-from pospre.batch import HIDDEN, MASKED, VISIBLE, Batch
+from pospre.batch import HIDDEN, MASKED, VISIBLE, Batch, field_box_key
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.passes import EncoderPass
+from pospre.nn.places import Places
 from pospre.nn.positions import schemes_that
 from pospre.nn.vit import Encoder
 
@@ -38,7 +40,6 @@ class Registry:
         editors: the algorithm that added each editor of places.
         encoder: the encoder of these passes.
         views: the view groups by name.
-        place_source: the algorithm that places views (``g/field_box``), if any.
     """
 
     def __init__(self, encoder: Encoder, views: Mapping[str, ViewGroup]) -> None:
@@ -51,7 +52,6 @@ class Registry:
         self.readers: dict[str, list[str]] = {}
         self.twins: dict[str, str] = {}
         self.editors: dict[str, str] = {}
-        self.place_source: str | None = None
 
     def require_views(self, owner: str, group: str, count: int = 1) -> ViewGroup:
         """Return the view group that ``owner`` needs.
@@ -139,11 +139,16 @@ class Registry:
         self.hidden = HiddenPatches(owner, visible, shuffled, left_out)
         return EncoderPass(visible=VISIBLE if left_out else None)
 
+    @property
+    def place_source(self) -> str | None:
+        """The algorithm that places views: the writer of ``g/field_box``; None: no algorithm."""
+        return next(filter(None, (self.writers.get(field_box_key(g)) for g in self.views)), None)
+
     def place_views(self, owner: str) -> None:
-        """Let only ``owner`` place the views of every pass.
+        """Let only ``owner`` place the views of every pass, and write ``g/field_box``.
 
         Raises:
-            UserError: another algorithm already does, or the encoder supports only whole cells.
+            UserError: another algorithm already does, or the encoder's positions do not take boxes.
         """
         if self.place_source not in (None, owner):
             raise UserError(
@@ -156,7 +161,10 @@ class Registry:
                 f"algorithms.{owner} places views anywhere in the image, but encoder.positions = "
                 f"{positions.name} supports {known}. Use {schemes_that('takes_boxes')}."
             )
-        self.place_source = owner
+        # options of a scheme may refuse boxes, too
+        positions.check(Places(self.encoder.grid, box=torch.tensor([[0.0, 0.0, 1.0, 1.0]])))
+        for group in self.views:
+            self.claim(field_box_key(group), owner)
 
     def add_pass(self, name: str, owner: str, encoder_pass: EncoderPass) -> EncoderPass:
         """Declare an encoder pass; an existing one over the same tokens is shared.

@@ -144,3 +144,58 @@ def test_alone_it_trains_with_a_table_that_knows_its_own_view_only(positions: st
 def test_an_editor_of_places_must_say_what_it_predicts() -> None:
     with pytest.raises(UserError, match=r"Loca changes the places .* must say what"):
         pospre.attach(model_of(), SilentLoca)
+
+
+@dataclass(kw_only=True, eq=False)
+class Teller(PretrainAlgorithm):
+    """It writes a key that it did not claim."""
+
+    key: ClassVar[str] = "view/field_box"
+
+    def attach(self, model: PretrainModel) -> None:
+        """Read the pass of another algorithm."""
+        model.registry.join_pass("student", self.module_name())
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Say where the view lies."""
+        batch[self.key] = torch.rand(4, 1, 4)
+
+
+class Overwriter(Teller):
+    """It writes a key of another algorithm."""
+
+    key: ClassVar[str] = "loca/place"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Teller, r"'view/field_box', which no algorithm claims.*registry\.place_views\(owner\)"),
+        (Overwriter, r"'loca/place', which Loca claims.*claim\('loca/place', owner\)"),
+    ],
+)
+def test_a_key_that_was_not_claimed_is_not_written(kind: type[Teller], said: str) -> None:
+    model = model_of()
+    pospre.attach(model, Loca)
+    pospre.attach(model, kind)
+    with pytest.raises(UserError, match=rf"{kind.__name__} writes the batch key {said}"):
+        model.prepare(batch_of(), 0.0)
+
+
+def test_who_claims_the_boxes_of_views_places_them() -> None:
+    model = model_of()
+    pospre.attach(model, Loca)
+    model.registry.claim("view/field_box", "Teller")
+    with pytest.raises(UserError, match=r"Loca predicts places, but Teller gives"):
+        model.check_complete()
+
+
+def test_a_misspelt_prediction_is_refused() -> None:
+    class Misspelt(PlaceInReference):
+        predicts = "view_place"  # type: ignore[assignment]
+
+    class MisspeltLoca(Loca):
+        head = Misspelt
+
+    with pytest.raises(UserError, match=r"predicts = 'view_place'.*mean 'view_places'"):
+        pospre.attach(model_of(), MisspeltLoca)

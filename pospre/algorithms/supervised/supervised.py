@@ -158,7 +158,8 @@ class Supervised(PretrainAlgorithm):
         student = replace(student, needs_patches=self.pooling != "cls")
         registry.add_pass("student", "supervised", student)
         if self._mixes:
-            registry.claim("view/pixels", "supervised")
+            for key in ("view/pixels", *map("supervised/{}".format, Mix._fields)):
+                registry.claim(key, "supervised")
             registry.mixes["view"] = _mix_view
         model.add_objective("supervised", Classification(model.encoder, self))
 
