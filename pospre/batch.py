@@ -41,8 +41,10 @@ microbatches and move it to a device without special cases.
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pospre import draws
 from pospre.errors import UserError
@@ -125,7 +127,7 @@ def from_images(
                 "its box from right to left. Give mirrored=…, bool (B,); if none is mirrored, "
                 "torch.zeros(B, dtype=torch.bool)."
             )
-        _check_shares(boxes)
+        check_shares(boxes, "from_images got")
         batch[box_key(group)] = boxes.to(views.device).float().view(rows, count, 4)
     return batch if epoch is None else numbered(batch, epoch=int(epoch))
 
@@ -140,15 +142,30 @@ def _one_each(mirrored: Tensor, images: Tensor) -> Tensor:
     return mirrored
 
 
-def _check_shares(boxes: Tensor) -> None:
-    """Raise ``UserError`` for boxes in pixels, or with width and height as last two numbers."""
-    low, high = boxes[..., :2], boxes[..., 2:]
+def check_shares(boxes: Tensor, start: str) -> None:
+    """Raise ``UserError`` for boxes in pixels, or with width and height as last two numbers.
+
+    ``start`` begins the message. Values are checked as in ``Places.check``.
+    """
+    values = readable(boxes)
+    if values is None:
+        return
+    low, high = values[..., :2], values[..., 2:]
     # a view that was padded reaches a little over
-    if boxes.is_cpu and not ((low > -0.5) & (low < high) & (high < 1.5)).all():
+    if not ((low >= -0.5) & (low < high) & (high <= 1.5)).all():
         raise UserError(
-            f"from_images got boxes from {boxes.min():.4g} to {boxes.max():.4g}; give left, top, "
+            f"{start} boxes from {values.min():.4g} to {values.max():.4g}; give left, top, "
             "right and bottom as shares of the whole image's width and height, from 0 to 1."
         )
+
+
+def readable(tensor: Tensor | None) -> np.ndarray | None:
+    """Return the tensor's values if they can be read without waiting; otherwise None."""
+    hidden = torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
+    if tensor is None or hidden or not tensor.is_cpu:
+        return None
+    # NumPy reads without an ``item``, which steps do not have
+    return (tensor.detach().float() if tensor.is_floating_point() else tensor).numpy()
 
 
 def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:

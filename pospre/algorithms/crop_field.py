@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pospre import draws
-from pospre.batch import EPOCH, INDEX, Batch, box_key, field_box_key, flip_key
+from pospre.batch import EPOCH, INDEX, Batch, box_key, check_shares, field_box_key, flip_key
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
@@ -112,6 +112,7 @@ class CropField(PretrainAlgorithm):
                     "which crop_field needs. pospre.build_loader writes it. For your own images, "
                     "use pospre.from_images(images, boxes=…, mirrored=…)."
                 )
+            check_shares(batch[box_key(name)], f"the batch's '{box_key(name)}' has")
         groups = {name: batch[box_key(name)].shape[1] for name in model.views}
         box_BV4 = torch.cat([batch[box_key(name)] for name in groups], dim=1).double()
         flip_BV = torch.cat([batch[flip_key(name)] for name in groups], dim=1)

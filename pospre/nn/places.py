@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
-from pospre.batch import Batch, field_box_key, place_keys
+from pospre.batch import Batch, field_box_key, place_keys, readable
 from pospre.errors import UserError
 
 
@@ -76,7 +75,7 @@ class Places:
                 f"the boxes of views are rounded to {self.box.dtype}, so their places are wrong: "
                 "FSDP2 does that since torch 2.14. Use torch 2.7.0, or trainer.precision: fp32."
             )
-        (rows, cols), cells, box = self.grid, _readable(self.cells), _readable(self.box)
+        (rows, cols), cells, box = self.grid, readable(self.cells), readable(self.box)
         if cells is not None and not ((cells >= 0) & (cells < rows * cols)).all():
             raise UserError(
                 f"places are in cells {cells.min()} to {cells.max()}, but a grid of {rows}×{cols} "
@@ -116,15 +115,6 @@ class Places:
         if cells is None:
             cells = torch.arange(self.grid[0] * self.grid[1], device=device)[None]
         return torch.stack([cells // self.grid[1], cells % self.grid[1]], dim=-1).float()
-
-
-def _readable(tensor: Tensor | None) -> np.ndarray | None:
-    """Return the tensor's values if they can be read without waiting; otherwise None."""
-    hidden = torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
-    if tensor is None or hidden or not tensor.is_cpu:
-        return None
-    # NumPy reads without an ``item``, which steps do not have
-    return (tensor.detach().float() if tensor.is_floating_point() else tensor).numpy()
 
 
 # FSDP2 awaits gradients of tensors in a module's output and casts tensors in its input to bf16:

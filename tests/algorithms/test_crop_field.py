@@ -241,6 +241,23 @@ def test_bad_options_are_refused_at_attachment(options, message):
     assert model.registry.place_source is None
 
 
+def test_what_moves_places_already_is_refused_at_attachment():
+    model, _ = Case(("mae",), encoder={"positions": {"rotary": {"rescale": 2.0}}}).build()
+    with pytest.raises(UserError, match=r"rotary has shift, jitter or rescale, but .*Leave it out"):
+        attach(model, "crop_field")
+    assert model.registry.place_source is None
+
+
+@pytest.mark.parametrize(
+    "box", [[0.0, 0.0, 32.0, 32.0], [0.5, 0.5, 0.25, 0.25], [0.0, float("nan"), 1.0, 1.0]]
+)
+def test_boxes_that_are_no_shares_of_the_image_are_refused(box):
+    model, algorithms, batch = built("mae")
+    batch["view/box"][0, 0] = torch.tensor(box)
+    with pytest.raises(UserError, match=r"the batch's 'view/box' has boxes from .* as shares"):
+        written(model, algorithms, batch)
+
+
 def test_reversed_columns_mirror_the_positions():
     boxes = random_boxes()
     flips = torch.arange(24).view(6, 4) % 3 == 0
