@@ -1,5 +1,6 @@
 """Checkpoints that all ranks write together: the same content, on any number of ranks."""
 
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -167,3 +168,15 @@ def test_ranks_come_and_go(
     code, said = run(tiny, *MAE_RUN, "trainer.save_folder=s3://bucket/shards")
     assert code == 0 and "resuming from s3://bucket/shards/ep1-ba4\n" in said, said
     assert [step[1] for step in curve(folder.parent)] == pytest.approx(losses, rel=1e-5)
+
+
+def test_two_ranks_load_what_the_first_one_read(tiny: Path, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("two_ranks_resume.py")
+    start = [*launcher(2), str(script), str(tiny), str(tmp_path / "runs")]
+    done = finished([*start, *SHORT, "trainer.fsdp={}"], env=environment())
+    said = done.stdout + done.stderr
+    assert done.returncode == 2 and "Traceback" not in said, said
+    folder = tmp_path / "runs" / "tiny" / "checkpoints"
+    assert said.count(f"resuming from {folder}/ep1-ba4\n") == 1
+    assert re.search(rf"{folder}/ep1-ba4 on \S+ differs from what the first rank read", said)
+    assert not (folder / "ep1-ba6").exists()

@@ -21,10 +21,10 @@ from pospre.run.folder import clear, mirror_run, restore_run
 from pospre.run.run import in_bucket
 from pospre.training.build import load_model
 from tests.data.flaky_s3 import FlakyS3, keys
-from tests.processes import finished, launcher, until
+from tests.processes import until
 from tests.run.checkpoints.checkpoint_files import shard, write_checkpoint
 from tests.run.checkpoints.hostile import CONTENT
-from tests.training.tiny_runs import SHORT, Run, curve, environment, metrics
+from tests.training.tiny_runs import SHORT, Run, curve, metrics
 
 REMOTE = "s3://bucket/runs/tiny"
 OPTIONS = (f"trainer.save_folder={REMOTE}", *SHORT)
@@ -272,17 +272,16 @@ def test_a_bucket_that_vanishes_costs_nothing(
 
 
 def as_if_killed(s3: Any, run_folder: Path) -> None:
-    """Leave in the bucket what a run had saved by its fifth step."""
+    """Leave in the bucket what a run had saved by its fifth step, and its metrics."""
     for path in (run_folder / "checkpoints" / "ep1-ba4").iterdir():
         s3.upload_file(str(path), "bucket", f"runs/tiny/ep1-ba4/{path.name}")
-    s3.delete_object(Bucket="bucket", Key="runs/tiny/ep1-ba6/manifest.json")
+    s3.upload_file(str(run_folder / "metrics.jsonl"), "bucket", "runs/tiny/metrics.jsonl")
 
 
 def test_the_newest_of_disk_and_bucket(
-    server: FlakyS3, tiny: Path, run: Run, tmp_path: Path
+    server: FlakyS3, tiny: Path, run: Run, trained: Path, tmp_path: Path
 ) -> None:
-    assert run(tiny, *OPTIONS)[0] == 0
-    here, there = tmp_path / "runs" / "tiny", tmp_path / "elsewhere" / "tiny"
+    here, there = trained, tmp_path / "elsewhere" / "tiny"
     whole = curve(here)
     shutil.copytree(here, there)
     # this machine knows the first two steps, another one has gone on to the fourth
@@ -315,15 +314,13 @@ def read(server: FlakyS3, name: str) -> bytes:
 
 
 def test_an_object_swapped_after_the_check_is_not_loaded(
-    server: FlakyS3, tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FlakyS3, tiny: Path, run: Run, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(tiny, *OPTIONS)[0] == 0
     s3 = client(server)
-    local = tmp_path / "runs" / "tiny"
-    whole = curve(local)
-    as_if_killed(s3, local)
-    shard_name = shard(local / "checkpoints" / "ep1-ba4").name
-    shutil.rmtree(local / "checkpoints")
+    whole = curve(trained)
+    as_if_killed(s3, trained)
+    shard_name = shard(trained / "checkpoints" / "ep1-ba4").name
+    shutil.rmtree(trained / "checkpoints")
     download = Bucket.download
     read_objects = []
 
@@ -337,26 +334,7 @@ def test_an_object_swapped_after_the_check_is_not_loaded(
     assert code == 0 and f"resuming from {REMOTE}/ep1-ba4" in said, said
     # nobody asked for one a second time
     assert sorted(read_objects) == sorted([shard_name, *FILES])
-    assert curve(local) == whole
-
-
-def test_two_ranks_load_what_the_first_one_read(
-    server: FlakyS3, tiny: Path, tmp_path: Path
-) -> None:
-    script = Path(__file__).with_name("two_ranks_resume.py")
-    start = [*launcher(2), str(script), str(tiny), str(tmp_path / "runs")]
-    done = finished([*start, *OPTIONS[1:], "trainer.fsdp={}"], env=environment())
-    said = done.stdout + done.stderr
-    assert done.returncode == 2 and "Traceback" not in said, said
-    folder = tmp_path / "runs" / "tiny"
-    assert said.count(f"resuming from {folder}/checkpoints/ep1-ba4\n") == 1
-    assert said.count("resuming from s3://bucket/far/ep1-ba4\n") == 1
-    fetched = [Path(name).name for name in names(server, "far") if "ep1-ba4/" in name]
-    shards = [name for name in fetched if name.endswith(".distcp")]
-    # once for both ranks, which share a node
-    assert len(shards) == 2 and {server.gets[name] for name in shards} == {1}
-    assert f"{folder}/checkpoints/ep1-ba4 on" in said
-    assert not (folder / "checkpoints" / "ep1-ba6").exists()
+    assert curve(trained) == whole
 
 
 def test_nodes_without_a_common_disk_go_on_from_the_bucket(

@@ -53,17 +53,8 @@ def together(tiny: Path) -> Callable[..., list[Outcome]]:
     return start
 
 
-def words(outcomes: list[Outcome]) -> str:
-    """Return the message that all ranks gave to a mistake."""
-    return _words(outcomes, 2)
-
-
-def words_of_absence(outcomes: list[Outcome]) -> str:
-    """Return the message that all ranks gave where somebody may come later."""
-    return _words(outcomes, 69)
-
-
-def _words(outcomes: list[Outcome], code: int) -> str:
+def words(outcomes: list[Outcome], code: int = 2) -> str:
+    """Return the message that all ranks gave; its code is 69 where somebody may come later."""
     (message,) = {str(outcome) for outcome in outcomes}
     assert [getattr(outcome, "code", 0) for outcome in outcomes] == [code] * len(outcomes)
     return message
@@ -78,7 +69,7 @@ def test_all_come(processes: list[Process], together: Callable[..., list[Outcome
 def test_a_missing_rank_is_named(
     processes: list[Process], together: Callable[..., list[Outcome]]
 ) -> None:
-    said = words_of_absence(together([processes[0], processes[2]], limit=0.5))
+    said = words(together([processes[0], processes[2]], limit=0.5), 69)
     assert "2 of 3 ranks came to rank 0" in said and "within 0.5 s" in said
     assert f"ranks 0, 2 from {socket.gethostname()}" in said and "Missing: rank 1." in said
     assert "trainer.rendezvous_timeout" in said
@@ -90,13 +81,13 @@ def test_an_unreachable_master_is_named(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     start = time.monotonic()
-    said = words_of_absence(together(processes[1:2], limit=0.5))
+    said = words(together(processes[1:2], limit=0.5), 69)
     assert time.monotonic() - start < 5
     assert f"rank 1 on {socket.gethostname()} got no answer from rank 0 at" in said
     assert f"127.0.0.1:{processes[0].port} (MASTER_ADDR, MASTER_PORT) within 0.5 s" in said
     assert "Connection refused" in said
     nowhere = replace(processes[1], address="no.such.host.invalid")
-    assert "no.such.host.invalid" in words_of_absence(together([nowhere], limit=0.5))
+    assert "no.such.host.invalid" in words(together([nowhere], limit=0.5), 69)
     elsewhere = replace(processes[0], address="192.0.2.1")
     said = words(together([elsewhere], limit=0.1))
     assert "MASTER_ADDR = 192.0.2.1 is not an address of this machine" in said
@@ -110,7 +101,7 @@ def test_another_recipe_is_named(
     said = words(together(processes, of_1=longer, of_2=longer))
     host = socket.gethostname()
     assert f"max_duration is 3ep on {host} (ranks 1 to 2), 4ep on {host} (rank 0)" in said
-    assert "Give all nodes one recipe" in said and "data.cache_dir" in said
+    assert "Give all nodes the same recipe" in said and "data.cache_dir" in said
 
 
 def test_another_version_is_named(
@@ -177,7 +168,7 @@ def test_the_port_of_another_run(
     first = together(processes)  # holds the store
     said = words(together(processes[:1]))
     assert f"rank 0 cannot listen on port {processes[0].port}" in said and "MASTER_PORT" in said
-    said = words_of_absence(together(processes[1:2], limit=0.5))
+    said = words(together(processes[1:2], limit=0.5), 69)
     assert "is in use by another run; choose another MASTER_PORT" in said
     assert len(first) == 3
 
@@ -228,7 +219,7 @@ def test_what_is_no_store_at_all(
     monkeypatch.setattr(rendezvous.atexit, "register", lambda *end: at_exit.append(end))
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes the call and says nothing
         other = replace(processes[1], port=server.getsockname()[1])
-        said = words_of_absence(together([other], limit=0.5))
+        said = words(together([other], limit=0.5), 69)
     assert "the port is not that of this run" in said
     assert at_exit == [(os._exit, 69)]
 
