@@ -1,6 +1,7 @@
 """The loader's costs: its shares add up, it is about right, and mistakes are explained."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,10 @@ from pospre.loader_costs import (
 )
 from pospre.loader_report import main
 from pospre.recipe.recipe import load_recipe
+from tests.conftest import write_images
 from tests.data.buckets import ADDRESS, bucket, server, shards, store, upload  # noqa: F401 (fixtures)
 from tests.data.deep_files import band_folder
+from tests.data_prep.reading import converted
 
 RECIPE = str(Path(__file__).parents[1] / "yamls" / "demo" / "dinov2.yaml")
 SLOW = 0.02
@@ -33,22 +36,12 @@ OPTIONS = ("data.batch_size=4", "trainer.device=cpu", "data.num_workers=1")
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("report") / "photographs"
-    root.mkdir()
-    for number in range(24):
-        coarse = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-        image = Image.fromarray(coarse).resize((600, 480), Image.Resampling.BICUBIC)
-        image.save(root / f"{number:02d}.jpg", quality=90)
-    return root
+    return write_images(tmp_path_factory.mktemp("report") / "photographs", 24, size=(600, 480))
 
 
 @pytest.fixture(scope="module")
-def converted(photographs: Path) -> Path:
-    from data_prep import convert
-
-    target = photographs.parent / "mds"
-    assert convert.main([str(photographs), str(target), "--format", "mds"]) == 0
-    return target
+def shards_of_them(photographs: Path) -> Path:
+    return converted(photographs, photographs.parent / "mds")
 
 
 @pytest.fixture
@@ -181,11 +174,8 @@ def test_images_of_other_channels(tmp_path: Path, capsys) -> None:
 
 
 def test_bad_samples(photographs, tmp_path, capsys):
-    folder = tmp_path / "photographs"
-    folder.mkdir()
-    for path in photographs.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    (folder / "05.jpg").write_bytes(b"no image")
+    folder = shutil.copytree(photographs, tmp_path / "photographs")
+    (folder / "0005.jpg").write_bytes(b"no image")
     options = [RECIPE, f"data.path={folder}", *OPTIONS, "--images", "24"]
     with pytest.raises(UserError, match=r"05\.jpg cannot be decoded"):
         main(options)
@@ -195,11 +185,11 @@ def test_bad_samples(photographs, tmp_path, capsys):
     assert "left out            1 bad samples" in said
 
 
-def test_data_in_a_bucket(converted: Path, upload: Callable[[Path], Any], capsys):  # noqa: F811
-    upload(converted)
+def test_data_in_a_bucket(shards_of_them: Path, upload: Callable[[Path], Any], capsys):  # noqa: F811
+    upload(shards_of_them)
     assert main([RECIPE, f"data.path={ADDRESS}", *OPTIONS, "--images", "16"]) == 0
     said = capsys.readouterr().out
-    size = sum(path.stat().st_size for path in converted.glob("*.mds")) / 1e9
+    size = sum(path.stat().st_size for path in shards_of_them.glob("*.mds")) / 1e9
     assert f"{ADDRESS} (mds, 24 samples)" in said
     words = " ".join(said.split())
     assert f"download at most {size:.4f} GB for each machine: in the first epoch with" in words

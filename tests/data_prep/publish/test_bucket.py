@@ -173,13 +173,13 @@ def flaky(bucket: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def test_a_storm_of_503s_is_waited_out(
-    bucket: Any, flaky: FlakyS3, source: Path, tmp_path: Path
+    bucket: Any, flaky: FlakyS3, photos: Path, tmp_path: Path
 ) -> None:
     """Of every object the first write is refused: shards, records and descriptions."""
     flaky.refused_writes = 1
-    assert write(source, URI) == 0
+    assert write(photos, URI) == 0
     assert sum(count > 1 for count in flaky.writes.values()) >= 2 * len(keys(bucket)) - 2
-    assert write(source, tmp_path / "local") == 0
+    assert write(photos, tmp_path / "local") == 0
     assert as_in_a_folder(bucket) == snapshot(tmp_path / "local")
 
 
