@@ -1,7 +1,7 @@
 """How fast our loader is beside its peers, from the same files on the same cores, in one run.
 
     python tests/benchmarks/bench_loader.py photographs              # an ImageFolder of originals
-    python tests/benchmarks/bench_loader.py photographs --cases one-view --runs 9 --output a.json
+    python tests/benchmarks/bench_loader.py photographs --cases one-view --runs 9
 
   one-view      1×224 random resized crop: ours from .beton, MDS and folder; stock FFCV (as
                 installed, and with numba's workqueue threads), torchvision's DataLoader, litdata,
@@ -29,11 +29,9 @@ installed by `make bench-setup`; what is not installed is left out.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from pospre.data.threads import available_cores
@@ -59,27 +57,21 @@ CASES: dict[str, Callable[[Bench], Table]] = {
 }
 
 
-def measure(bench: Bench, cases: list[str], output: Path | None) -> list[str]:
+def measure(bench: Bench, cases: list[str]) -> list[str]:
     """Print each case's table as soon as it is there; return the cases that went wrong."""
-    tables: list[Table] = []
     failures = []
     for case in cases:
         print(f"{case}:", file=sys.stderr)
         try:
-            tables.append(CASES[case](bench))
+            print(f"{markdown(CASES[case](bench))}\n", flush=True)
         except UserError as error:
             print(f"{case}: {error}", file=sys.stderr)
             failures.append(case)
-            continue
-        print(f"{markdown(tables[-1])}\n", flush=True)
-        if output:
-            content = [asdict(table) for table in tables]
-            output.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return failures
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the tables; write JSON with --output."""
+    """Print the tables."""
     num_cores = available_cores()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -91,7 +83,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--batch", type=int, default=32, help="images per batch (32)")
     add("--workers", type=int, default=num_cores, help="of each loader (the cores)")
     add("--work", type=Path, help="folder for the converted data sets, kept")
-    add("--output", type=Path, help="JSON file to write")
     options = parser.parse_args(argv)
     if not options.data.is_dir():
         raise UserError(f"{options.data} is no folder of images in class sub-folders.")
@@ -103,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
             f"batch {options.batch}, {options.workers} workers on {num_cores} cores; medians of "
             f"{options.runs} runs\n"
         )
-        failures = measure(bench, options.cases, options.output)
+        failures = measure(bench, options.cases)
     if failures:
         raise UserError(f"not measured: {', '.join(failures)}; the reason is above.")
     return 0

@@ -97,16 +97,15 @@ class Bench:
 
 def one_view(bench: Bench) -> Table:
     """Random resized crops of 224 pixels, one of every image."""
-    return _compare(bench, "one-view", "1×224 RandomResizedCrop (scale .08–1)", ONE_VIEW)
+    return _compare(bench, "1×224 RandomResizedCrop (scale .08–1)", ONE_VIEW)
 
 
 def multi_crop(bench: Bench) -> Table:
     """DINO's ten views of every image."""
-    title = "2×224 (scale .32–1) + 8×96 (scale .05–.32)"
-    return _compare(bench, "multi-crop", title, MULTI_CROP)
+    return _compare(bench, "2×224 (scale .32–1) + 8×96 (scale .05–.32)", MULTI_CROP)
 
 
-def _compare(bench: Bench, case: str, title: str, views: Sequence[Views]) -> Table:
+def _compare(bench: Bench, title: str, views: Sequence[Views]) -> Table:
     jobs, contestants = {}, _OURS | _FFCV | _TORCHVISION | _BICUBIC | _OTHERS
     for name, (loader, kind, options) in contestants.items():
         try:
@@ -116,7 +115,7 @@ def _compare(bench: Bench, case: str, title: str, views: Sequence[Views]) -> Tab
     epochs = take_turns(jobs, bench.runs, bench.work)
     firsts = {name: f"{some[0].first_batch or 0:.1f}" for name, some in epochs.items()}
     rows = rate_rows(_rates(epochs), _REFERENCES, {"first batch, s": firsts})
-    return Table(case, f"{title}, original sizes", "images/s", rows)
+    return Table(f"{title}, original sizes", "images/s", rows)
 
 
 def decode_bound(bench: Bench) -> Table:
@@ -137,7 +136,7 @@ def decode_bound(bench: Bench) -> Table:
     references = {column: [name] for column, name in zip(columns, limits, strict=True)}
     rates = _rates(take_turns(jobs, bench.runs, bench.work))
     title = f"decoding alone, bytes in memory, {bench.num_workers} threads, and our share of it"
-    return Table("decode-bound", title, "images/s", rate_rows(rates, references))
+    return Table(title, "images/s", rate_rows(rates, references))
 
 
 def memory(bench: Bench) -> Table:
@@ -156,10 +155,9 @@ def memory(bench: Bench) -> Table:
             "whole process, MB": last.peak,
         }
         more = {title: f"{size / 1e6:.0f}" for title, size in sizes.items()}
-        resident = [epoch.resident / 1e6 for epoch in epochs]
-        rows.append(Row(name, (last.peak - last.before) / 1e6, {}, more, resident))
+        rows.append(Row(name, (last.peak - last.before) / 1e6, {}, more))
     title = f"memory at its peak over {MEMORY_EPOCHS} epochs of 2×224 + 8×96, beyond the libraries"
-    return Table("memory", title, "MB", rows)
+    return Table(title, "MB", rows)
 
 
 def _rates(epochs: Mapping[str, Sequence[Epoch]]) -> dict[str, list[float]]:
@@ -198,7 +196,7 @@ def conversion(bench: Bench) -> Table:
     start = {name: f"{statistics.median(some):.0f}" for name, some in whole.items() if some}
     more = {"images/s with the start of the process": start}
     title = f"conversion of {num_images} originals by {bench.num_workers} workers"
-    return Table("conversion", title, "images/s", rate_rows(alone, _WRITTEN_BESIDE, more))
+    return Table(title, "images/s", rate_rows(alone, _WRITTEN_BESIDE, more))
 
 
 def _convert(bench: Bench, kind: str, target: Path) -> tuple[float, float]:
@@ -261,7 +259,7 @@ def from_s3(bench: Bench) -> Table:
         "× ours, local, epoch 2": ["ours, local, epoch 2"],
     }
     title = "1×224 from MDS shards in a bucket, new process and empty cache each time"
-    return Table("s3", title, "images/s", rate_rows(rates, references))
+    return Table(title, "images/s", rate_rows(rates, references))
 
 
 def _two_epochs(job: Job, folder: Path, extra: dict[str, str]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Figures of loaders to tables: medians, ratios, Markdown, JSON."""
+"""Figures of loaders to tables: medians, ratios, Markdown."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,12 @@ class Row:
     value: float  # what is compared: the median over the runs
     ratios: dict[str, float | None]  # to each reference, by its name; None without one
     more: dict[str, str] = field(default_factory=dict)  # other cells, by their column
-    runs: Sequence[float] = ()  # what ``value`` is the median of
 
 
 @dataclass(frozen=True)
 class Table:
     """What one case gave."""
 
-    case: str  # its name on the command line
     title: str
     unit: str  # of the values
     rows: list[Row]
@@ -58,7 +56,6 @@ def rate_rows(
             statistics.median(values),
             {column: median_ratio(values, other) for column, other in chosen.items()},
             {column: cells.get(name, NONE) for column, cells in (more or {}).items()},
-            list(values),
         )
         for name, values in rates.items()
         if values
