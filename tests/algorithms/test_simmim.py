@@ -33,13 +33,6 @@ def test_published_counts_are_30_of_49_cells_and_120_of_196_patches():
     assert cells.sum((1, 2)).tolist() == [30] * 3
 
 
-def test_visible_and_masked_patches_are_all_patches():
-    _, inputs = model_and_batch()
-    both = torch.cat([inputs["view/visible"], inputs["view/hidden"]], dim=1)
-    assert torch.equal(both.sort(1).values, torch.arange(36).expand(4, -1))
-    assert inputs["view/masked"].gather(1, inputs["view/hidden"]).all()
-
-
 def test_oblong_cells_hold_their_patches_row_by_row():
     patches = cell_patches(torch.tensor([[0, 3]]), (2, 6), (1, 3))
     assert patches.tolist() == [[0, 1, 2, 9, 10, 11]]
@@ -89,10 +82,3 @@ def test_beit_initialisation_is_cut_at_one_deviation_and_shrinks_with_depth():
 def test_bad_options_are_refused_at_attachment(options, message):
     with pytest.raises(UserError, match=message):
         attach(bare_model(image_size=48), "simmim", **{"mask_cell": 16, **options})
-
-
-def test_two_hosts_are_refused():
-    model = bare_model(image_size=48)
-    attach(model, "simmim", mask_cell=16)
-    with pytest.raises(UserError, match=r"'simmim' and 'mae' both write"):
-        attach(model, "mae")

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.classification.robustness_conditions import no_places
 from pospre.evaluation.layers import attention_maps, layer_tokens, planned_encoder
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -38,15 +37,6 @@ def test_the_last_layer_is_what_the_encoder_returns() -> None:
     assert first.shape == last.shape == (2, 3 + 16, 192)
     (raw,) = layer_tokens(model, IMAGES, [3], norm=False)
     assert torch.equal(model.encoder.norm(raw), last)
-
-
-def test_positions_are_what_the_embedding_has_beside_the_patches() -> None:
-    model = model_of()
-    (own,) = layer_tokens(model, IMAGES, [0], norm=False)
-    forgotten = no_places(model.encoder.places_of(IMAGES), IMAGES.device)
-    (without,) = layer_tokens(model, IMAGES, [0], norm=False, places=forgotten)
-    table = model.encoder.get_parameter("positions.pos_embed")
-    torch.testing.assert_close((own - without)[:, 1:], table[:, 1:].expand(2, -1, -1))
 
 
 @pytest.mark.parametrize("positions", [*SCHEME_NAMES, "shared_relative"])

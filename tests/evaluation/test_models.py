@@ -85,23 +85,6 @@ def test_a_file_is_measured_beside_its_random_twin(
     assert "mean 0.5, 0.5, 0.5, std 0.4, 0.5, 0.6" in complained
 
 
-def test_an_export_is_measured_as_the_checkpoint_it_is_from(
-    image_folder: Callable[..., Path], tmp_path: Path
-) -> None:
-    other = {"image_size": [64, 32], "num_registers": 2, "positions": "learned"}
-    checkpoint = save_checkpoint(tiny_recipe(tmp_path, "mae", **other))
-    exported = tmp_path / "encoder.safetensors"
-    export(str(checkpoint), exported, format="safetensors")
-    ours, found = (open_model(str(path)) for path in (checkpoint, exported))
-    images = torch.randn(2, 3, 64, 32)
-    for which in (ours, found):
-        which.model.eval()
-    torch.testing.assert_close(found.model.encoder(images), ours.model.encoder(images))
-    data = image_folder(num_images=6)
-    figures = [pospre.measure("knn", str(path), data, {"k": 2}) for path in (checkpoint, exported)]
-    assert figures[0]["top1"] == figures[1]["top1"]
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported")

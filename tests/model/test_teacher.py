@@ -46,21 +46,6 @@ def test_frozen_stays_in_evaluation_mode_and_takes_no_gradient() -> None:
     assert torch.equal(outputs, frozen(inputs))
 
 
-def test_teacher_begins_as_the_student_and_follows_it() -> None:
-    model = bare_model()
-    model.add_teacher("lut", Momentum(0.5, shape="constant"))
-    assert model.teacher is not None
-    before = {k: v.clone() for k, v in model.encoder.state_dict().items()}
-    for name, value in model.teacher.module.state_dict().items():
-        assert torch.equal(value, before[name])
-    with torch.no_grad():
-        for parameter in model.encoder.parameters():
-            parameter.add_(1.0)
-    model.teachers.update(0.0)
-    for name, value in model.teacher.module.state_dict().items():
-        torch.testing.assert_close(value, before[name] + 0.5)
-
-
 def test_teacher_pass_sees_every_patch_without_gradient() -> None:
     model = bare_model()
     model.add_teacher("lut", Momentum(0.996))

@@ -1,7 +1,5 @@
 """Loggers beside ``metrics.jsonl``: each gets every line of that file, and nothing else."""
 
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,61 +43,6 @@ def test_tensorboard_has_every_line_in_one_file_per_start(
     assert {"lr", "throughput", "memory", "samples", "loss/droppos"} <= set(values)
     assert list(values["lr"]) == [1, 4, 8, 12]
     assert list(values["evaluation/knn/top1"]) == [6, 9, 12]
-
-
-def wandb_records(data: bytes) -> Iterator[bytes]:
-    """Give the records of an offline run's file: LevelDB's log format after 7 bytes of its own."""
-    place, record = 7, b""
-    while place + 7 <= len(data):
-        left = 2**15 - place % 2**15  # no header spans two blocks
-        if left < 7:
-            place += left
-            continue
-        length, kind = struct.unpack_from("<HB", data, place + 4)
-        record += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last piece
-            yield record
-            record = b""
-
-
-def test_wandb_offline(tiny: Path, run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    from wandb.proto import wandb_internal_pb2
-
-    place = f"{{mode: offline, dir: {tmp_path}}}"
-    wandb = f"loggers={{wandb: {{project: test, init_kwargs: {place}}}}}"
-    code, said = run(tiny, *OPTIONS, MEASURED, wandb)
-    assert code == 0, said
-    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    values: Values = {}
-    for data in wandb_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
-        for name in (name for name in items if not name.startswith("_")):
-            values.setdefault(name, {})[int(items["_step"])] = float(items[name])
-    assert values == logged(tmp_path / "runs" / "tiny")
-
-
-def test_mlflow_in_a_folder(
-    tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mlflow = pytest.importorskip("mlflow")
-
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # which MLflow 3 asks for
-    folder = (tmp_path / "mlruns").as_uri()
-    settings = f"{{experiment_name: test, tracking_uri: '{folder}', log_system_metrics: false}}"
-    code, said = run(tiny, *OPTIONS, MEASURED, f"loggers={{mlflow: {settings}}}")
-    assert code == 0, said
-    client = mlflow.MlflowClient(folder)
-    (found,) = client.search_runs([client.get_experiment_by_name("test").experiment_id])
-    expected = logged(tmp_path / "runs" / "tiny")
-    assert found.info.status == "FINISHED" and set(found.data.metrics) == set(expected)
-    values = {m.step: m.value for m in client.get_metric_history(found.info.run_id, "loss/total")}
-    assert values == expected["loss/total"]
-    found_figures = client.get_metric_history(found.info.run_id, "evaluation/knn/top1")
-    assert {m.step: m.value for m in found_figures} == expected["evaluation/knn/top1"]
 
 
 class Tracker(LoggerDestination):

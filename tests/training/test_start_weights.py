@@ -102,13 +102,6 @@ def test_exported_files(tmp_path: Path, ending: str) -> None:
         assert torch.equal(value, weights[key])
 
 
-def test_maes_published_files_nest_the_weights_and_keep_the_decoder(tmp_path: Path) -> None:
-    path, weights = exported(tmp_path / "mae.pth")
-    extra = {"mask_token": torch.zeros(1), "decoder_embed.weight": torch.zeros(1)}
-    torch.save({"model": weights | extra}, path)
-    assert "; not used" not in load_weights(small(), str(path))
-
-
 def test_positions_may_be_fresh_and_are_named(tmp_path: Path) -> None:
     path, _ = exported(tmp_path / "mp3.pth", positions="none")
     for kind, fresh in (

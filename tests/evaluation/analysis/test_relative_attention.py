@@ -15,18 +15,6 @@ def random_maps(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).double().softmax(-1)
 
 
-def test_uniform_attention_is_flat_and_shifted_attention_one_point() -> None:
-    flat = by_offset(torch.full((2, 15, 15), 1 / 15), (3, 5))
-    torch.testing.assert_close(flat, torch.full((2, 5, 9), 1 / 15))
-    to_the_right = torch.zeros(1, 15, 15)
-    for query in range(15):
-        to_the_right[0, query, query + (query % 5 < 4)] = 1  # the last column looks at itself
-    found = by_offset(to_the_right, (3, 5))[0]
-    expected = torch.zeros(5, 9)
-    expected[2, 5], expected[2, 4] = 1, 3 / 15
-    torch.testing.assert_close(found, expected)
-
-
 def test_any_attention_is_the_mean_over_pairs() -> None:
     rows, columns = 3, 4
     maps = random_maps(2, 3, 12, 12)

@@ -68,15 +68,6 @@ def test_stops_protocol_sees_the_middle_with_all_of_the_short_side(
     assert float((seen[0][:1] - wanted).abs().max()) < 0.1  # two levels of 255
 
 
-def test_separable_classes_are_learned_and_decay_is_chosen_from_the_list() -> None:
-    generator = torch.Generator().manual_seed(1)
-    labels = torch.arange(120) % 4
-    bank = torch.eye(4)[labels] * 3 + torch.randn(120, 4, generator=generator) * 0.3
-    weights, decay = logistic.fit(bank, labels, 4, iterations=50, seed=0)
-    assert decay in logistic.DECAYS
-    assert float((logistic.classify(bank, weights) == labels).double().mean()) > 0.98
-
-
 def test_results_state_what_was_measured(mae_checkpoint: Path, image_folder: Any) -> None:
     data = image_folder(num_images=12)
     results = evaluate(mae_checkpoint, data, bank=str(data), iterations=20)

@@ -135,10 +135,3 @@ def test_batch_size_changes_nothing(evaluate, image_folder):
     assert results["grid"] == [4, 4] and results["samples"] == 5
     assert all(cell["initial_accuracy"] is not None for cell in results["cells"])
     assert 0 < results["weighted_mean"] < 1
-
-
-def test_limit_draws_images_by_seed(evaluate, image_folder):
-    data = image_folder(num_images=9)
-    results = evaluate(data, num_samples=5, baseline=False, batch_size=2)
-    assert results["samples"] == 5 and results["initial_mean"] is None
-    assert evaluate(data, num_samples=50, baseline=False)["samples"] == 9

@@ -1,4 +1,4 @@
-"""Tables and waves read in boxes of the frame, against torch's own sampling."""
+"""Tables read in boxes of the frame, against torch's own sampling."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.nn.positions.scheme import Space
-from pospre.nn.positions.sincos import SinCos
 from pospre.nn.positions.table import Table
 
 WHOLE = torch.tensor([[0.0, 0.0, 1.0, 1.0]], dtype=torch.float64)
@@ -47,25 +46,6 @@ def test_the_whole_field_on_another_grid_is_torchs_resize(side: int) -> None:
     )
     sampled = in_boxes(field, WHOLE, (side, side))
     torch.testing.assert_close(sampled[0], resized[0].flatten(1).T, rtol=0, atol=1e-12)
-
-
-def test_one_place_has_one_vector_in_overlapping_crops() -> None:
-    """Two 6×6 crops of 1/12 patches, three columns and two rows apart."""
-    left, top, cell = 0.1, 0.2, 1 / 12
-    boxes = torch.tensor(
-        [
-            [left, top, left + 6 * cell, top + 6 * cell],
-            [left + 3 * cell, top + 2 * cell, left + 9 * cell, top + 8 * cell],
-        ],
-        dtype=torch.float64,
-    )
-    for sampled in (
-        in_boxes(random_field(50, 50), boxes, (6, 6)),
-        SinCos(space(16, (14, 14))).in_boxes(boxes, (6, 6)),
-    ):
-        one, other = sampled.unflatten(1, (6, 6))
-        tolerance = 1e-12 if sampled.dtype == torch.float64 else 1e-6
-        torch.testing.assert_close(one[2:, 3:], other[:4, :3], rtol=0, atol=tolerance)
 
 
 def test_sampling_gives_the_field_an_exact_gradient() -> None:

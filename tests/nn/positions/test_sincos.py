@@ -14,7 +14,6 @@ from pospre.nn.positions.scheme import Scheme, Space
 from pospre.nn.positions.sincos import (
     SinCos,
     is_sincos,
-    sincos_at,
     sincos_positions,
     sincos_positions_1d,
     sincos_table,
@@ -65,13 +64,6 @@ def test_sequence_has_the_sinusoids_of_the_transformer():
 def test_width_must_be_a_multiple_of_four():
     with pytest.raises(UserError, match="30"):
         sincos_positions(30, 2, 2)
-
-
-def test_vectors_at_whole_coordinates_are_the_tables():
-    row, col = torch.meshgrid(torch.arange(3.0), torch.arange(4.0), indexing="ij")
-    places = torch.stack([col.flatten(), row.flatten()], dim=1)[None]
-    found = sincos_at(64, places)[0]
-    torch.testing.assert_close(found, sincos_positions(64, 3, 4), atol=1e-5, rtol=1e-5)
 
 
 @pytest.fixture(params=["encoder", "decoder"])

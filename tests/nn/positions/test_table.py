@@ -69,14 +69,6 @@ def test_a_box_reads_the_table_as_torch_samples_a_picture(table: Table) -> None:
             assert torch.equal(vectors(table, places), ours)
 
 
-def test_the_whole_frame_gives_the_table_itself(table: Table) -> None:
-    frame = torch.tensor([[0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0]])
-    upright, mirrored = vectors(table, Places((3, 4), box=frame))
-    own = table.pos_embed[0, 3:]
-    torch.testing.assert_close(upright, own)
-    torch.testing.assert_close(mirrored, own.unflatten(0, (3, 4)).flip(1).flatten(0, 1))
-
-
 @pytest.mark.parametrize("anew", [True, False])
 def test_an_enlarged_table_keeps_the_prefix_and_is_read_from_the_old_one(
     table: Table, anew: bool

@@ -39,7 +39,7 @@ STEPS = [
     )
 ]
 """Every method once."""
-BLOCKS = [DROPPING, Case(("dinov2", "masked_position"))]
+BLOCKS = [DROPPING, Case(("dinov2", "masked_position")).of_one_block()]
 
 
 @pytest.fixture(autouse=True)
