@@ -125,7 +125,7 @@ def test_raw_pixels_agree_with_a_lossless_folder(hard, tmp_path):
     lossless = tmp_path / "lossless"
     lossless.mkdir()
     for number, pixels in enumerate(pictures):
-        Image.fromarray(pixels).save(lossless / f"{number:02d}.png")
+        Image.fromarray(pixels).save(lossless / f"{number:02d}.png", compress_level=1)
     path = tmp_path / "raw.beton"
     fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
     data = [(pixels, -1) for pixels in pictures]

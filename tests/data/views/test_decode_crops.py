@@ -139,7 +139,7 @@ def photographs(test_data: Path, tmp_path_factory: pytest.TempPathFactory) -> li
     """Folders of one photograph each, as a JPEG and as a PNG, which is decoded in full."""
     root = tmp_path_factory.mktemp("photographs")
     pairs = []
-    for path in sorted((test_data / "imagenet_sample").glob("*/*.JPEG"))[::80]:
+    for path in sorted((test_data / "imagenet_sample").glob("*/*.JPEG"))[::160]:
         folders = [root / suffix / path.stem for suffix in ("jpg", "png")]
         for folder in folders:
             folder.mkdir(parents=True)
