@@ -87,7 +87,7 @@ def of_data_set(
     channels: int | None = None,
     deep_range: DeepRange | None = None,
 ) -> Statistics:
-    """Read the headers of a data set's samples; with ``channels`` decode its images to so many."""
+    """Read the headers of a data set's samples; with ``channels`` decode to that many."""
     # late imports, so that --help is fast
     from pospre.data.decode.decoder import DecodeError, OpenedImage
     from pospre.data.opening import open_reader

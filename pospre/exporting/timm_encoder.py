@@ -160,7 +160,7 @@ def _digits(values: Tensor) -> list[float]:
 
 
 def _image_size(encoder: Encoder, grid: tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) in pixels of an image of so many patches."""
+    """Return (height, width) in pixels of an image with this many patches."""
     return grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
 
 

@@ -81,7 +81,7 @@ class Parameters:
 
     trained: int
     frozen: int  # of teachers, and fixed tables
-    unit: int  # that FSDP2 gathers at once, at most: the blocks in use, and what they stand in
+    unit: int  # that FSDP2 gathers at once, at most: the blocks in use, and their parents
     unit_trained: int  # the trained ones among them
 
 
@@ -174,7 +174,7 @@ def count_parameters(model: PretrainModel) -> Parameters:
         around = [unit for unit in names if name.startswith(f"{unit}.")]
         if around:
             own[max(around, key=len)][one.requires_grad] += one.numel()
-    # a unit stands in those whose names its own begins with
+    # a unit is gathered with its parents
     gathered = [
         sum((own[outer] for outer in names if f"{unit}.".startswith(f"{outer}.")), Counter[bool]())
         for unit in names

@@ -167,7 +167,7 @@ def compare_recipes(
 def _as_recorded(
     previous: dict[str, Any], recipe: Recipe, fingerprints: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Return a recipe with the recorded references in the place of equal values."""
+    """Return a recipe with recorded references instead of equal values."""
     now = recipe.dump()
     for dotted in COMPARED:
         section, _, key = dotted.partition(".")

@@ -125,7 +125,7 @@ def load_model(
     Args:
         uri: a checkpoint, a folder of them or a run folder (the newest counts), local or S3.
         initial: return the same model with its initial random weights instead.
-        weights: ``teacher`` loads the teacher's weights in the place of the trained ones.
+        weights: ``teacher`` loads the teacher's weights instead of the trained ones.
 
     Raises:
         UserError: no such checkpoint, the file is damaged or of another model, or it has no

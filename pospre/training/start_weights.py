@@ -85,7 +85,7 @@ def load_run(address: str | Path, weights: Weights = "student") -> PretrainModel
     Args:
         address: a run folder or a folder of checkpoints (the newest intact one counts), or a
             checkpoint; local or ``s3://``.
-        weights: ``teacher`` loads the teacher's weights in the place of the trained ones.
+        weights: ``teacher`` loads the teacher's weights instead of the trained ones.
 
     Raises:
         UserError: there is none, it is damaged, or has no teacher; or it is a file of weights.

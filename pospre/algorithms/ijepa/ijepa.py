@@ -36,7 +36,7 @@ class FeaturePrediction(Objective):
 
     Attributes:
         predictor: projects the context by a Linear, ``predictor.embed``.
-        extra: a further term of the loss, or None.
+        extra: an extra term of the loss, or None.
     """
 
     def __init__(self, encoder: Encoder, options: "IJEPA") -> None:

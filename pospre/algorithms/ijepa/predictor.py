@@ -53,7 +53,7 @@ class PredictorTokens(nn.Module):
 
 
 class ExtraTerm(nn.Module, ABC):
-    """A further term of the loss that an algorithm puts into ``FeaturePrediction``."""
+    """An extra term of the loss that an algorithm puts into ``FeaturePrediction``."""
 
     @abstractmethod
     def forward(

@@ -135,7 +135,7 @@ class Replaced(NamedTuple):
     Attributes:
         tokens: the predictor's input before positions are added.
         positions: ψ.
-        extra: makes a further term of the loss, of the predictor and λ.
+        extra: makes an extra term of the loss, of the predictor and λ.
     """
 
     tokens: type[StochasticTokens] | None = None

@@ -213,7 +213,7 @@ class CheckpointSaver(Callback):
 
 
 def plain_random(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the random states of all ranks with lists in the place of numpy's arrays.
+    """Return the random states of all ranks with lists instead of numpy's arrays.
 
     A file that may name arrays may also name addresses in memory; numpy takes a list as well.
     """
