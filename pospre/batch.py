@@ -161,11 +161,11 @@ def check_shares(boxes: Tensor, start: str) -> None:
 
 def readable(tensor: Tensor | None) -> np.ndarray | None:
     """Return the tensor's values if they can be read without waiting; otherwise None."""
-    hidden = torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
-    if tensor is None or hidden or not tensor.is_cpu:
+    if tensor is None or torch.compiler.is_compiling() or not tensor.is_cpu:
         return None
+    plain = tensor.detach().float() if tensor.is_floating_point() else tensor.detach()
     # NumPy reads without an ``item``, which steps do not have
-    return (tensor.detach().float() if tensor.is_floating_point() else tensor).numpy()
+    return None if isinstance(plain, FakeTensor) else plain.numpy()  # a mode makes any tensor fake
 
 
 def _numbers(key: str, values: Tensor, images: Tensor) -> Tensor:
