@@ -127,6 +127,7 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
     """Load the tensors of ``source``; see ``load_weights``."""
     encoder = model.encoder
     _check_kind(encoder, source)
+    _check_key_bias(encoder, source)
     source = _in_our_layout(encoder, source)
     rounded = is_rounded(source.positions) and not is_rounded(encoder.positions.as_given())
     names = {encoder.timm_name_of(key): key for key in encoder.state_dict()}
@@ -160,6 +161,18 @@ def _check_kind(encoder: PatchEncoder, source: Source) -> None:
             "the network that gives it for any window is in the run: use its folder or a "
             "checkpoint."
         )
+
+
+def _check_key_bias(encoder: PatchEncoder, source: Source) -> None:
+    if not isinstance(encoder, Encoder) or encoder.size.key_bias:
+        return
+    for key, tensor in source.tensors.items():
+        if key.endswith("attn.qkv.bias") and tensor.chunk(3)[1].any():
+            raise UserError(
+                f"{source.named} has a bias of keys in '{key}', and {encoder.options.name} has "
+                "none. Use an encoder with one, such as vitb16; or, if DINOv3's code masks it, "
+                "keep the file's 'bias_mask'."
+            )
 
 
 def _in_our_layout(encoder: PatchEncoder, source: Source) -> Source:

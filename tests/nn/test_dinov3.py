@@ -108,6 +108,15 @@ def test_an_official_file_arrives_whole(name: str, tmp_path: Path) -> None:
         close(model.eval().encoder(images()), expected, 1e-5)
 
 
+def test_a_bias_of_keys_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    state = official(vit_of(QKVB).state_dict())
+    torch.save({k: v for k, v in state.items() if not k.endswith("bias_mask")}, tmp_path / "v3.pth")
+    given: dict[str, Any] = {"depth": 2, "layer_scale": 1.0, "num_registers": 4}
+    encoder = build_encoder(f"timm:{QKVB}", image_size=64, positions="rotary", **given)
+    with pytest.raises(UserError, match=r"bias of keys in 'blocks\.0.*keep the file's 'bias_mask'"):
+        load_weights(PretrainModel(encoder, seed=0), tmp_path / "v3.pth")
+
+
 @pytest.mark.parametrize("name", [QKVB, PLUS, "vit_small_patch16_dinov3", MIXED, AXIAL, APE])
 def test_a_file_of_timms_arrives_whole(name: str, tmp_path: Path) -> None:
     vit, path = vit_of(name, dynamic_img_size=True), tmp_path / "model.safetensors"
