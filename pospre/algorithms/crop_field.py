@@ -94,8 +94,7 @@ class CropField(PretrainAlgorithm):
         if not table.learns:
             return
         side = 50 if self.field_size is None else self.field_size
-        anew = model.encoder.table_from is None
-        table.enlarge((side, side), anew=anew, resampling=self.interpolation)
+        table.enlarge((side, side), resampling=self.interpolation)
         if model.teacher is not None:
             model.teacher.module.positions = deepcopy(table).requires_grad_(False)
 

@@ -29,7 +29,6 @@ class PatchEncoder(nn.Module, ABC):
         num_prefix_tokens: class token (0 or 1) plus registers; they precede the patch tokens.
         patches_per_token: patches covered by one output token.
         positions: the scheme of positions, see ``pospre.nn.positions``.
-        table_from: source of the position table, if it was loaded.
         pixel_mean: with ``pixel_std``, the normalisation that its weights expect, if known.
         timm_head: timm's name of the classifier's linear layer.
     """
@@ -45,7 +44,6 @@ class PatchEncoder(nn.Module, ABC):
     drop_path: float
     dropout: float = 0.0
     positions: Scheme
-    table_from: str | None = None
     pixel_mean: Sequence[float] | None = None
     pixel_std: Sequence[float] | None = None
     timm_head: str = "head"

@@ -85,7 +85,6 @@ def wrap_encoder(
     own = {encoder.timm_name_of(key): key for key in encoder.state_dict()}
     _check_tensors({key: encoder.state_dict()[own[key]] for key in own}, theirs)
     encoder.load_state_dict({own[key]: tensor for key, tensor in theirs.items()})
-    encoder.table_from = "the ViT of timm" if "pos_embed" in theirs else None
     encoder.to(vit.patch_embed.proj.weight)
     if isinstance(encoder.positions, Table):
         encoder.positions.resampling = "antialiased"  # as timm does

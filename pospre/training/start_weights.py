@@ -145,8 +145,6 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
     used = {*expected, _SHARED} if copied else {*expected}
     done.unused = [key for key in source.tensors if key not in used]
     _check_unused(done.unused, source)
-    if "pos_embed" in done.tensors:
-        encoder.table_from = source.name
     taken = {names[key]: tensor for key, tensor in done.tensors.items()}
     encoder.load_state_dict(taken, strict=False)
     follow(model.teachers.pairs, 0.0)

@@ -164,7 +164,7 @@ class Scheme(nn.Module):
         """Return the position tensors of timm's model for images of ``grid``."""
         return {}
 
-    def enlarge(self, grid: tuple[int, int], *, anew: bool, resampling: Resampling) -> None:
+    def enlarge(self, grid: tuple[int, int], *, resampling: Resampling) -> None:
         """Move a learned table to another grid; see ``Table.enlarge``."""
         return
 

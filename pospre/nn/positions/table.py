@@ -27,6 +27,7 @@ class Table(Scheme):
         grid: (rows, columns) of the table; may differ from the images'.
         resampling: how it is resampled to another grid.
         is_drawn_larger: enlarging a fresh table draws it anew rather than resampling it.
+        was_loaded: it is not fresh, but from a state dict.
     """
 
     is_added: ClassVar[bool] = True
@@ -34,6 +35,7 @@ class Table(Scheme):
     learns: ClassVar[bool] = True
     inputs: ClassVar[tuple[str, ...]] = ("pos_embed",)
     is_drawn_larger: ClassVar[bool] = True
+    was_loaded: bool = False
     pos_embed: Tensor
 
     def __init__(self, space: Space) -> None:
@@ -47,6 +49,10 @@ class Table(Scheme):
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         self.pos_embed[:, self._registers] = 0
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        self.was_loaded |= f"{prefix}pos_embed" in state_dict
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
     def make_room(self, grid: tuple[int, int]) -> None:
         """Allocate a table of ``grid``, not filled yet."""
         count = self.space.num_prefix + grid[0] * grid[1]
@@ -57,8 +63,8 @@ class Table(Scheme):
         self.grid = grid
 
     @torch.no_grad()
-    def enlarge(self, grid: tuple[int, int], *, anew: bool, resampling: Resampling) -> None:
-        """Change the table to ``grid``: resample the present one, or draw it ``anew``.
+    def enlarge(self, grid: tuple[int, int], *, resampling: Resampling) -> None:
+        """Change the table to ``grid``: resample a loaded one, or draw a fresh one anew.
 
         Prefix tokens keep their rows. Later resampling uses ``resampling``.
         """
@@ -67,7 +73,7 @@ class Table(Scheme):
         table = self.pos_embed.data
         table[:, : self.space.num_prefix] = prefix
         self.resampling = resampling
-        if anew and self.is_drawn_larger:
+        if self.is_drawn_larger and not self.was_loaded:
             nn.init.trunc_normal_(table[:, self.space.num_prefix :], std=0.02)
         else:
             table[0, self.space.num_prefix :] = patches
