@@ -1,7 +1,7 @@
 """How long a training step of each method takes beside its peer, and how much memory.
 
     make bench-methods                                            # ViT-S, batch 16, fp32
-    make bench-methods ARGS="--size vitb16 --precision bf16 --batch 64"
+    make bench-methods ARGS="--size vitb16 --precision bf16 --batch 64 --output methods.json"
     make bench-methods ARGS="--rows mp3 lut"                      # some of them
 
 A step is drawing the masks, forward, backward, AdamW and the teacher. Each row times two steps in
@@ -12,6 +12,7 @@ own, minus that of an idle one; on a GPU the allocator's.
 """
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -281,7 +283,7 @@ def print_peak(name: str, settings: tuple[Any, ...]) -> None:
 
 
 def main() -> int:
-    """Print the table."""
+    """Print the table; write JSON with --output."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -290,6 +292,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
     parser.add_argument("--rows", nargs="+", default=[""], help="beginnings of the rows' names")
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -302,22 +305,38 @@ def main() -> int:
     print(f"medians of {options.steps} steps in turn\n")
     print("| step | beside | time | target | GFLOPs per image | ratio | GiB, ours | GiB, peer |")
     print("|---|---|---|---|---|---|---|---|")
-    for row in ROWS:
-        if row.name.startswith(tuple(options.rows)):
-            measure_row(row, options, settings)
+    results = [
+        measure_row(row, options, settings)
+        for row in ROWS
+        if row.name.startswith(tuple(options.rows))
+    ]
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=1))
     return 0
 
 
-def measure_row(row: Row, options: argparse.Namespace, settings: tuple[Any, ...]) -> None:
+def measure_row(row: Row, options: argparse.Namespace, settings: tuple[Any, ...]) -> dict[str, Any]:
     times = measure(make_step(row.name, *settings), make_step(row.peer, *settings), options.steps)
-    ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
-    own = count_flops(row.name, options.size)
-    flops = f"{own / 1e9:.1f} | –"
+    result: dict[str, Any] = {
+        "step": row.name,
+        "beside": row.peer,
+        "target": row.target,
+        "seconds": [statistics.median(part) for part in times],
+        "time_ratio": statistics.median(a / b for a, b in zip(*times, strict=True)),
+        "gib": [peak_memory(name, options) for name in (row.name, row.peer)],
+    }
+    flops = f"{count_flops(row.name, options.size) / 1e9:.1f} | –"
     if row.peer in OURS:
-        flops = f"{own / 1e9:.1f} | {own / count_flops(row.peer, options.size):.2f}"
-    memory = " | ".join(f"{peak_memory(name, options):.2f}" for name in (row.name, row.peer))
-    cells = row.name, row.peer, f"{ratio:.2f}", row.target, flops, memory
-    print(f"| {' | '.join(cells)} |", flush=True)
+        pair = [count_flops(name, options.size) for name in (row.name, row.peer)]
+        result["flops"] = pair
+        flops = f"{pair[0] / 1e9:.1f} | {pair[0] / pair[1]:.2f}"
+    memory = " | ".join(f"{value:.2f}" for value in result["gib"])
+    print(
+        f"| {row.name} | {row.peer} | {result['time_ratio']:.2f} | {row.target} | {flops} "
+        f"| {memory} |",
+        flush=True,
+    )
+    return result
 
 
 if __name__ == "__main__":
