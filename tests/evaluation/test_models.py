@@ -93,6 +93,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "encoder.safetensors"
 
 
+def test_an_export_is_measured_as_the_run_it_is_from(
+    exported: Path, image_folder: Callable[..., Path]
+) -> None:
+    data, models = image_folder(num_images=6), (exported, exported.with_name("tiny"))
+    figures = [pospre.measure("knn", str(path), data, {"k": 2}) for path in models]
+    assert figures[0]["top1"] == figures[1]["top1"]
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
