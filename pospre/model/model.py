@@ -160,6 +160,8 @@ class PretrainModel(ComposerModel):
                 "model.features reads the blocks of a ViT, but the encoder is "
                 f"{self.encoder.timm_name}. model.encoder(images) gives its last tokens."
             )
+        if isinstance(layers, int):
+            raise UserError(f"layers = {layers}, but model.features takes a list: [{layers}].")
         found = self.encoder(images_BCHW, places=places, layers=layers)
         return [self.encoder.norm(tokens)[:, self.encoder.num_prefix_tokens :] for tokens in found]
 

@@ -191,7 +191,8 @@ def _refuse_odd(encoder: Any) -> None:
     if (encoder.size.eps, encoder.layer_scale is not None) not in _NAMES:
         odd.append(f"layer_scale = {encoder.layer_scale} with norms of ε = {encoder.size.eps}")
     if odd:
+        exact = "read the file as timm:NAME,FILE, with the exact periods that timm has"
+        remedy = exact if "bf16" in odd[0] else "use the encoder through its run or checkpoint"
         raise UserError(
-            f"encoder.{odd[0]} cannot be exported: timm has no such model. Weights with rounded "
-            "periods are read as timm:NAME,FILE with exact ones, which it has."
+            f"encoder.{odd[0]} cannot be exported: timm has no such model. Instead, {remedy}."
         )

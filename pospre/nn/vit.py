@@ -127,10 +127,10 @@ class Encoder(PatchEncoder):
         Raises:
             UserError: the position scheme does not take such images, or a layer does not exist.
         """
-        wrong = [layer for layer in layers or () if not 0 <= layer <= self.depth]
+        wrong = [layer for layer in layers or () if layer not in range(self.depth + 1)]
         if wrong:
             raise UserError(
-                f"layer {wrong[0]}, but the encoder has {self.depth} blocks. Give numbers from 0 "
+                f"layer {wrong[0]!r}, but the encoder has {self.depth} blocks. Give numbers from 0 "
                 f"(the input of the first) to {self.depth} (the output of the last)."
             )
         if places is None:

@@ -133,6 +133,7 @@ def test_rotary_options_that_timm_lacks_are_named(
         code = run_command(lambda: main([str(path), str(out), "--format", "timm"]))  # noqa: B023
         said = capsys.readouterr().err
         assert code == 2 and f"positions.rotary.{key} cannot be exported" in said
+        assert ("exact periods" in said) is (key == "bf16_periods")
         assert not out.exists()
 
 

@@ -210,3 +210,17 @@ def test_features_are_the_patches_of_each_layer_normalised(scheme: str) -> None:
     assert torch.equal(last, model.encoder(images)[:, 3:])
     before = model.encoder(images, layers=[1])[0]
     assert torch.equal(first, model.encoder.norm(before)[:, 3:])
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        (1, r"takes a list: \[1\]"),
+        ([3], "layer 3, .* 2 blocks"),
+        (["1"], "layer '1'"),
+        ([0.5], "0.5"),
+    ],
+)
+def test_layers_that_do_not_exist_are_named(layers: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        bare_model(depth=2).features(torch.randn(1, 3, 32, 32), layers=layers)
