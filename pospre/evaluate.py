@@ -115,7 +115,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from pospre.evaluation.figures import run_folder_of
     from pospre.evaluation.models import Shown, open_model
     from pospre.evaluation.run import run_subject
-    from pospre.run.checkpoints.finding import checkpoints_in
+    from pospre.run.checkpoints.folders import checkpoints_in
 
     shown = Shown(image_size, mean, std)
     subject = open_model(

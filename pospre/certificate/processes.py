@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from composer.utils import get_free_tcp_port
 
-from pospre.run.checkpoints.finding import incomplete
+from pospre.run.checkpoints.folders import incomplete
 
 KINDS = ("step", "save", "start", "SIGTERM")
 # keeps libraries from starting threads before the fork, or from using a GPU

@@ -16,7 +16,7 @@ from typing import Literal
 
 from pospre.atomic_file import PARTIAL
 from pospre.evaluation.run import write_json
-from pospre.run.checkpoints.finding import BEST, NOTE, checkpoints_in, remove, remove_checkpoints
+from pospre.run.checkpoints.folders import BEST, NOTE, checkpoints_in, remove, remove_checkpoints
 from pospre.training.callbacks.metrics import read_lines
 
 

@@ -12,7 +12,7 @@ from pospre.evaluation.registry import check_settings, evaluation_module, figure
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.recipe.provenance import concealed
 from pospre.recipe.recipe import Recipe
-from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_of
+from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
 from pospre.training.build import build_model, model_of
 from pospre.training.data import open_data

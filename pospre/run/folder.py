@@ -25,7 +25,7 @@ from pospre.recipe.provenance import annotated
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.run.checkpoints.files import why_not_written
-from pospre.run.checkpoints.finding import remove_checkpoints
+from pospre.run.checkpoints.folders import remove_checkpoints
 from pospre.run.checkpoints.reading import open_newest
 from pospre.run.lease import lease
 from pospre.run.peers.ranks import is_restart

@@ -13,7 +13,7 @@ from composer.utils import dist
 from pospre.collectives import from_rank_zero, however_long, on_every_rank, print_once, wait_until
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
-from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_in, checkpoints_of
+from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_in, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest, read_on_every_rank
 from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.run.checkpoints.uploads import Uploads, lacks

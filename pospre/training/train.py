@@ -16,7 +16,7 @@ from pospre.data.memory import estimate_memory
 from pospre.errors import Stopped, UserError
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
-from pospre.run.checkpoints.finding import checkpoints_in
+from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.run.device import composer_precision, describe_precision, slow_precision, uses_cudnn

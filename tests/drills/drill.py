@@ -32,7 +32,7 @@ from pospre.certificate.step_records import (
 )
 from pospre.errors import UserError
 from pospre.run.checkpoints.files import DamagedCheckpoint
-from pospre.run.checkpoints.finding import checkpoints_in
+from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.reading import read_checkpoint
 from tests.conftest import write_images
 from tests.data.flaky_s3 import FlakyS3, access

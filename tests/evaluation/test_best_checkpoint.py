@@ -12,7 +12,7 @@ from pospre.errors import UserError
 from pospre.evaluation.best_checkpoint import BestCheckpoint
 from pospre.evaluation.recipe_evaluations import best_figure
 from pospre.recipe.recipe import Recipe, recipe_from_dict
-from pospre.run.checkpoints.finding import NOTE
+from pospre.run.checkpoints.folders import NOTE
 from tests.evaluation.checkpoints import tiny_recipe
 
 FIGURE = "evaluation/knn/top1"

@@ -26,7 +26,7 @@ def no_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(uri: str, **_: Any) -> None:
         pytest.fail(f"{uri} was asked")
 
-    for module in ("finding", "reading"):
+    for module in ("folders", "reading"):
         monkeypatch.setattr(f"pospre.run.checkpoints.{module}.Bucket", refuse)
 
 

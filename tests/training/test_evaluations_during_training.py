@@ -19,7 +19,7 @@ from composer.utils import dist
 from pospre import collectives, evaluate, train
 from pospre.errors import UserError
 from pospre.evaluation import during_training
-from pospre.run.checkpoints.finding import NOTE
+from pospre.run.checkpoints.folders import NOTE
 from pospre.run.checkpoints.reading import read_checkpoint
 from tests.disk import snapshot
 from tests.training.tiny_runs import Run, curve, metrics, write_tiny

@@ -29,7 +29,7 @@ from pospre.run.checkpoints.files import (
     warn_of_other_versions,
     why_not_written,
 )
-from pospre.run.checkpoints.finding import BEST, NAME, NOTE, checkpoints_in, named_best
+from pospre.run.checkpoints.folders import BEST, NAME, NOTE, checkpoints_in, named_best
 
 _ONE_FOLDER = "All nodes must see the same trainer.save_folder; or use a bucket"
 

@@ -22,7 +22,7 @@ from composer.utils import create_interval_scheduler, dist, reproducibility
 from pospre.collectives import Greatest, from_rank_zero, on_every_rank, wait_for_all
 from pospre.errors import UserError
 from pospre.run.checkpoints.files import METADATA, versions, why_not_written
-from pospre.run.checkpoints.finding import CHECKPOINT_NAME, incomplete, remove
+from pospre.run.checkpoints.folders import CHECKPOINT_NAME, incomplete, remove
 from pospre.run.checkpoints.rank_files import Part, Staging, Written, sharded_state
 
 _WRITTEN, _WRITING, _FAILED = range(3)

@@ -19,7 +19,7 @@ from pospre.collectives import on_every_rank
 from pospre.errors import Unreachable, UserError
 from pospre.object_store import Bucket, s3_patience, seconds_in
 from pospre.run.checkpoints.files import MANIFEST, files_of, read_manifest
-from pospre.run.checkpoints.finding import BEST, NOTE, named_best, remove_oldest
+from pospre.run.checkpoints.folders import BEST, NOTE, named_best, remove_oldest
 from pospre.run.folder import mirror_run
 from pospre.run.lease import check_held
 

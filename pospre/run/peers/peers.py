@@ -23,7 +23,7 @@ from composer.utils import dist
 from pospre.collectives import wait_until
 from pospre.errors import Lost, Stopped, UserError
 from pospre.recipe.recipe import Recipe
-from pospre.run.checkpoints.finding import checkpoints_in
+from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.uploads import stop_grace
 from pospre.run.peers.heartbeat import BEAT, Gone, Heartbeat
 from pospre.run.peers.ranks import Process, name_ranks, read_process

@@ -25,7 +25,7 @@ from pospre.batch import EPOCH, INDEX
 from pospre.errors import UserError
 from pospre.model.algorithm import pretrain_model
 from pospre.recipe.recipe import Recipe
-from pospre.run.checkpoints.finding import checkpoints_of
+from pospre.run.checkpoints.folders import checkpoints_of
 from pospre.training.callbacks.metrics import is_late, plain_losses
 from pospre.training.callbacks.watchers import Watcher
 

@@ -18,7 +18,7 @@ from pospre.recipe.recipe import Recipe, recorded_recipe
 from pospre.recipe.sections import Callbacks, Loggers
 from pospre.recipe.yaml_text import VARIABLE, apply_overrides
 from pospre.run.checkpoints.files import DamagedCheckpoint
-from pospre.run.checkpoints.finding import checkpoint_folders, checkpoints_in
+from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint, read_checkpoint
 from pospre.run.resume import Resume
 from pospre.training.build import build_components

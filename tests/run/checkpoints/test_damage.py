@@ -19,7 +19,7 @@ from pospre.errors import UserError
 from pospre.run import run as door
 from pospre.run.checkpoints import reading
 from pospre.run.checkpoints.files import DamagedCheckpoint
-from pospre.run.checkpoints.finding import checkpoints_in
+from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.training.build import load_model

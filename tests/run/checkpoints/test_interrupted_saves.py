@@ -14,7 +14,7 @@ from composer.core import State
 from composer.loggers import Logger
 
 from pospre.run import run as door
-from pospre.run.checkpoints.finding import remove
+from pospre.run.checkpoints.folders import remove
 from pospre.run.checkpoints.rank_files import Part, Written
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver

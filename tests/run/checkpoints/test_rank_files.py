@@ -13,7 +13,7 @@ from torch.distributed import checkpoint as dcp
 from pospre.object_store import Bucket
 from pospre.run.checkpoints.content import load_tensors
 from pospre.run.checkpoints.files import files_of
-from pospre.run.checkpoints.finding import checkpoints_in
+from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.run.checkpoints.uploads import Uploads, lacks
 from tests.data.flaky_s3 import FlakyS3, keys

@@ -12,7 +12,7 @@ import torch
 
 from data_prep import convert
 from pospre.errors import UserError
-from pospre.run.checkpoints.finding import NOTE
+from pospre.run.checkpoints.folders import NOTE
 from pospre.run.folder import mirror_run
 from pospre.training.build import build_model
 from pospre.training.start_weights import load_weights

@@ -17,7 +17,7 @@ from composer.loggers import Logger
 from pospre.errors import UserError
 from pospre.run import run as door
 from pospre.run.checkpoints import files as checkpoint_files
-from pospre.run.checkpoints.finding import incomplete, remove
+from pospre.run.checkpoints.folders import incomplete, remove
 from pospre.run.checkpoints.rank_files import Part, Staging, Written
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver

@@ -14,7 +14,7 @@ from pospre.object_store import Bucket
 from pospre.recipe.recipe import load_recipe
 from pospre.run.checkpoints import uploads as uploading
 from pospre.run.checkpoints.files import files_of
-from pospre.run.checkpoints.finding import NOTE, remove_checkpoints
+from pospre.run.checkpoints.folders import NOTE, remove_checkpoints
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.run.checkpoints.uploads import Uploads, lacks
 from pospre.run.folder import clear, mirror_run, restore_run

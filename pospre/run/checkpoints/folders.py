@@ -1,4 +1,4 @@
-"""Lists the checkpoints on disk and in a bucket, and removes old ones."""
+"""Folders of checkpoints, on disk and in buckets: what they hold, and removal of old ones."""
 
 import re
 import shutil
