@@ -27,7 +27,6 @@ class Table(Scheme):
         grid: (rows, columns) of the table; may differ from the images'.
         resampling: how it is resampled to another grid.
         is_drawn_larger: enlarging a fresh table draws it anew rather than resampling it.
-        was_loaded: it is not fresh, but from a state dict.
     """
 
     is_added: ClassVar[bool] = True
@@ -35,12 +34,12 @@ class Table(Scheme):
     learns: ClassVar[bool] = True
     inputs: ClassVar[tuple[str, ...]] = ("pos_embed",)
     is_drawn_larger: ClassVar[bool] = True
-    was_loaded: bool = False
     pos_embed: Tensor
 
     def __init__(self, space: Space) -> None:
         super().__init__(space)
         self.resampling: Resampling = "bicubic"
+        self._first = torch.empty(0)  # what the table was at first, to see whether it has changed
         self.make_room(space.grid)
 
     @torch.no_grad()
@@ -48,10 +47,13 @@ class Table(Scheme):
         """Draw the table from N(0, 0.02²); registers have no position."""
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         self.pos_embed[:, self._registers] = 0
+        self._first = self.pos_embed.detach().clone()
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        self.was_loaded |= f"{prefix}pos_embed" in state_dict
-        super()._load_from_state_dict(state_dict, prefix, *others)
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the table is as it was drawn: neither loaded nor trained."""
+        table = self.pos_embed.detach()
+        return table.is_meta or torch.equal(self._first.to(table), table)
 
     def make_room(self, grid: tuple[int, int]) -> None:
         """Allocate a table of ``grid``, not filled yet."""
@@ -64,16 +66,17 @@ class Table(Scheme):
 
     @torch.no_grad()
     def enlarge(self, grid: tuple[int, int], *, resampling: Resampling) -> None:
-        """Change the table to ``grid``: resample a loaded one, or draw a fresh one anew.
+        """Change the table to ``grid``: draw a fresh one anew, resample any other.
 
         Prefix tokens keep their rows. Later resampling uses ``resampling``.
         """
         prefix, patches = self.prefix(), self.at(grid)
+        is_drawn = self.is_drawn_larger and self.is_fresh
         self.make_room(grid)
         table = self.pos_embed.data
         table[:, : self.space.num_prefix] = prefix
         self.resampling = resampling
-        if self.is_drawn_larger and not self.was_loaded:
+        if is_drawn:
             nn.init.trunc_normal_(table[:, self.space.num_prefix :], std=0.02)
         else:
             table[0, self.space.num_prefix :] = patches
