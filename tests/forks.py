@@ -135,7 +135,7 @@ def _parent() -> _Parent:
 
 
 def _serve(number: int) -> None:
-    """Fork as often as asked, and tell how the forks ended, until nobody can ask any more."""
+    """Fork as often as asked, and tell how the forks ended, until the tests have ended."""
     preload()
     link = socket.socket(fileno=number)
     while True:

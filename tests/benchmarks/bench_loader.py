@@ -6,7 +6,7 @@
   one-view      1×224 random resized crop: ours from .beton, MDS and folder; stock FFCV (as
                 installed, and with numba's workqueue threads), torchvision's DataLoader, litdata,
                 webdataset, stock StreamingDataset, NVIDIA DALI on the CPU
-  multi-crop    2×224 + 8×96 of every image, likewise
+  multi-crop    2×224 + 8×96 of every image, as above
   decode-bound  how much of the rate at which libjpeg-turbo alone decodes the files we keep
   s3            MDS shards from an S3 server on this machine (moto, which takes its share of the
                 cores), beside stock StreamingDataset: first and second epoch

@@ -96,7 +96,7 @@ class Worker:
             )
         try:
             self.first = self._answer()
-        except BaseException:  # Ctrl-C as well: nobody else knows of this process yet
+        except BaseException:  # Ctrl-C as well: no other process knows of this one yet
             self.close()
             raise
 

@@ -51,7 +51,7 @@ def test_batches_keep_the_contract(photos):
 
 
 def test_a_path_and_a_batch_size_suffice(photos):
-    """As in somebody else's training code."""
+    """As in another training code."""
     ours = build_loader(photos, batch_size=4)
     epochs = [list(ours) for _ in range(2)]
     assert [len(batches) for batches in epochs] == [len(ours)] * 2 == [5, 5]

@@ -165,7 +165,7 @@ def test_an_estimate_follows_the_loader(monkeypatch, photos):
 
 
 def test_the_largest_image_is_known_of_converted_data(stored):
-    """The largest of the photographs has 118 x 103 pixels; of a folder nobody knows."""
+    """The largest of the photographs has 118 x 103 pixels; those of a folder are unknown."""
 
     def load(data_format: str) -> MemoryEstimate:
         path, views = stored(data_format), [ViewGroup(size=32)]

@@ -62,7 +62,7 @@ def test_a_rate_that_is_too_small_for_some_weights_is_no_mistake() -> None:
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_without_a_teacher_nobody_asks_for_after_step(early: bool) -> None:
+def test_without_a_teacher_after_step_need_not_be_called(early: bool) -> None:
     model = bare_model()
     first = torch.optim.SGD(model.parameters(), lr=0.1)
     pospre.attach(model, "mae", **SMALL)

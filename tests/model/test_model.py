@@ -163,7 +163,7 @@ def test_a_model_of_several_groups_of_crops_can_be_evaluated_on_whole_views():
     assert torch.equal(model.images(batch), expected)
 
 
-def test_a_pass_gives_patches_as_soon_as_somebody_reads_them():
+def test_a_pass_gives_patches_as_soon_as_an_objective_reads_them():
     model, batch = bare_model(), random_views()
     images = torch.randn(4, 1, 3, 32, 32)
     model.registry.add_pass("student", "test", EncoderPass(needs_patches=False))

@@ -44,7 +44,7 @@ def beside(*hosts: str) -> tuple[PretrainModel, dict[str, Tensor]]:
     ("host", "keep", "count"),
     [("supervised", None, 64), ("mae", "view/visible", 16), ("ijepa", "view/visible", 16)],
 )
-def test_whoever_joins_a_host_gets_the_patches_that_it_needs(
+def test_a_method_that_joins_a_host_gets_the_patches_that_it_needs(
     host: str, keep: str | None, count: int
 ) -> None:
     model, batch = beside(host)
@@ -58,7 +58,7 @@ def test_whoever_joins_a_host_gets_the_patches_that_it_needs(
     assert model.loss(outputs, batch)["last_patch"].requires_grad
 
 
-def test_the_host_alone_computes_no_patches_that_nobody_needs() -> None:
+def test_the_host_alone_computes_only_the_patches_that_are_needed() -> None:
     model, batch = beside("supervised")
     assert not model.registry.passes["student"].needs_patches
     joined = model.registry.join_pass("student", "classes", needs_patches=False)
@@ -73,7 +73,7 @@ def test_an_objective_that_joins_no_pass_is_refused_at_build() -> None:
         model.check_complete()
 
 
-def test_joining_a_pass_that_nobody_runs_is_refused() -> None:
+def test_joining_a_pass_that_does_not_run_is_refused() -> None:
     model, _ = beside("mae")
     with pytest.raises(UserError, match=r"last_patch joins the encoder pass 'global'.*'student'"):
         model.registry.join_pass("global", "last_patch")

@@ -221,7 +221,7 @@ def test_printed_commands_name_what_was_planned(tmp_path: Path) -> None:
     assert command.endswith("--data val --weights teacher bank=train")
 
 
-def test_a_run_that_nobody_watched_says_nothing_of_it(tmp_path: Path) -> None:
+def test_a_run_without_watchers_says_nothing_of_them(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path)
     (folder / "watch.jsonl").unlink()
     html = written(folder)

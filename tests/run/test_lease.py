@@ -175,7 +175,7 @@ def test_an_outage_and_a_lost_answer_are_sat_out(
     held._tag = '"of a write before the one that the server has taken"'
     writes = held._owner["writes"]
     until(lambda: held._owner["writes"] > writes + 2)
-    bucket.delete_object(**KEY)  # by somebody's hand
+    bucket.delete_object(**KEY)  # by hand
     until(lambda: there(bucket) is not None)
     with monkeypatch.context() as patch:
         patch.setattr(held._bucket.client, "put_object", lambda **_: fail())

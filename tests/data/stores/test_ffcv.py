@@ -109,7 +109,7 @@ def test_other_fields_are_refused(tmp_path):
 
 
 class Annotated:
-    """The same with fields that nobody here reads, before and after."""
+    """The same with fields that are not read here, before and after."""
 
     def __len__(self) -> int:
         return 6

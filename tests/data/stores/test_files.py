@@ -98,7 +98,7 @@ def test_open_files_are_few_and_never_taken_for_others(tmp_path, monkeypatch):
             assert store.read(number).tolist() == [number] * 5
             assert store.read(number).tolist() == [number] * 5
     assert len(opened) == 200, "a file that is read again at once is not opened again"
-    assert os.read(opened[0].fileno(), 3) == bytes(3)  # forgotten meanwhile, but somebody has it
+    assert os.read(opened[0].fileno(), 3) == bytes(3)  # forgotten meanwhile, but still in use
     descriptors = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
     opened.clear()
     if descriptors:

@@ -41,7 +41,7 @@ def test_blocks_are_about_equal() -> None:
     assert len(cut([100_000] * 100, None)) == 3  # of four megabytes at least
     assert len(cut([100_000] * 100_000, None)) == 150  # of 64 MiB at most
     assert len(cut([100_000] * 100, 2.0)) == 5
-    # sizes that nobody knows, and tiny files
+    # unknown sizes, and tiny files
     assert len(cut([0] * 100_000, None)) == 150
     assert len(cut([10] * 1_000_000, None)) > 60
 

@@ -50,7 +50,7 @@ def test_a_file_that_is_gone_since_it_was_listed_stops(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").unlink()
     with pytest.raises(UserError, match=r"a\.jpg existed when .* was listed, but is gone: No su"):
         read_item(source, source.items[0])
-    # what nobody has seen, such as a link to nowhere, is left out
+    # what was never read, such as a link to nowhere, is left out
     with pytest.raises(DamagedItem, match="No such file or directory"):
         read_item(source, source.items[1])
 

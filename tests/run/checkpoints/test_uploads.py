@@ -154,7 +154,7 @@ def test_a_slow_bucket_gets_the_newest_only(server: FlakyS3, tmp_path: Path) -> 
     assert names(server) == files("ep0-ba1", "ep0-ba3")
 
 
-def test_a_checkpoint_that_has_gone_holds_nobody_up(
+def test_a_checkpoint_that_has_gone_delays_no_other(
     server: FlakyS3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = checkpoint(tmp_path, 1)
@@ -332,7 +332,7 @@ def test_an_object_swapped_after_the_check_is_not_loaded(
     monkeypatch.setattr(Bucket, "download", swapped)
     code, said = run(tiny, *OPTIONS)
     assert code == 0 and f"resuming from {REMOTE}/ep1-ba4" in said, said
-    # nobody asked for one a second time
+    # none was fetched twice
     assert sorted(read_objects) == sorted([shard_name, *FILES])
     assert curve(trained) == whole
 

@@ -38,7 +38,7 @@ def test_the_revision_is_that_of_the_checkout(tmp_path: Path) -> None:
     revision.cache_clear()
     (package / "__init__.py").write_text("a = 2\n")
     assert revision(package) == f"{commit}-dirty"
-    assert revision(installed) is None  # in somebody's checkout, of which it is no part
+    assert revision(installed) is None  # in a checkout that it is not a part of
     assert revision(tmp_path / "nowhere") is None
 
 

@@ -28,7 +28,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Heartbeat]]:
             beat.leave()
 
 
-def test_nobody_is_missed_while_all_live_and_after_an_orderly_end(ranks: list[Heartbeat]) -> None:
+def test_no_rank_is_missed_while_all_live_and_after_an_orderly_end(ranks: list[Heartbeat]) -> None:
     time.sleep(0.5)
     ranks[1].leave()
     time.sleep(0.5)
@@ -63,7 +63,7 @@ def test_a_stopped_rank(rank: int, ranks: list[Heartbeat]) -> None:
     assert all(not beat.gone for beat in others)
 
 
-def test_who_was_stopped_itself_blames_nobody(
+def test_a_stopped_rank_blames_no_other(
     ranks: list[Heartbeat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asleep, slept = threading.Barrier(len(ranks) + 1), 0.0

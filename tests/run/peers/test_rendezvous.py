@@ -54,7 +54,7 @@ def together(tiny: Path) -> Callable[..., list[Outcome]]:
 
 
 def words(outcomes: list[Outcome], code: int = 2) -> str:
-    """Return the message that all ranks gave; its code is 69 where somebody may come later."""
+    """Return the message that all ranks gave; its code is 69 if a rank may come later."""
     (message,) = {str(outcome) for outcome in outcomes}
     assert [getattr(outcome, "code", 0) for outcome in outcomes] == [code] * len(outcomes)
     return message
@@ -143,7 +143,7 @@ def test_a_rank_that_comes_twice_is_named(
     other = [replace(process, port=free_port()) for process in processes[:1]]
     other += [replace(processes[1], port=other[0].port)] * 2
     assert "rank 1 came twice: process" in words(together(other))
-    assert time.monotonic() - start < 10  # nobody waits for the third
+    assert time.monotonic() - start < 10  # no rank waits for the third
 
 
 def test_a_rank_that_is_started_again_while_others_are_waited_for(

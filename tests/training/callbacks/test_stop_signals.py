@@ -114,8 +114,8 @@ def test_a_signal_outside_of_the_training(
 def test_a_stopped_run_does_not_wait_long_for_a_bucket_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:  # takes calls, and never answers
-        use_bucket(monkeypatch, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes calls, and never answers
+        use_bucket(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("POSPRE_GRACE", "3")
         checkpoint = tmp_path / "ep0-ba2"
         write_checkpoint(CONTENT, checkpoint)
