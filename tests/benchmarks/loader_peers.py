@@ -223,7 +223,7 @@ def dali(job: Job) -> Loader:
 
 
 def turbojpeg(job: Job) -> Loader:
-    """No loader: libjpeg-turbo alone, bytes in memory; the limit of loaders that decode every image.
+    """No loader: libjpeg-turbo alone, bytes in memory; the limit of any loader that decodes all.
 
     Option ``at_scale``: at the DCT scale that our loader chooses for the job's views, else in full.
     """
