@@ -15,8 +15,8 @@ examples:
 
 The recipe trains for a few steps in one undisturbed process. It then trains again, killed and
 restarted --kills times: by SIGKILL during a step, during a save and before the first step, and by
-SIGTERM. Another run has another number of ranks at every start (--ranks, over gloo on CPUs). For
-each --also, another run uses those keys at every second start. --seed draws the moments.
+SIGTERM. A third run has other ranks at every start (--ranks, over gloo on CPUs). For each --also,
+one more run uses those keys at every second start. --seed draws the moments.
 
 For every step, these are compared: sample ids, boxes, flips, pixels, masks and all other draws, the
 losses and the weights; at the end, optimiser and random state. In one process all of them must be
@@ -44,14 +44,14 @@ def main(argv: list[str] | None = None) -> int:
     add(
         "--ranks",
         default="1,2,1",
-        help="ranks at each start of another run (1,2,1); 1: no such run",
+        help="ranks at each start of the third run (1,2,1); 1: no such run",
     )
     add(
         "--also",
         action="append",
         default=[],
         metavar="KEYS",
-        help="keys of another run; see below",
+        help="keys of one more run; see below",
     )
     add("--seed", type=int, default=0, help="seed of the moments (0)")
     arguments = parser.parse_intermixed_args(argv)

@@ -118,7 +118,8 @@ def _figures(checkpoint: str, parts: Parts, weights: str, step: int | None) -> s
         text = _table(("evaluation", "figure", "value", "untrained", "on"), rows)
     others = [f"`{name}` (step {found[name].get('step')})" for name in found.keys() - own.keys()]
     if others:
-        text += f"\n\nNot shown, because of other weights of this run: {', '.join(sorted(others))}."
+        names = ", ".join(sorted(others))
+        text += f"\n\nNot shown, because other weights of this run gave them: {names}."
     return text
 
 

@@ -24,7 +24,6 @@ from pospre.nn.weight_names import HF_DINOV2, HF_VIT, apart, theirs
 LIBRARY = "transformers"
 TOLERANCE = 1e-5
 _EXTRA = "hf"
-_OTHERS = "use the format timm, safetensors or onnx"
 
 
 def write(parts: Parts, path: Path) -> None:
@@ -88,7 +87,10 @@ def _network(parts: Parts) -> str:
         kind = "Dinov2WithRegistersModel"
     lacking = _lacking(encoder, parts, kind)
     if lacking:
-        raise UserError(f"--format hf: no model of transformers has {lacking}; {_OTHERS}.")
+        raise UserError(
+            f"--format hf: no model of transformers has {lacking}; use the format timm, "
+            "safetensors or onnx."
+        )
     return kind
 
 

@@ -82,13 +82,13 @@ def test_figures_of_other_weights_of_the_run_are_not_shown(checkpoint: Path) -> 
     measured(checkpoint, "accuracy", {"top1": 0.625}, "student", step=1)
     text = card(checkpoint)
     assert "0.713" in text and "0.625" not in text
-    assert "Not shown, because of other weights of this run: `accuracy` (step 1)." in text
+    assert "Not shown, because other weights of this run gave them: `accuracy` (step 1)." in text
     content = read_checkpoint(str(checkpoint)).content  # as if it was trained again
     content["state"]["model"]["encoder.norm.bias"] += 1
     write_checkpoint(content, checkpoint)
     text = card(checkpoint)
     assert "0.713" not in text and "None was measured of these weights" in text
-    assert "of this run: `accuracy` (step 1), `knn` (step 2)." in text
+    assert "of this run gave them: `accuracy` (step 1), `knn` (step 2)." in text
 
 
 def test_an_existing_card_is_kept(checkpoint: Path) -> None:
