@@ -151,7 +151,7 @@ def check_shares(boxes: Tensor, start: str) -> None:
     if values is None:
         return
     low, high = values[..., :2], values[..., 2:]
-    # a view that was padded reaches a little over
+    # a padded view reaches over the edge, by 4 of 8 pixels at most
     if not ((low >= -0.5) & (low < high) & (high <= 1.5)).all():
         raise UserError(
             f"{start} boxes from {values.min():.4g} to {values.max():.4g}; give left, top, "
