@@ -67,8 +67,8 @@ conclude() {
 import sys
 from pathlib import Path
 
-from pospre.report.page import page_context
-from pospre.report.run import read_run
+from pospre.reporting.page import page_context
+from pospre.reporting.run import read_run
 
 for folder in map(Path, sys.argv[1:]):
     print(f"\n{folder.name}")

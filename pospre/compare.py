@@ -11,7 +11,7 @@ from pospre.errors import UserError, run_command
 from pospre.output import check_output, write_output
 
 if TYPE_CHECKING:  # slow to import for --help
-    from pospre.report.run import Run
+    from pospre.reporting.run import Run
 
 _EPILOG = """\
 examples:
@@ -50,18 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     _check(given)
     # late imports, so that --help and mistyped options are fast
-    from pospre.report.compare import read_runs
+    from pospre.reporting.compare import read_runs
 
     runs = read_runs(given.runs)
     if given.reference is not None:
         return _beside(runs[0], given.reference)
     if given.write_reference is not None:
-        from pospre.report.reference_curves import make_reference, to_text
+        from pospre.reporting.reference_curves import make_reference, to_text
 
         write_output(given.write_reference, to_text(make_reference(runs)))
         print(given.write_reference)
         return 0
-    from pospre.report.compare import compare_runs, comparison_page, comparison_text
+    from pospre.reporting.compare import compare_runs, comparison_page, comparison_text
 
     comparison = compare_runs(runs)
     print(comparison_text(comparison))
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _beside(run: "Run", path: Path) -> int:
     """Print a run compared with a reference; return 1 if it leaves the band."""
-    from pospre.report.reference_curves import check_run, read_reference, reference_text
+    from pospre.reporting.reference_curves import check_run, read_reference, reference_text
 
     checks = check_run(run, read_reference(path))
     print(reference_text(checks, run.name))

@@ -200,7 +200,7 @@ def parse_settings(items: Sequence[str]) -> dict[str, str]:
 
 
 def _refresh_report(run: Path) -> None:
-    from pospre.report.page import write_report
+    from pospre.reporting.page import write_report
 
     if not (run / "metrics.jsonl").is_file():
         return

@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from pospre.collectives import print_once
     from pospre.evaluation.during_training import online_evaluations
     from pospre.evaluation.recipe_evaluations import check_evaluations
-    from pospre.report.live_page import LivePage
+    from pospre.reporting.live_page import LivePage
     from pospre.run.run import Run
     from pospre.training.train import train_in
 
@@ -124,7 +124,7 @@ def finish(recipe: Recipe, *, again: bool) -> None:
 
     from pospre.evaluation.recipe_evaluations import run_evaluations
     from pospre.object_store import Bucket, is_remote
-    from pospre.report.page import write_report
+    from pospre.reporting.page import write_report
     from pospre.run.folder import mirror_run
 
     if dist.get_global_rank() != 0:

@@ -34,7 +34,7 @@ def preload() -> None:
     find_composer_once()
     import pospre.certificate.fork_server_imports
     import pospre.evaluation.during_training
-    import pospre.report.live_page
+    import pospre.reporting.live_page
     import pospre.training.train  # noqa: F401
 
 

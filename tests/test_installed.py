@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "pospre").glob("*.py"))
 COMMANDS = [
     *(f"pospre.{path.stem}" for path in FILES if '"__main__"' in path.read_text("utf-8")),
-    "pospre.report",
     *(f"data_prep.{name}" for name in ("convert", "verify", "statistics", "scenes")),
 ]
 

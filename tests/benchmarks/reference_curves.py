@@ -20,8 +20,8 @@ from data_prep import scenes
 from pospre.errors import run_command
 from pospre.output import format_table, write_output
 from pospre.recipe.recipe import load_recipe
-from pospre.report.compare import read_runs
-from pospre.report.reference_curves import (
+from pospre.reporting.compare import read_runs
+from pospre.reporting.reference_curves import (
     Check,
     check_run,
     make_reference,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pospre.report.reference_curves import read_reference
+from pospre.reporting.reference_curves import read_reference
 from tests.benchmarks.reference_curves import (
     MASKS,
     REFERENCES,

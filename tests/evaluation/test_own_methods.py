@@ -22,7 +22,7 @@ from pospre.model.task_description import TaskDescription
 from pospre.nn.masking import PatchMasking, slot_mask
 from pospre.ranges import Ratio
 from pospre.recipe.recipe import Recipe
-from pospre.report.live_page import draw_views
+from pospre.reporting.live_page import draw_views
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import results_of, tiny_recipe
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pospre.report.page import write_report
+from pospre.reporting.page import write_report
 from tests.training.tiny_runs import Run, curve
 
 MEASURED = "evaluation={position_grid: {num_samples: 8, baseline: false}}"

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pospre import compare, evaluate, export, plan
+from pospre import compare, evaluate, export, plan, report
 from pospre.arguments import check_arguments
 from pospre.errors import UserError, run_command
 from pospre.evaluation.run import check_evaluation
 from pospre.exporting.target import card_of
 from pospre.model.algorithm import algorithm_class
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
-from pospre.report import __main__ as report
 from pospre.training.build import build_algorithms
 from pospre.training.resolve import resolve
 from tests.evaluation.checkpoints import measured, save_checkpoint

@@ -14,7 +14,7 @@ from composer.core import Callback, Timestamp
 
 from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
-from pospre.report.page import write_report
+from pospre.reporting.page import write_report
 from pospre.run.checkpoints.content import callback_states
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.callbacks.bad_steps import Divergence, LossSpikes

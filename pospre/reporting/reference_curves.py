@@ -20,9 +20,9 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from pospre.errors import UserError
 from pospre.output import format_table
-from pospre.report.compare import curve_keys, last_step, mean_between, recipe_rows
-from pospre.report.plots import format_value
-from pospre.report.run import Run
+from pospre.reporting.compare import curve_keys, last_step, mean_between, recipe_rows
+from pospre.reporting.plots import format_value
+from pospre.reporting.run import Run
 
 WINDOWS = 5
 SAME_SEED, OTHER_SEED = 0.5, 5.0  # half the width of the bands, in deviations

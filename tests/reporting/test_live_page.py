@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from pospre.report.live_page import GREY, LivePage, draw_views
-from pospre.report.page import write_report
+from pospre.reporting.live_page import GREY, LivePage, draw_views
+from pospre.reporting.page import write_report
 from tests.algorithms.cases import Case
-from tests.report.fabricated_run import fabricate_run
+from tests.reporting.fabricated_run import fabricate_run
 
 
 def at_step(number: int) -> Any:

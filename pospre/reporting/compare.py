@@ -13,9 +13,9 @@ from pospre.evaluation.figures import Figure, figures_in
 from pospre.output import format_table
 from pospre.recipe.provenance import values
 from pospre.recipe.recipe import recorded_recipe
-from pospre.report.page import curve_titles, render_template
-from pospre.report.plots import Record, draw_charts, format_value
-from pospre.report.run import Run, read_run
+from pospre.reporting.page import curve_titles, render_template
+from pospre.reporting.plots import Record, draw_charts, format_value
+from pospre.reporting.run import Run, read_run
 from pospre.untrusted_json import is_number
 
 _ABSENT = "–"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pospre.errors import UserError
-from pospre.report.compare import compare_runs, comparison_text, read_runs
-from pospre.report.page import write_report
-from tests.report.fabricated_run import fabricate_run
+from pospre.reporting.compare import compare_runs, comparison_text, read_runs
+from pospre.reporting.page import write_report
+from tests.reporting.fabricated_run import fabricate_run
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pospre.evaluation.registry import default_settings, evaluation_names
 from pospre.recipe.yaml_text import VARIABLE
-from pospre.report.run import Run
+from pospre.reporting.run import Run
 
 PACKAGES = ("torch", "torchvision", "timm", "mosaicml", "mosaicml-streaming", "ffcv", "numpy")
 _IMAGENET = 1_281_167  # training images

@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     folder = parser.parse_args(argv).run_folder
     # late imports, so that --help is fast
-    from pospre.report.page import write_report
+    from pospre.reporting.page import write_report
 
     print(write_report(folder))
     return 0

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from pospre.report.plots import MAX_POINTS, draw_chart, format_value, smooth_curve, thin
-from pospre.report.summary import format_seconds
+from pospre.reporting.plots import MAX_POINTS, draw_chart, format_value, smooth_curve, thin
+from pospre.reporting.summary import format_seconds
 
 
 @pytest.mark.parametrize("size", [1, 1999, 2000, 2001, 4000, 123_457])

@@ -8,7 +8,7 @@ import pytest
 
 from pospre.compare import main
 from pospre.errors import run_command
-from pospre.report.reference_curves import read_reference
+from pospre.reporting.reference_curves import read_reference
 
 RECIPE = """\
 run_name: {name}

@@ -12,7 +12,7 @@ from pospre.evaluation.figures import read_documents
 from pospre.model.task_description import PRETEXT_TASKS, TaskDescription, from_json
 from pospre.object_store import is_remote
 from pospre.recipe.yaml_text import read_mapping
-from pospre.report.plots import Record
+from pospre.reporting.plots import Record
 from pospre.untrusted_json import is_number, parse_json
 
 Results = TypeVar("Results", bound=BaseModel)

@@ -17,11 +17,11 @@ from pospre.errors import UserError, run_command
 from pospre.evaluate import parse_settings
 from pospre.evaluation.registry import check_settings, default_settings, evaluation_names
 from pospre.model.algorithm import algorithm_class, algorithm_names
-from pospre.report.__main__ import main
-from pospre.report.measured import PUBLISHED, evaluate_command, reproduce_commands
-from pospre.report.page import write_report
-from pospre.report.run import read_run
-from tests.report.fabricated_run import (
+from pospre.report import main
+from pospre.reporting.measured import PUBLISHED, evaluate_command, reproduce_commands
+from pospre.reporting.page import write_report
+from pospre.reporting.run import read_run
+from tests.reporting.fabricated_run import (
     fabricate_run,
     knn,
     position_grid,
@@ -431,7 +431,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_page_is_written_without_importing_what_trains(tmp_path: Path) -> None:
     program = (
-        "import sys, pospre.report.page; pospre.report.page.write_report(sys.argv[1]); "
+        "import sys, pospre.reporting.page; pospre.reporting.page.write_report(sys.argv[1]); "
         "print({'composer', 'torch'} & {*sys.modules})"
     )
     command = [sys.executable, "-c", program, str(fabricate_run(tmp_path))]

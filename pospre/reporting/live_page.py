@@ -20,7 +20,7 @@ from pospre.evaluation.position.mosaic import enlarge, frame_cells
 from pospre.model.algorithm import PretrainAlgorithm, pretrain_model
 from pospre.model.model import PretrainModel
 from pospre.nn.masking import slot_mask
-from pospre.report.page import VIEWS, VIEWS_INDEX, write_report
+from pospre.reporting.page import VIEWS, VIEWS_INDEX, write_report
 
 EVERY = 60.0  # seconds between updates
 SHARE = 0.01  # maximal share of training time for updates

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pospre.report.page import write_report
-from tests.report.fabricated_run import fabricate_run
+from pospre.reporting.page import write_report
+from tests.reporting.fabricated_run import fabricate_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)

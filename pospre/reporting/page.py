@@ -22,9 +22,9 @@ from pygments.lexers import YamlLexer
 from pospre.errors import UserError
 from pospre.evaluation.figures import error_of
 from pospre.output import write_output
-from pospre.report import measured, summary
-from pospre.report.plots import Record, draw_charts, format_value
-from pospre.report.run import (
+from pospre.reporting import measured, summary
+from pospre.reporting.plots import Record, draw_charts, format_value
+from pospre.reporting.run import (
     Knn,
     PatchPosition,
     PictureFiles,

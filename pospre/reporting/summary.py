@@ -6,8 +6,8 @@ from statistics import median
 from typing import NamedTuple
 
 from pospre.model.task_description import TaskDescription
-from pospre.report.plots import Record, format_value
-from pospre.report.run import Knn, PatchPosition, PositionGrid, Run
+from pospre.reporting.plots import Record, format_value
+from pospre.reporting.run import Knn, PatchPosition, PositionGrid, Run
 from pospre.schedules import DURATION
 from pospre.untrusted_json import is_number
 

@@ -13,9 +13,9 @@ import pytest
 
 from pospre.compare import main
 from pospre.errors import run_command
-from pospre.report.compare import compare_runs, read_runs
-from pospre.report.plots import draw_chart
-from tests.report.fabricated_run import fabricate_run, knn, write_evaluation
+from pospre.reporting.compare import compare_runs, read_runs
+from pospre.reporting.plots import draw_chart
+from tests.reporting.fabricated_run import fabricate_run, knn, write_evaluation
 
 
 @pytest.fixture
