@@ -5,11 +5,11 @@ The encoder decides which of its networks is the same. ``ViTModel`` has a class 
 ``DINOv3ViTModel`` rotary positions.
 """
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pospre.errors import UserError, needing
@@ -19,7 +19,7 @@ from pospre.exporting.timm_encoder import Parts
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.foreign import without_rows
 from pospre.nn.vit import Encoder
-from pospre.nn.weight_names import HF_DINOV2, HF_VIT, apart, theirs
+from pospre.nn.weight_names import HF_DINOV2, HF_DINOV2_GATED, HF_VIT, apart, theirs
 
 LIBRARY = "transformers"
 TOLERANCE = 1e-5
@@ -34,10 +34,11 @@ def write(parts: Parts, path: Path) -> None:
     is_rotary = kind == hf_dinov3.KIND
     options = hf_dinov3.config(parts) if is_rotary else _config(parts, kind)
     config = getattr(transformers, kind.replace("Model", "Config"))(**options)
-    network = getattr(transformers, kind)(config)
-    known = network.state_dict().keys()
-    network.load_state_dict(hf_dinov3.tensors(parts) if is_rotary else _tensors(parts, kind, known))
-    network.save_pretrained(path)
+    config.architectures = [kind]
+    config.save_pretrained(path)
+    # under the names of the published files, which transformers 4 and 5 both read
+    tensors = hf_dinov3.tensors(parts) if is_rotary else _tensors(parts, kind)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
     if parts.model.encoder.channels == 3:
         transformers.BitImageProcessor(**_processor(parts)).save_pretrained(path)
 
@@ -131,7 +132,9 @@ def _config(parts: Parts, kind: str) -> dict[str, Any]:
     }
     if kind.startswith("Dinov2"):
         # each half of their gated first layer has two thirds of the ratio
-        config["mlp_ratio"] = size.hidden_dim * (0.75 if size.swiglu else 1) / encoder.embed_dim
+        ratio = size.hidden_dim * (0.75 if size.swiglu else 1) / encoder.embed_dim
+        # transformers 5 takes whole numbers only
+        config["mlp_ratio"] = int(ratio) if ratio.is_integer() else ratio
         config["use_swiglu_ffn"] = size.swiglu
         if kind == "Dinov2Model":
             config["use_mask_token"] = False
@@ -142,8 +145,8 @@ def _config(parts: Parts, kind: str) -> dict[str, Any]:
     return {**config, "intermediate_size": size.hidden_dim, "pooler_act": "linear"}
 
 
-def _tensors(parts: Parts, kind: str, known: Collection[str]) -> dict[str, Tensor]:
-    """Return the encoder's tensors under the network's names, which are ``known``."""
+def _tensors(parts: Parts, kind: str) -> dict[str, Tensor]:
+    """Return the encoder's tensors under the network's names."""
     encoder = parts.model.encoder
     prefix = int(encoder.has_class_token)
     own = without_rows(parts.tensors, prefix, encoder.num_prefix_tokens)
@@ -159,7 +162,10 @@ def _tensors(parts: Parts, kind: str, known: Collection[str]) -> dict[str, Tenso
         own |= {
             f"blocks.{i}.ls{j}.gamma": torch.ones(dim) for i in range(encoder.depth) for j in (1, 2)
         }
-    return {theirs(key, HF_DINOV2, known): value for key, value in own.items()} | added
+    names = HF_DINOV2 if kind.startswith("Dinov2") else HF_VIT
+    if isinstance(encoder, Encoder) and encoder.size.swiglu:
+        names = HF_DINOV2_GATED
+    return {theirs(key, names): value for key, value in own.items()} | added
 
 
 def _processor(parts: Parts) -> dict[str, Any]:

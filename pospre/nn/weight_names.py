@@ -78,9 +78,11 @@ HF_DINOV2: Names = {
     "encoder.layer.*.layer_scale2.lambda1": "blocks.*.ls2.gamma",
     "encoder.layer.*.mlp.fc1.*": "blocks.*.mlp.fc1.*",
     "encoder.layer.*.mlp.fc2.*": "blocks.*.mlp.fc2.*",
+} | HF_VIT
+HF_DINOV2_GATED: Names = {
     "encoder.layer.*.mlp.weights_in.*": "blocks.*.mlp.fc1.*",
     "encoder.layer.*.mlp.weights_out.*": "blocks.*.mlp.fc2.*",
-} | HF_VIT
+} | HF_DINOV2
 HF_DINOV3: Names = {
     **_HF_EMBEDDINGS,
     "embeddings.patch_embeddings.*": "patch_embed.proj.*",
@@ -97,7 +99,7 @@ HF_DINOV3: Names = {
     "layer.*.mlp.down_proj.*": "blocks.*.mlp.fc2.*",
 }
 """transformers' DINOv3ViTModel; without a gate, up_proj is all of fc1."""
-_ALL: Names = _OURS | _OTHERS | TIMM_EVA | HF_DINOV2 | HF_DINOV3  # no name is ambiguous
+_ALL: Names = _OURS | _OTHERS | TIMM_EVA | HF_DINOV2_GATED | HF_DINOV3  # no name is ambiguous
 
 _CHUNK = re.compile(r"^blocks\.\d+\.(\d+)\.")  # of DINOv2: the second number is the block's
 _PARTS = {"qkv": ("q", "k", "v"), "fc1": ("gate", "value")}
