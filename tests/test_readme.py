@@ -170,7 +170,7 @@ def test_the_kinds_of_data_sets_are_counted() -> None:
 
 
 def test_headline_figures_are_among_the_measured_ones() -> None:
-    (table,) = re.findall(r"^\| what \| figure \| beside \|\n(.*?)\n\n", README, re.M | re.S)
+    (table,) = re.findall(r"^\| what \| result \| compared with \|\n(.*?)\n\n", README, re.M | re.S)
     measured = {*re.findall(r"\d[\d.,]*\d|\d", FIGURES.replace("×", " "))}
     for number in re.findall(r"\d[\d.]*\d|\d", re.sub(r"1e-\d", "", table)):
         assert {number, f"{int(number):,}" if number.isdecimal() else number} & measured, number
@@ -209,7 +209,7 @@ def test_the_commands_for_imagenet_are_read_and_their_hours_are_those_of_the_pla
     for words, (split, ending) in zip(converting, wanted.items(), strict=True):
         given = _parser().parse_args(words[3:])
         assert (given.destination, given.split) == (data + ending, split)
-    row = r"^\| `(\S+)` \| (\d+) \| (\S+) \| (\d+) \| (\d+) \| (\S+), by (\d+) cores \|$"
+    row = r"^\| `(\S+)` \| (\d+) \| (\S+) \| (\d+) \| (\d+) \| (\S+) \((\d+) cores\) \|$"
     rows = {name: numbers for name, *numbers in re.findall(row, README, re.M)}
     assert pretraining[-1] == "mae_vitb16" and {pretraining[-1], finetuning[-1]} < {*rows}
     for name, (epochs, hours, gpu_hours, cost, rate, _) in rows.items():
