@@ -69,7 +69,6 @@ def convert(
         job = Job(
             replace(prepared.source, items=()),
             prepared.settings,
-            plan.largest,
             target,
             num_shares=1 if share is None else share.total,
             strict=strict,

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -12,7 +11,7 @@ from typing import Any
 from data_prep.plan.plan import VERSION, Block, Plan, cut_blocks
 from data_prep.plan.records import Settings
 from data_prep.sources.registry import open_source
-from data_prep.sources.source import Item, Source
+from data_prep.sources.source import Source
 from pospre.errors import UserError, needing, to_install
 
 _FRAMES = 100  # of a clip: one second, plus 20 ms of silence
@@ -38,14 +37,12 @@ class Prepared:
         check_writers(self.settings.format)
         sizes = [item.size for item in items]
         blocks = cut_blocks([item.name for item in items], sizes, self.settings.shard_mb)
-        largest = _largest_sample(self.settings.format, items)
-        blocks = [block._replace(key=self._key(block, largest)) for block in blocks]
+        blocks = [block._replace(key=self._key(block)) for block in blocks]
         plan = Plan(
             made_from=self.made_from,
             about=self._about(),
             block_keys=[block.key for block in blocks],
             num_items=len(items),
-            largest=largest,
             noun="WAV files" if source.is_audio else "images",
             version=VERSION,
         )
@@ -61,9 +58,9 @@ class Prepared:
         found = {key: value for key, value in about.items() if value not in (None, [])}
         return {**found, "classes": source.classes, "ignored": source.num_ignored}
 
-    def _key(self, block: Block, largest: int) -> str:
+    def _key(self, block: Block) -> str:
         """Return a hash of everything that determines the bytes of a block."""
-        parts = [asdict(self.settings), largest, self.source.fingerprint(block.start, block.stop)]
+        parts = [asdict(self.settings), self.source.fingerprint(block.start, block.stop)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -107,14 +104,3 @@ def check_writers(data_format: str) -> None:
             raise UserError(
                 f"FFCV cannot be loaded ({error}): {to_install('ffcv')}; or use --format mds."
             ) from error
-
-
-def _largest_sample(data_format: str, items: Sequence[Item]) -> int:
-    """Return the maximal bytes of a sample: in a ``.beton`` one page."""
-    if data_format == "ffcv":
-        from data_prep.publish.beton import page_size_for
-
-        return page_size_for(items)
-    from data_prep.publish.shards import LARGEST_SAMPLE
-
-    return LARGEST_SAMPLE

@@ -23,6 +23,8 @@ from pospre.errors import UserError
 if TYPE_CHECKING:
     from data_prep.encode.clips import PreparedClip
 
+_LARGEST_SAMPLE = 1 << 30  # bytes: FFCV writes a page at once, and Linux fewer than 2 GiB
+
 
 @dataclass(frozen=True)
 class Job:
@@ -30,7 +32,6 @@ class Job:
 
     source: Source  # without its items
     settings: Settings
-    largest: int  # maximal bytes of a sample
     destination: Destination
     num_shares: int = 1  # of the conversion
     strict: bool = False  # whether to stop at unreadable files
@@ -80,10 +81,10 @@ def _prepare(item: Item, job: Job) -> "PreparedImage | PreparedClip":
         from data_prep.encode.clips import prepare_clip  # torchaudio: seconds to import
 
         main = prepare_clip(data, job.settings.frames)
-    if main.num_bytes > job.largest:
+    if main.num_bytes > _LARGEST_SAMPLE:
         raise DamagedItem(
-            f"as a JPEG it takes {main.num_bytes} bytes, but at most {job.largest} fit; --max-side "
-            "makes it smaller"
+            f"as a JPEG it takes {main.num_bytes} bytes, but at most {_LARGEST_SAMPLE} fit; "
+            "--max-side makes it smaller"
         )
     return main
 

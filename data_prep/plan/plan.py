@@ -20,7 +20,7 @@ import numpy as np
 from data_prep.plan.records import Record, Summary, spans_of
 from pospre.errors import UserError
 
-VERSION = 6  # of plans and records; conversions of other versions are not resumed
+VERSION = 7  # of plans and records; conversions of other versions are not resumed
 
 _BLOCK_BYTES = 1 << 26
 _LEAST_BLOCK_BYTES = 1 << 22
@@ -106,7 +106,6 @@ class Plan:
     # else has changed in the source
     block_keys: list[str]
     num_items: int  # number of candidate samples
-    largest: int  # maximal bytes of a sample (FFCV: the size of a page)
     noun: str  # name of the samples in messages
     version: int
 

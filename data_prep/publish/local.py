@@ -20,6 +20,7 @@ from data_prep.publish.description import (
     describe_shards,
     description_path,
     read_description,
+    sha256,
 )
 from data_prep.publish.destination import PLAN_NAME, REMEDY, Destination
 from pospre.atomic_file import atomic_open
@@ -191,9 +192,9 @@ class LocalBeton(LocalDestination):
 
         shards = self.data.folder
         data, described = shards / _BETON_NAME, shards / SIDECAR_NAME
-        num_bytes, digest = write_beton(data, shards, records, plan.largest)
-        content = {**describe(plan, records), "bytes": num_bytes, "sha256": digest}
-        self.data.put(SIDECAR_NAME, as_text(content).encode())
+        write_beton(data, shards, records)
+        found = {"bytes": data.stat().st_size, "sha256": sha256(data)}
+        self.data.put(SIDECAR_NAME, as_text({**describe(plan, records), **found}).encode())
         # the description first: readers ignore it without the file
         beside = description_path(self.path, self.data_format)
         atomic.replace_pair((described, beside), (data, self.path))

@@ -11,7 +11,6 @@ from streaming import MDSWriter
 from data_prep.plan.records import Record
 from data_prep.sources.source import Item
 
-LARGEST_SAMPLE = 1 << 31
 _LABEL_AND_PATH = {"label": "int", "path": "str"}
 _LARGEST_SHARD = (1 << 32) - 1  # offsets are uint32
 _USUAL_SHARD = 1 << 28

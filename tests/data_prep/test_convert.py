@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.distribute import preparation
+from data_prep.distribute import worker
 from data_prep.publish.description import sha256
-from data_prep.sources.source import Item
 from tests.data_prep.reading import (
     FORMATS,
     Says,
@@ -280,8 +279,7 @@ def test_missing_ffcv_is_one_clear_line(
     assert run(photos, tmp_path / "out") == 0
 
 
-def test_a_well_compressed_source_gets_a_page_that_holds_its_jpeg(tmp_path: Path) -> None:
-    """A WebP file whose JPEG is more than twice as large and above FFCV's smallest page."""
+def test_a_page_holds_a_jpeg_that_is_larger_than_its_source(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (1500, 1500, 3), dtype=np.uint8)
     squeezed = encoded(Image.fromarray(noise), "WEBP", quality=10, method=0)
     assert len(squeezed) < 1 << 20
@@ -292,12 +290,11 @@ def test_a_well_compressed_source_gets_a_page_that_holds_its_jpeg(tmp_path: Path
     assert len(samples) == 2 and len(samples[1]["image"]) > 1 << 21
 
 
-@pytest.mark.parametrize("data_format", FORMATS)
 def test_an_image_that_does_not_fit_is_left_out(
-    tmp_path: Path, data_format: str, monkeypatch: pytest.MonkeyPatch, refused: Says
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Says
 ) -> None:
-    target = destination(tmp_path, data_format)
-    monkeypatch.setattr(preparation, "_largest_sample", lambda *_: 5000)
+    target = tmp_path / "out"
+    monkeypatch.setattr(worker, "_LARGEST_SAMPLE", 5000)
     files = {"a.jpg": encoded(picture()), "b.png": encoded(picture(1, 900, 900), "PNG")}
     source = write_files(tmp_path / "photos", files)
     assert "b.png" in refused(run, source, target, "--strict") and not target.exists()
@@ -305,25 +302,6 @@ def test_an_image_that_does_not_fit_is_left_out(
     (skipped,) = description(target)["skipped"]
     assert skipped["path"] == "b.png" and "at most 5000 fit; --max-side" in skipped["reason"]
     assert len(read_samples(target)) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "page"),
-    [
-        ("a.jpg", 1 << 19, 1 << 21),
-        ("a.JPEG", 3 << 20, 1 << 23),
-        ("a.webp", 1 << 10, 1 << 23),
-        ("a.webp", 3 << 20, 1 << 25),
-        ("a.bmp", 1 << 26, 1 << 27),
-    ],
-)
-def test_page_size_follows_the_largest_file(
-    tmp_path: Path, name: str, size: int, page: int
-) -> None:
-    destination(tmp_path, "ffcv")
-    from data_prep.publish.beton import page_size_for
-
-    assert page_size_for([Item(name, -1, size, "")]) == page
 
 
 def test_a_failing_source_disk_stops_and_writes_nothing(
