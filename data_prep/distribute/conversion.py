@@ -16,7 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data_prep.distribute.ordered_maps import cluster_map, ordered_map
-from data_prep.distribute.preparation import check_writers, prepare
+from data_prep.distribute.preparation import check_writers, make_plan, prepare
 from data_prep.distribute.worker import Job, convert_block
 from data_prep.plan.plan import Block, Plan, Share, check_complete, check_own, check_samples
 from data_prep.plan.records import Record, Settings, Summary
@@ -57,26 +57,27 @@ def convert(
             destination = Path(destination).absolute()
     target = open_destination(destination, settings.format)
     target.check_apart(source)
-    prepared = prepare(source, settings)
-    if not overwrite and target.is_complete(prepared.made_from):
+    listed, settings = prepare(source, settings)
+    plan, blocks = make_plan(listed, settings)
+    if not overwrite and target.is_complete(plan.made_from):
         return None
     if overwrite:
         target.check_replaceable()
-    plan, blocks = prepared.plan()
+    check_writers(settings.format)
     wanted = blocks if share is None else share.of(blocks)
     start = time.monotonic()
     with _beginning(target, plan, share, overwrite):
         job = Job(
-            replace(prepared.source, items=()),
-            prepared.settings,
+            replace(listed, items=()),
+            settings,
             target,
             num_shares=1 if share is None else share.total,
             strict=strict,
         )
         run = ordered_map if scheduler is None else partial(cluster_map, scheduler=scheduler)
-        summary = _convert_blocks(prepared.source.items, wanted, plan, job, run, num_workers)
+        summary = _convert_blocks(listed.items, wanted, plan, job, run, num_workers)
         if share is None:
-            check_samples(summary.records, plan, source)
+            check_samples(summary.records, source)
             _publish(target, plan, summary.records, overwrite)
     summary.seconds = time.monotonic() - start
     return summary
@@ -103,7 +104,7 @@ def merge(destination: str | Path) -> Summary | None:
         found = target.records()
         check_complete(found, plan, target.partial)
         records = [found[number] for number in range(plan.num_blocks)]
-        check_samples(records, plan, target.partial)
+        check_samples(records, target.partial)
         _publish(target, plan, records, overwrite=False)
     seconds = time.monotonic() - start
     return Summary(records, plan.about, len(records), seconds)

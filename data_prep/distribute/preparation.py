@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from data_prep.plan.plan import VERSION, Block, Plan, cut_blocks
 from data_prep.plan.records import Settings
@@ -19,53 +17,11 @@ _FOR_CLIPS = {"frames": "clips", "keywords": "clips"}
 _FOR_IMAGES = {"channels": "images", "deep_range": "images", "seekable": "JPEGs"}
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A conversion before the first sample is read: its listed split, and settings for its kind."""
+def prepare(path: Path, settings: Settings) -> tuple[Source, Settings]:
+    """List the chosen split of a source; return it and the settings for its kind.
 
-    source: Source
-    settings: Settings
-
-    @cached_property
-    def made_from(self) -> dict[str, Any]:
-        """What identifies this conversion in the description. Cached: it hashes every item."""
-        return {"settings": asdict(self.settings), "source": self.source.fingerprint()}
-
-    def plan(self) -> tuple[Plan, list[Block]]:
-        """Cut the source into blocks; ``UserError`` if the library of the format is missing."""
-        source, items = self.source, self.source.items
-        check_writers(self.settings.format)
-        sizes = [item.size for item in items]
-        blocks = cut_blocks([item.name for item in items], sizes, self.settings.shard_mb)
-        blocks = [block._replace(key=self._key(block)) for block in blocks]
-        plan = Plan(
-            made_from=self.made_from,
-            about=self._about(),
-            block_keys=[block.key for block in blocks],
-            num_items=len(items),
-            noun="WAV files" if source.is_audio else "images",
-            version=VERSION,
-        )
-        return plan, blocks
-
-    def _about(self) -> dict[str, Any]:
-        source = self.source
-        about = {
-            "ignored_examples": list(source.ignored),
-            "split_rule": source.split_rule,
-            "titles": source.titles,
-        }
-        found = {key: value for key, value in about.items() if value not in (None, [])}
-        return {**found, "classes": source.classes, "ignored": source.num_ignored}
-
-    def _key(self, block: Block) -> str:
-        """Return a hash of everything that determines the bytes of a block."""
-        parts = [asdict(self.settings), self.source.fingerprint(block.start, block.stop)]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def prepare(path: Path, settings: Settings) -> Prepared:
-    """List the chosen split of a source; ``UserError`` if it is empty or an option does not fit."""
+    ``UserError`` if it is empty or an option does not fit.
+    """
     source = open_source(
         path,
         kind=settings.source,
@@ -90,7 +46,35 @@ def prepare(path: Path, settings: Settings) -> Prepared:
             f"--channels {settings.channels}: a .beton contains JPEGs of 3 channels or 1; use "
             "--format mds."
         )
-    return Prepared(source, settings)
+    return source, settings
+
+
+def make_plan(source: Source, settings: Settings) -> tuple[Plan, list[Block]]:
+    """Cut a source into blocks."""
+    sizes = [item.size for item in source.items]
+    blocks = [
+        block._replace(key=_key(source.fingerprint(block.start, block.stop), settings))
+        for block in cut_blocks([item.name for item in source.items], sizes, settings.shard_mb)
+    ]
+    about = {
+        "ignored_examples": list(source.ignored),
+        "split_rule": source.split_rule,
+        "titles": source.titles,
+    }
+    found = {key: value for key, value in about.items() if value not in (None, [])}
+    plan = Plan(
+        made_from={"settings": asdict(settings), "source": source.fingerprint()},
+        about={**found, "classes": source.classes, "ignored": source.num_ignored},
+        block_keys=[block.key for block in blocks],
+        version=VERSION,
+    )
+    return plan, blocks
+
+
+def _key(fingerprint: str, settings: Settings) -> str:
+    """Return a hash of everything that determines the bytes of a block."""
+    parts = json.dumps([asdict(settings), fingerprint], sort_keys=True)
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 def check_writers(data_format: str) -> None:

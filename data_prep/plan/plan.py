@@ -105,8 +105,6 @@ class Plan:
     # of each block of the source. A block of the same number and key has the same bytes, whatever
     # else has changed in the source
     block_keys: list[str]
-    num_items: int  # number of candidate samples
-    noun: str  # name of the samples in messages
     version: int
 
     @property
@@ -181,14 +179,14 @@ def check_complete(found: Mapping[int, Record], plan: Plan, where: str) -> None:
     )
 
 
-def check_samples(records: Sequence[Record], plan: Plan, source: object) -> None:
+def check_samples(records: Sequence[Record], source: object) -> None:
     """Raise UserError if there is no sample."""
     if any(record.labels for record in records):
         return
-    first = Summary(records).skipped[0]
+    skipped = Summary(records).skipped
     raise UserError(
-        f"{source}: none of the {plan.num_items} {plan.noun} can be read ({first['path']}: "
-        f"{first['reason']}); nothing was written."
+        f"{source}: none of the {len(skipped)} samples can be read ({skipped[0]['path']}: "
+        f"{skipped[0]['reason']}); nothing was written."
     )
 
 

@@ -46,10 +46,7 @@ class Record:
     number: int
     key: str  # of everything that determines the block's bytes
     num_shares: int = 1  # of the conversion when the block was converted
-    # name, bytes and SHA-256 of each file
-    files: list[tuple[str, int, str]] = field(default_factory=list)
-    # their entries of index.json, for MDS
-    shards: list[dict[str, Any]] = field(default_factory=list)
+    shards: list[dict[str, Any]] = field(default_factory=list)  # their entries of index.json
     num_visible: int = 0  # number of images whose bytes were kept
     # number of images whose pixels were kept, with restart markers added; all others were encoded
     # again
@@ -72,6 +69,12 @@ class Record:
     def __post_init__(self) -> None:
         if not len(self.labels) == len(self.num_bytes) == len(self.crc32c):
             raise ValueError("as many labels as samples and checksums")
+
+    @property
+    def files(self) -> list[tuple[str, int, str]]:
+        """Name, bytes and SHA-256 of each shard."""
+        data = [shard["raw_data"] for shard in self.shards]
+        return [(each["basename"], each["bytes"], each["hashes"]["sha256"]) for each in data]
 
     def as_json(self) -> bytes:
         """Return the text for ``parse``."""

@@ -125,11 +125,10 @@ class BucketShards(Destination):
 
     def keep(self, folder: Path, record: Record) -> None:
         """Upload the shards of a block, then its record."""
-        files, record.files = record.files, []
-        for shard, (name, size, digest) in zip(record.shards, files, strict=True):
+        for shard in record.shards:
+            name = shard["raw_data"]["basename"]
             fresh = f"shard.{record.key}.{name.removeprefix('shard.')}"
             self.data.upload(folder / name, fresh)
-            record.files.append((fresh, size, digest))
             shard["raw_data"]["basename"] = fresh
         self.record_files.put(self.record_name(record.number, record.key), record.as_json())
 

@@ -54,12 +54,10 @@ class BlockWriter:
         self._writer.flush_shard()
         self._writer.executor.shutdown()
         for place, shard in enumerate(self._writer.shards):
-            data = shard["raw_data"]
             behind = f".{place:05d}" if place else ""
             name = f"shard.{record.number:05d}{behind}.mds"
-            (self._written / data["basename"]).rename(self._folder / name)
-            data["basename"] = name
-            record.files.append((name, data["bytes"], data["hashes"]["sha256"]))
+            (self._written / shard["raw_data"]["basename"]).rename(self._folder / name)
+            shard["raw_data"]["basename"] = name
             record.shards.append(shard)
 
     def abort(self) -> None:

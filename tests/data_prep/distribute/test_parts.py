@@ -144,6 +144,6 @@ def test_nothing_can_be_read_in_any_part(tmp_path: Path, refused: Says) -> None:
     source = write_files(tmp_path / "source", {f"{number}.jpg": b"" for number in range(4)})
     for number in (1, 2):
         assert write(source, tmp_path / "out", "--part", f"{number}/2", shard_mb=0.2) == 0
-    assert "none of the 4 images can be read (0.jpg: the file is empty)" in refused(
+    assert "none of the 4 samples can be read (0.jpg: the file is empty)" in refused(
         call, "--merge", tmp_path / "out"
     )

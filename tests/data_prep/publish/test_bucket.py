@@ -247,7 +247,7 @@ def test_the_old_one_stays_until_the_new_one_is_there(
     old = contents(bucket)
     new = (few, URI, "--quality", 50, "--max-side", 40, "--overwrite")
     with monkeypatch.context() as patch:
-        patch.setattr("data_prep.distribute.preparation.check_writers", no_library)
+        patch.setattr("data_prep.distribute.conversion.check_writers", no_library)
         assert write(*new) == 2
     assert contents(bucket) == old
     with monkeypatch.context() as patch:
@@ -326,7 +326,7 @@ def test_what_others_did_meanwhile_is_seen_before_the_index_goes_up(
         plan = store.plan()
         assert plan is not None
         store.discard()
-        store.begin(type(plan)(**{**vars(plan), "num_items": 9}))
+        store.begin(type(plan)(**{**vars(plan), "about": {}}))
 
     meanwhile = begin
     monkeypatch.setattr(BucketShards, "publish", later)

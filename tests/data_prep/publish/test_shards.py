@@ -31,12 +31,12 @@ def test_the_same_bytes_as_streaming(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ours.finish(record)
     index = json.loads((tmp_path / "stock" / "index.json").read_text())["shards"]
     assert len(index) > 3
+    names = [name for name, _, _ in record.files]
+    assert names[:2] == ["shard.00007.mds", "shard.00007.00001.mds"]
     for entry, shard in zip(index, record.shards, strict=True):
         there, here = entry["raw_data"].pop("basename"), shard["raw_data"].pop("basename")
         assert (tmp_path / "stock" / there).read_bytes() == (tmp_path / "ours" / here).read_bytes()
         assert entry == shard
-    names = [name for name, _, _ in record.files]
-    assert names[:2] == ["shard.00007.mds", "shard.00007.00001.mds"]
 
 
 def test_no_empty_shard_before_a_sample_above_the_limit(
