@@ -200,21 +200,6 @@ def zip_entries(path: Path) -> list[Entry]:
     ]
 
 
-def unpack(file: BinaryIO, named: Path | str, wanted: Callable[[str], bool]) -> dict[str, bytes]:
-    """Return chosen files of a tar, compressed or not, by their names without folders."""
-    files = {}
-    try:
-        with tarfile.open(fileobj=file) as archive:
-            for member in archive:
-                name = member.name.rpartition("/")[2]
-                content = archive.extractfile(member) if member.isreg() and wanted(name) else None
-                if content is not None:
-                    files[name] = content.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise _damaged(named, str(error)) from error
-    return files
-
-
 def is_visible(name: str) -> bool:
     """Return whether a path is neither hidden nor a metadata file that macOS puts into zips."""
     return not any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))

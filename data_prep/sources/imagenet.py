@@ -1,13 +1,14 @@
 """ImageNet-1k: the original tars, Kaggle's folders, or train/ and val/ (class folders or flat)."""
 
 import csv
-import io
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from data_prep.files.archives import Entry, InFile, InTar, index_progress, tar_entries, unpack
+from data_prep.files.archives import Entry, InFile, InTar, index_progress, tar_entries
 from data_prep.files.tree import Tree
 from data_prep.sources._labels import labels_of
 from data_prep.sources.source import Source, image_item
@@ -15,7 +16,6 @@ from data_prep.splits import Split
 from pospre.errors import UserError, needing
 
 _DEVKIT = "ILSVRC2012_devkit_t12"
-_NUMBERS, _SYNSETS = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 _KAGGLE_IMAGES, _KAGGLE_NAMES = "LOC_val_solution.csv", "LOC_synset_mapping.txt"
 _TRAIN_TAR, _VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 _KAGGLE = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
@@ -152,32 +152,27 @@ def _read_labels(tree: Tree) -> _Labels:
     if tree.find(_KAGGLE_IMAGES) is not None or tree.find(_KAGGLE_NAMES) is not None:
         return _by_kaggle(tree)
     archive = tree.find(f"{_DEVKIT}.tar.gz")
-    if archive is None and not tree.has(_DEVKIT):
-        return _Labels({}, {}, "")
-    if archive is None:
-        named = f"{tree.root}/{_DEVKIT}"
-        entries = {
-            name: tree.need(f"{_DEVKIT}/data/{name}", "of the devkit")
-            for name in (_NUMBERS, _SYNSETS)
-        }
-        files = {name: entry.location.read() for name, entry in entries.items()}
-        stamp = entries[_NUMBERS].stamp
-    else:
-        named, stamp = f"{tree.root}/{_DEVKIT}.tar.gz", archive.stamp
-        packed = io.BytesIO(archive.location.read())
-        files = unpack(packed, named, lambda name: name in (_NUMBERS, _SYNSETS))
-        for name in (_NUMBERS, _SYNSETS):
-            if name not in files:
-                raise UserError(f"{named} does not contain data/{name}; download it again.")
-    wnids, titles = _synsets(files[_SYNSETS], named)
-    try:
-        found = {
-            f"ILSVRC2012_val_{image:08d}": wnids[int(number)]
-            for image, number in enumerate(files[_NUMBERS].split(), start=1)
-        }
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{named}: {_NUMBERS} contains {error}, which is not a class.") from error
-    return _Labels(found, titles, stamp)
+    return _by_devkit(tree, archive) if archive is not None else _Labels({}, {}, "")
+
+
+def _by_devkit(tree: Tree, archive: Entry) -> _Labels:
+    with needing("convert", archive.name):
+        import_module("scipy")  # torchvision uses it
+    from torchvision.datasets.imagenet import load_meta_file, parse_devkit_archive
+
+    with TemporaryDirectory() as folder:
+        (Path(folder) / archive.name).write_bytes(archive.location.read())
+        try:
+            parse_devkit_archive(folder)
+        except RuntimeError as error:
+            raise UserError(
+                f"{tree.root}/{archive.name} is not the file that ImageNet offers (its MD5 "
+                "differs); download it again."
+            ) from error
+        titles, wnids = load_meta_file(folder)
+    images = {f"ILSVRC2012_val_{number:08d}": wnid for number, wnid in enumerate(wnids, start=1)}
+    named = {wnid: ", ".join(names) for wnid, names in titles.items()}
+    return _Labels(images, named, archive.stamp)
 
 
 def _by_kaggle(tree: Tree) -> _Labels:
@@ -195,17 +190,3 @@ def _by_kaggle(tree: Tree) -> _Labels:
             f"{tree.root}: {_KAGGLE_IMAGES} must have the columns ImageId and PredictionString."
         ) from error
     return _Labels(wnids, titles, tree.need(_KAGGLE_IMAGES, "the classes").stamp)
-
-
-def _synsets(meta: bytes, named: str) -> tuple[dict[int, str], dict[str, str]]:
-    """Return the WordNet id of every number, and the name of every id, as torchvision does."""
-    with needing("convert", named):
-        from scipy.io import loadmat
-
-    try:
-        synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
-        leaves = synsets[synsets["num_children"] == 0]
-        wnids = {int(leaf["ILSVRC2012_ID"]): str(leaf["WNID"]) for leaf in leaves}
-        return wnids, {str(leaf["WNID"]): str(leaf["words"]) for leaf in leaves}
-    except Exception as error:  # SciPy raises nearly every kind on damaged bytes
-        raise UserError(f"{named}: {_SYNSETS} cannot be used: {error}.") from error

@@ -1,5 +1,6 @@
 """Small archives and images for the tests of sources, and what a source says of them."""
 
+import gzip
 import io
 import json
 import pickle
@@ -31,6 +32,11 @@ def tar_bytes(files: Files) -> bytes:
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
+
+
+def gzipped(files: Files) -> bytes:
+    """A .tar.gz with the same bytes for the same files."""
+    return gzip.compress(tar_bytes(files), mtime=0)
 
 
 def write_zip(path: Path, files: Files) -> Path:
