@@ -29,8 +29,7 @@ from pospre.run.checkpoints.folders import remove_checkpoints
 from pospre.run.checkpoints.reading import open_newest
 from pospre.run.lease import lease
 from pospre.run.peers.ranks import is_restart
-from pospre.run.resume import recorded
-from pospre.run.same_run import compare_recipes
+from pospre.run.resume import compare_recipes, recorded
 from pospre.untrusted_json import parse_steps
 
 _HALF_WRITTEN = f"recipe.yaml*{PARTIAL}", f"{PRETEXT_TASKS}*{PARTIAL}"

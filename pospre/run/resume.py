@@ -1,55 +1,86 @@
-"""What a checkpoint records of its run, and how a run resumes from it."""
+"""What a checkpoint records of its run, the check that this start is that run, and the loading."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist, reproducibility
+from torch import Tensor
 
 from pospre.data.loader import ViewLoader
-from pospre.data.stores.description import Identity
+from pospre.data.stores.description import Identity, difference
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.model import PretrainModel
 from pospre.recipe.provenance import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
+from pospre.recipe.yaml_text import VARIABLE, key_parts
 from pospre.run.checkpoints.content import callback_states
+from pospre.run.checkpoints.files import warn_of_other_versions
+from pospre.run.checkpoints.reading import Checkpoint
+
+# What may differ when a run resumes: where things are and how fast they go, not what is learned
+# (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
+FREE_KEYS = (
+    "data.path",
+    "data.num_workers",
+    "data.bad_samples",  # so that a run that met one can resume as the message says
+    "data.cache_dir",
+    "data.cache_limit",
+    "callbacks",
+    "loggers",
+    "evaluation",
+    "trainer.max_duration",  # a longer run differs from there on; a line says so
+    "trainer.device",
+    "trainer.run_folder",
+    "trainer.overwrite",
+    "trainer.save_folder",
+    "trainer.save_interval",
+    "trainer.keep_checkpoints",
+    "trainer.keep_remote",
+    "trainer.keep_best",
+    "trainer.autoresume",
+    "trainer.microbatch_size",
+    "trainer.activation_checkpointing",
+    "trainer.compile",
+    "trainer.attention",
+    "trainer.fsdp",
+    "trainer.log_interval",
+    "trainer.progress_bar",
+    "trainer.dist_timeout",
+    "trainer.rendezvous_timeout",
+    "trainer.peer_timeout",
+)
+
+
+class Recorded(NamedTuple):
+    """What every checkpoint records of its run."""
+
+    recipe: dict[str, Any]  # resolved
+    num_samples: int
+    data: Identity
+    # of values from the environment that a resumed run must not change
+    fingerprints: dict[str, str]
 
 
 class RecipeRecord(Callback):
-    """Stores the resolved recipe and the identity of the data set in every checkpoint.
-
-    Values from the environment that a resumed run must not change are stored as fingerprints.
-    """
+    """Stores the resolved recipe and the identity of the data set in every checkpoint."""
 
     def __init__(self, recipe: Recipe, num_samples: int, data: Identity) -> None:
-        self.num_samples = num_samples
-        self.data = data
-        self.recipe = recipe.record()
-        self.fingerprints = {
+        fingerprints = {
             key: fingerprint(recipe.run_name, key, recipe.environment[key].value)
             for key in COMPARED
             if key in recipe.environment
         }
+        self._record = Recorded(recipe.record(), num_samples, data, fingerprints)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is stored."""
-        return {
-            "recipe": self.recipe,
-            "num_samples": self.num_samples,
-            "data": self.data,
-            "fingerprints": self.fingerprints,
-        }
+        return self._record._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep the recipe of this start, which was compared with the checkpoint's before."""
-
-
-class Recorded(NamedTuple):
-    """What ``RecipeRecord`` has stored in a checkpoint."""
-
-    recipe: dict[str, Any]
-    num_samples: int
-    data: Identity
-    fingerprints: dict[str, str]
 
 
 def recorded(content: dict[str, Any]) -> Recorded:
@@ -57,48 +88,151 @@ def recorded(content: dict[str, Any]) -> Recorded:
     return Recorded(**callback_states(content)["RecipeRecord"])
 
 
-class LoaderPosition(Callback):
-    """Keeps the loader at the run's position: resuming neither replays nor skips a sample."""
+class Training(Protocol):
+    """What a run trains, as ``training.build`` makes it."""
 
-    def __init__(self, loader: ViewLoader) -> None:
-        self.loader = loader
-        self._bad: set[int] = set()
+    @property
+    def recipe(self) -> Recipe:
+        """Resolved, including what the data decide."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the order of samples needs if the data set is stored elsewhere."""
-        return self.loader.state_dict()
+    @property
+    def loader(self) -> ViewLoader:
+        """Of the training data."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with that order if this storage has another."""
-        if state:
-            self.loader.load_state_dict(state)
+    @property
+    def algorithms(self) -> Sequence[PretrainAlgorithm]:
+        """Attached to the model."""
 
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Go to the sample after the last one trained; Composer must not replay those before."""
-        time = state.timestamp
-        samples = time.sample_in_epoch.value
-        self.loader.load_state_dict({"epoch": time.epoch.value, "samples": samples})
-        state.dataset_resumption["train"] = True
+    @property
+    def model(self) -> PretrainModel:
+        """With the weights from which it would start."""
 
-    def epoch_start(self, state: State, logger: Logger) -> None:
-        """Go to the start of the epoch."""
-        self.loader.load_state_dict({"epoch": state.timestamp.epoch.value, "samples": 0})
+    @property
+    def total_steps(self) -> int:
+        """Of the whole training."""
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Log how many samples were left out since the start, as soon as there is one.
 
-        They are counted over all ranks at the end of every epoch and of the run. In between, a
-        rank adds the samples that it met itself.
-        """
-        if not self.loader.skips_bad:
-            return
-        self._bad.update(list(self.loader.bad))
-        time = state.timestamp
-        done = state.max_duration is not None and time >= state.max_duration
-        if dist.get_world_size() > 1 and (done or time.batch_in_epoch == len(self.loader)):
-            self._bad.update(*dist.all_gather_object(self._bad))
-        if self._bad:
-            logger.log_metrics({"data/bad_samples": len(self._bad)})
+def check_checkpoint(start: Checkpoint, training: Training) -> None:
+    """Raise a ``UserError`` if this training cannot resume from a checkpoint."""
+    recipe, loader = training.recipe, training.loader
+    if not recipe.trainer.autoresume:
+        raise UserError(
+            f"{start.uri} exists and trainer.autoresume is false; use trainer.autoresume=true to "
+            "resume, trainer.overwrite=true to start again, or another run_name"
+        )
+    state: dict[str, Any] = start.content["state"]
+    for key in ("model", "optimizers", "schedulers", "timestamp"):
+        if key not in state:
+            raise UserError(
+                f"{start.uri} holds weights only (no '{key}'): no run can resume from it"
+            )
+    before = recorded(start.content)
+    if start.batch > training.total_steps:
+        raise UserError(
+            f"trainer.max_duration = {recipe.trainer.max_duration} is {training.total_steps} "
+            f"steps, but {start.uri} is trained for {start.batch}; give at least {start.batch}ba, "
+            "or choose another run_name"
+        )
+    compare_recipes(before.recipe, recipe, start.uri, before.fingerprints)
+    if before.num_samples != loader.num_samples:
+        raise UserError(
+            f"{start.uri} was trained on {before.num_samples} images, but data.path = "
+            f"{recipe.data.path} holds {loader.num_samples}; choose another run_name"
+        )
+    if other := difference(before.data, loader.identity):
+        raise UserError(
+            f"{start.uri} was trained on other data ({before.recipe['data']['path']}) than "
+            f"data.path = {recipe.data.path} holds: {other}. Give the data that the run began "
+            "with, or choose another run_name"
+        )
+    compare_tensors(training.model.state_dict(), state["model"], start.uri)
+    warn_of_other_versions(start.content, start.uri)
+
+
+def compare_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], name: str) -> None:
+    """Raise a ``UserError`` naming the first tensor of ``found`` that does not fit ``expected``."""
+    for key, tensor in expected.items():
+        if key not in found:
+            raise UserError(f"{name} is of another model: it lacks the tensor '{key}'")
+        if found[key].shape != tensor.shape:
+            raise UserError(
+                f"{name} is of another model: tensor '{key}' has shape "
+                f"{tuple(found[key].shape)}, the recipe's model wants {tuple(tensor.shape)}"
+            )
+    for key in found:
+        if key not in expected:
+            raise UserError(
+                f"{name} is of another model: its tensor '{key}' is not in the recipe's model"
+            )
+
+
+def compare_recipes(
+    previous: dict[str, Any],
+    recipe: Recipe,
+    source: str,
+    fingerprints: Mapping[str, str] | None = None,
+) -> None:
+    """Raise a ``UserError`` naming the first key in which two recipes are not the same run.
+
+    It also names the ``source`` of the previous one. ``fingerprints`` are of the values from the
+    environment; None treats these keys as equal.
+    """
+    now = recipe.record()
+    key = first_difference(previous, _as_recorded(previous, recipe, fingerprints))
+    if key is None:
+        return
+    elsewhere = " and trainer.save_folder" if recipe.trainer.save_folder else ""
+    if key == "run_name":
+        raise UserError(
+            f"{source} belongs to run '{previous['run_name']}', not to '{recipe.run_name}'; choose "
+            f"another {'trainer.save_folder' if elsewhere else 'run_name'}"
+        )
+    old, new = (_look_up(one, key) for one in (previous, now))
+    new = f"another value of {new}" if old == new else new
+    section, *within = key_parts(key)
+    if section == "algorithms" and len(within) == 1 and None in (old, new):  # another method
+        key = "algorithms"
+        old, new = (" + ".join(one["algorithms"]) for one in (previous, now))
+    same = f"give {key}={old} to resume it, or " if key == "trainer.precision" else ""
+    raise UserError(
+        f"run '{recipe.run_name}' exists with another recipe: {source} has {key} = {old}, this one "
+        f"{new}; {same}choose another run_name=…{elsewhere}, or trainer.overwrite=true to delete "
+        "it and start again"
+    )
+
+
+def _as_recorded(
+    previous: dict[str, Any], recipe: Recipe, fingerprints: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Return a recipe with recorded references instead of equal values."""
+    now = recipe.dump()
+    for dotted in COMPARED:
+        section, _, key = dotted.partition(".")
+        old = _look_up(previous, dotted)
+        if not VARIABLE.search(str(old)):
+            continue
+        if fingerprints is None or fingerprints.get(dotted) == fingerprint(
+            recipe.run_name, dotted, now[section][key]
+        ):
+            now[section][key] = old
+    return now
+
+
+def first_difference(old: Any, new: Any, key: str = "") -> str | None:
+    """Return the first dotted key in which two recipes differ, apart from ``FREE_KEYS``."""
+    if key in FREE_KEYS or old == new:
+        return None
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return key
+    names = [*new, *(name for name in old if name not in new)]
+    found = (first_difference(old.get(n), new.get(n), f"{key}.{n}" if key else n) for n in names)
+    return next((difference for difference in found if difference is not None), None)
+
+
+def _look_up(recipe: Any, key: str) -> Any:
+    for part in key_parts(key):
+        recipe = recipe.get(part) if isinstance(recipe, dict) else None
+    return recipe
 
 
 class Resume(Callback):

@@ -21,8 +21,7 @@ from pospre.run.device import build_device
 from pospre.run.folder import check_folder, clear, hold_run, restore_run, starts_over, write_recipe
 from pospre.run.peers.peers import joined
 from pospre.run.peers.ranks import check_data
-from pospre.run.resume import RecipeRecord, Resume
-from pospre.run.same_run import Training, check_checkpoint
+from pospre.run.resume import RecipeRecord, Resume, Training, check_checkpoint
 
 _LATE = 60.0  # seconds after which NFS shows a new file at the latest
 _PAUSE = 0.5

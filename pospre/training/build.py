@@ -19,8 +19,7 @@ from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import Recipe, recorded_recipe
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.run.device import build_device, decide_precision, set_residual
-from pospre.run.resume import recorded
-from pospre.run.same_run import compare_tensors
+from pospre.run.resume import compare_tensors, recorded
 from pospre.training.data import build_data, build_views
 from pospre.training.loggers import check_loggers
 from pospre.training.optimizer.optim import build_optimizer

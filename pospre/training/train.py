@@ -20,7 +20,7 @@ from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.run.device import composer_precision, describe_precision, slow_precision, uses_cudnn
-from pospre.run.resume import LoaderPosition, recorded
+from pospre.run.resume import recorded
 from pospre.run.run import Run
 from pospre.schedules import duration_steps
 from pospre.training.build import Components, build_components
@@ -30,7 +30,7 @@ from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.callbacks.watchers import WARNINGS, Collapse, PositionShortcut
-from pospre.training.data import describe_data_volume
+from pospre.training.data import LoaderPosition, describe_data_volume
 from pospre.training.loggers import build_metrics_file
 from pospre.training.optimizer.gradients import GradientNorms, build_clipping
 from pospre.training.scale.blocks import recompute_blocks, use_float8

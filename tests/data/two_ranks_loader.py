@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pospre.data.loader import build_loader
 from pospre.data.views.options import ViewGroup
-from pospre.run.resume import LoaderPosition
+from pospre.training.data import LoaderPosition
 
 
 class Mean(ComposerModel):

@@ -10,7 +10,7 @@ from pospre.errors import Unreachable, UserError
 from pospre.recipe.recipe import load_recipe
 from pospre.run.checkpoints import reading
 from pospre.run.checkpoints.reading import open_checkpoint, open_newest, read_checkpoint
-from pospre.run.same_run import compare_tensors
+from pospre.run.resume import compare_tensors
 from pospre.training.build import build_model, load_model
 from tests.disk import full_disk
 from tests.run.checkpoints.checkpoint_files import forge, write_checkpoint
