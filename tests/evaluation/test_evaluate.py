@@ -42,7 +42,7 @@ def fails(capsys):
 def test_the_recipes_page_has_a_row_for_every_evaluation():
     """Each with some of its own settings."""
     text = (Path(__file__).parents[2] / "yamls" / "README.md").read_text(encoding="utf-8")
-    table = text.partition("| evaluation | says |")[2].partition("\n\n")[0]
+    table = text.partition("| evaluation | what it measures |")[2].partition("\n\n")[0]
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
     found = [[re.findall(r"`(\w+)`", cell) for cell in (row[0], row[2])] for row in rows]
     assert sorted(name for names, _ in found for name in names) == evaluation_names()
