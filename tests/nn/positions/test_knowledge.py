@@ -26,7 +26,7 @@ OTHERS = {
     "algorithms/stop/variants.py": "an ablation of the paper has learned positions",
     "nn/options.py": "the default",
     "nn/swin/encoder.py": "Swin's own, the one that it has",
-    "report/measured.py": "what the papers' encoders have",
+    "reporting/measured.py": "what the papers' encoders have",
 }
 
 
