@@ -1,25 +1,21 @@
-"""Fixtures for all tests: one compute thread, small image folders, and real photographs."""
+"""For all tests: their order, their processes, small image folders, and real photographs."""
 
-import atexit
 import gc
 import io
 import os
-from collections.abc import Callable, Iterator
-from functools import cache, partial
+import shlex
+import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
-from composer.core import Engine
 from hypothesis import HealthCheck, settings
 from PIL import Image
-from torch._inductor import config as inductor
-from torch.distributed.checkpoint.state_dict import _get_fqns
 
-from tests.forks import find_composer_once
+from tests.forks import SHARED, start
 
 # No property is about time, which goes by whatever else the machine does; the rest stays as it is,
 # also what hypothesis does in CI.
@@ -50,54 +46,18 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-find_composer_once()
-inductor.compile_threads = 1  # no pool of processes, each of which would import torch
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the fixtures that import torch, unless this process only hands tests out to others."""
+    if config.getoption("dist", "no") == "no":
+        config.pluginmanager.import_plugin("tests.torch_fixtures")
 
 
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    """Keep torch to one thread: the test processes share two cores, and sums keep their order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def models_forgotten() -> Iterator[None]:
-    """Let go of the models that a file's tests trained."""
-    yield
-    forget_models()
-
-
-def forget_models() -> None:
-    """Let go of the models that were trained, of which a process would hold 10 GB in the end.
-
-    The cache of names of torch 2.7 keeps every model whose state was read, Composer what it would
-    close when the process ends.
-    """
-    atexit.unregister(Engine._close)
-    if hasattr(_get_fqns, "cache_clear"):  # torch 2.11 has none any more
-        _get_fqns.cache_clear()
-        gc.collect()
-
-
-@pytest.fixture
-def whole_graph() -> Iterator[Callable[..., Any]]:
-    """Return ``torch.compile`` into one graph; what it compiled is forgotten after the test.
-
-    Else the eighth model of a process would be one too many for the limit of recompilations.
-    """
-    yield partial(torch.compile, backend="eager", fullgraph=True)
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    """Make a process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Let the processes that run tests be forks of one that has imported torch."""
+    os.environ[SHARED] = start()
+    for spec in specs:
+        spec.python = f"{shlex.quote(sys.executable)} -m tests.forks"
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,8 @@ from pospre import train
 from pospre.errors import UserError
 from pospre.evaluation.sweep_runs import cells_of
 from pospre.recipe.recipe import Recipe, load_recipe
-from tests.conftest import forget_models
 from tests.papers import ROOT, ROWS, words_of, write_data
+from tests.torch_fixtures import forget_models
 
 # the rates stay as they are, whatever the batch, so that those of the schedule's ends are below
 SMALL = (
