@@ -3,7 +3,6 @@
 import argparse
 import io
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -50,54 +49,58 @@ _NUM_SHOWN = 20
 def _print_summary(destination: str, summary: Summary) -> None:
     from data_prep.statistics import of_records, print_table
 
-    records = summary.records
+    content, records = summary.description, summary.records
     is_audio = any(record.seconds for record in records)
-    noun = "clips" if is_audio else "images"
+    noun, count = "clips" if is_audio else "images", content["samples"]
     # no rate if others, or earlier runs, have done some of the work
-    rate = "" if summary.num_reused else f" ({summary.num_samples / summary.seconds:.0f} {noun}/s)"
-    rows = [(noun, f"{summary.num_samples}")]
+    rate = "" if summary.num_reused else f" ({count / summary.seconds:.0f} {noun}/s)"
+    num_bytes = sum(size for record in records for _, size, _ in record.files)
+    rows = [(noun, f"{count}")]
     if not is_audio:
         rows += [
-            ("  bytes kept", f"{summary.num_visible}"),
-            *([("  markers added", f"{summary.num_marked}")] if summary.num_marked else []),
-            ("  encoded anew", f"{summary.num_encoded}"),
+            ("  bytes kept", f"{content['kept']}"),
+            *([("  markers added", f"{content['marked']}")] if content["marked"] else []),
+            ("  encoded anew", f"{content['encoded']}"),
         ]
     rows += [
-        *_deep_rows(summary),
-        ("unreadable", f"{len(summary.skipped)}"),
-        *([("ignored", f"{summary.about['ignored']}")] if summary.about["ignored"] else []),
-        ("bytes", f"{summary.num_bytes} ({summary.num_bytes / 1e6:.1f} MB)"),
+        *(_deep_rows(content["deep"]) if "deep" in content else []),
+        ("unreadable", f"{len(content['skipped'])}"),
+        *([("ignored", f"{content['ignored']}")] if content["ignored"] else []),
+        ("bytes", f"{num_bytes} ({num_bytes / 1e6:.1f} MB)"),
         ("time", f"{summary.seconds:.1f} s{rate}"),
     ]
     print(f"wrote {printable(destination)}")
     for name, value in rows:
         print(f"  {name:<16}{printable(value)}")
-    print_table(of_records(records, summary.classes))
-    for item in summary.skipped[:_NUM_SHOWN]:
+    print_table(of_records(records, content["classes"]))
+    for item in content["skipped"][:_NUM_SHOWN]:
         print(f"  unreadable: {printable(item['path'])}: {printable(item['reason'])}")
-    if len(summary.skipped) > _NUM_SHOWN:
-        print(f"  … and {len(summary.skipped) - _NUM_SHOWN} more, listed in the description")
-    for name in summary.about.get("ignored_examples", ()):
+    if len(content["skipped"]) > _NUM_SHOWN:
+        print(f"  … and {len(content['skipped']) - _NUM_SHOWN} more, listed in the description")
+    for name in content.get("ignored_examples", ()):
         print(f"  ignored, for instance: {printable(name)}")
 
 
-def _deep_rows(summary: Summary) -> list[tuple[str, str]]:
+def _deep_rows(deep: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the summary rows: which values of deep images became 0 to 255."""
-    deep = [entry for record in summary.records for entry in record.deep]
-    counts = Counter((text, guessed) for _, text, guessed, _ in deep)
-    if not counts:
-        return []
-    rows = [("deep", f"{counts.total()} of more than 8 bits; these values became 0..255:")]
-    for (text, guessed), number in sorted(counts.items(), key=lambda entry: -entry[1]):
+    ranges = [(text, found["guessed"], _count(found["samples"]))
+              for text, found in deep["ranges"].items()]  # fmt: skip
+    total = sum(number for _, _, number in ranges)
+    rows = [("deep", f"{total} of more than 8 bits; these values became 0..255:")]
+    for text, guessed, number in sorted(ranges, key=lambda found: -found[2]):
         rows.append((f"  {text}", f"{number}, guessed" if guessed else f"{number}"))
-    if any(guessed for _, guessed in counts):
+    if any(guessed for _, guessed, _ in ranges):
         rows.append(
             ("  guessed", "from each image's largest value; --deep-range LOW,HIGH sets one for all")
         )
-    num_flat = sum(is_flat for *_, is_flat in deep)
+    num_flat = _count(deep["nearly_one_grey"])
     if num_flat:
         rows.append(("  one grey", f"{num_flat} of them are nearly; the description lists them"))
     return rows
+
+
+def _count(spans: list[list[int]]) -> int:
+    return sum(last - first + 1 for first, last in spans)
 
 
 def _parser() -> argparse.ArgumentParser:

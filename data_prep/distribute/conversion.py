@@ -21,6 +21,7 @@ from data_prep.distribute.worker import Job, convert_block
 from data_prep.plan.plan import Block, Plan, Share, check_complete, check_own, check_samples
 from data_prep.plan.records import Record, Settings, Summary
 from data_prep.publish.atomic import WHOLE, writing
+from data_prep.publish.description import describe
 from data_prep.publish.destination import Destination, open_destination
 from data_prep.sources.source import Item
 from pospre.errors import UserError
@@ -107,7 +108,7 @@ def merge(destination: str | Path) -> Summary | None:
         check_samples(records, target.partial)
         _publish(target, plan, records, overwrite=False)
     seconds = time.monotonic() - start
-    return Summary(records, plan.about, len(records), seconds)
+    return Summary(records, describe(plan, records), len(records), seconds)
 
 
 def _publish(target: Destination, plan: Plan, records: Sequence[Record], overwrite: bool) -> None:
@@ -182,4 +183,4 @@ def _convert_blocks(
             found[block.number] = record
             bar.update(block.stop - block.start)
     records = [found[block.number] for block in blocks]
-    return Summary(records, plan.about, num_reused)
+    return Summary(records, describe(plan, records), num_reused)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.plan.records import Record, Summary, spans_of
+from data_prep.plan.records import Record, spans_of
 from pospre.errors import UserError
 
 VERSION = 7  # of plans and records; conversions of other versions are not resumed
@@ -183,7 +183,7 @@ def check_samples(records: Sequence[Record], source: object) -> None:
     """Raise UserError if there is no sample."""
     if any(record.labels for record in records):
         return
-    skipped = Summary(records).skipped
+    skipped = [item for record in records for item in record.skipped]
     raise UserError(
         f"{source}: none of the {len(skipped)} samples can be read ({skipped[0]['path']}: "
         f"{skipped[0]['reason']}); nothing was written."

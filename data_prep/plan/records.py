@@ -105,45 +105,9 @@ class Summary:
     """The results of a conversion, or of a part of one."""
 
     records: Sequence[Record]  # of its blocks, in order
-    # facts about the source for the description
-    about: Mapping[str, Any] = field(default_factory=dict)
+    description: Mapping[str, Any]  # as ``publish.description.describe`` returns it
     num_reused: int = 0  # number of blocks that an earlier run had finished
     seconds: float = 0.0  # duration of this run
-
-    @property
-    def classes(self) -> list[str] | None:
-        """Names by label, or None."""
-        return self.about.get("classes")
-
-    @property
-    def num_samples(self) -> int:
-        """Images or clips written."""
-        return sum(len(record.labels) for record in self.records)
-
-    @property
-    def num_visible(self) -> int:
-        """Number of images whose bytes were kept."""
-        return sum(record.num_visible for record in self.records)
-
-    @property
-    def num_marked(self) -> int:
-        """Number of images whose pixels were kept, but not their bytes."""
-        return sum(record.num_marked for record in self.records)
-
-    @property
-    def num_encoded(self) -> int:
-        """Number of images encoded again."""
-        return self.num_samples - self.num_visible - self.num_marked
-
-    @property
-    def skipped(self) -> list[dict[str, str]]:
-        """Path and reason of every unreadable file."""
-        return [item for record in self.records for item in record.skipped]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the files written."""
-        return sum(size for record in self.records for _, size, _ in record.files)
 
 
 class Moments:

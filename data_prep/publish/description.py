@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data_prep.plan.plan import Plan
-from data_prep.plan.records import Moments, Record, Summary, spans_of
+from data_prep.plan.records import Moments, Record, spans_of
 from pospre.data.stores.description import (
     SIDECAR_NAME,
     VERSION,
@@ -46,18 +46,20 @@ class Files(Protocol):
 
 def describe(plan: Plan, records: Sequence[Record]) -> dict[str, Any]:
     """Return the description of a data set, without the checksums of its files."""
-    summary = Summary(records)
+    labels = [label for record in records for label in record.labels]
+    kept = sum(record.num_visible for record in records)
+    marked = sum(record.num_marked for record in records)
     content: dict[str, Any] = {
         **plan.about,
         "format": f"pospre-{plan.format}",
         "version": VERSION,
-        "samples": summary.num_samples,
-        "kept": summary.num_visible,
-        "marked": summary.num_marked,
-        "encoded": summary.num_encoded,
-        "skipped": summary.skipped,
+        "samples": len(labels),
+        "kept": kept,
+        "marked": marked,
+        "encoded": len(labels) - kept - marked,
+        "skipped": [item for record in records for item in record.skipped],
         "made_from": plan.made_from,
-        "labels_sha256": hash_of_labels([label for record in records for label in record.labels]),
+        "labels_sha256": hash_of_labels(labels),
         "crc32c": pack_sums([value for record in records for value in record.crc32c]),
     }
     sides = [pair for record in records for pair in record.sides]
