@@ -1,15 +1,14 @@
 """A folder of WAV files by class: Speech Commands, Free Spoken Digits, or any."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
 
 from data_prep.files.tree import Tree
 from data_prep.sources.image_folder import file_item
-from data_prep.sources.keywords import NOISE, keyword_classes, pieces, read_piece, spot
-from data_prep.sources.source import Item, Source, one_of_each_ending
+from data_prep.sources.keywords import NOISE, keyword_classes, pieces, spot
+from data_prep.sources.source import Source, one_of_each_ending
 from data_prep.splits import Split
 from pospre.data.stores.image_folder import class_labels, looks_like_image, visible_files
 from pospre.errors import UserError, needing
@@ -19,17 +18,6 @@ _NAMED = re.compile(r"([^_/]+)_([^_/]+)_(\d+)\.wav", re.IGNORECASE)
 _NUM_TEST = 5
 # Speech Commands: the official lists of files, and a folder of noise that is not a word
 _TEST_LIST, _VALIDATION_LIST = "testing_list.txt", "validation_list.txt"
-
-
-@dataclass(frozen=True)
-class AudioFolder(Source):
-    """A listed folder of WAV files."""
-
-    is_audio: ClassVar[bool] = True
-
-    def read(self, item: Item) -> bytes:
-        """Return a file's bytes, or a piece of noise."""
-        return super().read(item) if item.location is None else read_piece(self.root, item)
 
 
 def detects(tree: Tree) -> bool:
@@ -46,7 +34,7 @@ def detects(tree: Tree) -> bool:
     return has_clips
 
 
-def load(tree: Tree, split: Split) -> AudioFolder:
+def load(tree: Tree, split: Split) -> Source:
     """List the WAV files of the chosen split below the root, sorted by relative path.
 
     The classes are the sub-folders, except those whose name begins with an underscore (Speech
@@ -66,12 +54,12 @@ def load(tree: Tree, split: Split) -> AudioFolder:
     classes, labels = _classes(names)
     items = tuple(file_item(path, name, label) for name, label in zip(names, labels, strict=True))
     others = one_of_each_ending(set(visible).difference(names))
-    folder = AudioFolder(path, items, classes, len(visible) - len(names), ignored=others)
+    folder = Source(path, items, classes, len(visible) - len(names), ignored=others, is_audio=True)
     chosen = folder if split.name is None else _select(folder, split)
     return chosen if split.keywords is None else _with_keywords(chosen, visible, split)
 
 
-def _with_keywords(folder: AudioFolder, visible: list[str], split: Split) -> AudioFolder:
+def _with_keywords(folder: Source, visible: list[str], split: Split) -> Source:
     assert split.keywords is not None
     root, before = folder.root, folder.classes
     classes = keyword_classes(split.keywords, before, root)
@@ -85,7 +73,7 @@ def _with_keywords(folder: AudioFolder, visible: list[str], split: Split) -> Aud
     )
 
 
-def _select(folder: AudioFolder, split: Split) -> AudioFolder:
+def _select(folder: Source, split: Split) -> Source:
     """Keep the chosen split of a folder.
 
     A data set's own splits are used if it has any. Speech Commands: ``val`` is its

@@ -21,18 +21,19 @@ if TYPE_CHECKING:  # slow to import
 _SIDE = 32
 
 
-@dataclass(frozen=True)
-class Cifar(Source):
-    """A listed split of CIFAR; ``val`` and ``test`` are both its test images.
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """The pixels of an image: (32, 32, 3)."""
 
-    An item's location has its pixels. They are returned as JPEGs of quality 100 with full colour:
-    at 32 x 32 the usual quality would be visible, and would save little.
-    """
+    data: bytes
 
-    def read(self, item: Item) -> bytes:
-        """Return an image as a JPEG."""
+    def read(self) -> bytes:
+        """Return a JPEG of quality 100 with full colour.
+
+        At 32 x 32 the usual quality would be visible, and would save little.
+        """
         buffer = io.BytesIO()
-        image = Image.frombytes("RGB", (_SIDE, _SIDE), item.location)
+        image = Image.frombytes("RGB", (_SIDE, _SIDE), self.data)
         image.save(buffer, "JPEG", quality=100, subsampling=0)
         return buffer.getvalue()
 
@@ -45,7 +46,7 @@ def detects(tree: Tree) -> bool:
     return "test_batch" in names or ({"train", "test"} <= names and tree.find("meta") is not None)
 
 
-def load(tree: Tree, split: Split) -> Cifar:
+def load(tree: Tree, split: Split) -> Source:
     """List ``train``, or ``val`` = ``test``, as torchvision reads it."""
     is_train = split.choose({"train": True, "val": False, "test": False}, tree.root)
     found = _read(tree, is_train)
@@ -56,8 +57,8 @@ def load(tree: Tree, split: Split) -> Cifar:
         pixels = image.tobytes()
         name = f"{batches[number // size]}/{number % size:05d}.jpg"
         stamp = hashlib.blake2b(pixels, digest_size=8).hexdigest()
-        items.append(Item(name, label, len(pixels), stamp, pixels))
-    return Cifar(tree.root, tuple(items), found.classes, split_rule=f"{batches[0]} …")
+        items.append(Item(name, label, len(pixels), stamp, Pixels(pixels)))
+    return Source(tree.root, tuple(items), found.classes, split_rule=f"{batches[0]} …")
 
 
 def _read(tree: Tree, is_train: bool) -> "CIFAR10":

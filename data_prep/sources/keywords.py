@@ -8,7 +8,7 @@ a counter-based draw from the names, the same for all workers and parts.
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,28 @@ NOISE = "_background_noise_"
 USUAL = "yes,no,up,down,left,right,on,off,stop,go"  # with the two classes below, the usual 12
 _OTHERS = ("unknown", "silence")
 _STEPS = 100  # possible starts of a piece per second of noise
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A second of noise."""
+
+    path: Path
+    start: int  # hundredths of a second
+
+    def read(self) -> bytes:
+        """Return it as a WAV file; errors are as in ``Location.read``."""
+        import soundfile
+
+        buffer = io.BytesIO()
+        try:
+            with self.path.open("rb") as file, soundfile.SoundFile(file) as sound:
+                sound.seek(self.start * sound.samplerate // _STEPS)
+                samples = sound.read(sound.samplerate, dtype="float32", always_2d=True)
+                soundfile.write(buffer, samples, sound.samplerate, subtype="FLOAT", format="WAV")
+        except soundfile.LibsndfileError as error:
+            raise DamagedItem(str(error.error_string)) from error
+        return buffer.getvalue()
 
 
 def parse_keywords(text: str) -> str:
@@ -86,12 +108,13 @@ def pieces(root: Path, files: Sequence[Item], split: Split) -> list[Item]:
     """
     found = []
     for file in files:
-        length, size = _measure(root / file.name)
+        path = root / file.name
+        length, size = _measure(path)
         boundary = length - round(length * split.val_fraction)
         first = 0 if split.name in ("train", None) else boundary
         end = boundary if split.name == "train" else length
         found += [
-            replace(file, name=f"{file.name}@{start / _STEPS:.2f}s", size=size, location=start)
+            Item(f"{file.name}@{start / _STEPS:.2f}s", -1, size, file.stamp, Piece(path, start))
             for start in range(first, end - _STEPS + 1)
         ]
     if not found:
@@ -101,21 +124,6 @@ def pieces(root: Path, files: Sequence[Item], split: Split) -> list[Item]:
             f"{share if split.name else ''}, from which silence is cut; put longer WAV files there."
         )
     return found
-
-
-def read_piece(root: Path, item: Item) -> bytes:
-    """Return a piece of noise as a WAV file; errors are as in ``Source.read``."""
-    import soundfile
-
-    buffer, path = io.BytesIO(), root / item.name.rpartition("@")[0]
-    try:
-        with path.open("rb") as file, soundfile.SoundFile(file) as sound:
-            sound.seek(item.location * sound.samplerate // _STEPS)
-            samples = sound.read(sound.samplerate, dtype="float32", always_2d=True)
-            soundfile.write(buffer, samples, sound.samplerate, subtype="FLOAT", format="WAV")
-    except soundfile.LibsndfileError as error:
-        raise DamagedItem(str(error.error_string)) from error
-    return buffer.getvalue()
 
 
 def _measure(path: Path) -> tuple[int, int]:

@@ -21,18 +21,19 @@ from pospre.untrusted_json import parse_object
 _IMAGES, _LABELS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "cls")
 
 
-@dataclass(frozen=True)
-class Parquet(Source):
-    """Listed rows; an item's location is file, row group, row in the group and column.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An image of a row group. The last group is cached: read the rows in order."""
 
-    Rows are read by group, and the last group is cached: read them in order.
-    """
+    file: str
+    group: int
+    number: int  # in the group
+    column: str
 
-    def read(self, item: Item) -> bytes:
-        """Return the image of a row."""
-        file, group, row, column = item.location
-        with _telling_damage(f"row group {group}: ", DamagedItem):
-            image = _group(file, group, column, os.getpid())[row].as_py()
+    def read(self) -> bytes:
+        """Return the encoded image."""
+        with _telling_damage(f"row group {self.group}: ", DamagedItem):
+            image = _group(self.file, self.group, self.column, os.getpid())[self.number].as_py()
         data = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(data, bytes):
             raise DamagedItem("the row has no image bytes")
@@ -84,7 +85,7 @@ class _Table:
         for number, (group, row, size) in enumerate(rows):
             path = (self.rows[number].get(self.column) or {}).get("path")
             name = f"{self.name}/{number:06d}" + (f"_{os.path.basename(path)}" if path else "")
-            location = (str(self.path), group, row, self.column)
+            location = Row(str(self.path), group, row, self.column)
             raw = None if self.labels is None else self.labels[number]
             label = label_of(raw, labels, f"{self.path}: row {number}")
             items.append(Item(name, label, size, stamp, location))
@@ -96,7 +97,7 @@ def detects(tree: Tree) -> bool:
     return bool(tree.shallow(".parquet"))
 
 
-def load(tree: Tree, split: Split) -> Parquet:
+def load(tree: Tree, split: Split) -> Source:
     """List the rows of the chosen split's files."""
     root = tree.root
     paths = files_below(root, ".parquet")
@@ -106,7 +107,7 @@ def load(tree: Tree, split: Split) -> Parquet:
     classes = _common_classes(tables, root)
     chosen, rule = files_of(split, tables, root)
     items = tuple(item for table in chosen for item in table.items(classes))
-    return Parquet(root, items, classes, split_rule=rule).drawn(split)
+    return Source(root, items, classes, split_rule=rule).drawn(split)
 
 
 def _common_classes(tables: list[_Table], root: Path) -> list[str] | None:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Self
 
 import numpy as np
 
@@ -40,8 +40,7 @@ class Item:
     label: int  # number of the class, or -1 if unknown
     size: int  # bytes of the encoded image, 0 if unknown
     stamp: str  # changes with the content: modification time, offset in an archive
-    # input of read besides the name: a Location; None: a file below the root; or a kind's own
-    location: Any = None
+    location: Location | None = None  # reads its bytes; None: a file below the source's root
 
     def __post_init__(self) -> None:
         if not self.name.isascii():
@@ -66,9 +65,8 @@ class Source:
     metadata_stamp: str = ""  # changes with the files that describe all items (a list, a JSON)
     titles: list[str] | None = None  # readable class names by label, if classes are bare codes
     ignored: tuple[str, ...] = ()  # some of the num_ignored files, as examples
+    is_audio: bool = False  # whether the items are WAV files rather than images
     kind: str = ""  # name of the module, set by open_source
-
-    is_audio: ClassVar[bool] = False  # whether the items are WAV files rather than images
 
     def read(self, item: Item) -> bytes:
         """Return the encoded image or clip.
@@ -78,8 +76,7 @@ class Source:
         """
         if item.location is None:
             return read_regular(self.root / item.name)
-        image: Location = item.location
-        return image.read()
+        return item.location.read()
 
     def fingerprint(self, start: int = 0, stop: int | None = None) -> str:
         """Return a hash of every name, label, size and stamp of the items from start to stop."""

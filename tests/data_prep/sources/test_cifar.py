@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
+from data_prep.sources.cifar import Pixels
 from tests.data_prep.sample_images import picture, write_files
 from tests.data_prep.sources.fakes import gzipped, labels, opened, refuses
 
@@ -90,7 +91,7 @@ def test_ten(tmp_path: Path, pack: Callable[..., Path]) -> None:
 def test_hundred(tmp_path: Path, pack: Callable[..., Path]) -> None:
     train = opened(pack(tmp_path, CIFAR100, hundred()), "cifar", split="train")
     assert labels(train) == {"train/00000.jpg": 11, "train/00001.jpg": 4}
-    assert train.classes == HUNDRED and train.items[1].location == pixels(1).tobytes()
+    assert train.classes == HUNDRED and train.items[1].location == Pixels(pixels(1).tobytes())
 
 
 class Harm:
