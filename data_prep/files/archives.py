@@ -5,14 +5,10 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Protocol
-
-from tqdm import tqdm
 
 from pospre.data.stores.files import odd_file
 from pospre.errors import UserError
@@ -131,25 +127,11 @@ class Entry:
     location: Location
 
 
-Advance = Callable[[int], object]
-"""Called with the number of bytes scanned."""
-
-
-@contextmanager
-def index_progress(paths: list[Path]) -> Iterator[Advance]:
-    """Show a progress bar over the bytes of archives that are indexed inside."""
-    total = sum(path.stat().st_size for path in paths)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="index", disable=None) as bar:
-        yield bar.update
-
-
-def tar_entries(
-    path: Path, advance: Advance = int, inner: InTar | None = None, limit: int | None = None
-) -> list[Entry]:
+def tar_entries(path: Path, inner: InTar | None = None, limit: int | None = None) -> list[Entry]:
     """Return the visible files of a tar that is not compressed, or of the tar ``inner`` in it.
 
-    ``advance`` is called with the number of bytes scanned (``int`` ignores it); ``limit`` is the
-    number of files after which to stop. ``UserError`` if it is compressed, truncated or not a tar.
+    ``limit`` is the number of files after which to stop. ``UserError`` if it is compressed,
+    truncated or not a tar.
     """
     named = path if inner is None else f"a tar inside {path}"
     start = inner.offset if inner else 0
@@ -160,13 +142,9 @@ def tar_entries(
         file.seek(start)
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
-                at = start
                 for member in archive:
-                    stop = member.offset_data + member.size
-                    if stop > end:
+                    if member.offset_data + member.size > end:
                         raise _damaged(named, f"{member.name} is cut off")
-                    advance(stop - at)
-                    at = stop
                     entries += _visible_file(path, member)
                     if len(entries) == limit:
                         return entries

@@ -8,7 +8,9 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from data_prep.files.archives import Entry, InFile, InTar, index_progress, tar_entries
+from tqdm import tqdm
+
+from data_prep.files.archives import Entry, InFile, InTar, tar_entries
 from data_prep.files.tree import Tree
 from data_prep.sources._labels import labels_of
 from data_prep.sources.source import Source, image_item
@@ -97,14 +99,14 @@ def _train(tree: Tree, where: Path | str) -> _Found:
     if not isinstance(where, Path):
         return _in_class_folders(tree, where)
     found = []
-    with index_progress([where]) as advance:
-        for tar in sorted(tar_entries(where), key=lambda entry: entry.name):
-            wnid = tar.name.removesuffix(".tar")
-            if not _WNID.fullmatch(wnid) or not isinstance(tar.location, InTar):
-                raise UserError(f"{where} must hold a tar per class, but there is {tar.name}.")
-            images = tar_entries(where, advance, inner=tar.location)
-            for image in sorted(images, key=lambda entry: entry.name):
-                found.append((wnid, replace(image, name=f"{wnid}/{image.name}")))
+    tars = sorted(tar_entries(where), key=lambda entry: entry.name)
+    for tar in tqdm(tars, unit="class", desc="index", disable=None):
+        wnid = tar.name.removesuffix(".tar")
+        if not _WNID.fullmatch(wnid) or not isinstance(tar.location, InTar):
+            raise UserError(f"{where} must hold a tar per class, but there is {tar.name}.")
+        images = tar_entries(where, inner=tar.location)
+        for image in sorted(images, key=lambda entry: entry.name):
+            found.append((wnid, replace(image, name=f"{wnid}/{image.name}")))
     return found, 0
 
 
@@ -112,8 +114,7 @@ def _val(tree: Tree, where: Path | str, told: _Labels) -> _Found:
     """Return the validation images with their classes, sorted, and the number of other files."""
     others = 0
     if isinstance(where, Path):
-        with index_progress([where]) as advance:
-            entries = sorted(tar_entries(where, advance), key=lambda entry: entry.name)
+        entries = sorted(tar_entries(where), key=lambda entry: entry.name)
     elif any(map(_WNID.fullmatch, tree.names(where))):
         return _in_class_folders(tree, where)
     else:

@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.files.archives import Advance, Entry, index_progress, tar_entries
+from tqdm import tqdm
+
+from data_prep.files.archives import Entry, tar_entries
 from data_prep.files.tree import Tree, files_below
 from data_prep.sources._labels import RawLabel, class_names, label_of, labels_of
 from data_prep.sources.source import Item, Source, image_item, one_of_each_ending
@@ -33,8 +35,8 @@ def detects(tree: Tree) -> bool:
 def load(tree: Tree, split: Split) -> Source:
     """List the samples of the chosen split's tars; labels are in ``.cls``, else in ``.json``."""
     tars = files_below(tree.root, ".tar")
-    with index_progress(list(tars.values())) as advance:
-        shards = [_Shard(path, name, advance) for name, path in tars.items()]
+    bar = tqdm(tars.items(), unit="file", desc="index", disable=None)
+    shards = [_Shard(path, name) for name, path in bar]
     # the classes of all splits, so that labels have the same meaning in each
     classes = class_names((label for shard in shards for label in shard.labels), tree.root)
     chosen, rule = files_of(split, shards, tree.root)
@@ -47,9 +49,9 @@ def load(tree: Tree, split: Split) -> Source:
 class _Shard:
     """A tar: its samples with an image, their labels, and ``others``, names of unused files."""
 
-    def __init__(self, path: Path, name: str, advance: Advance) -> None:
+    def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
-        samples = _samples(path, tar_entries(path, advance))
+        samples = _samples(path, tar_entries(path))
         self.samples = {key: files for key, files in samples.items() if _image(files)}
         self.labels = [self._label(key, files) for key, files in self.samples.items()]
         self.others = [

@@ -96,14 +96,6 @@ def test_a_tar_inside_of_a_tar(tmp_path: Path) -> None:
         assert {entry.name: entry.location.read() for entry in found} == wanted
 
 
-def test_progress_ends_with_the_last_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    steps: list[int] = []
-    path.write_bytes(tar_bytes(FILES))
-    last = tar_entries(path, steps.append)[-1]
-    assert isinstance(last.location, InTar) and sum(steps) == last.location.offset + last.size
-
-
 def read_all(found: list[Location]) -> list[bytes]:
     with ThreadPoolExecutor(4) as threads:
         return list(threads.map(lambda location: location.read(), found))
