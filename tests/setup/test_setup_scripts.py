@@ -1,4 +1,4 @@
-"""The scripts behind make, run in a copy where python, pip and the compiler are stand-ins."""
+"""The scripts behind make, run in a copy where python, uv and the compiler are stand-ins."""
 
 import os
 import shutil
@@ -20,13 +20,20 @@ case "$*" in
 *"pip install"*.txt) ! grep -f "$0.refuses" "${@: -1}" ;;
 esac
 """
+# Notes its calls and refuses packages as pip does.
+UV = """\
+#!/usr/bin/env bash
+python=$(dirname "$0")/python
+echo "uv $*" >>"$python.calls"
+! grep -f "$python.refuses" "${@: -1}"
+"""
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A project of scripts and stand-ins, with FFCV among its requirements."""
     shutil.copytree(ROOT / ".setup", tmp_path / ".setup")
-    programs = {".venv/bin/python": PYTHON, "bin/pkg-config": "", "bin/c++": ""}
+    programs = {".venv/bin/python": PYTHON, ".venv/bin/uv": UV, "bin/pkg-config": "", "bin/c++": ""}
     for name, text in programs.items():
         program = tmp_path / name
         program.parent.mkdir(parents=True, exist_ok=True)
@@ -63,12 +70,13 @@ def run(
 
 def test_setup_goes_on_without_an_ffcv_that_cannot_be_built(copy: Path) -> None:
     said = run(copy, "venv.sh")
-    assert said.count("-m pip install") == said.count("--require-hashes") == 4
-    assert "exit 0" in said and said.count("--no-deps -r .venv/setuptools.txt") == 2
+    assert said.count("uv pip install --python") == said.count("--no-deps -r .venv/first.txt") == 2
+    assert said.count("-m pip install") == 3 and said.count("--require-hashes") == 5
+    assert "exit 0" in said
     assert "without FFCV" in said and ".venv/ffcv.log says why" in said
     pins = (copy / ".venv/requirements.txt").read_text()
     assert pins == "# made by uv\n" + entry("numpy", "1") + entry("setuptools", "3")
-    assert (copy / ".venv/setuptools.txt").read_text() == entry("setuptools", "3")
+    assert (copy / ".venv/first.txt").read_text() == entry("setuptools", "3")
     assert not [*copy.glob("pospre-setup*")]
     assert (copy / ".venv/.installed").read_text().startswith("Python 3.11.0 ffcv=failed ")
 
@@ -78,12 +86,22 @@ def test_setup_goes_on_without_an_ffcv_that_cannot_be_built(copy: Path) -> None:
     pin(copy, numpy="1", ffcv="3", setuptools="3")
     (copy / ".venv/bin/python.refuses").write_text("^ffcv==2\n")
     changed = run(copy, "venv.sh")
-    assert changed.count("-m pip install") == 2 and "with FFCV" in changed
+    assert changed.count("-m pip install") == 1 and changed.count("uv pip install --python") == 1
+    assert "with FFCV" in changed
     assert "ffcv=yes" in (copy / ".venv/.installed").read_text()
     assert "setup:" not in run(copy, "venv.sh")
     lock = copy / ".setup/requirements.lock"
     lock.write_text(lock.read_text() + "    --hash=sha256:ab\n")  # of another file of a pin
-    assert run(copy, "venv.sh").count("-m pip install") == 2
+    assert run(copy, "venv.sh").count("uv pip install --python") == 1
+
+
+def test_setup_uses_pip_where_uv_fails(copy: Path) -> None:
+    """For example where pip.conf names a mirror."""
+    (copy / ".venv/bin/uv").write_text("#!/bin/sh\nexit 2\n")
+    (copy / ".venv/bin/python.refuses").write_text("^nothing==\n")
+    said = run(copy, "venv.sh")
+    assert "-m pip install" in said and "-r .venv/requirements.txt" in said
+    assert "exit 0" in said and "with FFCV" in said
 
 
 def test_setup_takes_no_pin_without_a_hash(copy: Path) -> None:
@@ -143,7 +161,7 @@ def test_setup_writes_through_no_link_that_was_laid(copy: Path) -> None:
 def test_setup_fails_when_something_else_cannot_be_installed(copy: Path) -> None:
     (copy / ".venv/bin/python.refuses").write_text("^numpy==\n")
     said = run(copy, "venv.sh")
-    assert "error: pip could not install" in said and "exit 2" in said
+    assert "requirements.txt could not be installed" in said and "exit 2" in said
     assert not (copy / ".venv/.installed").exists()
 
 
