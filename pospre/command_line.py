@@ -52,7 +52,7 @@ def check_exists(option: str, address: str, remedy: str) -> None:
 
     Args:
         option: names the address in messages.
-        address: of a file or folder, ``timm:NAME,FILE`` or ``FILE,WORD``. Buckets are not checked.
+        address: a file or folder, ``timm:NAME,FILE`` or ``FILE,WORD``. Buckets are not checked.
         remedy: what the user should give.
 
     Raises:

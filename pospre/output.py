@@ -21,7 +21,7 @@ def check_output(option: str, path: Path | None, *endings: str) -> None:
 
     Args:
         option: name of the path in messages.
-        path: of a file, in folders that exist or can be made; None is always valid.
+        path: path of a file; its folders exist or can be made. None is always valid.
         endings: allowed file endings; empty: all.
 
     Raises:

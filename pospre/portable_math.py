@@ -58,8 +58,8 @@ def view_draws(start: int, epoch: int, index: int, views: tuple[int, int], count
 
     Args:
         start: ``pospre.draws.start_word`` of them.
-        epoch: of the draws.
-        index: of the sample.
+        epoch: epoch of the draws.
+        index: index of the sample.
         views: number of the first view, and the number of views (V).
         count: draws for each view.
 

@@ -157,7 +157,7 @@ def recode(
         words: the scan without stuffing and markers, 64 bits each, uint64, padded.
         ends: of the parts between existing restart markers, in bits; of the expected number.
         sizes: the number of MCUs in the scan, in a new part, and between existing markers.
-        components: of an MCU's blocks.
+        components: components of an MCU's blocks.
         lookups: ``lookup_table`` of each component's DC and AC, int64 (components, 2, …).
         codes: int64 (components, 12, 2): code and length for a difference of each number of bits;
             length 0: none.

@@ -36,7 +36,7 @@ Enclose = Literal["all", "globals"]
 
 @dataclass(kw_only=True, eq=False)
 class CropField(PretrainAlgorithm):
-    """Places the views of every pass in the field, beside any algorithm.
+    """Places the views of every pass in the field, together with any algorithm.
 
     Writes ``g/field_box`` for every view group g: the boxes in the field, one draw for all views of
     an image. With ``mirror_shared`` it also writes ``g/flip``, instead of the loader's flips.
@@ -47,7 +47,7 @@ class CropField(PretrainAlgorithm):
 
     Args:
         field_size: side of the learned field in vectors; default: 50.
-        interpolation: of the learned field, ``bicubic`` or ``bilinear``.
+        interpolation: how the learned field is interpolated, ``bicubic`` or ``bilinear``.
         box_scale: distribution of the area s of the rectangle around an image's views, as a share
             of the field: ``beta`` (2, 5) or ``uniform``, both stretched to ``scale_range``;
             ``fill``: s = 1, as large as fits; ``const``: boxes are not moved. s is reduced if the
@@ -162,7 +162,7 @@ def _check(options: CropField, model: PretrainModel) -> None:
 
 
 def _check_unused(options: CropField, positions: Scheme) -> None:
-    """Raise ``UserError`` for an option that has no effect beside another one."""
+    """Raise ``UserError`` for an option that has no effect together with another one."""
     if not positions.takes_boxes:
         return  # which the registry refuses
     drawn, placed = options.box_scale in ("beta", "uniform"), options.box_scale != "const"

@@ -98,7 +98,7 @@ class PositionClassification(PositionObjective):
 
 @dataclass(kw_only=True, eq=False)
 class DropPos(PositionTask):
-    """Predict the positions of visible patches, alone or beside a host that masks.
+    """Predict the positions of visible patches, alone or with a host that masks.
 
     Writes ``droppos/order`` (B, K), the visible slots in random order, and ``droppos/known``, bool
     (B, K): the first of that order keep their position. Alone it also writes ``view/visible`` and
@@ -125,7 +125,7 @@ class DropPos(PositionTask):
         official: follow the published code where it differs: label smoothing normalised over
             columns, and σ decayed once per epoch, which never reaches σT.
 
-    ``PositionTask`` has the others. Published beside MAE: ``weight`` 0.05 for B, 0.1 for L.
+    ``PositionTask`` has the others. Published with MAE: ``weight`` 0.05 for B, 0.1 for L.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(

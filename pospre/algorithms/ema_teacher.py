@@ -1,4 +1,4 @@
-"""A momentum average of the weights beside any host: for evaluation, export, or as a teacher.
+"""A momentum average of the weights, next to any host: for evaluation, export, or as a teacher.
 
 (Polyak and Juditsky 1992; Tarvainen and Valpola 2017, arXiv 1703.01780.)
 """
@@ -23,8 +23,8 @@ class EmaTeacher(PretrainAlgorithm):
     its weights with ``--weights teacher``, and another run with ``encoder.weights_from: teacher``.
 
     Args:
-        momentum_start: share of the teacher that stays in the first step, in [0, 1).
-        momentum_end: approached at the end; unused by ``constant``.
+        momentum_start: momentum at the first step, in [0, 1).
+        momentum_end: limit of the momentum at the last step; unused by ``constant``.
         shape: ``constant``, ``cosine`` or ``linear``.
     """
 

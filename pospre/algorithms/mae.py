@@ -85,13 +85,13 @@ class MAE(PretrainAlgorithm):
 
     Args:
         mask_ratio: share of patches hidden, in [0, 1).
-        sampling: of the visible patches: ``random``, or ``uniform``, one of every 2×2, row by row
-            (UM-MAE, arXiv 2205.10063, also for Swin; mask_ratio 0.75).
+        sampling: how visible patches are drawn: ``random``, or ``uniform``, one of every 2×2, row
+            by row (UM-MAE, arXiv 2205.10063, also for Swin; mask_ratio 0.75).
         second_mask_ratio: share of the visible patches that are encoded as one learned vector
             instead of what they show (UM-MAE: 0.25).
         decoder_dim: width of the decoder.
-        decoder_depth: its number of blocks.
-        decoder_heads: its attention heads.
+        decoder_depth: number of blocks of the decoder.
+        decoder_heads: attention heads of the decoder.
         norm_pix: regress pixels normalised within each patch (better features, blurrier pictures).
         weight: factor of this loss in the total.
     """

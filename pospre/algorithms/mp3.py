@@ -129,7 +129,7 @@ class MP3(PositionTask):
             views={"view": None},
             patches="all",
             class_token=None if self.temperature is None else "mp3.temperature",
-            hint="Use mp3 alone or beside dinov2; or droppos, which goes with mae.",
+            hint="Use mp3 alone or with dinov2; or droppos, which goes with mae.",
         )
 
     def attach(self, model: PretrainModel) -> None:
@@ -183,7 +183,7 @@ def _check(options: MP3, model: PretrainModel) -> None:
         raise UserError(
             "mp3 runs the pass 'student' over all patches, without their places and with keys from "
             f"its context alone, but {', '.join(model.registry.readers['student'])} runs it in "
-            "another way. Use mp3 alone or beside dinov2; or droppos, which goes with mae."
+            "another way. Use mp3 alone or with dinov2; or droppos, which goes with mae."
         )
     if patches < 2:
         raise UserError(

@@ -119,7 +119,7 @@ class DeviceAugment(nn.Module):
             image_BV3HW: uint8 pixels, or float32 features (B, V, 1, H, W).
             flip_BV: the views to mirror.
             augment: how to change the pixels; None leaves them.
-            source: of the draws; needed with ``augment``.
+            source: source of the draws; needed with ``augment``.
 
         Raises:
             UserError: the views are floats with several channels, which may or may not be

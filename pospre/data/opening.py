@@ -25,7 +25,7 @@ class Source(Storage):
     Args:
         path: image folder, ``.beton`` file, directory of MDS shards, or ``s3://bucket/folder`` of
             MDS shards; or a reader.
-        channels: of decoded images: 3 (RGB), 1 (grey), or the number of bands of every image; None:
+        channels: channels of decoded images: 3 (RGB), 1 (grey), or the number of bands; None:
             as recorded in the data set, else 3.
     """
 

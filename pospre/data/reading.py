@@ -41,8 +41,8 @@ class Reading(Storage):
         num_workers: decoding threads; default: one per core available to this rank; 0: decode in
             the calling thread.
         repeats: how many times in a row each sample comes, in an epoch of the same length.
-        order: of a shuffled epoch: ``random``, or ``windows`` for data that come in parts, such as
-            s3:// shards; see ``pospre.data.order``.
+        order: order of a shuffled epoch: ``random``, or ``windows`` for data that come in parts,
+            such as s3:// shards; see ``pospre.data.order``.
         window: number of samples shuffled together in windows.
         shard_groups: number of groups of shards, so that machines with their own caches need not
             download everything; it divides the batch of all ranks; see ``pospre.data.order``.

@@ -35,7 +35,7 @@ class Sampling(Settings):
         num_samples: number of images, drawn by the seed; default: all.
         batch_size: images per forward pass; it does not change the result.
         num_workers: decoding threads; default: the loader's choice.
-        seed: of the drawn images, and of other random choices: masks, boxes, noise, weights.
+        seed: seed of the drawn images and of other random choices: masks, boxes, noise, weights.
     """
 
     num_samples: PositiveInt | None = None

@@ -32,7 +32,7 @@ class Cell:
         heat: (rows, columns) values, or (rows, columns, 3) colours in [0, 1]; None shows the image.
         image: uint8 (H, W, 3) behind the map, see ``as_picture``; None shows the values alone.
         marks: flat indices of patches to mark with a point.
-        mark_colours: of the points, cycled.
+        mark_colours: colours of the points, cycled.
         limits: values of the first and the last colour; None: the map's own range.
         colours: matplotlib's name of a colour map.
     """

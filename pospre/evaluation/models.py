@@ -92,7 +92,7 @@ def open_model(
             ``timm:NAME,FILE``.
         weights: ``teacher`` takes the momentum teacher, if there is one.
         shown: image size and normalisation of a foreign encoder.
-        seed: of random weights.
+        seed: seed of random weights.
         keys: names of the options in errors.
 
     Raises:

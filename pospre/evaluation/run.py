@@ -219,9 +219,9 @@ def measure(
             settings.
         model: a ``PretrainModel``, a timm ViT, or any ``--model`` of the command.
         data: images to measure on: folder, ``.beton`` file or MDS directory.
-        settings: of the evaluation; others keep their defaults.
+        settings: settings of the evaluation; others keep their defaults.
         output: JSON file for the full record; None: nothing is written.
-        seed: of random weights: of a model without weights, and of the untrained model.
+        seed: seed of random weights, if the model has none, and of the untrained model's.
         device: ``auto``, ``cpu`` or ``gpu``; a model passed in is moved there.
         progress: whether to draw progress bars.
 

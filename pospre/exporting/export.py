@@ -52,8 +52,8 @@ def export(
             ``timm:NAME,FILE``, see ``open_model``.
         out: the file to write; of ``hf`` the folder.
         format: ``timm``, ``safetensors``, ``hf`` or ``onnx``.
-        num_classes: of timm's classifier, see ``--help``.
-        grid: of the positions, such as ``"14x14"``; None takes the encoder's.
+        num_classes: number of classes of timm's classifier, see ``--help``.
+        grid: grid of the positions, such as ``"14x14"``; None takes the encoder's.
         weights: the trained ones, or the teacher's.
         license: of the weights, for the card; None: not stated.
         overwrite: replace ``out`` if it exists.

@@ -21,8 +21,8 @@ class Parts:
     """An encoder for timm's model of its architecture, and where it comes from.
 
     Attributes:
-        model: in eval mode on the CPU.
-        tensors: of the encoder and its classifier, under timm's names.
+        model: the model, in eval mode on the CPU.
+        tensors: tensors of the encoder and its classifier, under timm's names.
         kwargs: the arguments of ``timm.create_model`` that fit them.
         grid: rows and columns of the positions.
         classifier: the objective with the head for timm's classifier; None where none is written.

@@ -91,7 +91,7 @@ class PretrainAlgorithm(Algorithm):
         Args:
             arguments: all arguments of the constructor.
             classes: names of the data's classes; None: no labels.
-            path: of the data, for errors.
+            path: path of the data, for errors.
         """
         return arguments
 
@@ -192,7 +192,7 @@ def attach(
 
     Args:
         model: the model.
-        name: as in recipes, see ``pospre/algorithms/README.md``; or your own class.
+        name: its name in recipes, see ``pospre/algorithms/README.md``; or your own class.
         options: the algorithm's options, named as in recipes; others keep their defaults.
 
     Returns:

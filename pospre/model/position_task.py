@@ -57,7 +57,7 @@ class Answers(NamedTuple):
         often must have used a leak.
 
         Args:
-            number: of the draw; each number gives another order.
+            number: number of the draw; each gives another order.
         """
         rows, count = self.places.shape
         views = torch.arange(rows, device=self.places.device)
@@ -80,7 +80,7 @@ class PositionTask(PretrainAlgorithm):
     Args:
         sigma_start: σ0, initial width of the label smoothing, in patches; 0 is one-hot.
         sigma_end: σT, final width; it changes linearly in steps.
-        distance: in the smoothing's exponent: ``squared`` Euclidean (DropPos's code) or ``euclid``
+        distance: distance in the smoothing's exponent: ``squared`` (DropPos's code) or ``euclid``
             (its Eq. 5).
         temperature: τ of the attentive weights; None: equal weights. As published, weights are
             normalised within one forward pass, so the loss depends slightly on the microbatch

@@ -81,7 +81,7 @@ class Registry:
         """Register ``writer`` as the only algorithm that writes the batch key ``key``.
 
         Args:
-            key: of the batch.
+            key: the batch key.
             writer: the algorithm's name.
             grey: caption for pictures of a step in which the marked patches are grey.
             green: caption for patches framed in green. The key holds patch indices, or a bool for
@@ -256,7 +256,7 @@ class Registry:
             name: of the new pass.
             owner: the algorithm whose objective reads its tokens.
             of: the other pass.
-            group: of the views.
+            group: the view group.
             visible: batch key of the patches that the new pass encodes; None: all.
         """
         self.twins[name] = of

@@ -91,7 +91,7 @@ class TeacherManager:
 
         Args:
             owner: the algorithm's name, for errors.
-            momentum: of the teacher; None uses another algorithm's.
+            momentum: momentum of the teacher; None uses another algorithm's.
 
         Raises:
             UserError: no algorithm gives a momentum, or it is out of range.

@@ -49,7 +49,7 @@ class Named(NamedTuple):
     """An encoder's tensors under our names.
 
     Attributes:
-        tensors: of the encoder, or of a classifier on it, in the layout of the file.
+        tensors: tensors of the encoder, or of a classifier on it, in the layout of the file.
         left_out: the file's names of all other tensors.
         origin: their key in the file, such as ``teacher.backbone``; empty: top level.
         resampling: how the original code resamples positions; None if names do not show it.

@@ -106,7 +106,7 @@ def taken(
     Args:
         written: a recipe or a section of it.
         filled: the same with all variables filled in.
-        prefix: of the keys.
+        prefix: prefix of the keys.
     """
     for name, value in filled.items():
         key, own = f"{prefix}{name}", written[name]

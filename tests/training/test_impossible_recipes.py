@@ -30,8 +30,8 @@ SWIN = (
             ["data.views.query.inside = global", "the other view groups are: view"],
         ),
         # two hosts, and algorithms beside hosts that they are not for
-        (["algorithms={mae: {}, mp3: {}}"], ["mp3 alone", "beside dinov2", "droppos"]),
-        (["algorithms={simmim: {}, mp3: {}}"], ["mp3 alone", "beside dinov2"]),
+        (["algorithms={mae: {}, mp3: {}}"], ["mp3 alone", "with dinov2", "droppos"]),
+        (["algorithms={simmim: {}, mp3: {}}"], ["mp3 alone", "with dinov2"]),
         (["algorithms={mae: {}, simmim: {}}"], ["both write", "Use one of them"]),
         (
             ["algorithms={mp3: {position_rate: 0.5}}", "encoder.positions=none"],
@@ -42,7 +42,7 @@ SWIN = (
             ["droppos changes the places", "has none to change", "Use sincos, learned"],
         ),
         (["algorithms={mae: {}, stop: {}}"], ["algorithms.stop", "ijepa"]),
-        (["algorithms={lut: {}}"], ["algorithms.lut", "beside mae"]),
+        (["algorithms={lut: {}}"], ["algorithms.lut", "with mae"]),
         (["algorithms={crop_field: {}}"], ["crop_field", "Add a host"]),
         (["algorithms={ema_teacher: {}}"], ["listed has a loss", "Add a host"]),
         (

@@ -114,25 +114,25 @@ class DINOv2(PretrainAlgorithm):
         num_prototypes: K.
         head_hidden: width of the head's hidden layers.
         head_bottleneck: width in which cosines with the prototypes are taken.
-        head_layers: of the head's MLP.
+        head_layers: number of layers of the head's MLP.
         train_norm: learn the length of each prototype, as the published code does.
         separate_heads: a second head for patches; published for L/14 and g/14.
-        patch_head_bottleneck: that of the second head; None: ``head_bottleneck``. Published for
-            L/14: 256, where the first has 384.
-        dino_weight: of the loss over class tokens.
-        ibot_weight: of the loss over masked patches.
-        koleo_weight: of KoLeo.
-        koleo_crops: the global crops that it spreads, each among its own: ``both``, summed (the
-            published code), or only the ``first`` (the paper).
-        centering: ``sinkhorn``, or ``centering`` as the published short configuration.
-        student_temperature: of the student's softmax.
-        teacher_temperature_start: of the teacher's at the beginning.
-        teacher_temperature_end: at the warm-up's last step, and after; it is linear per step.
+        patch_head_bottleneck: bottleneck of the second head; None: ``head_bottleneck``. Published
+            for L/14: 256, while the first has 384.
+        dino_weight: weight of the loss over class tokens.
+        ibot_weight: weight of the loss over masked patches.
+        koleo_weight: weight of the KoLeo regulariser.
+        koleo_crops: global crops that KoLeo spreads, each apart from the other: ``both``, summed
+            (the published code), or only the ``first`` (the paper).
+        centering: ``sinkhorn``, or ``centering`` as in the published short configuration.
+        student_temperature: temperature of the student's softmax.
+        teacher_temperature_start: temperature of the teacher's softmax at the first step.
+        teacher_temperature_end: the same after the warm-up, which is linear per step.
         teacher_warmup: share of the training that the warm-up takes (published: 30 of 100 epochs).
         freeze_epochs: epochs at the beginning in which the prototypes do not learn. The optimiser
             of ``pospre.train`` does this; in your own loop you must do it.
-        momentum_start: of the teacher, at the first step; the way is half a cosine.
-        momentum_end: of the teacher, at the last.
+        momentum_start: momentum of the teacher at the first step; then it follows half a cosine.
+        momentum_end: momentum of the teacher at the last step.
         mask_crop_rate: share of the global crops that are masked: 0.5 is one of each sample's two;
             0 turns the loss over patches off.
         mask_ratio: range of the masked share of such a crop, drawn uniformly.

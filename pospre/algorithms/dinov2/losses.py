@@ -35,7 +35,7 @@ def sinkhorn(
         logits_MK: the teacher's logits.
         temperature: they are divided by it.
         weights_M: rows of weight 0 are padding: they count for nothing and come back as zeros.
-        iterations: of the two steps.
+        iterations: number of iterations of the two steps.
     """
     with torch.autocast(logits_MK.device.type, enabled=False):
         # of one dimension: half precision is promoted while it is divided, and copied no more

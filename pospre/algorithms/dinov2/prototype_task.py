@@ -42,7 +42,7 @@ class PrototypeHead(nn.Module):
         num_prototypes: K, the number of logits.
         hidden: width of the hidden layers.
         bottleneck: width in which cosines are taken.
-        layers: of the MLP; 1 is a single Linear.
+        layers: number of layers of the MLP; 1 is a single Linear.
         train_norm: see ``Prototypes``.
     """
 
@@ -79,8 +79,8 @@ class PrototypeTask(Objective):
     """A head over K prototypes whose teacher follows it by momentum.
 
     Args:
-        encoder: whose tokens it reads.
-        options: of ``dinov2``: the head's size, the temperatures, the freeze at the beginning.
+        encoder: the encoder whose tokens it reads.
+        options: options of ``dinov2``: the head's size, the temperatures and the initial freeze.
         weight: factor of the loss in the total.
     """
 

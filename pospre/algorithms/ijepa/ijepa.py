@@ -116,17 +116,17 @@ class IJEPA(PretrainAlgorithm):
         target_scale: range of a target block's share of the patches.
         target_ratio: range of its height / width.
         context_scale: range of the context block's share, before the targets are cut out of it.
-        target_tokens: T; None: the size of the smallest block. Larger blocks show some of theirs.
+        target_tokens: T; None: the size of the smallest block. Larger blocks use T of their tokens.
         context_tokens: K; None: a quarter of the patches. The published code's number falls with
             the batch on a device: 83 of 196 on average with 1 image, 50 with 128.
         predictor_dim: width of the predictor.
-        predictor_depth: its number of blocks (6 for ViT-B, 12 for L and H).
-        predictor_heads: its attention heads; None: the encoder's.
+        predictor_depth: number of blocks of the predictor (6 for ViT-B, 12 for L and H).
+        predictor_heads: attention heads of the predictor; None: as many as the encoder.
         loss: ``smooth_l1`` (published code) or ``l2`` (the paper's squared distance).
-        momentum_start: share of the teacher that stays at the first step; None takes the teacher
-            of another algorithm.
-        momentum_end: approached at the last step.
-        momentum_shape: of the way between them.
+        momentum_start: momentum of the teacher at the first step; None uses another algorithm's
+            teacher.
+        momentum_end: limit of the momentum at the last step.
+        momentum_shape: shape of the schedule between them.
         official: draw masks as the published code does, see ``blocks.draw_official``. The batch
             shares block sizes, so masks depend on the batch and counts vary (``target_tokens`` and
             ``context_tokens`` must be null).

@@ -116,14 +116,14 @@ class BroaderContext(Objective):
 
 @dataclass(kw_only=True, eq=False)
 class LUT(PretrainAlgorithm):
-    """Broader-context supervision beside mae, simmim, droppos, or ijepa's context.
+    """Broader-context supervision on top of mae, simmim, droppos, or ijepa's context.
 
     Needs the view group ``second``, one view, which published recipes cut like ``view`` and then
     change in colour. The heads have batch norm, so the loss of a sample depends on the batch of its
     forward pass. It thus depends slightly on the microbatch size and the number of ranks.
 
     Writes for ``symmetric`` the visible patches of the second view, none of which is visible in
-    the first: ``second/visible``, and beside simmim ``second/masked``.
+    the first: ``second/visible``, and with simmim ``second/masked``.
 
     Args:
         symmetric: False (the paper): the masked view is encoded once and learns from the second
@@ -137,11 +137,11 @@ class LUT(PretrainAlgorithm):
             paper does not say how it did this).
         distance: ``cosine``, ``infonce`` (the other samples of this pass, or the image's other
             patches, are the negatives) or ``smooth_l1`` of the unnormalised embeddings.
-        temperature: of ``infonce``; the paper does not give it.
+        temperature: temperature of ``infonce``; the paper does not give it.
         target_mask_ratio: share of patches hidden from the teacher, in [0, 1).
         hidden_dim: width inside the heads.
-        momentum_start: of the teacher at the beginning; None uses another algorithm's teacher.
-        momentum_end: limit at the end, along a cosine.
+        momentum_start: momentum of the teacher at the first step; None uses another algorithm's.
+        momentum_end: limit of the momentum at the last step, along a cosine.
         weight: α, factor of this loss in the total (published: 1 for S, 0.25 for B).
     """
 
@@ -169,8 +169,8 @@ class LUT(PretrainAlgorithm):
             views={"view": 1, "second": 1},
             patches="part",
             class_token="lut.pool = class_token" if self.pool == "class_token" else None,
-            hint="Put it beside mae or another host that hides some by its mask_ratio, and list it "
-            "after the algorithm that chooses them.",
+            hint="Combine it with mae or another host that hides some by its mask_ratio, and list "
+            "it after the algorithm that chooses them.",
         )
 
     def attach(self, model: PretrainModel) -> None:

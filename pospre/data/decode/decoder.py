@@ -41,7 +41,7 @@ class OpenedImage:
     """An image whose size is known before decoding, so that only the needed part is decoded.
 
     Attributes:
-        width: of the upright image in pixels.
+        width: width of the upright image in pixels.
         num_bytes: bytes that it keeps in memory: the file for a JPEG, otherwise the pixels.
         deep: for images of more than 8 bits, the values that became 0 to 255; otherwise None.
     """

@@ -51,8 +51,8 @@ class JpegHeader(NamedTuple):
     """The header of a JPEG.
 
     Attributes:
-        width: of the stored pixels, before rotation to upright.
-        orientation: of EXIF or XMP; 1 is upright.
+        width: width of the stored pixels, before rotation to upright.
+        orientation: orientation in EXIF or XMP; 1 is upright.
         height_at: offset of the two bytes that hold the height; 0 if the height must stay, because
             the rows do not follow one another in the file. The width is behind it.
         interval: width and height in pixels between two restart markers: whole rows, or one of

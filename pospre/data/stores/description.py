@@ -52,8 +52,8 @@ class Noted(NamedTuple):
     """Recorded facts about a data set's pixels.
 
     Attributes:
-        channels: of the stored images; 3 unless recorded.
-        mean: of each channel over the data set, in [0, 1]; empty if not recorded.
+        channels: channels of the stored images; 3 unless recorded.
+        mean: mean of each channel over the data set, in [0, 1]; empty if not recorded.
         deep_range: setting of ``--deep-range``; None if nothing was converted.
     """
 
@@ -72,8 +72,8 @@ class Description(BaseModel, strict=True, frozen=True):
         features: moments of features, if the samples are not images.
         crc32c: checksums of the samples, packed by ``pack_sums``.
         manifest: bytes and SHA-256 of every shard by name.
-        bytes: of a ``.beton``.
-        sha256: of a ``.beton``.
+        bytes: size of a ``.beton`` in bytes.
+        sha256: SHA-256 of a ``.beton``.
     """
 
     format: str

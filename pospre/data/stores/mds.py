@@ -37,7 +37,7 @@ class Shard:
     """A shard on the local disk.
 
     Attributes:
-        offsets: of the samples, int64 (samples + 1,).
+        offsets: offsets of the samples, int64 (samples + 1,).
         file: the file, if it stays open.
     """
 

@@ -35,7 +35,7 @@ class Features(NamedTuple):
 
     Attributes:
         shape: (H, W).
-        mean: of each of the W numbers over the data set; empty if not recorded.
+        mean: mean of each of the W numbers over the data set; empty if not recorded.
     """
 
     shape: tuple[int, int]
@@ -74,8 +74,8 @@ class Reader(ABC):
         noted: recorded facts about their pixels if they are images.
         decoding: how images are decoded.
         checksums: ``description.checksum`` of every sample, uint32 (N,), if recorded.
-        max_pixels: of the largest image, if known without reading.
-        num_bytes: of a local data set, if known without reading.
+        max_pixels: pixels of the largest image, if known without reading.
+        num_bytes: size of a local data set in bytes, if known without reading.
     """
 
     path: Path

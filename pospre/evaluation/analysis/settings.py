@@ -109,7 +109,7 @@ class StopHeatmaps(Sampling):
     """Settings of ``stop_heatmaps``.
 
     Attributes:
-        temperature: of the softmax; the paper does not give it.
+        temperature: temperature of the softmax; the paper does not give it.
         num_pictures: number of images to draw, each with the map of one hidden patch.
     """
 
@@ -124,7 +124,7 @@ class StopSimilarity(Settings):
     Attributes:
         queries: positions whose maps are drawn, row-major from 0; default: three of them.
         num_draws: noise draws per position.
-        seed: of the noise.
+        seed: seed of the noise.
     """
 
     queries: Numbers | None = None

@@ -37,7 +37,7 @@ class Protocol:
             with weights.
         base_lrs: per 256 images, one classifier each.
         optimizer: LARS (You et al. 2017) adapts the rate of the weights, not of the bias.
-        weight_decay: of weights and bias, not of the norm.
+        weight_decay: weight decay of weights and bias, not of the norm.
         warmup: epochs in which the rate rises from 0.
         milestones: epochs after which the rate is divided by 10; none: half a cosine.
         floor: final share of the peak rate with the cosine.

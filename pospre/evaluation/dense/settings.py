@@ -21,7 +21,7 @@ class Learned(Compared):
         layer_decay: rate factor from each block of the encoder to the one below.
         drop_path: rate of the last block, below 1; it grows linearly from 0 in the first.
         num_workers: processes that read images; 0 reads in the main process.
-        seed: of the weights, of crops or sizes, and of a detector's regions.
+        seed: seed of the weights, of crops or sizes, and of a detector's regions.
     """
 
     bank: str | None = None
@@ -42,7 +42,7 @@ class Detection(Learned):
             default: as many patches as the encoder was made for.
         jitter: in training the long side is multiplied by a factor from this range, such as
             0.5,1.5; 1,1 keeps it.
-        channels: of pyramid and heads; 64 is about ten times faster on a CPU.
+        channels: width of pyramid and heads; 64 is about ten times faster on a CPU.
         regions: regions per image that train the heads; inference uses twice as many.
         iterations: steps of AdamW; the rate is divided by 10 after 8/9 and 26/27 of them.
         batch_size: images per step.

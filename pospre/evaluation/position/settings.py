@@ -65,7 +65,7 @@ class PositionPictures(Settings):
         position_mask_ratio: share of visible patches whose position is predicted, for methods with
             this option; default: 0.75.
         mixed: shuffle the patches of pairs of images together, for methods without given positions.
-        seed: of the drawn images, the masks and the order of shuffled patches.
+        seed: seed of the drawn images, the masks and the order of shuffled patches.
     """
 
     num_pictures: PositiveInt = 8
@@ -81,7 +81,7 @@ class Tokens(Sampling):
     Attributes:
         num_samples: number of images, drawn by the seed; a quarter of them is measured.
         num_tokens: maximal number of patches per image, drawn by the seed.
-        weight_decay: of both probes.
+        weight_decay: weight decay of both probes.
         iterations: maximal number of the classifier's L-BFGS iterations.
     """
 

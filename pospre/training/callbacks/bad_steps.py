@@ -98,10 +98,10 @@ def note_step(state: State, step: DoneStep, folder: Path | None, recipe: Recipe 
     and ``epoch`` of every sample (``ranks``), and the ``recipe``.
 
     Args:
-        state: of the training.
+        state: state of the training.
         step: the bad one.
         folder: for the file; None: ``bad_steps`` in the run's folder, or here.
-        recipe: of the run; None under your own Trainer.
+        recipe: recipe of the run; None under your own Trainer.
 
     Returns:
         A sentence with its path, or with the error if it cannot be written.

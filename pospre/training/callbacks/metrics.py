@@ -177,7 +177,7 @@ class MetricsFile(LoggerDestination):
         """Write a separate line about the finished step.
 
         Args:
-            state: of the training.
+            state: state of the training.
             values: the measured values, by name.
             seconds: duration of the pause of training, which throughput excludes.
         """

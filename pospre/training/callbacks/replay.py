@@ -33,11 +33,11 @@ class Replay(NamedTuple):
     """A replayed step.
 
     Attributes:
-        losses: of the step, now.
+        losses: losses of the repeated step.
         model: with the weights and the mode before the step.
         algorithms: attached to it.
         batch: the samples of the step, from all ranks, as the loader returns them.
-        progress: of the training when the step began.
+        progress: progress of the training when the step began.
     """
 
     losses: dict[str, float]

@@ -56,7 +56,7 @@ def parameter_groups(
     Args:
         model: the model to train; parameters without gradient are left out.
         lr: the full learning rate.
-        weight_decay: of decayed parameters.
+        weight_decay: weight decay of decayed parameters.
         layer_decay: rate factor from each block of the encoder to the one below,
             ``layer_decay ** (depth + 1 − id)`` (BEiT, MAE). id is 0 for the patch embedding, tokens
             and positions added to them; b + 1 for block b and its own relative positions; and

@@ -31,7 +31,7 @@ class Item:
         box: x0, y0, x1, y1 in pixels, within the image.
         label: class, from 1.
         crowd: many objects (COCO) or difficult (VOC): not trained on, and ignored in measurement.
-        area: in pixels, of the mask if there is one.
+        area: area in pixels, of the mask if there is one.
         mask: compressed run lengths in pycocotools' format.
     """
 
