@@ -5,9 +5,9 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = plan(recipe, Machine(gpu, given.gpus, nodes), assumed)
     print(render(result), end="")
     if given.output is not None:
-        write_output(given.output, json.dumps(result.as_json(), indent=1) + "\n")
+        write_output(given.output, json.dumps(as_json(result), indent=1) + "\n")
     return 0
 
 
@@ -119,6 +119,48 @@ def _nodes(gpus: int, nodes: int | None) -> int:
             "node has as many."
         )
     return count
+
+
+def as_json(plan: "Plan") -> dict[str, Any]:
+    """Return the whole plan as plain values; bytes, seconds and FLOPs."""
+    counts = plan.counts
+    return {
+        "recipe": plan.recipe.run_name,
+        "machine": asdict(plan.machine),
+        "assumptions": asdict(plan.assumed),
+        "images": plan.images[0],
+        "images_from": plan.images[1],
+        "steps": plan.steps,
+        "counts": {
+            "parameters": counts.parts,
+            "passes": {name: asdict(one) for name, one in counts.passes.items()},
+            "flops_per_image": counts.steps[False].flops,
+            "flops_per_image_with_checkpointing": counts.steps[True].flops,
+            "optimizer_bytes": counts.optimizer_bytes,
+            "sample_bytes": counts.sample_bytes,
+        },
+        "choices": [_choice(plan, choice) for choice in plan.choices],
+        "best": _choice(plan, plan.best),
+        "keys": plan.best.keys(plan.device_batch),
+        "warning": plan.warning(),
+        "loader_of_a_node": plan.feed(),
+    }
+
+
+def _choice(plan: "Plan", choice: "Choice") -> dict[str, Any]:
+    cost = plan.assumed.price_per_gpu_hour
+    return {
+        "layout": choice.layout.name,
+        "activation_checkpointing": choice.checkpointing,
+        "microbatch": choice.microbatch,
+        "bytes": {**choice.held._asdict(), "total": choice.held.total},
+        "fits": plan.fits(choice),
+        "seconds": {**choice.time._asdict(), "total": choice.time.total},
+        "images_per_s": plan.images_per_s(choice),
+        "days": plan.days(choice),
+        "gpu_hours": plan.gpu_hours(choice),
+        "cost": None if cost is None else cost * plan.gpu_hours(choice),
+    }
 
 
 def render(plan: "Plan") -> str:

@@ -1,13 +1,19 @@
-"""From a recipe and GPUs to a plan: what fits, how long it takes, and the data rate it needs."""
+"""From a recipe and GPUs to a plan: what is counted, what fits, its time and its data rate."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
+from composer.distributed.fsdp2_utils import generate_composer_model_policy
+from torch import nn
+
+from pospre.batch import image_key
 from pospre.data.stores.subset import subset
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.model import PretrainModel
 from pospre.planning.gpus import (
     GIB,
     GPUS,
@@ -20,15 +26,113 @@ from pospre.planning.gpus import (
     layouts,
 )
 from pospre.planning.kernels import floor_seconds
-from pospre.planning.step_costs import Counts, count
+from pospre.planning.step_costs import (
+    LARGE,
+    SMALL,
+    FakeTraining,
+    PassCounts,
+    StepCounts,
+    count_passes,
+    count_step,
+)
 from pospre.recipe.recipe import Recipe
 from pospre.run.device import with_precision
 from pospre.schedules import duration_steps
 from pospre.training.data import open_data, rank_batch
+from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.microbatch import loss_change
 
 _NEAR = 1.03  # step times that differ by less count as equal
 _MOST_GPUS = 4096
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Numbers of parameters."""
+
+    trained: int
+    frozen: int  # of teachers, and fixed tables
+    unit: int  # that FSDP2 gathers at once, at most: the blocks in use, and their parents
+    unit_trained: int  # the trained ones among them
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Everything that is counted."""
+
+    algorithms: list[PretrainAlgorithm]
+    parts: dict[str, int]  # parameters of encoder, teachers, heads and so on
+    parameters: Parameters
+    passes: dict[str, PassCounts]  # the encoder's, by name
+    steps: dict[bool, StepCounts]  # with and without activation checkpointing
+    optimizer_bytes: int
+    sample_bytes: int  # of a sample's views, as they are copied to the GPU
+    pixels: int  # of a sample's views
+
+
+def count(recipe: Recipe) -> Counts:
+    """Count a recipe; its data need not exist."""
+    training = FakeTraining(recipe)
+    model = training.model
+    batches = [training.batch(size) for size in (SMALL, LARGE)]
+    training.begin()
+    with training.mode, training.autocast():
+        passes = count_passes(model, batches[1])
+    steps = {False: count_step(training, batches)}
+    recompute_blocks(model, offload=False)
+    steps[True] = count_step(training, batches)
+    state = [value for each in training.optimizer.state.values() for value in each.values()]
+    return Counts(
+        algorithms=training.algorithms,
+        parts=_parts(model),
+        parameters=count_parameters(model),
+        passes=passes,
+        steps=steps,
+        optimizer_bytes=sum(value.nbytes for value in state),
+        sample_bytes=sum(batches[0][image_key(name)].nbytes for name in model.views) // SMALL,
+        pixels=sum(group.count * math.prod(group.shape) for group in model.views.values()),
+    )
+
+
+def _parts(model: PretrainModel) -> dict[str, int]:
+    """Return the number of parameters of each part."""
+
+    def numel(*modules: nn.Module, trained: bool = True) -> int:
+        every = (one for module in modules for one in module.parameters())
+        return sum(one.numel() for one in every if one.requires_grad is trained)
+
+    teachers = [] if model.teacher is None else [model.teacher]
+    parts = {
+        "encoder": numel(model.encoder),
+        **{f"head of {name}": numel(model.objectives[name]) for name in model.objectives},
+        "tokens and positions": numel(model.contents, model.places),
+        "teachers": numel(*teachers, model.objectives, trained=False),
+    }
+    return {name: number for name, number in parts.items() if number}
+
+
+def count_parameters(model: PretrainModel) -> Parameters:
+    """Return the numbers of parameters, including those that FSDP2 gathers at once."""
+    units = generate_composer_model_policy(model)._run_policy(model, set(), {})
+    names = [name for name, module in model.named_modules() if module in units]
+    own = {name: Counter[bool]() for name in names}  # those in no smaller unit, by requires_grad
+    every = Counter[bool]()
+    for name, one in model.named_parameters():
+        every[one.requires_grad] += one.numel()
+        around = [unit for unit in names if name.startswith(f"{unit}.")]
+        if around:
+            own[max(around, key=len)][one.requires_grad] += one.numel()
+    # a unit is gathered with its parents
+    gathered = [
+        sum((own[outer] for outer in names if f"{unit}.".startswith(f"{outer}.")), Counter[bool]())
+        for unit in names
+    ]
+    return Parameters(
+        trained=every[True],
+        frozen=every[False],
+        unit=max(counts.total() for counts in gathered),
+        unit_trained=max(counts[True] for counts in gathered),
+    )
 
 
 @dataclass(frozen=True)
@@ -98,46 +202,6 @@ class Plan:
             "decode_rate": one,
             "cores": rate / one,
             "bytes_per_s": 1e3 * rate * self.assumed.image_kb,
-        }
-
-    def as_json(self) -> dict[str, Any]:
-        """Return everything as plain values; bytes, seconds and FLOPs."""
-        counts = self.counts
-        return {
-            "recipe": self.recipe.run_name,
-            "machine": asdict(self.machine),
-            "assumptions": asdict(self.assumed),
-            "images": self.images[0],
-            "images_from": self.images[1],
-            "steps": self.steps,
-            "counts": {
-                "parameters": counts.parts,
-                "passes": {name: asdict(one) for name, one in counts.passes.items()},
-                "flops_per_image": counts.steps[False].flops,
-                "flops_per_image_with_checkpointing": counts.steps[True].flops,
-                "optimizer_bytes": counts.optimizer_bytes,
-                "sample_bytes": counts.sample_bytes,
-            },
-            "choices": [self._choice(choice) for choice in self.choices],
-            "best": self._choice(self.best),
-            "keys": self.best.keys(self.device_batch),
-            "warning": self.warning(),
-            "loader_of_a_node": self.feed(),
-        }
-
-    def _choice(self, choice: Choice) -> dict[str, Any]:
-        cost = self.assumed.price_per_gpu_hour
-        return {
-            "layout": choice.layout.name,
-            "activation_checkpointing": choice.checkpointing,
-            "microbatch": choice.microbatch,
-            "bytes": {**choice.held._asdict(), "total": choice.held.total},
-            "fits": self.fits(choice),
-            "seconds": {**choice.time._asdict(), "total": choice.time.total},
-            "images_per_s": self.images_per_s(choice),
-            "days": self.days(choice),
-            "gpu_hours": self.gpu_hours(choice),
-            "cost": None if cost is None else cost * self.gpu_hours(choice),
         }
 
 

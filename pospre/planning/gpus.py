@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pospre.errors import UserError, suggestion
 
 if TYPE_CHECKING:  # --help and a mistyped key answer without torch
-    from pospre.planning.step_costs import Counts, Parameters, StepMemory
+    from pospre.planning.estimate import Counts, Parameters
+    from pospre.planning.step_costs import StepMemory
 
 TERA, GIGA, GIB = 1e12, 1e9, 2**30
 IMAGENET = 1_281_167

@@ -1,25 +1,185 @@
-"""Counts a recipe's parameters, FLOPs and bytes once, for any number of GPUs.
+"""FLOPs, bytes and memory of a recipe's training step.
 
-A step is traced over two sizes of a microbatch. Its bytes and FLOPs grow linearly with the samples.
+The step is traced over fake tensors, which have shapes but no memory or arithmetic, with two sizes
+of a microbatch: bytes and FLOPs grow linearly with the samples. The fake tensors are on the CPU. A
+GPU's step has the same operators and sizes: attention is fused on both, and autocast casts the same
+products.
 """
 
-import math
-from collections import Counter
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from composer.distributed.fsdp2_utils import generate_composer_model_policy
-from torch import nn
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
-from pospre.batch import Batch, image_key
-from pospre.model.algorithm import PretrainAlgorithm
+from pospre.batch import Batch, image_key, without_images
+from pospre.errors import UserError
+from pospre.model.algorithm import algorithm_class
 from pospre.model.model import PretrainModel
-from pospre.planning.fake import FakeTraining
-from pospre.planning.kernels import Kernel, count_flops, fused
+from pospre.planning.kernels import Kernel, StepTrace, count_flops, fused, tensors
 from pospre.recipe.recipe import Recipe
-from pospre.training.scale.blocks import recompute_blocks
+from pospre.training.build import attached_model, build_algorithms
+from pospre.training.optimizer.optim import build_optimizer
+from pospre.training.resolve import resolve
 
-_SMALL, _LARGE = 8, 16  # microbatches that are tracked
+_AUTOCAST = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+_CLASSES = [str(number) for number in range(1000)]  # ImageNet's, where the recipe leaves it open
+SMALL, LARGE = 8, 16  # microbatches that are tracked
+
+
+class FakeTraining:
+    """A recipe's model, algorithms and optimiser with fake tensors; its data need not exist.
+
+    Attributes:
+        mode: the fake mode; all work on this object runs inside of it.
+        model: with the algorithms attached, in training.
+        optimizer: over the trained parameters.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = with_classes(resolve(recipe))
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.algorithms = build_algorithms(self.recipe)
+        with torch.device("meta"):
+            self.model = attached_model(self.recipe, self.algorithms)
+        with self.mode:
+            self.model.to_empty(device="cpu").train()
+            self.optimizer = build_optimizer(
+                self.model, recipe.optimizer, batch_size=recipe.data.batch_size
+            )
+
+    def batch(self, size: int) -> Batch:
+        """Return a fake batch of ``size`` samples with all views and the algorithms' draws."""
+        views, fake = self.model.views, self.mode
+        batch = without_images(size, {name: group.count for name, group in views.items()})
+        for name, group in views.items():
+            with fake:
+                shape = (size, group.count, self.model.encoder.channels, *group.shape)
+                batch[image_key(name)] = torch.empty(shape, dtype=torch.uint8)
+        for algorithm in self.algorithms:
+            written = dict(batch)
+            try:
+                with fake:
+                    algorithm.write(written, self.model)
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                written = dict(batch)  # real tensors: its shapes depend on its draws
+                algorithm.write(written, self.model)
+            batch.update(written)
+        return {k: v if fake.is_our_fake(v) else fake.from_tensor(v) for k, v in batch.items()}
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return the recipe's mixed precision."""
+        dtype = _AUTOCAST.get(self.recipe.trainer.precision)
+        return torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None)
+
+    def forward_backward(self, batch: Batch) -> None:
+        """Run forward and backward of a microbatch."""
+        with self.mode:
+            with self.autocast():
+                loss = self.model.loss(self.model(batch), batch)["total"]
+            loss.backward()
+
+    def update(self) -> None:
+        """Run the part of a step after the gradients: the optimiser, then the teacher."""
+        with self.mode:
+            self.optimizer.step()
+            self.model.after_step(0.5)
+
+    def begin(self) -> None:
+        """Run a step, so that the optimiser has its state; no gradients are left."""
+        self.forward_backward(self.batch(2))
+        self.update()
+        with self.mode:
+            self.optimizer.zero_grad()
+
+    def track(self, batch: Batch) -> tuple[dict[int, int], StepTrace, StepTrace]:
+        """Return ``Alive.working`` of a step, and its operators: of (both passes, the update).
+
+        The optimiser has its state; there are no gradients yet.
+        """
+        state = [one for each in self.optimizer.state.values() for one in each.values()]
+        known = [*self.model.buffers(), *state, *batch.values()]
+        with Alive(self.model.parameters(), known) as tracker:
+            with StepTrace() as work:
+                self.forward_backward(batch)
+            with StepTrace() as update:
+                self.update()
+        self.optimizer.zero_grad()
+        return tracker.working, work, update
+
+
+class Alive(TorchDispatchMode):
+    """Tracks every storage that is made inside, until it is freed.
+
+    torch's own ``MemTracker`` (2.7) hooks the gradient of every parameter, and so refuses frozen
+    ones, which teachers have.
+
+    Attributes:
+        working: the most bytes of what was made inside, without the gradients of the parameters,
+            by the bytes of such gradients that exist.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], others: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.working: dict[int, int] = {}
+        self._alive = self._gradients = 0
+        self._known, parameters = WeakIdKeyDictionary(), list(parameters)
+        for tensor in (*parameters, *others):  # made before
+            self._known[tensor.untyped_storage()] = True
+        trained = [one for one in parameters if one.requires_grad]
+        self._hooks = [
+            one.register_post_accumulate_grad_hook(self._note_gradient) for one in trained
+        ]
+        self._seen: set[int] = set()
+
+    def __exit__(self, *error: Any) -> None:
+        """Remove the hooks from the parameters."""
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator and note its results."""
+        made = func(*args, **(kwargs or {}))
+        for storage in (tensor.untyped_storage() for tensor in tensors(made)):
+            if storage not in self._known:
+                self._known[storage] = True
+                self._alive += storage.nbytes()
+                weakref.finalize(storage, partial(self._forget, storage.nbytes()))
+        now = self._alive - self._gradients
+        self.working[self._gradients] = max(now, self.working.get(self._gradients, 0))
+        return made
+
+    def _forget(self, size: int) -> None:
+        self._alive -= size
+
+    def _note_gradient(self, parameter: Tensor) -> None:
+        if id(parameter) not in self._seen and parameter.grad is not None:
+            self._seen.add(id(parameter))
+            self._gradients += parameter.grad.nbytes
+
+
+def with_classes(recipe: Recipe) -> Recipe:
+    """Return the recipe with ImageNet's number of classes if only the data could tell it."""
+    algorithms: dict[str, Any] = dict(recipe.algorithms)
+    for name, given in algorithms.items():
+        with suppress(UserError):  # it says how many
+            kind = algorithm_class(name)
+            algorithms[name] = kind.for_classes(given, _CLASSES, recipe.data.path)
+    return recipe.model_copy(update={"algorithms": algorithms})
 
 
 @dataclass(frozen=True)
@@ -47,13 +207,13 @@ class StepCounts:
 
     flops: float  # per image, including recomputation
     memory: StepMemory
-    small: list[Kernel]  # of forward and backward over _SMALL samples
-    large: list[Kernel]  # the same kernels over _LARGE samples
+    small: list[Kernel]  # of forward and backward over SMALL samples
+    large: list[Kernel]  # the same kernels over LARGE samples
     update: list[Kernel]  # of optimiser and teacher
 
     def work(self, samples: int) -> list[Kernel]:
         """Return the kernels of forward and backward over this number of samples."""
-        share = (samples - _SMALL) / (_LARGE - _SMALL)
+        share = (samples - SMALL) / (LARGE - SMALL)
         return [
             Kernel(
                 round(one.bytes + share * (other.bytes - one.bytes)),
@@ -75,113 +235,25 @@ class PassCounts:
     flops: float
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """Numbers of parameters."""
-
-    trained: int
-    frozen: int  # of teachers, and fixed tables
-    unit: int  # that FSDP2 gathers at once, at most: the blocks in use, and their parents
-    unit_trained: int  # the trained ones among them
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Everything that is counted."""
-
-    algorithms: list[PretrainAlgorithm]
-    parts: dict[str, int]  # parameters of encoder, teachers, heads and so on
-    parameters: Parameters
-    passes: dict[str, PassCounts]  # the encoder's, by name
-    steps: dict[bool, StepCounts]  # with and without activation checkpointing
-    optimizer_bytes: int
-    sample_bytes: int  # of a sample's views, as they are copied to the GPU
-    pixels: int  # of a sample's views
-
-
-def count(recipe: Recipe) -> Counts:
-    """Count a recipe; its data need not exist."""
-    training = FakeTraining(recipe)
-    model = training.model
-    batches = [training.batch(size) for size in (_SMALL, _LARGE)]
-    training.begin()
-    with training.mode, training.autocast():
-        passes = _passes(model, batches[1])
-    steps = {False: _step(training, batches)}
-    recompute_blocks(model, offload=False)
-    steps[True] = _step(training, batches)
-    state = [value for each in training.optimizer.state.values() for value in each.values()]
-    return Counts(
-        algorithms=training.algorithms,
-        parts=_parts(model),
-        parameters=count_parameters(model),
-        passes=passes,
-        steps=steps,
-        optimizer_bytes=sum(value.nbytes for value in state),
-        sample_bytes=sum(batches[0][image_key(name)].nbytes for name in model.views) // _SMALL,
-        pixels=sum(group.count * math.prod(group.shape) for group in model.views.values()),
-    )
-
-
-def _passes(model: PretrainModel, batch: Batch) -> dict[str, PassCounts]:
+def count_passes(model: PretrainModel, batch: Batch) -> dict[str, PassCounts]:
     """Return the encoder's passes over a prepared batch."""
     passes = {}
     for name, declared in model.registry.passes.items():
         views = model.images(batch, declared.group)
         seen = {**batch, f"{declared.group}/pixels": views}
-        flops = count_flops(partial(model.run_pass, name, views, seen)) / _LARGE
+        flops = count_flops(partial(model.run_pass, name, views, seen)) / LARGE
         number = model.views[declared.group].count
         passes[name] = PassCounts(declared.group, number, declared.count, declared.teacher, flops)
     return passes
 
 
-def _step(training: FakeTraining, batches: list[Batch]) -> StepCounts:
+def count_step(training: FakeTraining, batches: list[Batch]) -> StepCounts:
+    """Return the costs of a step from batches of ``SMALL`` and ``LARGE`` samples."""
     (low, less, _), (high, more, update) = map(training.track, batches)
     # the gradients come in the same order, so each moment of one size has its match in the other
     assert low.keys() == high.keys()
-    each = {grads: (high[grads] - low[grads]) / (_LARGE - _SMALL) for grads in low}
-    memory = StepMemory({grads: (low[grads] - each[grads] * _SMALL, each[grads]) for grads in low})
+    each = {grads: (high[grads] - low[grads]) / (LARGE - SMALL) for grads in low}
+    memory = StepMemory({grads: (low[grads] - each[grads] * SMALL, each[grads]) for grads in low})
     is_eager = training.recipe.trainer.compile is False
     small, large = (one.kernels if is_eager else fused(one.operators) for one in (less, more))
-    return StepCounts(more.flops / _LARGE, memory, small, large, update.kernels)
-
-
-def _parts(model: PretrainModel) -> dict[str, int]:
-    """Return the number of parameters of each part."""
-
-    def numel(*modules: nn.Module, trained: bool = True) -> int:
-        every = (one for module in modules for one in module.parameters())
-        return sum(one.numel() for one in every if one.requires_grad is trained)
-
-    teachers = [] if model.teacher is None else [model.teacher]
-    parts = {
-        "encoder": numel(model.encoder),
-        **{f"head of {name}": numel(model.objectives[name]) for name in model.objectives},
-        "tokens and positions": numel(model.contents, model.places),
-        "teachers": numel(*teachers, model.objectives, trained=False),
-    }
-    return {name: number for name, number in parts.items() if number}
-
-
-def count_parameters(model: PretrainModel) -> Parameters:
-    """Return the numbers of parameters, including those that FSDP2 gathers at once."""
-    units = generate_composer_model_policy(model)._run_policy(model, set(), {})
-    names = [name for name, module in model.named_modules() if module in units]
-    own = {name: Counter[bool]() for name in names}  # those in no smaller unit, by requires_grad
-    every = Counter[bool]()
-    for name, one in model.named_parameters():
-        every[one.requires_grad] += one.numel()
-        around = [unit for unit in names if name.startswith(f"{unit}.")]
-        if around:
-            own[max(around, key=len)][one.requires_grad] += one.numel()
-    # a unit is gathered with its parents
-    gathered = [
-        sum((own[outer] for outer in names if f"{unit}.".startswith(f"{outer}.")), Counter[bool]())
-        for unit in names
-    ]
-    return Parameters(
-        trained=every[True],
-        frozen=every[False],
-        unit=max(counts.total() for counts in gathered),
-        unit_trained=max(counts[True] for counts in gathered),
-    )
+    return StepCounts(more.flops / LARGE, memory, small, large, update.kernels)

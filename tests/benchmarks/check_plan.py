@@ -15,8 +15,8 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+from pospre.planning.estimate import count
 from pospre.planning.gpus import GIB, GIGA, Assumptions, Held, Layout
-from pospre.planning.step_costs import count
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from tests.benchmarks.bench_methods import OURS, count_flops, make_step, peak_memory, views_of
 

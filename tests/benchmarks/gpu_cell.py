@@ -25,8 +25,8 @@ from pospre.batch import Batch
 from pospre.data.decode.bit_depth import Decoding
 from pospre.data.loader import ViewLoader
 from pospre.data.views.options import ViewGroup
-from pospre.planning.fake import FakeTraining
 from pospre.planning.kernels import count_flops
+from pospre.planning.step_costs import FakeTraining
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device
 from pospre.training.build import Components, build_components, make_components

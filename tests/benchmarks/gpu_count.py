@@ -15,9 +15,9 @@ import torch
 from composer.core import Callback, State
 
 from pospre.nn.sizes import SIZES
-from pospre.planning.fake import FakeTraining
 from pospre.planning.gpus import EFFICIENCY, GIGA, GPUS
 from pospre.planning.kernels import StepTrace, floor_seconds
+from pospre.planning.step_costs import FakeTraining
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import Components
 from tests.benchmarks.gpu_cell import synthetic
@@ -96,10 +96,11 @@ def at_depth(
 
 
 def traced(recipe: Recipe, samples: int) -> tuple[StepTrace, StepTrace]:
-    """Return what ``FakeTraining.trace`` does of a step over so many samples."""
+    """Return the operators of a step over so many samples: of (both passes, the update)."""
     training = FakeTraining(recipe)
     training.begin()
-    return training.trace(training.batch(samples))
+    _, work, update = training.track(training.batch(samples))
+    return work, update
 
 
 def recipe_of(method: str, size: str, overrides: Sequence[str]) -> Recipe:

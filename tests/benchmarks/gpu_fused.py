@@ -36,8 +36,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pospre.batch import Batch, image_key, without_images
 from pospre.model.model import PretrainModel
-from pospre.planning.fake import with_classes
 from pospre.planning.kernels import Kernel, operator_flops
+from pospre.planning.step_costs import with_classes
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.resolve import resolve

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pospre.errors import run_command
-from pospre.plan import main, render
+from pospre.plan import as_json, main, render
 from pospre.planning import estimate as estimating
-from pospre.planning.estimate import Choice
+from pospre.planning.estimate import Choice, Counts, Parameters, count
 from pospre.planning.estimate import plan as estimate
 from pospre.planning.gpus import (
     GIB,
@@ -26,7 +26,6 @@ from pospre.planning.gpus import (
     layouts,
 )
 from pospre.planning.kernels import floor_seconds, fused
-from pospre.planning.step_costs import Counts, Parameters, count
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals
@@ -108,7 +107,7 @@ def test_a_microbatch_that_changes_the_loss_is_warned_of_in_one_line() -> None:
     assert (
         "= 16 of a rank's 64: the weights of patches of droppos see 16 samples at once" in warning
     )
-    assert part.as_json()["warning"] in warning
+    assert as_json(part)["warning"] in warning
 
 
 @pytest.mark.parametrize("fsdp", ["null", "{shard_degree: 4}"])

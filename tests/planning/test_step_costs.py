@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from pospre.planning.fake import FakeTraining
+from pospre.planning.estimate import Counts, count
 from pospre.planning.kernels import count_flops, fused
-from pospre.planning.step_costs import Counts, StepMemory, count
+from pospre.planning.step_costs import FakeTraining, StepMemory
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import attached_model, build_algorithms
 from pospre.training.data import build_views
