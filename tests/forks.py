@@ -39,10 +39,12 @@ def preload() -> None:
     import composer.cli.launcher  # noqa: F401
 
     find_composer_once()
-    import pospre.certificate.fork_server_imports
+    import pospre.certificate.step_records
     import pospre.evaluation.during_training
     import pospre.reporting.live_page
-    import pospre.training.train  # noqa: F401
+    import pospre.training.train
+
+    pospre.certificate.step_records.prepare()
 
 
 def find_composer_once() -> None:

@@ -2,22 +2,25 @@
 
 import json
 import platform
+import random
 import shutil
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pospre.certificate.processes import Job, Kill, Pace, draw_kills
-from pospre.certificate.stages import Runner, Stage, check_ends
-from pospre.certificate.step_records import TOLERANCE, Verdict, check_lost, compare
+from pospre.certificate.processes import Done, Kill, Pace, Runner, Stage
+from pospre.certificate.step_records import TOLERANCE, Job, ProcessRecord, Verdict, compare
 from pospre.output import check_output
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device, decide_precision
 from pospre.training.data import rank_batch
 
+KINDS = ("step", "save", "start", "SIGTERM")
 _OTHER_SUMS = ("trainer.microbatch_size", "trainer.compile", "trainer.fsdp")
 _IN_FP32 = ("trainer.precision=fp32",)
+_TRIES = 3
 FIRST = Stage("undisturbed", "undisturbed")
 
 
@@ -104,7 +107,10 @@ def _run(
     done, columns = {FIRST.name: first}, []
     reduced = decide_precision(recipe, build_device(recipe)).trainer.precision != "fp32"
     for stage in stages(request, coupled=first.processes[0].coupled, reduced=reduced):
-        run = done[stage.name] = runner.run(stage, first.pace)
+        for _ in range(_TRIES):  # a kill may come late
+            run = done[stage.name] = runner.run(stage, first.pace)
+            if check_ends(stage, run).holds:
+                break
         if stage.reference is None:
             continue
         reference, values = done[stage.reference], (done[stage.reference].values, run.values)
@@ -150,6 +156,15 @@ def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
     return [*found, again, *in_fp32]
 
 
+def draw_kills(name: str, count: int, steps: int, seed: int) -> list[Kill]:
+    """Return the kills of the run ``name`` in order of time, of all kinds if there are enough."""
+    draws = random.Random(f"{seed}/{name}")
+    kinds = [KINDS[place % len(KINDS)] for place in range(count)]
+    draws.shuffle(kinds)
+    moments = sorted(draws.randint(1, max(1, steps - 2)) for _ in kinds)
+    return [Kill(kind, step, draws.random()) for kind, step in zip(kinds, moments, strict=True)]
+
+
 def _changes(name: str, count: int, request: Request) -> tuple[Kill, ...]:
     """Return kills that divide a run into equal parts, so that every process trains some of it."""
     part = request.steps / (count + 1)
@@ -158,6 +173,39 @@ def _changes(name: str, count: int, request: Request) -> tuple[Kill, ...]:
         Kill(("step", "save")[place % 2], max(1, round(part * (place + 1))), kill.delay)
         for place, kill in enumerate(drawn)
     )
+
+
+def check_lost(
+    processes: Sequence[ProcessRecord], ends: Sequence[str], whole: Sequence[int]
+) -> Verdict:
+    """Return a verdict about finished steps that were lost when a process ended.
+
+    No step up to a complete checkpoint (``whole``, see ``Done``) may be lost, and none at all if a
+    process could save before its end.
+    """
+    done, worst, bad = 0, 0, ""
+    for before, after, end, kept in zip(processes[:-1], processes[1:], ends, whole, strict=True):
+        done = before.steps[-1].number if before.steps else done
+        if after.start is None:  # it ended before that
+            continue
+        lost = done - after.start
+        if after.start < kept or (lost and end == "by SIGTERM"):
+            bad = bad or f"{lost} of {done}, where a process ended {end}; {kept} were saved"
+        worst, done = max(worst, lost), after.start
+    return Verdict("steps lost", not bad, bad or f"at most {worst}, none of a whole checkpoint")
+
+
+def check_ends(stage: Stage, done: Done) -> Verdict:
+    """Return a verdict about how processes ended: an undisturbed run would prove nothing."""
+    text = ", ".join(f"{count} {end}" for end, count in Counter(done.ends).items())
+    missed = len(stage.kills) - len(done.ends)
+    if missed:
+        text = f"{missed} of {len(stage.kills)} kills came too late; give more --steps"
+    differ = len(set(stage.ranks)) > 1 or bool(stage.elsewhere)  # in more than their kills
+    idle = differ and not all(process.steps for process in done.processes)
+    if idle and not missed:
+        text = "a process with other settings finished no step; give more --steps"
+    return Verdict("ended", not (missed or idle), text)
 
 
 def headline(certificate: Certificate) -> str:

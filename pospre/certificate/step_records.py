@@ -5,6 +5,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,14 +18,16 @@ import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist, reproducibility
+from composer.utils.collect_env import get_composer_env_dict
+from PIL import Image
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from pospre.certificate.processes import Job
 from pospre.errors import run_command
 from pospre.model.algorithm import PretrainAlgorithm
-from pospre.recipe.recipe import load_recipe
+from pospre.recipe.recipe import load_recipe, recipe_from_dict
+from pospre.training.build import build_components
 from pospre.training.callbacks.metrics import plain_losses
 from pospre.training.train import train
 
@@ -37,8 +40,23 @@ _PROPERTIES = {  # of the keys of a batch; all others are masks
     "image": "pixels",
 }
 _DRAWN = ("sample ids", "boxes", "flips", "masks", "pixels")
+PREPARE = "POSPRE_PREPARES_FORKS"
+"""The variable of the environment that makes this module call ``prepare``."""
 TOLERANCE = 1e-5
 """Relative tolerance of losses and weights if the order of sums differs."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work of one process."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    records: tuple[Path, ...]  # of the observers, by rank
+    values: Path  # for the final weights
+    log: Path
+    every_weight: bool = True  # hash the weights after every step
+    environment: Mapping[str, str] = field(default_factory=dict)  # such as a bucket's endpoint
 
 
 class Observer(Callback):
@@ -209,6 +227,29 @@ def train_observed(job: Job) -> None:
     sys.exit(run_command(work))
 
 
+def prepare() -> None:
+    """Do in advance what every process would repeat: late imports, numba's cache, the host name.
+
+    The fork server calls it while it imports this module. No thread may be left: a fork has only
+    the forking one, and locks held by others would stay.
+    """
+    with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
+        Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(Path(folder) / "black.jpg")
+        recipe = {
+            "run_name": "preload",
+            "data": {"path": folder, "batch_size": 1, "num_workers": 0},
+            "encoder": {"name": "vit_tiny16", "image_size": 32, "depth": 1},
+            "algorithms": {"mae": {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}},
+            "schedule": {"warmup": "0ba"},
+            "trainer": {"max_duration": "1ba", "device": "cpu"},
+        }
+        next(iter(build_components(recipe_from_dict(recipe)).loader))
+    get_composer_env_dict()  # starts a subprocess; its result goes into every checkpoint
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise RuntimeError(f"preparing training started {threads - 1} threads, so forks are unsafe")
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on one property of one run."""
@@ -239,26 +280,6 @@ def compare(
     if exact:
         return [*verdicts, *_equal_ends(reference, processes)]
     return [*verdicts, _close_losses(expected, found), _close_values(*values)]
-
-
-def check_lost(
-    processes: Sequence[ProcessRecord], ends: Sequence[str], whole: Sequence[int]
-) -> Verdict:
-    """Return a verdict about finished steps that were lost when a process ended.
-
-    No step up to a complete checkpoint (``whole``, see ``Done``) may be lost, and none at all if a
-    process could save before its end.
-    """
-    done, worst, bad = 0, 0, ""
-    for before, after, end, kept in zip(processes[:-1], processes[1:], ends, whole, strict=True):
-        done = before.steps[-1].number if before.steps else done
-        if after.start is None:  # it ended before that
-            continue
-        lost = done - after.start
-        if after.start < kept or (lost and end == "by SIGTERM"):
-            bad = bad or f"{lost} of {done}, where a process ended {end}; {kept} were saved"
-        worst, done = max(worst, lost), after.start
-    return Verdict("steps lost", not bad, bad or f"at most {worst}, none of a whole checkpoint")
 
 
 def _coverage(expected: dict[int, Step], found: Sequence[Step]) -> Verdict:
@@ -306,12 +327,15 @@ def _close_values(reference: Path, other: Path) -> Verdict:
 
 def _equal_ends(reference: ProcessRecord, processes: Sequence[ProcessRecord]) -> list[Verdict]:
     """Compare the final state; a run ended by SIGTERM also has an earlier one."""
-    before, after = reference.end or {}, dict[str, Any]()
-    for process in processes:
-        if process.end and process.end["end"] == before["end"]:
-            after = process.end
+    before = reference.end or {}
+    ends = [each.end for each in processes if each.end and each.end["end"] == before["end"]]
+    after = ends[-1] if ends else {}
     verdicts = []
     for name in ("optimiser", "random"):
         same = before[name] == after.get(name)
         verdicts.append(Verdict(name, same, "equal" if same else "differs in the end"))
     return verdicts
+
+
+if os.environ.get(PREPARE):  # only in the fork server, which calls nothing
+    prepare()

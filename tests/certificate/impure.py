@@ -7,8 +7,7 @@ from composer.core import State
 
 from pospre.algorithms.mae import MAE
 from pospre.batch import INDEX, Batch
-from pospre.certificate.processes import Job
-from pospre.certificate.step_records import train_observed
+from pospre.certificate.step_records import Job, train_observed
 from pospre.model.model import PretrainModel
 from pospre.run.resume import Resume
 

@@ -8,7 +8,7 @@ import pytest
 
 from pospre import certify as command
 from pospre.certificate.certificate import Certificate, Request, certify, headline, table
-from pospre.certificate.processes import Job
+from pospre.certificate.step_records import Job
 from pospre.errors import run_command
 from tests.certificate import impure
 from tests.drills.certify_demos import YAMLS, small, write_pictures

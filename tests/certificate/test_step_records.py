@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from pospre.certificate.certificate import Request, stages
-from pospre.certificate.processes import KINDS, Pace, draw_kills
-from pospre.certificate.stages import Done, Stage, check_ends
+from pospre.certificate.certificate import (
+    KINDS,
+    Request,
+    check_ends,
+    check_lost,
+    draw_kills,
+    stages,
+)
+from pospre.certificate.processes import Done, Pace, Stage
 from pospre.certificate.step_records import (
     ProcessRecord,
     Step,
     Verdict,
-    check_lost,
     compare,
     hash_rows,
     hash_tensors,

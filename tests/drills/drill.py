@@ -13,17 +13,18 @@ from pathlib import Path
 import yaml
 
 from pospre.certificate.processes import (
-    Job,
     Kill,
     Pace,
     Process,
+    Runner,
+    Stage,
     describe,
     is_due,
     send_when_due,
     start,
 )
-from pospre.certificate.stages import Runner, Stage
 from pospre.certificate.step_records import (
+    Job,
     ProcessRecord,
     Verdict,
     compare,
