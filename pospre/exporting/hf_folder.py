@@ -14,16 +14,17 @@ from torch import Tensor, nn
 
 from pospre.errors import UserError, needing
 from pospre.evaluation.features import WHOLE
-from pospre.exporting import hf_dinov3
 from pospre.exporting.timm_encoder import Parts
 from pospre.nn.encoder_interface import PatchEncoder
-from pospre.nn.positions.foreign import without_rows
+from pospre.nn.positions.foreign import has_table, rotation_of, without_rows
 from pospre.nn.vit import Encoder
-from pospre.nn.weight_names import HF_DINOV2, HF_DINOV2_GATED, HF_VIT, apart, theirs
+from pospre.nn.weight_names import HF_DINOV2, HF_DINOV2_GATED, HF_DINOV3, HF_VIT, apart, theirs
 
 LIBRARY = "transformers"
 TOLERANCE = 1e-5
 _EXTRA = "hf"
+_DINOV3 = "DINOv3ViTModel"
+_DRAWN = ("shift", "jitter", "rescale")  # of rotary positions, in training
 
 
 def write(parts: Parts, path: Path) -> None:
@@ -31,13 +32,13 @@ def write(parts: Parts, path: Path) -> None:
     kind = _network(parts)
     with needing(_EXTRA, "--format hf"):
         import transformers
-    is_rotary = kind == hf_dinov3.KIND
-    options = hf_dinov3.config(parts) if is_rotary else _config(parts, kind)
+    is_rotary = kind == _DINOV3
+    options = _dinov3_config(parts) if is_rotary else _config(parts, kind)
     config = getattr(transformers, kind.replace("Model", "Config"))(**options)
     config.architectures = [kind]
     config.save_pretrained(path)
     # under the names of the published files, which transformers 4 and 5 both read
-    tensors = hf_dinov3.tensors(parts) if is_rotary else _tensors(parts, kind)
+    tensors = _dinov3_tensors(parts) if is_rotary else _tensors(parts, kind)
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     if parts.model.encoder.channels == 3:
         transformers.BitImageProcessor(**_processor(parts)).save_pretrained(path)
@@ -78,8 +79,8 @@ def usage(parts: Parts, out: Path) -> list[str]:
 def _network(parts: Parts) -> str:
     """Return the name of the network that computes the same; raise ``UserError`` if none does."""
     encoder = parts.model.encoder
-    if hf_dinov3.fits(encoder):
-        return hf_dinov3.KIND
+    if _fits_dinov3(encoder):
+        return _DINOV3
     kind = "ViTModel" if encoder.has_class_token else "IJepaModel"
     is_gated = isinstance(encoder, Encoder) and encoder.size.swiglu
     if "blocks.0.ls1.gamma" in parts.tensors or is_gated:
@@ -166,6 +167,70 @@ def _tensors(parts: Parts, kind: str) -> dict[str, Tensor]:
     if isinstance(encoder, Encoder) and encoder.size.swiglu:
         names = HF_DINOV2_GATED
     return {theirs(key, names): value for key, value in own.items()} | added
+
+
+def _fits_dinov3(encoder: PatchEncoder) -> bool:
+    """Return whether ``DINOv3ViTModel`` computes the same as an encoder."""
+    positions = encoder.positions.as_given()
+    name, options = rotation_of(positions) or ("", {})
+    if not isinstance(encoder, Encoder) or name != "rotary" or has_table(positions):
+        return False
+    size = encoder.size
+    return (
+        {*options} <= {"base", *_DRAWN}
+        and encoder.has_class_token
+        and not isinstance(encoder.norm, nn.Identity)
+        and not (size.qk_norm or size.mlp_norm or size.pre_norm)
+        and size.activation == "gelu"
+        and len({*encoder.patch_size}) == 1
+    )
+
+
+def _dinov3_config(parts: Parts) -> dict[str, Any]:
+    """Return the arguments of ``DINOv3ViTConfig``."""
+    encoder = parts.model.encoder
+    size = encoder.size
+    _, options = rotation_of(encoder.positions.as_given()) or ("", {})
+    return {
+        "hidden_size": encoder.embed_dim,
+        "intermediate_size": size.hidden_dim // (2 if size.swiglu else 1),
+        "num_hidden_layers": encoder.depth,
+        "num_attention_heads": size.num_heads,
+        "num_register_tokens": encoder.num_prefix_tokens - 1,
+        "num_channels": encoder.channels,
+        "patch_size": encoder.patch_size[0],
+        "image_size": max(parts.image_size),
+        "layer_norm_eps": size.eps,
+        "hidden_act": "silu" if size.swiglu else "gelu",
+        "use_gated_mlp": size.swiglu,
+        "query_bias": size.qkv_bias,
+        "key_bias": size.qkv_bias and size.key_bias,
+        "value_bias": size.qkv_bias,
+        "rope_theta": options.get("base") or 100.0,
+        **{f"pos_embed_{key}": options.get(key) for key in _DRAWN},
+    }
+
+
+def _dinov3_tensors(parts: Parts) -> dict[str, Tensor]:
+    """Return the encoder's tensors under DINOv3's names; what is not scaled is scaled by 1."""
+    encoder = parts.model.encoder
+    dim, own = encoder.embed_dim, encoder.state_dict()
+    for block in range(encoder.depth):
+        for branch in (1, 2):
+            own.setdefault(f"blocks.{block}.ls{branch}.gamma", torch.ones(dim))
+    found = {"embeddings.mask_token": torch.zeros(1, 1, dim)}  # for masks: none are given
+    if encoder.num_prefix_tokens == 1:
+        own["reg_token"] = torch.zeros(1, 0, dim)
+    for name, tensor in own.items():
+        pieces = {name: tensor}
+        if ".attn.qkv." in name or (".mlp.fc1." in name and encoder.size.swiglu):
+            pieces = apart(name, tensor)
+        elif ".mlp.fc1." in name:
+            pieces = {name.replace("fc1", "value"): tensor}
+        for each, piece in pieces.items():
+            if not (each.endswith("attn.k.bias") and not encoder.size.key_bias):
+                found[theirs(each, HF_DINOV3)] = piece
+    return found
 
 
 def _processor(parts: Parts) -> dict[str, Any]:

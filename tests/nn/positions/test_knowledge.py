@@ -13,7 +13,7 @@ KNOWS = re.compile(
     rf"|nn\.positions\.(?:{_MODULES})\b|Use (?:{_NAMES})\b"
 )
 WEIGHTS_OF_OTHERS = {
-    "exporting/hf_dinov3.py",
+    "exporting/hf_folder.py",
     "nn/encoder_from_tensors.py",
     "nn/timm_eva.py",
     "nn/timm_models.py",
