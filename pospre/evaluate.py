@@ -109,11 +109,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     check_exists("--model", arguments.model, "give a run folder, a checkpoint or a file of weights")
     check_exists("--data", arguments.data, "give an image folder, a .beton file or MDS shards")
     # late imports, so that mistyped options and paths are fast
-    from pospre.evaluation.registry import check_settings, evaluation_module
+    from pospre.evaluation.registry import check_settings
 
     check_settings(arguments.name, settings)
     from pospre.evaluation.figures import run_folder_of
     from pospre.evaluation.models import Shown, open_model
+    from pospre.evaluation.results_table import results_table
     from pospre.evaluation.run import run_subject
     from pospre.run.checkpoints.folders import checkpoints_in
 
@@ -139,7 +140,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         weights=arguments.weights,
         device=arguments.device,
     )
-    print(evaluation_module(arguments.name).table(document["results"]))
+    print(results_table(arguments.name, document["results"]))
     if output is None:
         print("(not in a run folder: nothing written; --output FILE.json keeps the numbers)")
         return 0

@@ -91,16 +91,6 @@ def format_table(
     return "\n".join([*lines, rule, *notes])
 
 
-def percent(rate: float | None) -> str:
-    """Return a rate in [0, 1] as a percentage with two decimals, without the sign; – for None."""
-    return "–" if rate is None else f"{100 * rate:.2f}"
-
-
-def percent_and_error(rate: float | None, error: float | None) -> str:
-    """Return a rate and its standard error, if there is one, as ``percent`` writes them."""
-    return percent(rate) + ("" if rate is None or error is None else f" ± {percent(error)}")
-
-
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     first = cells[0].ljust(widths[0])
     rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]

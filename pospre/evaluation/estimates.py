@@ -1,16 +1,11 @@
-"""Means over images or draws, with standard errors, as results and as table rows."""
+"""Means over images or draws, with standard errors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-
-from pospre.output import percent_and_error
-
-MODELS = {"trained": "", "untrained": "initial_"}
-"""Titles of the rows of a model and its baseline, and prefixes of their figures."""
 
 
 def rate_error(rate: float, count: int) -> float:
@@ -42,29 +37,3 @@ def mean_and_error(name: str, values_M: Tensor) -> dict[str, Any]:
         name: values_M.mean(0).tolist(),
         f"{name}_se": None if error is None else error.tolist(),
     }
-
-
-def estimate_rows(results: Mapping[str, Any], titles: Mapping[str, str]) -> list[list[str]]:
-    """Return rows with title, mean and standard error of the figures in ``titles``."""
-    rows = []
-    for name, title in titles.items():
-        error = results[f"{name}_se"]
-        rows.append([title, f"{results[name]:.4f}", "–" if error is None else f"{error:.4f}"])
-    return rows
-
-
-def percent_rows(
-    results: Mapping[str, Any], columns: Sequence[str], prefixes: Mapping[str, str] = MODELS
-) -> list[list[str]]:
-    """Return rows with title and percentages, with standard errors if there are any.
-
-    ``prefixes`` are those of the columns' names, by the row's title. A row whose first figure is
-    None is left out.
-    """
-    rows = []
-    for title, prefix in prefixes.items():
-        names = [f"{prefix}{name}" for name in columns]
-        if results[names[0]] is not None:
-            cells = (percent_and_error(results[name], results.get(f"{name}_se")) for name in names)
-            rows.append([title, *cells])
-    return rows

@@ -9,7 +9,8 @@ from pospre.errors import UserError
 from pospre.evaluation.registry import evaluation_names, figures_of
 from pospre.untrusted_json import is_number, parse_json
 
-_UNTRAINED = "initial_"
+UNTRAINED = "initial_"
+"""Prefix of the untrained model's figures."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def figures_in(document: Mapping[str, Any]) -> list[Figure]:
             name=key,
             value=results[key],
             error=error_of(results, key),
-            untrained=_number(results.get(f"{_UNTRAINED}{key}")),
+            untrained=_number(results.get(f"{UNTRAINED}{key}")),
             best=best,
         )
         for key, best in figures_of(name).items()

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from pospre.errors import UserError, suggestion
-from pospre.evaluation.registry import check_settings, evaluation_module, figures_of
+from pospre.evaluation.registry import check_settings, figures_of
+from pospre.evaluation.results_table import results_table
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.recipe.provenance import concealed
 from pospre.recipe.recipe import Recipe
@@ -117,7 +118,7 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
         except UserError as error:
             failures.append(error)
         else:
-            print(evaluation_module(entry.name).table(document["results"]))
+            print(results_table(entry.name, document["results"]))
     return failures
 
 

@@ -3,10 +3,10 @@
 An evaluation has a settings class of the same name in ``pospre/evaluation/<kind>/settings.py``
 (``position_grid``: ``PositionGrid``), and a module with
 
-- ``evaluate(context, settings) -> dict``, which returns plain numbers, strings and lists (JSON).
-  The fields of the settings are keys of the command line and of a recipe's ``evaluation`` section;
-  fields without a default are required;
-- ``table(results) -> str``, which formats the results of ``evaluate`` for a terminal;
+- ``evaluate(context, settings) -> dict``, which returns plain numbers, strings and lists (JSON);
+  ``results_table`` prints them, and ``--help`` the ``Returns`` of its docstring. The fields of the
+  settings are keys of the command line and of a recipe's ``evaluation`` section; fields without a
+  default are required;
 - ``NEEDS``, if it needs a trained method: the class of its objective, such as
   ``PositionObjective``, or of the algorithm itself. Any method that declares this class will do;
 - ``FIGURES``: the main results, and whether the largest or smallest is best: ``{"top1": "max"}``.
@@ -191,20 +191,23 @@ def _typed(what: str, hint: Any, value: Any) -> Any:
 
 def describe() -> str:
     """Return all evaluations with a sentence each, for ``--help``."""
-    return "\n".join(
-        _wrap(name, _docstring(name).partition("\n")[0], 20) for name in evaluation_names()
-    )
+    return "\n".join(_wrap(name, summary(name), 20) for name in evaluation_names())
+
+
+def summary(name: str) -> str:
+    """Return the first sentence about evaluation ``name``."""
+    return _docstring(name).partition("\n")[0]
 
 
 def describe_one(name: str) -> str:
-    """Return the description and settings of evaluation ``name``, for its ``--help``."""
+    """Return the description, results and settings of evaluation ``name``, for its ``--help``."""
     texts = _texts(name)
     lines = [
         _wrap(f"{key}={_default(value)}", texts.get(key, ""), 25)
         for key, value in default_settings(name).items()
     ]
     heading = "settings (key=value, with the defaults):" if lines else "It has no settings."
-    return "\n".join([_docstring(name), "", heading, *lines])
+    return "\n".join([_docstring(name), "", "results:", _returns(name), "", heading, *lines])
 
 
 @cache
@@ -224,6 +227,13 @@ def _found() -> dict[str, tuple[type[Settings], Path]]:
 def _docstring(name: str) -> str:
     """Return the docstring of an evaluation's module without importing it, which takes seconds."""
     return _found()[name][1].read_text(encoding="utf-8").split('"""')[1].strip()
+
+
+def _returns(name: str) -> str:
+    """Return what the results say, from the docstring of the module's ``evaluate``."""
+    after = _found()[name][1].read_text(encoding="utf-8").partition("\ndef evaluate")[2]
+    told = inspect.cleandoc(after.split('"""')[1]).partition("Returns:\n")[2]
+    return textwrap.fill(" ".join(told.split()), 98, initial_indent="  ", subsequent_indent="  ")
 
 
 def _texts(name: str) -> dict[str, str]:

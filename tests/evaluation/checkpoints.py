@@ -7,7 +7,8 @@ import torch
 import yaml
 from composer.core import Timestamp
 
-from pospre.evaluation.registry import evaluation_module, figures_of
+from pospre.evaluation.registry import figures_of
+from pospre.evaluation.results_table import results_table
 from pospre.evaluation.run import run_evaluation
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe, recipe_from_dict
@@ -61,7 +62,7 @@ def results_of(
     model = build_model(recipe) if model is None else model
     document = run_evaluation(name, model, recipe, data, settings, output, progress=False)
     results: dict[str, Any] = document["results"]
-    assert {*figures_of(name)} <= {*results} and evaluation_module(name).table(results)
+    assert {*figures_of(name)} <= {*results} and results_table(name, results)
     return results
 
 

@@ -43,10 +43,8 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
         recipe_evaluations, "model_of", lambda checkpoint, weights: (weights, recipe)
     )
     monkeypatch.setattr(recipe_evaluations, "run_evaluation", run_evaluation)
-    module = SimpleNamespace(table=lambda results: f"top1 {results['top1']}")
-    monkeypatch.setattr(recipe_evaluations, "evaluation_module", lambda name: module)
     (failure,) = recipe_evaluations.run_evaluations(recipe, again=False)
-    assert str(failure) == "no labels" and capsys.readouterr().out == "top1 0.5\n"
+    assert str(failure) == "no labels" and "top1      0.5" in capsys.readouterr().out
     assert reads == [[str(tmp_path / "tiny" / "checkpoints")]]
     knn, logistic = measured
     assert knn[1:5] == ("student", recipe, "unused", {"k": 5})

@@ -47,7 +47,6 @@ from pospre.evaluation.layers import (
 from pospre.evaluation.registry import Context, Plan
 from pospre.nn.grid import grid_offsets
 from pospre.nn.sizes import pair
-from pospre.output import format_table
 
 FIGURES = {"distance": "max", "nmi": "max"}
 PER_HEAD = {"distance": "distance in px", "nmi": "NMI", "entropy": "entropy in nats"}
@@ -206,34 +205,3 @@ def _draw(results: Mapping[str, Any], cells: list[list[Cell]], folder: Path | No
         save_figure(figure, folder, "attention.png"),
         *save_groups(cells, 1, folder, "queries.png", title),
     ]
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the means of every layer as text."""
-    rows = [
-        [
-            str(row["layer"]),
-            f"{row['distance']:.1f}" + _plus_minus(row["distance_se"], 1),
-            f"{row['nmi']:.3f}" + _plus_minus(row["nmi_se"], 3),
-            f"{row['entropy']:.2f}" + _plus_minus(row["entropy_se"], 2),
-            f"{row['columns']:.3f}",
-            f"{row['rows']:.3f}",
-        ]
-        for row in results["layers"]
-    ]
-    uniform = results["uniform"]
-    rows.append(
-        ["uniform", f"{uniform['distance']:.1f}", "0.000", f"{uniform['entropy']:.2f}", "–", "–"]
-    )
-    height, width = results["image_size"]
-    notes = [
-        f"{results['samples']} images of {height} × {width} pixels; ± one standard error over "
-        "images; heads in the JSON",
-        "among patches: class token and registers are left out, and rows add to 1 again",
-    ]
-    header = ["layer", "distance in px", "NMI", "entropy", "columns", "rows"]
-    return format_table("Attention: means over heads", header, rows, notes)
-
-
-def _plus_minus(error: float | None, digits: int) -> str:
-    return "" if error is None else f" ± {error:.{digits}f}"

@@ -5,7 +5,6 @@ three principal components as colours. With ``crop_field`` the table is the lear
 resolution; otherwise the encoder's (learned or sin-cos). No images are used.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from pospre.evaluation.layers import planned_encoder, three_patches
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.positions import schemes_that
-from pospre.output import format_table, percent
 
 FIGURES = {"neighbours": "max"}
 COLOURS = 3  # principal components that are drawn
@@ -118,16 +116,3 @@ def _draw(
         cells.append(Cell(grid, similar, title=title, marks=[place]))
     figure = draw_cells([cells], title="table of positions", side=2.2)
     return [save_figure(figure, folder, "field.png")]
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the figures as text."""
-    mean, least, greatest = results["norm"]
-    cosines = {"neighbours": "cosine of neighbours", "all": "cosine of all pairs"}
-    rows = [["norm", f"{mean:.4g} ({least:.4g} to {greatest:.4g})"]]
-    for name, title in cosines.items():
-        value = results[name]
-        rows.append([title, "–" if value is None else f"{value:.4f}"])
-    rows.append(["variance of three components, %", ", ".join(map(percent, results["explained"]))])
-    notes = [f"{results['source']}: {' × '.join(map(str, results['grid']))} vectors"]
-    return format_table("Table of positions", ["of", "value"], rows, notes)

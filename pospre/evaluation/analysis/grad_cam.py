@@ -5,7 +5,6 @@ logit, averaged over patches, weights A's channels. The map is the positive part
 sum. Pictures: the maps over their images.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.output import format_table, percent
 
 NEEDS = Classification
 FIGURES = {"area": "max"}
@@ -61,7 +59,6 @@ def evaluate(context: Context, settings: GradCam) -> dict[str, Any]:
     return {
         **(mean_and_error("area", area_M[found]) if found.any() else none),
         "empty": float((~found).double().mean()),
-        "target": settings.target,
         "layer": layer,
         "samples": len(area_M),
         "pictures": save_groups(cells, IN_A_ROW, context.folder, "grad_cam.png", "Grad-CAM"),
@@ -119,14 +116,3 @@ def _cells(context: Context, batch: Batch, row: int, map_N: Tensor, name: str) -
     return Cell(grid, image=view), Cell(
         grid, heat, view, name[:20], limits=limits, colours="inferno"
     )
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the areas as text, in percent."""
-    rows = [[percent(results[key]) for key in ("area", "area_se", "empty")]]
-    notes = [
-        "area: of the image, where the map has half its greatest value or more",
-        f"{results['samples']} images, layer {results['layer']}, classes: {results['target']}",
-        f"pictures: {', '.join(results['pictures'])}",
-    ]
-    return format_table("Grad-CAM, in %", ["area", "standard error", "images without"], rows, notes)

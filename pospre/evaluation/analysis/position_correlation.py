@@ -20,11 +20,10 @@ from torch import Tensor
 from pospre.batch import Batch
 from pospre.evaluation.analysis.settings import PositionCorrelation
 from pospre.evaluation.drawing import check_pictures, new_figure, save_arrays, save_figure
-from pospre.evaluation.estimates import estimate_rows, jackknife_error
+from pospre.evaluation.estimates import jackknife_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import layer_tokens, planned_encoder, require_two_images
 from pospre.evaluation.registry import Context, Plan
-from pospre.output import format_table
 
 FIGURES = {"position": "max"}
 GROUPS = 10  # that the jackknife leaves out in turn
@@ -168,17 +167,3 @@ def mosaic(map_NN: Tensor, grid: tuple[int, int]) -> np.ndarray:
     rows, columns = grid
     picture = F.pad(map_NN.double().view(rows, columns, rows, columns), (0, 1, 0, 1), value=np.nan)
     return picture.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)[:-1, :-1].cpu().numpy()
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the mean correlations as text."""
-    titles = {
-        "within": "within an image, two positions",
-        "same": "across images, the same position",
-        "other": "across images, two positions",
-        "position": "effect of the same position",
-    }
-    rows = estimate_rows(results, titles)
-    rows_columns = " × ".join(map(str, results["grid"]))
-    notes = [f"layer {results['layer']}, {results['samples']} images, {rows_columns} positions"]
-    return format_table("Pearson correlation", ["of", "mean", "standard error"], rows, notes)

@@ -6,7 +6,6 @@ normalised per patch, so predicting the patch's mean gives an error of 1. Pictur
 patch's own mean and deviation, as published ones do (He et al. 2022, Fig. 2).
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from pospre.batch import HIDDEN, MASKED, Batch
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import Reconstructions
 from pospre.evaluation.drawing import Cell, as_picture, check_pictures, save_groups
-from pospre.evaluation.estimates import estimate_rows, mean_and_error
+from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import IsolatedMethod
 from pospre.evaluation.registry import Context, Plan
@@ -24,7 +23,6 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.masking import PatchMasking, gather_tokens, scatter_tokens, slot_mask
-from pospre.output import format_table
 
 NEEDS = PixelObjective
 FIGURES = {"error": "min"}
@@ -37,8 +35,7 @@ def evaluate(context: Context, settings: Reconstructions) -> dict[str, Any]:
     Returns:
         Means over images with standard errors (``…_se``): ``error``; ``flat_error``, the error of
         predicting 0 (the patch's own mean, or the mean colour of the data); and ``initial_error``
-        of the untrained model, without standard error. Also ``mask_ratio``, ``samples`` and
-        ``pictures``.
+        of the untrained model, without standard error.
     """
     host, initial = alone(context.model), alone(context.initial()) if settings.baseline else None
     batches = centre_batches(context, context.data, title="reconstructions", sampling=settings)
@@ -56,7 +53,6 @@ def evaluate(context: Context, settings: Reconstructions) -> dict[str, Any]:
         **mean_and_error("error", error),
         **mean_and_error("flat_error", flat),
         "initial_error": None if initial is None else float(untrained_error.mean()),
-        "mask_ratio": settings.mask_ratio,
         "samples": len(error),
         "pictures": save_groups(cells, IN_A_ROW, context.folder, "reconstructions.png"),
     }
@@ -123,15 +119,3 @@ def _cells(model: PretrainModel, batch: Batch, outputs: Outputs, row: int) -> li
         Cell(model.encoder.grid, image=as_picture(view), title=title)
         for view, title in zip(views, titles, strict=True)
     ]
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the errors as text."""
-    rows = estimate_rows(results, {"error": "error", "flat_error": "of a flat patch"})
-    if results["initial_error"] is not None:
-        rows.append(["of the untrained model", f"{results['initial_error']:.4f}", "–"])
-    notes = [
-        f"{results['samples']} images, {results['mask_ratio']:.0%} of the patches hidden",
-        f"pictures: {', '.join(results['pictures'])}",
-    ]
-    return format_table("Reconstructions", ["squared error", "mean", "standard error"], rows, notes)

@@ -26,7 +26,6 @@ from pospre.evaluation.layers import (
 from pospre.evaluation.registry import Context, Plan
 from pospre.nn.grid import grid_offsets
 from pospre.nn.sizes import pair
-from pospre.output import format_table, percent
 
 FIGURES = {"near": "max"}
 
@@ -150,31 +149,3 @@ def _draw(
         "pictures": [save_figure(figure, folder, "relative_attention.png")],
         "maps": save_arrays(arrays, folder, "maps.npz"),
     }
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return each layer's sharpest head and the mean of its heads as text."""
-    rows = []
-    for row in results["layers"]:
-        heads, first = row["heads"], row["heads"][0]
-        means = [sum(head[name] for head in heads) / len(heads) for name in ("own", "near")]
-        rows.append(
-            [
-                str(row["layer"]),
-                *map(percent, means),
-                str(first["head"]),
-                f"{first['entropy']:.2f}",
-                percent(first["near"]),
-                "{:+d}, {:+d}".format(*first["peak"]),
-            ]
-        )
-    uniform = results["uniform"]
-    rows.append(["uniform", percent(uniform["own"]), percent(uniform["near"]), *"––––"])
-    notes = [
-        "own: attention to oneself, near: to the 3 × 3 around; in % of the attention to patches",
-        "sharpest: the head of the lowest entropy (in nats) and the offset (Δrow, Δcolumn) of its "
-        "greatest mean attention; far offsets are means of few pairs",
-        f"{results['samples']} images, {results['grid'][0]} × {results['grid'][1]} patches",
-    ]
-    header = ["layer", "own", "near", "sharpest", "its entropy", "its near", "its peak"]
-    return format_table("Attention by offset", header, rows, notes)

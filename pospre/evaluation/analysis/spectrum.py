@@ -36,7 +36,6 @@ from pospre.evaluation.layers import (
     require_two_images,
 )
 from pospre.evaluation.registry import Context, Plan
-from pospre.output import format_table, percent
 
 FIGURES = {"rankme": "max", "artefacts": "min"}
 IN_A_ROW = 2  # pictures
@@ -93,7 +92,6 @@ def evaluate(context: Context, settings: Spectrum) -> dict[str, Any]:
     results = {
         "layers": rows,
         **{key: rows[-1][key] for key in ("rankme", "artefacts", "artefacts_se")},
-        **settings.values("features", "norm", "artefact"),
         "vectors": last.count,
         "samples": sum(map(len, last.lengths)),
     }
@@ -194,29 +192,3 @@ def _draw(
         save_figure(figure, folder, "spectrum.png"),
         *save_groups(cells, IN_A_ROW, folder, "lengths.png", title),
     ]
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return ranks and lengths of every layer as text."""
-    rows = [
-        [
-            str(row["layer"]),
-            f"{row['rankme']:.1f}",
-            f"{row['effective_rank']:.1f}",
-            f"{row['length']:.3g}",
-            f"{row['longest']:.3g}",
-            percent(row["artefacts"]),
-        ]
-        for row in results["layers"]
-    ]
-    width = len(results["layers"][0]["singular_values"])
-    what = {"mean": "means of patch tokens", "cls": "class tokens", "patches": "patch tokens"}
-    notes = [
-        f"ranks of {results['vectors']} {what[results['features']]} of width {width}"
-        + (", after the final norm" if results["norm"] else "")
-        + ("" if results["vectors"] > width else ": no rank can exceed their number"),
-        f"lengths and artefacts (over {results['artefact']:g} × the median of the image) of the "
-        f"patch tokens of {results['samples']} images, before the final norm",
-    ]
-    header = ["layer", "RankMe", "effective rank", "length", "longest", "artefacts in %"]
-    return format_table("Spectrum of features", header, rows, notes)

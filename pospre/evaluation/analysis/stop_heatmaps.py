@@ -6,7 +6,6 @@ feature and the teacher's features of all patches. These are layer-normalised, a
 shows whether the prediction resembles its own place, or similar content elsewhere.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,13 +18,12 @@ from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.batch import INDEX, Batch
 from pospre.evaluation.analysis.settings import StopHeatmaps
 from pospre.evaluation.drawing import Cell, as_map, as_picture, check_pictures, save_groups
-from pospre.evaluation.estimates import estimate_rows, mean_and_error
+from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.grid import grid_distances
-from pospre.output import format_table
 
 NEEDS = FeaturePrediction
 FIGURES = {"distance": "max"}
@@ -68,7 +66,6 @@ def evaluate(context: Context, settings: StopHeatmaps) -> dict[str, Any]:
         **mean_and_error("nearest", nearest),
         **mean_and_error("distance", distance),
         "uniform_distance": float(uniform.mean()),
-        "temperature": settings.temperature,
         "grid": list(grid),
         "samples": len(nearest),
         "pictures": save_groups(cells, IN_A_ROW, context.folder, "stop_heatmaps.png", title),
@@ -120,19 +117,3 @@ def _cells(batch: Batch, row: int, weight_QN: Tensor, grid: tuple[int, int]) -> 
         Cell(grid, image=hidden, marks=mark),
         Cell(grid, heat, view, marks=mark, colours="inferno"),
     ]
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the figures as text."""
-    titles = {
-        "nearest": "share most similar to their own place",
-        "distance": "from it to where the softmax points, in patches",
-    }
-    rows = estimate_rows(results, titles)
-    patches = results["grid"][0] * results["grid"][1]
-    notes = [
-        f"where all patches are alike: {1 / patches:.4f} and {results['uniform_distance']:.4f}",
-        f"{results['samples']} images, temperature {results['temperature']:g}",
-        f"pictures: {', '.join(results['pictures'])}",
-    ]
-    return format_table("Predicted features", ["of", "mean", "standard error"], rows, notes)

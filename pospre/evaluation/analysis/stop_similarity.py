@@ -6,7 +6,7 @@ similarity to every ψ_k is a map over the grid: without noise, for one draw, an
 draws. No images are used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,12 @@ from pospre.algorithms.stop.variants import NOISY, VARIANTS
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import StopSimilarity
 from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
-from pospre.evaluation.estimates import estimate_rows, mean_and_error
+from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.layers import check_queries, planned_encoder, three_patches
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.algorithm import method_of
 from pospre.nn.grid import grid_distances
 from pospre.nn.places import Places
-from pospre.output import format_table
 
 NEEDS = StoP
 FIGURES = {"distance": "max"}
@@ -66,7 +65,6 @@ def evaluate(context: Context, settings: StopSimilarity) -> dict[str, Any]:
         **mean_and_error("distance", distance_NN[place_N, best_SN].mean(1)),
         "variant": next(name for name, each in VARIANTS.items() if each.tokens is type(tokens)),
         "noise_std": tokens.noise_std,
-        "draws": settings.num_draws,
         "grid": list(grid),
         "queries": asked,
         "pictures": _draw(fixed_NN, similarity_SNN, asked, grid, context.folder),
@@ -126,19 +124,3 @@ def _draw(
     title = "similarity of a position to all"
     figure = draw_cells(rows, [f"position {query}" for query in queries], title=title)
     return [save_figure(figure, folder, "stop_similarity.png")]
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the similarities as text."""
-    titles = {
-        "own": "similarity to one's own position",
-        "nearest": "share of queries nearest to it",
-        "distance": "from it to the nearest, in patches",
-    }
-    rows = estimate_rows(results, titles)
-    rows_columns = " × ".join(map(str, results["grid"]))
-    notes = [
-        f"variant {results['variant']}, s = {results['noise_std']:g}, {results['draws']} draws at "
-        f"each of {rows_columns} positions; without noise: 1, 1 and 0"
-    ]
-    return format_table("Stochastic positions", ["cosine", "mean", "standard error"], rows, notes)

@@ -6,7 +6,7 @@ Top-1 and top-5 on held-out images, centre views. An untrained head would be at 
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from pospre.model.model import PretrainModel
 from pospre.nn.places import Places
 from pospre.nn.sizes import pair
 from pospre.object_store import is_remote
-from pospre.output import format_table, percent
 from pospre.training.build import load_model
 
 NEEDS = Classification
@@ -46,7 +45,7 @@ def evaluate(context: Context, settings: Accuracy) -> dict[str, Any]:
     Returns:
         ``top1`` and ``top5`` in [0, 1] (``top5`` is None with five classes or fewer); the
         ``standard_error`` of ``top1``; ``members`` (``top1`` of each model of an ensemble alone,
-        the measured one first); the settings used.
+        the measured one first).
     """
     num_classes = class_head(context.model).num_classes
     members = [context.model, *(member.to(context.device) for member in context.opened)]
@@ -134,26 +133,6 @@ def rank_of(logits_BC: Tensor, label_B: Tensor) -> Tensor:
     own = logits_BC.gather(1, label_B[:, None])
     others = torch.ones_like(logits_BC, dtype=torch.bool).scatter_(1, label_B[:, None], False)
     return ((logits_BC >= own) & others).sum(1)
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the accuracies as text, in percent."""
-    five = results["top5"]
-    chance = results["chance"], None if five is None else min(1.0, 5 * results["chance"])
-    alone = [
-        [f"model {number} alone", percent(top1), ""]
-        for number, top1 in enumerate(results["members"] or (), start=1)
-    ]
-    rows = [
-        ["ensemble" if alone else "trained", percent(results["top1"]), percent(five)],
-        *alone,
-        ["chance", *map(percent, chance)],
-    ]
-    notes = [
-        f"{results['samples']} images of {results['classes']} classes, centre views; standard "
-        f"error {percent(results['standard_error'])}"
-    ]
-    return format_table("Classification accuracy in %", ["head", "top-1", "top-5"], rows, notes)
 
 
 def class_head(model: PretrainModel) -> Classification:

@@ -6,7 +6,6 @@ own, and each image is classified by the others. Nothing is trained. ``layers=al
 output of every block (Zhai et al. 2022, Fig. 9; the η of that figure is the run's).
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,11 +15,10 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.classification.settings import Knn
-from pospre.evaluation.estimates import percent_rows, rate_error
+from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import Part, check_probe, encode_parts
 from pospre.evaluation.layers import chosen_layers, planned_encoder
 from pospre.evaluation.registry import Context, Plan
-from pospre.output import format_table, percent
 
 FIGURES = {"top1": "max"}
 SIMILARITIES_AT_ONCE = 2**25  # 128 MiB of float32
@@ -141,24 +139,3 @@ def _answerable(labels_Q: Tensor, bank_labels_M: Tensor, data: str, bank: str | 
             "encoder; give data with several images per class, or another bank=PATH."
         )
     return answerable_Q
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the accuracies as text, in percent."""
-    rows = [*percent_rows(results, ["top1"]), ["chance", percent(results["chance"])]]
-    for row in results["layers"] or ():
-        untrained = row["initial_top1"]
-        beside = "" if untrained is None else f" (untrained {percent(untrained)})"
-        rows.append([f"layer {row['layer']}", percent(row["top1"]) + beside])
-    bank = "all others" if results["leave_one_out"] else f"{results['bank_samples']} of the bank"
-    notes = [
-        f"k = {results['k']}, T = {results['temperature']}, "
-        f"cosine similarity, {results['features']} features",
-        f"{results['query_samples']} images of {results['classes']} classes against {bank}; "
-        f"standard error {percent(results['standard_error'])}",
-    ]
-    if results["left_out"]:
-        notes.append(
-            f"{results['left_out']} images left out: no other image of their class can vote"
-        )
-    return format_table("kNN accuracy in %", ["encoder", "top-1"], rows, notes)

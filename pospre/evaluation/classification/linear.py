@@ -36,7 +36,6 @@ from pospre.evaluation.features import Parts, check_enough, check_probe, encode_
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.output import format_table, percent
 
 FIGURES = {"top1": "max"}
 
@@ -47,7 +46,7 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
     Returns:
         ``top1`` and ``initial_top1`` in [0, 1] of the chosen classifier; ``standard_error`` of
         ``top1``; ``best_top1`` (chosen on the measured images); ``features`` (one dict per kind of
-        features, with the classifier chosen); the settings used.
+        features, with the classifier chosen); the protocol's values used.
     """
     given = settings.values("epochs", "batch", "base_lr")
     published = adjusted(PROTOCOLS[settings.protocol], given)
@@ -100,7 +99,6 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
     classes = len(label_M.unique())
     return {
         **summarise(measured, len(label_Q)),
-        **settings.values("protocol", "augment", "label_fraction", "labels"),
         "epochs": published.epochs,
         "batch": min(published.batch, len(rest)),
         "classifiers": len(kinds),
@@ -209,29 +207,3 @@ def summarise(measured: Mapping[str, list[Measured]], samples: int) -> dict[str,
         "initial_top1": best["initial_top1"][2] if "initial_top1" in best else None,
         "features": rows,
     }
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the accuracies as text, in percent."""
-    rows = []
-    for row in results["features"]:
-        accuracies = (percent(row[key]) for key in ("top1", "best_top1", "initial_top1"))
-        rows.append([row["features"], row["norm"], f"{row['base_lr']:g}", *accuracies])
-    seen = "new random crops every epoch" if results["augment"] else "one centre view each"
-    size = results["bank_samples"] - results["held_back"]
-    notes = [
-        f"top-1 {percent(results['top1'])} ± {percent(results['standard_error'])}, chance "
-        f"{percent(results['chance'])}; {results['query_samples']} images of "
-        f"{results['classes']} classes",
-        f"{results['epochs']} epochs of {size} images of the bank in batches of "
-        f"{results['batch']}, {seen}",
-    ]
-    if results["held_back"]:
-        notes.append(
-            f"of {results['classifiers']} classifiers the best on {results['held_back']} images "
-            "held back from the bank; 'at best': chosen on the measured images themselves"
-        )
-    header = ["features", "norm", "base rate", "top-1", "at best", "untrained"]
-    return format_table(
-        f"Linear accuracy in %, protocol {results['protocol']}", header, rows, notes
-    )

@@ -12,7 +12,7 @@ divided by the number of bank images. The whole short side of an image is used, 
 It uses the measured images as one set, so its figures only compare with that paper's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,9 @@ from pospre import draws
 from pospre.data.stores.subset import subset
 from pospre.data.views.options import ViewGroup
 from pospre.evaluation.classification.settings import Logistic
-from pospre.evaluation.estimates import percent_rows, rate_error
+from pospre.evaluation.estimates import rate_error
 from pospre.evaluation.features import Part, check_enough, check_probe, encode_parts
 from pospre.evaluation.registry import Context, Plan
-from pospre.output import format_table, percent
 
 FIGURES = {"top1": "max"}
 DECAYS = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -38,7 +37,7 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
     """Measure top-1.
 
     Returns:
-        ``top1`` and ``initial_top1`` in [0, 1], and the settings used.
+        ``top1`` and ``initial_top1`` in [0, 1], and their weight decays.
     """
     models = context.models("top1", "initial_top1", baseline=settings.baseline)
     part: Part = (None, settings.features)
@@ -59,7 +58,7 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
     weight_decay = settings.weight_decay
     if weight_decay is None and is_stop:
         weight_decay = _STOP_DECAY / len(bank_labels_M)
-    results: dict[str, Any] = {"initial_top1": None, "protocol": settings.protocol}
+    results: dict[str, Any] = {"initial_top1": None}
     for name in models:
         bank_MD, queries_QD = (standardise_apart if is_stop else standardise)(
             banks[name][part], queries[name][part]
@@ -78,7 +77,6 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
     return {
         **results,
         "standard_error": rate_error(results["top1"], len(labels_Q)),
-        "features": settings.features,
         "bank_samples": len(bank_labels_M),
         "query_samples": len(labels_Q),
         "classes": classes,
@@ -166,17 +164,3 @@ def logistic(
 def classify(queries_QD: Tensor, weights_DC: Tensor) -> Tensor:
     """Return the class (Q,) of each feature vector."""
     return (queries_QD @ weights_DC).argmax(dim=1)
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the accuracies as text, in percent."""
-    rows = [*percent_rows(results, ["top1"]), ["chance", percent(results["chance"])]]
-    notes = [
-        f"logistic regression on standardised {results['features']} features, weight decay "
-        f"{results['top1_weight_decay']:g}",
-        f"{results['query_samples']} images of {results['classes']} classes (standard error "
-        f"{percent(results['standard_error'])}); fitted to {results['bank_samples']} of the bank",
-    ]
-    whose = "StoP's protocol" if results["protocol"] == "stop" else "not the papers' protocol"
-    title = f"Accuracy in % of logistic regression on one centre view ({whose})"
-    return format_table(title, ["encoder", "top-1"], rows, notes)

@@ -9,7 +9,6 @@ for. Only these classes and their images are then used, as in Hendrycks et al. 2
 share of outliers, which is the chance level, would be a quarter of that.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +35,6 @@ from pospre.evaluation.layers import blank_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.nn.masking import num_visible
 from pospre.nn.sizes import pair
-from pospre.output import format_table, percent, percent_and_error
 
 NEEDS = Classification
 FIGURES = {"mean": "max"}
@@ -81,7 +79,6 @@ def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
         "conditions": rows,
         "sets": [{**row, "name": set_.path} for row, set_ in zip(further, others, strict=True)],
         "reassessed": real,
-        "outliers": settings.outliers,
         "outlier_aupr": aupr,
     }
 
@@ -185,23 +182,3 @@ def _confidence(context: Context, data: str, sampling: Sampling, among_C: Tensor
         scores_BC = log_probabilities(model, model.images(batch)[:, 0], batch).cpu()
         found.append(confidence(scores_BC, among_C))
     return torch.cat(found)
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the accuracies as text, in percent."""
-    rows = [
-        [
-            row["name"],
-            percent_and_error(row["top1"], row["standard_error"]),
-            str(row["images"]),
-            str(row["classes"]),
-        ]
-        for row in [*results["conditions"], *results["sets"], results["reassessed"]]
-        if row is not None
-    ]
-    rows.append(["mean but for clean", percent(results["mean"]), "", ""])
-    notes = ["± is the standard error; painted: in the mean colour"]
-    if results["outlier_aupr"] is not None:
-        notes.append(f"{results['outliers']}: AUPR {percent(results['outlier_aupr'])}")
-    title = "Accuracy in % on corrupted images and other data"
-    return format_table(title, ["condition", "top-1", "images", "classes"], rows, notes)

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pospre.evaluation.isolated_method import ratios_of
-from pospre.evaluation.position.predictions import TOP, Tally, tally_models, with_untrained
+from pospre.evaluation.position.predictions import TOP, Tally, tally_models
 from pospre.evaluation.position.settings import PatchPosition
 from pospre.evaluation.registry import Context
 from pospre.model.position_task import PositionObjective
-from pospre.output import format_table, percent
 
 NEEDS = PositionObjective
 FIGURES = {"mean": "max"}
@@ -76,24 +75,3 @@ def _accuracies(row: Mapping[str, float]) -> dict[str, float | None]:
 
 def _share(right: float, asked: float) -> float | None:
     return right / asked if asked else None
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the accuracies as text, in percent, with the untrained model's in brackets."""
-    keys = ("top1", "top5", "context_top1", "masked_top1")
-    rows = [
-        [
-            f"η = {row['mask_ratio']}",
-            str(row["context"]),
-            *(with_untrained(row[key], row[f"initial_{key}"]) for key in keys),
-        ]
-        for row in results["ratios"]
-    ]
-    rows.append(["chance", "", percent(results["chance"]), percent(results["chance_top5"]), "", ""])
-    patches = results["grid"][0] * results["grid"][1]
-    return format_table(
-        f"Position accuracy in % over {patches} positions (in brackets: untrained)",
-        ["mask ratio", "context", "top-1", "top-5", "top-1 of context", "top-1 of others"],
-        rows,
-        [f"{results['samples']} images; centre view, one seeded context each"],
-    )

@@ -18,17 +18,15 @@ For other methods that predict positions, γ and γ_pos are their ``mask_ratio``
 """
 
 import itertools
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from pospre.evaluation.isolated_method import ratios_of
-from pospre.evaluation.position.predictions import Tally, tally_models, weighed, with_untrained
+from pospre.evaluation.position.predictions import Tally, tally_models, weighed
 from pospre.evaluation.position.settings import PositionGrid
 from pospre.evaluation.registry import Context
 from pospre.model.position_task import PositionObjective
 from pospre.nn.masking import num_visible
-from pospre.output import format_table, percent
 
 NEEDS = PositionObjective
 FIGURES = {"mean": "max"}
@@ -91,36 +89,3 @@ def summarise(counts: Tally, grid: tuple[int, int]) -> dict[str, Any]:
 def _mean(cells: list[dict[str, Any]], key: str) -> float | None:
     values = [cell[key] for cell in cells]
     return None if None in values else sum(values) / len(cells)
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the grid as text: accuracy in percent, with the untrained model's in brackets."""
-    texts = {
-        (cell["mask_ratio"], cell["position_mask_ratio"]): with_untrained(
-            cell["accuracy"], cell["initial_accuracy"]
-        )
-        for cell in results["cells"]
-    }
-    masks, positions = (list(dict.fromkeys(each)) for each in zip(*texts, strict=True))
-    rows = [[f"γ = {mask:g}", *(texts[mask, each] for each in positions)] for mask in masks]
-    mean = f"mean of the {len(texts)} cells: {percent(results['mean'])}"
-    if results["initial_mean"] is not None:
-        mean += f" (untrained: {percent(results['initial_mean'])})"
-    weighted = []
-    if results["weighted_mean"] is not None:
-        figure = percent(results["weighted_mean"])
-        weighted = [f"by attentive weights, as in the paper: {figure} (trained)"]
-    excluding = [cell["chance_excluding"] for cell in results["cells"]]
-    lowest, highest = percent(min(excluding)), percent(max(excluding))
-    notes = [
-        mean,
-        *weighted,
-        f"chance: {percent(results['cells'][0]['chance'])} among all positions, "
-        f"{lowest} to {highest} among those not shown; images: {results['samples']}",
-    ]
-    return format_table(
-        "Position accuracy in % (top-1 on patches without position; in brackets: untrained)",
-        ["hidden patches", *(f"γ_pos = {ratio:g}" for ratio in positions)],
-        rows,
-        notes,
-    )

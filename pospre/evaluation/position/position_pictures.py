@@ -10,7 +10,6 @@ Fig. 14, 15). The original then shows both, and a patch is right at its own orig
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.model.algorithm import algorithm_class, method_of
 from pospre.model.position_task import PositionObjective
 from pospre.nn.encoder_interface import patchify, unpatchify
-from pospre.output import format_table, percent
 
 NEEDS = PositionObjective
 VIEWS = ("original", "shuffled", "reconstructed")
@@ -175,16 +173,3 @@ def _remove_others(folder: Path, pictures: list[dict[str, Any]]) -> None:
     for path in folder.glob("*.png"):
         if _FILE_NAME.fullmatch(path.name) and path.name not in current:
             path.unlink()
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the pictures and their accuracies as text."""
-    rows = [
-        [str(picture["index"]), percent(picture["accuracy"]), picture["reconstructed"]]
-        for picture in results["pictures"]
-    ]
-    shown = results["position_mask_ratio"]
-    ratios = f"γ = {results['mask_ratio']}, γ_pos = {shown}"
-    if shown is None:
-        ratios = f"η = {results['mask_ratio']}" + ", every two mixed" * results["mixed"]
-    return format_table(f"Pictures ({ratios})", ["sample", "patches right in %", "file"], rows)

@@ -13,7 +13,7 @@ patches is therefore given too; if it is much higher, there were too few.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from pospre.evaluation.position.probes import fit_probes, scores
 from pospre.evaluation.position.settings import PositionProbe
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.output import format_table
 
 FIGURES = dict.fromkeys(("top1", "masked_top1", "content_top1", "r2", "content_r2"), "max")
 MEMORY = 2**30  # bytes of tokens at once; layers that do not fit are encoded in turn
@@ -81,7 +80,6 @@ def evaluate(context: Context, settings: PositionProbe) -> dict[str, Any]:
         "chance": 1 / encoder.num_patches,
         "images_learned": len(learn[INDEX]),
         "images_measured": len(measure[INDEX]),
-        "num_tokens": settings.num_tokens,
         "pictures": [] if context.folder is None else [PICTURE],
     }
     if context.folder is not None:
@@ -192,49 +190,3 @@ def _draw(results: Mapping[str, Any], folder: Path) -> None:
             panel.set_xlabel("layer (0: embedding)")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     save_figure(figure, folder, PICTURE)
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return one table per grid: models and inputs as rows, layers as columns."""
-    grids = dict.fromkeys(tuple(row["grid"]) for row in results["rows"])
-    return "\n\n".join(_grid_table(results, list(grid)) for grid in grids)
-
-
-def _grid_table(results: Mapping[str, Any], grid: list[int]) -> str:
-    rows = [row for row in results["rows"] if row["grid"] == grid]
-    layers = sorted({row["layer"] for row in rows})
-    lines: dict[str, list[str]] = {}
-    for row in sorted(rows, key=lambda row: row["layer"]):
-        name = f"{row['model']}, {SHOWN_AS[row['shown_as']]}"
-        second = (": origin", row["origin_top1"]) if "origin_top1" in row else (": R²", row["r2"])
-        for key, value in ((": top-1", row["top1"]), second):
-            text = f"{value:.2f}" if key == ": R²" else f"{100 * value:.1f}"
-            lines.setdefault(name + key, []).append(text)
-    largest = max(row["top1_se"] for row in rows)
-    count = grid[0] * grid[1]
-    notes = [
-        f"chance: {100 / count:.2f} and 0; largest standard error of a top-1: {100 * largest:.2f}",
-        f"{results['images_learned']} images learned from, {results['images_measured']} measured "
-        f"on, {min(results['num_tokens'], count)} patches of each",
-        _widest_gap(rows),
-        "shuffled: the probe of ordinary images predicts where a patch is shown (top-1), or where "
-        "it came from (origin)",
-    ]
-    return format_table(
-        f"Position in the tokens of {grid[0]} x {grid[1]} patches: top-1 in %, R² of row, column",
-        ["layer", *map(str, layers)],
-        [[name, *cells] for name, cells in lines.items()],
-        notes,
-    )
-
-
-def _widest_gap(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the largest gap between accuracy on training and on measured patches."""
-    gaps = [(row["learned_top1"] - row["top1"], row) for row in rows if "learned_top1" in row]
-    row = max(gaps, key=lambda each: each[0])[1]
-    return (
-        f"learned and not: {100 * row['learned_top1']:.1f} % of the training patches are placed "
-        f"right, but {100 * row['top1']:.1f} % of the others ({row['model']}, "
-        f"{SHOWN_AS[row['shown_as']]}, layer {row['layer']}); more num_samples and num_tokens "
-        "close the gap"
-    )

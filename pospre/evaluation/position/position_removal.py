@@ -11,7 +11,6 @@ after its last norm.
 """
 
 import copy
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +38,6 @@ from pospre.evaluation.position.settings import PositionRemoval
 from pospre.evaluation.registry import Context, Plan, default_settings, evaluate_by_name, figures_of
 from pospre.evaluation.run import check_evaluation
 from pospre.model.model import PretrainModel
-from pospre.output import format_table
 
 FIGURES = {"r2_left": "min", "top1_left": "min"}
 
@@ -92,7 +90,6 @@ def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
         **{f"{key}_left": steps[-1][key] for key in ("r2", "top1")},
         **{f"{key}_left_se": steps[-1][f"{key}_se"] for key in ("r2", "top1")},
         "steps": steps,
-        "by": settings.by,
         "chance": 1 / (grid[0] * grid[1]),
         "images_learned": len(learn.shown),
         "images_measured": len(measure.shown),
@@ -192,28 +189,3 @@ def _before_and_after(
         for model in (context.model, without)
     ]
     return {key: [results[key] for results in found] for key in figures_of(name)}
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the position left after each plane, and the other evaluations' figures."""
-    rows = [
-        [
-            str(step["planes"]),
-            f"{100 * step['variance_removed']:.1f}",
-            f"{step['r2']:.3f} ± {step['r2_se']:.3f}",
-            f"{100 * step['top1']:.2f} ± {100 * step['top1_se']:.2f}",
-        ]
-        for step in results["steps"]
-    ]
-    notes = [
-        f"chance: 0 and {100 * results['chance']:.2f}; ± one standard error over "
-        f"{results['images_measured']} images; found on {results['images_learned']} others"
-    ]
-    notes += [
-        f"{name}: {figure} {before:.4f} with position, {after:.4f} without"
-        for name, figures in results["evaluations"].items()
-        for figure, (before, after) in figures.items()
-    ]
-    header = ["planes removed", "% of variance", "R² of row, column", "top-1 in %"]
-    title = f"Position left in the last layer's patch tokens (planes of the {results['by']})"
-    return format_table(title, header, rows, notes)

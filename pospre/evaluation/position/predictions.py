@@ -15,7 +15,6 @@ from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
 from pospre.model.position_task import PositionObjective
 from pospre.nn.masking import slot_mask
-from pospre.output import percent
 
 
 class Placed(NamedTuple):
@@ -110,11 +109,6 @@ def tally_models(
     predictors = {name: Placer(model, settings.seed) for name, model in models.items()}
     batches = centre_batches(context, context.data, title=title, sampling=settings)
     return tally(predictors, map(prepare, batches), cells)
-
-
-def with_untrained(rate: float | None, initial: float | None) -> str:
-    """Return a rate in percent, with the untrained model's in brackets if there is one."""
-    return percent(rate) + ("" if initial is None else f" ({percent(initial)})")
 
 
 def tally(

@@ -35,7 +35,6 @@ from pospre.evaluation.position.settings import ShiftedPositions
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.positions.scheme import Scheme
-from pospre.output import format_table
 
 FIGURES = {"cosine": "max"}
 TEMPERATURE = 0.07
@@ -84,7 +83,6 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
         "rows": rows,
         "positions": encoder.positions.name,
         "left_out": [name for name in SETTINGS if name not in takes],
-        **settings.values("features", "k"),
         "samples": len(labels_B),
         "grid": list(encoder.grid),
     }
@@ -174,25 +172,3 @@ def _of_others(usual_BD: Tensor) -> dict[str, float | None]:
     unit_BD = F.normalize(usual_BD.double(), dim=-1)
     found = mean_and_error("cosine", (unit_BD @ unit_BD.sum(0) - 1) / (len(unit_BD) - 1))
     return {"cosine": found["cosine"], "cosine_se": 2 * found["cosine_se"], "top1": None}
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return cosine and top-1 of every disturbance."""
-    rows = [
-        [
-            f"{row['model']}: {row['what']}",
-            f"{row['cosine']:.3f} ± {row['cosine_se']:.3f}",
-            "–" if row["top1"] is None else f"{100 * row['top1']:.1f}",
-        ]
-        for row in results["rows"]
-    ]
-    notes = [
-        f"{results['samples']} images of {results['grid'][0]} x {results['grid'][1]} patches, "
-        f"{results['features']} features; ± one standard error; k = {results['k']}, each image "
-        "against the usual features of all others"
-    ]
-    if results["left_out"]:
-        names = ", ".join(results["left_out"])
-        notes.append(f"encoder.positions = {results['positions']} does not support {names}")
-    header = ["positions", "cosine with the usual feature", "kNN top-1 in %"]
-    return format_table("Features under other positions", header, rows, notes)

@@ -12,7 +12,6 @@ from pospre.evaluation.analysis.field import (
     neighbour_cosine,
     position_vectors,
     principal_colours,
-    table,
 )
 from pospre.nn.positions.sincos import sincos_positions
 from pospre.training.build import build_model
@@ -73,4 +72,3 @@ def test_evaluation_measures_and_draws(
     results = analyse("field", small_recipe(algorithms))
     assert (results["grid"], results["source"]) == (grid, source)
     assert results["norm"][1] <= results["norm"][0] <= results["norm"][2]
-    assert f"{source}: {grid[0]}" in table(results)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pospre.evaluation.analysis.grad_cam import class_maps, covered, table
+from pospre.evaluation.analysis.grad_cam import class_maps, covered
 from pospre.evaluation.layers import layer_tokens
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import Analyse, small_recipe
@@ -56,4 +56,3 @@ def test_evaluation_draws_and_measures(analyse: Analyse, target: str) -> None:
     results = analyse("grad_cam", recipe, batch_size=4, target=target, num_pictures=2)
     assert results["pictures"] == ["grad_cam.png"] and results["samples"] == 6
     assert 0 < results["area"] <= 1 and 0 <= results["empty"] < 1
-    assert "grad_cam.png" in table(results)

@@ -13,7 +13,6 @@ from pospre.evaluation.analysis.position_correlation import (
     mosaic,
     standardise,
     sum_features,
-    table,
 )
 from tests.evaluation.analysis.small import Analyse, small_recipe
 
@@ -75,6 +74,6 @@ def test_evaluation_draws_and_keeps_the_maps(analyse: Analyse, tmp_path: Path) -
         np.testing.assert_allclose(np.diag(archive["within"]), 1, atol=1e-6)
     assert np.diag(across).mean() == pytest.approx(results["same"], abs=1e-6)
     assert results["position"] == pytest.approx(results["same"] - results["other"])
-    assert "layer 2, 6 images" in table(results)
+    assert (results["layer"], results["samples"]) == (2, 6)
     start = analyse("position_correlation", small_recipe(), batch_size=6, layer=0, folder=False)
     assert start["layer"] == 0 and start["maps"] is None and start["same"] != results["same"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pospre.evaluation.analysis.reconstructions import alone, hide, painted, table
+from pospre.evaluation.analysis.reconstructions import alone, hide, painted
 from tests.algorithms.cases import Case
 from tests.evaluation.analysis.small import Analyse, small_recipe
 
@@ -63,4 +63,3 @@ def test_evaluation_draws_and_measures(analyse: Analyse) -> None:
     assert again["error"] == pytest.approx(found["error"], rel=1e-5)
     assert found["flat_error"] == pytest.approx(1, abs=0.02)  # (n − 1)/n of n pixels
     assert found["initial_error"] > 0 and again["initial_error"] is None
-    assert "of the untrained model" in table(found) and "75% of the patches" in table(again)

@@ -61,7 +61,6 @@ def test_results_state_what_was_measured(mae_checkpoint, image_folder):
     assert (results["bank_samples"], results["query_samples"], results["classes"]) == (10, 10, 2)
     assert results["leave_one_out"] and results["left_out"] == 0 and results["chance"] == 0.5
     assert 0 <= results["top1"] <= 1 and 0 <= results["initial_top1"] <= 1
-    assert "T = 0.07" in knn.table(results)
 
 
 def test_images_that_are_in_the_bank_are_found_and_that_is_said(
@@ -126,6 +125,6 @@ def test_every_layer_is_measured(mae_checkpoint, image_folder):
     assert [row["layer"] for row in results["layers"]] == [0, 1, 2]
     for key in ("top1", "initial_top1", "standard_error"):  # the last layer is the encoder's output
         assert results[key] == results["layers"][-1][key] == whole[key]
-    assert "layer 1" in knn.table(results) and whole["layers"] is None
+    assert whole["layers"] is None
     one = evaluate(mae_checkpoint, data, **common, layers="1", features="cls", baseline=False)
     assert [row["layer"] for row in one["layers"]] == [1] and one["initial_top1"] is None

@@ -240,7 +240,6 @@ def test_rectangles_are_found_by_a_frozen_encoder(measure: Run, voc: Path, stand
     assert results["AP50"] > 0.1  # 0.23 on one kind of CPU, 0.01 after two iterations
     assert results["mask_AP"] is None and results["initial_AP"] is None
     assert (results["images"], results["boxes"], results["train_images"]) == (4, 8, 8)
-    assert "encoder frozen; 60 iterations, long side 64" in detection.table(results)
     standardize.assert_called_once()
 
 
@@ -255,8 +254,6 @@ def test_masks_are_learned_too_and_what_is_fine_tuned_is_a_copy(
     assert [call.args[1] for call in read.call_args_list] == ["train", "val"]  # once each
     assert results["mask_AP"] is not None
     assert results["initial_AP"] == results["AP"] and results["initial_loss"] == results["loss"]
-    text = detection.table(json.loads(json.dumps(results)))
-    assert "untrained, masks" in text and "fine-tuned" in text
     standardize.assert_not_called()
 
 

@@ -148,8 +148,6 @@ def test_colours_are_learned_from_a_frozen_encoder(measure: Run, data: Path):
     assert results["initial_mIoU"] == results["mIoU"]  # the model is untrained itself
     assert (results["classes"], results["images"], results["train_images"]) == (3, 3, 6)
     assert set(results["IoU"]) == {"class 0", "class 1", "class 2"}
-    text = segmentation.table(json.loads(json.dumps(results)))
-    assert "commonest class" in text and "linear decoder on layers [1], frozen" in text
 
 
 def test_windows_that_are_encoded_once_are_learned_from(measure: Run, data: Path):

@@ -10,8 +10,8 @@ import torch
 
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.evaluation.position.patch_position import summarise, table
-from pospre.evaluation.position.predictions import Placed, Predictor, tally
+from pospre.evaluation.position.patch_position import summarise
+from pospre.evaluation.position.predictions import Placed, tally
 from pospre.evaluation.registry import check_settings
 from tests.evaluation.checkpoints import results_of, tiny_recipe
 
@@ -70,13 +70,6 @@ def test_context_and_others_are_counted_apart_and_five_guesses_are_five(
 def test_patches_that_are_told_their_position_are_not_asked() -> None:
     row = counted((0.75,), rank=1, told=12)["ratios"][0]
     assert row["patches"] == 15 * 4 and row["top1"] == 0 and row["masked_top1"] is None
-
-
-def test_table_shows_both_models_and_chance() -> None:
-    predictors: dict[str, Predictor] = {"trained": predictor, "initial": partial(predictor, rank=1)}
-    text = table(summarise(tally(predictors, batches(), [(0.75,)]), (4, 4)))
-    assert "100.00 (75.00)" in text and "100.00 (0.00)" in text
-    assert "6.25" in text and "31.25" in text and "η = 0.75" in text
 
 
 def test_mask_ratios_are_read_from_a_command_line_and_from_a_recipe() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from pospre.errors import UserError
-from pospre.evaluation.position.position_probe import table
 from pospre.evaluation.registry import check_settings
 from pospre.evaluation.run import check_evaluation
 from pospre.recipe.recipe import Recipe
@@ -71,12 +70,8 @@ def test_positions_are_found_and_leaving_them_out_is_seen(
     assert results["chance"] == 1 / 16
     assert (tmp_path / "probe" / results["pictures"][0]).stat().st_size > 10_000
     assert json.loads(output.read_text())["results"] == results
-    text = table(results)
-    assert "4 x 4 patches" in text and "2 x 3 patches" in text and "chance: 6.25" in text
     content = rows[(4, 4), "trained", "content", 2]
     assert content["learned_top1"] > 2 * content["top1"] and content["learned_r2"] > content["r2"]
-    assert "of the training patches are placed right" in text
-    assert "versus, no positions: R²" in text and "untrained, 75 % masked" in text
 
 
 def test_the_same_twice_and_layers_in_parts_change_nothing(
@@ -101,7 +96,7 @@ def test_an_encoder_that_knows_no_places_has_none_to_forget(images: Path, tmp_pa
     settings = {**SETTINGS, "layers": [2], "baseline": False}
     found = results_of("position_probe", recipe, images, **settings)
     assert {row["shown_as"] for row in found["rows"]} == {"image", "shuffled"}
-    assert found["content_top1"] is None and "one colour" not in table(found)
+    assert found["content_top1"] is None
 
 
 def test_a_grid_that_positions_do_not_know_is_said(

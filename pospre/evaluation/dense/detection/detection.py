@@ -8,7 +8,6 @@ pycocotools'. Images are scaled so that their long side is ``size``, times ``jit
 and padded to a square.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,10 +29,8 @@ from pospre.evaluation.dense.fitting import seeded, train_head
 from pospre.evaluation.dense.images import check_apart, check_not_smaller, read_image
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.dense.settings import Detection
-from pospre.evaluation.estimates import MODELS, percent_rows
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.output import format_table, percent
 from pospre.schedules import linear, staircase
 
 FIGURES = {"AP": "max", "AP50": "max", "mask_AP": "max"}
@@ -62,7 +59,7 @@ def evaluate(context: Context, settings: Detection) -> dict[str, Any]:
     Returns:
         ``AP``, ``AP50``, ``AP75`` and AP by size, in [0, 1], with standard errors over images
         (``_se``), and ``classes``; the same of masks (``mask_…``; None without masks) and of the
-        untrained encoder (``initial_…``); and the settings used.
+        untrained encoder (``initial_…``).
     """
     setup: Setup = context.opened
     learn = context.models("", "initial_", baseline=settings.baseline)
@@ -79,7 +76,6 @@ def evaluate(context: Context, settings: Detection) -> dict[str, Any]:
         results |= {f"{prefix}{key}": value for key, value in found.items()}
     return {
         **results,
-        **settings.values("finetune", "iterations"),
         "size": setup.size,
         "train_images": len(setup.train),
         "images": len(setup.val),
@@ -250,27 +246,3 @@ def _detect(context: Context, setup: Setup, detector: FasterRCNN) -> list[dict[s
             results.append(line)
         context.go_on()
     return results
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the figures as text, in percent, with standard errors over images."""
-    columns = ("AP", "AP50", "AP75")
-    prefixes = {
-        f"{who}, {kind}": f"{first}{second}"
-        for kind, second in (("boxes", ""), ("masks", "mask_"))
-        for who, first in MODELS.items()
-    }
-    rows = percent_rows(results, columns, prefixes)
-    classes = ", ".join(f"{key} {percent(value or 0)}" for key, value in results["classes"].items())
-    notes = [
-        f"Mask R-CNN with a simple feature pyramid, encoder "
-        f"{'fine-tuned' if results['finetune'] else 'frozen'}; {results['iterations']} iterations, "
-        f"long side {results['size']}",
-        f"{results['images']} images with {results['boxes']} boxes, trained on "
-        f"{results['train_images']}; AP by class: {classes}",
-    ]
-    if results["dropped_boxes"]:
-        notes.append(f"{results['dropped_boxes']} boxes without area are left out")
-    if results["empty_classes"]:
-        notes.append(f"no training images for: {', '.join(results['empty_classes'])}")
-    return format_table("Detection, average precision in %", ["encoder", *columns], rows, notes)

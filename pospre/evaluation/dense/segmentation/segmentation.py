@@ -8,7 +8,7 @@ four layers, as in BEiT, MAE, DropPos and LUT (published: finetune=true, 80 000 
 mirrored, without colour changes. The rate falls linearly after a short warm-up.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,11 +33,10 @@ from pospre.evaluation.dense.segmentation.mask_data import (
     open_masks,
 )
 from pospre.evaluation.dense.settings import Segmentation
-from pospre.evaluation.estimates import MODELS, jackknife_error, percent_rows
+from pospre.evaluation.estimates import jackknife_error
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
-from pospre.output import format_table, percent
 from pospre.schedules import linear
 
 FIGURES = {"mIoU": "max", "aAcc": "max"}
@@ -65,7 +64,7 @@ def evaluate(context: Context, settings: Segmentation) -> dict[str, Any]:
         ``mIoU`` (over the classes that occur), ``aAcc`` and ``mAcc`` in [0, 1], their standard
         errors over images (``_se``), ``IoU`` by class; the same for the untrained encoder
         (``initial_…``) and, without errors, for always predicting the most frequent class
-        (``constant_…``); and the settings used.
+        (``constant_…``); and what was measured.
     """
     setup: Setup = context.opened
     learn = context.models("trained", "initial", baseline=settings.baseline)
@@ -83,7 +82,6 @@ def evaluate(context: Context, settings: Segmentation) -> dict[str, Any]:
     return {
         **results,
         **constant(pixels),
-        **settings.values("decoder", "finetune", "inference", "iterations"),
         "layers": list(setup.layers),
         "crop": list(setup.crop),
         "train_images": len(setup.train),
@@ -237,24 +235,6 @@ def constant(pixels_C: ndarray) -> dict[str, float]:
 
 def _number(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the figures as text, in percent, with standard errors over images."""
-    columns = ("mIoU", "aAcc", "mAcc")
-    rows = percent_rows(results, columns, {**MODELS, "commonest class": "constant_"})
-    worst = sorted((value, key) for key, value in results["IoU"].items() if value is not None)
-    how = "fine-tuned" if results["finetune"] else "frozen"
-    notes = [
-        f"{results['decoder']} decoder on layers {results['layers']}, {how}; "
-        f"{results['iterations']} iterations, crops of {results['crop'][0]}×{results['crop'][1]}",
-        f"{results['images']} images of {results['classes']} classes, trained on "
-        f"{results['train_images']}; inference: {results['inference']}",
-        "IoU by class: " + ", ".join(f"{key} {percent(value)}" for value, key in worst[::-1]),
-    ]
-    if results["absent"]:
-        notes.append(f"not in the measured images: {', '.join(results['absent'])}")
-    return format_table("Semantic segmentation in %", ["encoder", *columns], rows, notes)
 
 
 def open_setup(data: str, settings: Segmentation, encoder: Encoder) -> Setup:

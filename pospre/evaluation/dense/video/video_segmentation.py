@@ -9,7 +9,7 @@ multiple=64, 5 neighbours, 7 frames, radius 12, T = 0.1, on the list 2017/val.
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,17 +25,14 @@ from pospre.evaluation.dense.images import check_not_smaller, image_sides, read_
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder
 from pospre.evaluation.dense.settings import VideoSegmentation
 from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, open_videos
-from pospre.evaluation.estimates import MODELS, percent_rows
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
-from pospre.output import format_table
 
 FIGURES = {"JF": "max", "J": "max", "F": "max"}
 OWN_DATA = True
 _ENOUGH = 0.5
 _TOLERANCE = 0.008  # of the diagonal
 _ROWS = 1024  # patches at once: with 8 frames of 6000 patches, similarities take 200 MB
-_TOLD = ("neighbours", "context_frames", "radius", "temperature", "size", "multiple")
 
 
 def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
@@ -44,8 +41,8 @@ def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
     Returns:
         ``J``, ``F``, their recalls (``…_recall``) and ``JF``, the mean of J and F, over objects, in
         [0, 1], with standard errors over objects (``_se``); the same for the untrained encoder
-        (``initial_…``) and for keeping the first mask (``still_…``); ``videos``: J and F of each;
-        and the settings used.
+        (``initial_…``) and for keeping the first mask (``still_…``); ``videos``: J and F of
+        each.
     """
     videos: list[Video] = context.opened
     models = context.models("", "initial_", baseline=settings.baseline)
@@ -65,7 +62,6 @@ def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
         results |= {f"{name}{key}": value for key, value in _summary(objects).items()}
     return {
         **results,
-        **settings.values(*_TOLD),
         "videos": rows,
         "objects": len(found[""]),
         "frames": sum(len(video.frames) for video in videos),
@@ -276,17 +272,3 @@ def _summary(objects: list[dict[str, float]]) -> dict[str, float]:
 
 def _mean(objects: list[dict[str, float]], key: str) -> float:
     return float(np.mean([each[key] for each in objects]))
-
-
-def table(results: Mapping[str, Any]) -> str:
-    """Return the figures as text, in percent, with standard errors over objects."""
-    columns = ("JF", "J", "J_recall", "F", "F_recall")
-    rows = percent_rows(results, columns, {**MODELS, "first mask": "still_"})
-    notes = [
-        f"{results['neighbours']} neighbours in the first and the last {results['context_frames']} "
-        f"frames, radius {results['radius']} patches, T = {results['temperature']}",
-        f"{results['objects']} objects in {len(results['videos'])} videos of {results['frames']} "
-        "frames",
-    ]
-    header = ["encoder", "J&F", "J", "J recall", "F", "F recall"]
-    return format_table("Video object segmentation in %", header, rows, notes)

@@ -1,0 +1,93 @@
+"""The results of any evaluation as text, under the names that its JSON has."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pospre.evaluation.figures import UNTRAINED, error_of
+from pospre.evaluation.registry import default_settings, figures_of, summary
+from pospre.output import format_table
+
+_WIDTH = 98
+_LONGEST = 4  # numbers in a cell; longer lists are only in the JSON
+
+
+def results_table(name: str, results: Mapping[str, Any]) -> str:
+    """Return the results of evaluation ``name``: its lists, then its figures, then all others.
+
+    A list of mappings is a table. Figures are the numbers that are neither counts nor settings,
+    with standard errors and, if measured, the untrained model's.
+    """
+    settings = default_settings(name)
+    figures = [
+        key
+        for key, value in results.items()
+        if isinstance(value, float) and key not in settings and not _belongs(key, results)
+    ]
+    main = [key for key in figures_of(name) if key in figures]
+    rows = [
+        [key, _cell(results, key), _cell(results, f"{UNTRAINED}{key}")]
+        for key in [*main, *(key for key in figures if key not in main)]
+    ]
+    lists = {key: value for key, value in results.items() if _is_table(value)}
+    rest = {
+        key: value
+        for key, value in results.items()
+        if key not in figures and key not in lists and not _belongs(key, results)
+    }
+    header = ["figure", "value", "untrained"]
+    if all(row[2] == "–" for row in rows):
+        header, rows = header[:2], [row[:2] for row in rows]
+    tables = [_list_table(key, value) for key, value in lists.items()]
+    title = f"{name}: {summary(name)}"
+    return "\n\n".join([*tables, format_table(title, header, rows, _notes(rest))])
+
+
+def _belongs(key: str, results: Mapping[str, Any]) -> bool:
+    """Return whether a value stands beside another: its error, or the untrained model's."""
+    other = key.removesuffix("_se").removeprefix(UNTRAINED)
+    return key == "standard_error" or (other != key and other in results)
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _list_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of mappings; what does not fit into a cell is left out."""
+    keys = dict.fromkeys(
+        key
+        for row in rows
+        for key, value in row.items()
+        if _fits(value) and not key.endswith("_se") and key != "standard_error"
+    )
+    return format_table(title, [*keys], [[_cell(row, key) for key in keys] for row in rows])
+
+
+def _fits(value: object) -> bool:
+    if isinstance(value, list):
+        return len(value) <= _LONGEST and not any(isinstance(each, Mapping) for each in value)
+    return not isinstance(value, Mapping)
+
+
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    """Return a value, with its standard error if it has one."""
+    error = error_of(row, key)
+    return _text(row.get(key)) + ("" if error is None else f" ± {error:.2g}")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _notes(rest: Mapping[str, Any]) -> list[str]:
+    """Return lines: lists and mappings one each, all others together."""
+    known = {key: value for key, value in rest.items() if value not in (None, [], {})}
+    several = {key: value for key, value in known.items() if isinstance(value, list | Mapping)}
+    single = {key: value for key, value in known.items() if key not in several}
+    lines = [f"{key}: {_text(value)}" for key, value in several.items()]
+    return [textwrap.fill(line, _WIDTH) for line in (*lines, _text(single)) if line]
