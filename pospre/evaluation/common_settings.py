@@ -64,5 +64,6 @@ Item = TypeVar("Item")
 Listed = Annotated[tuple[Item, ...], BeforeValidator(as_tuple)]
 Numbers = Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), BeforeValidator(as_tuple)]
 """Layers (0 is the embedding, 1 the first block), or patches (row-major from 0)."""
+OpenRatio = Annotated[float, Field(gt=0, lt=1)]
 AboveOne = Annotated[float, Field(gt=1)]
 TwoOrMore = Annotated[int, Field(ge=2)]

@@ -6,19 +6,16 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure  # no pyplot: it could open a window
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from pospre.errors import UserError, needing
-from pospre.evaluation.registry import Plan
 from pospre.output import save_picture, write_output
-
-if TYPE_CHECKING:  # an analysis without a folder draws nothing
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 DPI = 110
 
@@ -47,23 +44,6 @@ class Cell:
     colours: str = "viridis"
 
 
-def check_pictures(plan: Plan[Any], *, required: bool = False) -> None:
-    """Raise a ``UserError`` if an evaluation's pictures cannot be drawn or written."""
-    check_folder(plan, required=required)
-    if plan.folder is not None:
-        with needing("evaluate", "its picture"):
-            import matplotlib  # noqa: F401
-
-
-def check_folder(plan: Plan[Any], *, required: bool) -> None:
-    """Raise a ``UserError`` if an evaluation's pictures cannot be written."""
-    if plan.folder is None:
-        if required:
-            raise UserError("it writes pictures: give --output FILE.json")
-    elif plan.folder.exists() and not plan.folder.is_dir():
-        raise UserError(f"it writes to the folder {plan.folder}, which is a file")
-
-
 def as_picture(view_CHW: Tensor) -> np.ndarray:
     """Return a view as uint8 (H, W, 3); unless it has three channels, as their grey mean."""
     if len(view_CHW) == 3 and view_CHW.dtype == torch.uint8:
@@ -78,10 +58,8 @@ def as_map(values_N: Tensor, grid: tuple[int, int]) -> np.ndarray:
     return values_N.float().unflatten(0, grid).cpu().numpy()
 
 
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure with a size in inches."""
-    from matplotlib.figure import Figure  # no pyplot: it could open a window
-
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -105,7 +83,7 @@ def draw_cells(
     *,
     title: str = "",
     side: float = 1.6,
-) -> "Figure":
+) -> Figure:
     """Return a figure of maps in rows, which may differ in length, each with a label to its left.
 
     ``side`` is the length of a cell's longer side in inches.
@@ -126,7 +104,7 @@ def draw_cells(
     return figure
 
 
-def _show(axis: "Axes", cell: Cell) -> None:
+def _show(axis: Axes, cell: Cell) -> None:
     rows, columns = cell.grid
     extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # in patches, so that all layers align
     over = cell.image is not None and cell.heat is not None
@@ -153,14 +131,12 @@ def _show(axis: "Axes", cell: Cell) -> None:
 
 
 def draw_depth(
-    axis: "Axes", layers: Sequence[Mapping[str, Any]], name: str, label: str, *, heads: bool = False
+    axis: Axes, layers: Sequence[Mapping[str, Any]], name: str, label: str, *, heads: bool = False
 ) -> None:
     """Draw the figure ``name`` over the layers with two standard errors (``<name>_se``).
 
     With ``heads``, each of the layers' ``heads`` is a dot.
     """
-    from matplotlib.ticker import MaxNLocator
-
     numbers = [row["layer"] for row in layers]
     if heads:
         for row in layers:
@@ -173,7 +149,7 @@ def draw_depth(
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def save_figure(figure: "Figure", folder: Path, name: str) -> str:
+def save_figure(figure: Figure, folder: Path, name: str) -> str:
     """Write a figure as the PNG ``name`` in ``folder``; return the name."""
     save_picture(figure, folder / name, DPI)
     return name

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,9 @@ WHOLE = 48  # pixels; the short side of Tiny ImageNet is 64
 
 def centre_batches(
     context: Context,
-    data: str,
-    *,
-    title: str,
     sampling: Sampling,
+    data: str = "",
+    *,
     size: Size | None = None,
     view: ViewGroup | None = None,
     epoch: int = 0,
@@ -41,10 +41,12 @@ def centre_batches(
 ) -> Iterator[Batch]:
     """Yield batches of centre views (short side to 256/224 of the size, then the middle; no flip).
 
-    Views of at most 48 pixels show the whole image, as is usual for CIFAR. Without ``num_samples``
-    all images are read, in order; the last batch may be smaller. Another ``view`` group is drawn
-    for ``epoch``. ``chosen`` are ``label_fraction`` and ``labels`` of ``build_loader``.
+    They are of ``data``; by default, of the measured images. Views of at most 48 pixels show the
+    whole image, as is usual for CIFAR. Without ``num_samples`` all images are read, in order; the
+    last batch may be smaller. Another ``view`` group is drawn for ``epoch``. ``chosen`` are
+    ``label_fraction`` and ``labels`` of ``build_loader``.
     """
+    data = data or context.data
     loader = _centre_loader(
         data,
         size or context.image_size,
@@ -60,8 +62,9 @@ def centre_batches(
     wanted = sampling.num_samples or loader.num_samples
     left = min(wanted, loader.num_samples)
     if left < wanted:
-        print(f"{title}: {wanted} images wanted, {data} holds {left}", file=sys.stderr)
-    with tqdm(total=left, desc=title, unit="img", disable=not context.progress) as bar:
+        print(f"{wanted} images wanted, {data} holds {left}", file=sys.stderr)
+    name = Path(data).name
+    with tqdm(total=left, desc=name, unit="img", disable=not context.progress) as bar:
         for batch in loader:
             size = min(left, len(batch["index"]))
             yield {key: value[:size].to(context.device) for key, value in batch.items()}
@@ -116,6 +119,17 @@ def check_probe(plan: Plan[Any]) -> Reader:
             file=sys.stderr,
         )
     return voters
+
+
+def check_images(plan: Plan[Any], least: int) -> int:
+    """Return the number of images to measure; raise a ``UserError`` if there are too few."""
+    found = len(open_reader(plan.data))
+    found = min(found, plan.settings.num_samples or found)
+    if found < least:
+        raise UserError(
+            f"it needs {least} images or more, but only {found} of {plan.data} would be measured."
+        )
+    return found
 
 
 def check_pooling(plan: Plan[Any]) -> None:
@@ -184,8 +198,9 @@ Parts = Mapping[Part, Tensor]
 def encode_parts(
     context: Context,
     models: Mapping[str, PretrainModel],
-    data: str,
     parts: Sequence[Part],
+    sampling: Sampling,
+    data: str = "",
     **options: Any,
 ) -> tuple[dict[str, Parts], Tensor]:
     """Encode the views of a labelled data set, with the encoder's final norm after each layer.
@@ -197,7 +212,8 @@ def encode_parts(
         name: {part: [] for part in parts} for name in models
     }
     labels = [torch.zeros(0, dtype=torch.int64)]
-    for batch in centre_batches(context, data, **options):
+    data = data or context.data
+    for batch in centre_batches(context, sampling, data, **options):
         labels.append(batch["label"].cpu())
         for name, model in models.items():
             tokens = _tokens(model, model.images(batch)[:, 0], parts)

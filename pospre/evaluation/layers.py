@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.registry import Plan
 from pospre.model.model import PretrainModel
@@ -170,13 +169,3 @@ def chosen_layers(
     if layers is None or layers == "all":
         return list(range(first, depth + 1))
     return sorted(set(layers))
-
-
-def require_two_images(plan: Plan[Any]) -> None:
-    """Raise a ``UserError`` if only one image would be measured."""
-    found = min(len(open_reader(plan.data)), plan.settings.num_samples or 2)
-    if found < 2:
-        raise UserError(
-            f"it compares images with one another, but only one of {plan.data} is measured; give "
-            "two or more."
-        )

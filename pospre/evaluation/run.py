@@ -63,6 +63,8 @@ def check_evaluation(
     folder = None if output is None else output.with_suffix("")
     opened = None
     with named_in_errors(name):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise UserError(f"its pictures would go to the folder {folder}, which is a file")
         if hasattr(module, "check"):
             plan = Plan(name, recipe, str(data_path), checked, folder)
             opened = module.check(plan)

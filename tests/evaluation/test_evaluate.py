@@ -248,7 +248,7 @@ def test_fewer_images_than_wanted_are_said(mae_checkpoint, image_folder, capsys)
     arguments = ["--model", str(mae_checkpoint.parent), "--data", str(image_folder())]
     loose = ["--output", str(image_folder().parent / "knn.json")]
     assert evaluate.main(["knn", *arguments, *loose, "k=2", "num_samples=9999"]) == 0
-    assert "knn: 9999 images wanted, " in (said := capsys.readouterr().err)
+    assert "9999 images wanted, " in (said := capsys.readouterr().err)
     assert "images holds 8" in said
 
 

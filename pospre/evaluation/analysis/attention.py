@@ -28,7 +28,6 @@ from pospre.evaluation.drawing import (
     Cell,
     as_map,
     as_picture,
-    check_pictures,
     draw_depth,
     new_figure,
     save_figure,
@@ -63,7 +62,7 @@ def evaluate(context: Context, settings: Attention) -> dict[str, Any]:
     """
     chosen = chosen_layers(settings.layers, context.model.encoder.depth, first=1)
     size = pair(settings.image_size or context.image_size)
-    batches = centre_batches(context, context.data, title="attention", sampling=settings, size=size)
+    batches = centre_batches(context, settings, size=size)
     grid = context.model.encoder.grid_of(*size)
     asked = list(settings.queries or three_patches(grid))
     found, cells = _measure(context, batches, chosen, asked, settings.num_pictures)
@@ -83,7 +82,6 @@ def check(plan: Plan[Attention]) -> None:
     """Raise a ``UserError`` for invalid layers, queries or sizes."""
     grid = check_attention(plan)
     check_queries(plan.settings.queries or (), grid)
-    check_pictures(plan)
 
 
 def _measure(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import Field
-from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
+from pospre.evaluation.drawing import Cell, as_map, draw_cells, save_figure
 from pospre.evaluation.layers import planned_encoder, three_patches
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
@@ -57,7 +57,6 @@ def check(plan: Plan[Field]) -> None:
             f"it draws a table of positions, but encoder.positions is {positions.name}; it "
             f"supports {schemes_that('inputs')}."
         )
-    check_pictures(plan)
 
 
 def position_vectors(model: PretrainModel) -> Tensor:

@@ -15,7 +15,7 @@ from pospre.batch import LABEL, Batch
 from pospre.data.opening import open_reader
 from pospre.evaluation.analysis.settings import GradCam
 from pospre.evaluation.classification.accuracy import check_classes, class_head, require_known
-from pospre.evaluation.drawing import Cell, as_map, as_picture, check_pictures, save_groups
+from pospre.evaluation.drawing import Cell, as_map, as_picture, save_groups
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches, require_labels
 from pospre.evaluation.layers import planned_encoder
@@ -37,7 +37,7 @@ def evaluate(context: Context, settings: GradCam) -> dict[str, Any]:
     """
     layer = settings.layer or context.model.encoder.depth
     num_classes = class_head(context.model).num_classes
-    batches = centre_batches(context, context.data, title="grad_cam", sampling=settings)
+    batches = centre_batches(context, settings)
     areas: list[Tensor] = []
     cells: list[tuple[Cell, Cell]] = []
     names = open_reader(context.data).classes
@@ -66,12 +66,11 @@ def evaluate(context: Context, settings: GradCam) -> dict[str, Any]:
 
 
 def check(plan: Plan[GradCam]) -> None:
-    """Raise a ``UserError`` for invalid layers, missing labels, or a missing output folder."""
+    """Raise a ``UserError`` for invalid layers, or missing labels."""
     layer = plan.settings.layer
     planned_encoder(plan.recipe, None if layer is None else [layer])
     if plan.settings.target == "label":
         check_classes(plan)
-    check_pictures(plan, required=True)
 
 
 def class_maps(

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from pospre.batch import Batch
 from pospre.evaluation.analysis.settings import PositionCorrelation
-from pospre.evaluation.drawing import check_pictures, new_figure, save_arrays, save_figure
+from pospre.evaluation.drawing import new_figure, save_arrays, save_figure
 from pospre.evaluation.estimates import jackknife_error
-from pospre.evaluation.features import centre_batches
-from pospre.evaluation.layers import layer_tokens, planned_encoder, require_two_images
+from pospre.evaluation.features import centre_batches, check_images
+from pospre.evaluation.layers import layer_tokens, planned_encoder
 from pospre.evaluation.registry import Context, Plan
 
 FIGURES = {"position": "max"}
@@ -38,7 +38,7 @@ def evaluate(context: Context, settings: PositionCorrelation) -> dict[str, Any]:
         two positions; ``position``, the former less the latter. The maps are in ``maps``, an
         archive beside the picture.
     """
-    batches = centre_batches(context, context.data, title="position_correlation", sampling=settings)
+    batches = centre_batches(context, settings)
     layer = context.model.encoder.depth if settings.layer is None else settings.layer
     sums = sum_features(_standardised(context, batches, layer))
     within_NN, across_NN = correlations(sums)
@@ -57,8 +57,7 @@ def check(plan: Plan[PositionCorrelation]) -> None:
     """Raise a ``UserError`` for a layer that is not there, or fewer than two images."""
     wanted = plan.settings.layer
     planned_encoder(plan.recipe, None if wanted is None else [wanted])
-    require_two_images(plan)
-    check_pictures(plan)
+    check_images(plan, 2)
 
 
 @torch.no_grad()

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from pospre.batch import HIDDEN, MASKED, Batch
-from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import Reconstructions
-from pospre.evaluation.drawing import Cell, as_picture, check_pictures, save_groups
+from pospre.evaluation.drawing import Cell, as_picture, save_groups
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import IsolatedMethod
-from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
 from pospre.nn.encoder_interface import patchify, unpatchify
@@ -38,7 +37,7 @@ def evaluate(context: Context, settings: Reconstructions) -> dict[str, Any]:
         of the untrained model, without standard error.
     """
     host, initial = alone(context.model), alone(context.initial()) if settings.baseline else None
-    batches = centre_batches(context, context.data, title="reconstructions", sampling=settings)
+    batches = centre_batches(context, settings)
     parts: list[Tensor] = []
     cells: list[list[Cell]] = []
     for batch in batches:
@@ -56,18 +55,6 @@ def evaluate(context: Context, settings: Reconstructions) -> dict[str, Any]:
         "samples": len(error),
         "pictures": save_groups(cells, IN_A_ROW, context.folder, "reconstructions.png"),
     }
-
-
-def check(plan: Plan[Reconstructions]) -> None:
-    """Raise a ``UserError`` if nothing is predicted, hidden or visible, or no folder is given."""
-    encoder, ratio = plan.recipe.encoder, plan.settings.mask_ratio
-    if encoder.channels != 3:
-        raise UserError(
-            f"it shows images in red, green and blue, but encoder.channels = {encoder.channels}."
-        )
-    if ratio == 0:
-        raise UserError("mask_ratio=0 hides nothing; 0.75 is usual.")
-    check_pictures(plan, required=True)
 
 
 def alone(model: PretrainModel) -> IsolatedMethod:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pospre.evaluation.analysis.settings import RelativeAttention
-from pospre.evaluation.drawing import Cell, check_pictures, draw_cells, save_arrays, save_figure
+from pospre.evaluation.drawing import Cell, draw_cells, save_arrays, save_figure
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import (
@@ -42,9 +42,7 @@ def evaluate(context: Context, settings: RelativeAttention) -> dict[str, Any]:
     model = context.model
     chosen = chosen_layers(settings.layers, model.encoder.depth, first=1)
     size = pair(settings.image_size or context.image_size)
-    batches = centre_batches(
-        context, context.data, title="relative_attention", sampling=settings, size=size
-    )
+    batches = centre_batches(context, settings, size=size)
     grid = model.encoder.grid_of(*size)
     sums: dict[int, Tensor] = {}
     parts: dict[int, list[Tensor]] = {layer: [] for layer in chosen}
@@ -75,7 +73,6 @@ def evaluate(context: Context, settings: RelativeAttention) -> dict[str, Any]:
 def check(plan: Plan[RelativeAttention]) -> None:
     """Raise a ``UserError`` for invalid layers or sizes."""
     check_attention(plan)
-    check_pictures(plan)
 
 
 def by_offset(maps_HNN: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -4,8 +4,14 @@ from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from pospre.evaluation.common_settings import AboveOne, Compared, Numbers, Sampling, Settings
-from pospre.ranges import Ratio
+from pospre.evaluation.common_settings import (
+    AboveOne,
+    Compared,
+    Numbers,
+    OpenRatio,
+    Sampling,
+    Settings,
+)
 
 Source = Literal["mean", "cls", "patches"]
 
@@ -60,11 +66,11 @@ class Reconstructions(Sampling, Compared):
     """Settings of ``reconstructions``.
 
     Attributes:
-        mask_ratio: share of hidden patches, in (0, 1).
+        mask_ratio: share of hidden patches.
         num_pictures: number of images to draw.
     """
 
-    mask_ratio: Ratio = 0.75
+    mask_ratio: OpenRatio = 0.75
     num_pictures: PositiveInt = 6
     batch_size: PositiveInt = 32
 

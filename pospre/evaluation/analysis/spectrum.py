@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import colormaps
 from torch import Tensor
 
 from pospre.evaluation.analysis.settings import Source, Spectrum
@@ -21,19 +22,17 @@ from pospre.evaluation.drawing import (
     Cell,
     as_map,
     as_picture,
-    check_pictures,
     draw_depth,
     new_figure,
     save_figure,
     save_groups,
 )
 from pospre.evaluation.estimates import mean_and_error
-from pospre.evaluation.features import centre_batches, check_pooling
+from pospre.evaluation.features import centre_batches, check_images, check_pooling
 from pospre.evaluation.layers import (
     chosen_layers,
     layer_tokens,
     planned_encoder,
-    require_two_images,
 )
 from pospre.evaluation.registry import Context, Plan
 
@@ -70,7 +69,7 @@ def evaluate(context: Context, settings: Spectrum) -> dict[str, Any]:
     """
     model = context.model
     chosen = chosen_layers(settings.layers, model.encoder.depth)
-    batches = centre_batches(context, context.data, title="spectrum", sampling=settings)
+    batches = centre_batches(context, settings)
     gathered = {layer: Gathered() for layer in chosen}
     cells: list[list[Cell]] = []
     for batch in batches:
@@ -102,8 +101,7 @@ def check(plan: Plan[Spectrum]) -> None:
     """Raise a ``UserError`` for invalid layers, a missing class token, or a single image."""
     planned_encoder(plan.recipe, plan.settings.layers)
     check_pooling(plan)
-    require_two_images(plan)
-    check_pictures(plan)
+    check_images(plan, 2)
 
 
 def _vectors(tokens_BTD: Tensor, num_prefix: int, features: Source) -> Tensor:
@@ -168,8 +166,6 @@ def _draw(
     """Write the pictures if there is a folder; return their names."""
     if folder is None:
         return []
-    from matplotlib import colormaps
-
     figure = new_figure(12, 3.4)
     spectra, ranks, lengths = figure.subplots(1, 3)
     shades = colormaps["viridis"](np.linspace(0, 0.9, len(rows)))

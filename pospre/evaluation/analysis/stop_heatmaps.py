@@ -17,10 +17,10 @@ from pospre.algorithms.ijepa.blocks import draw_blocks
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.batch import INDEX, Batch
 from pospre.evaluation.analysis.settings import StopHeatmaps
-from pospre.evaluation.drawing import Cell, as_map, as_picture, check_pictures, save_groups
+from pospre.evaluation.drawing import Cell, as_map, as_picture, save_groups
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.grid import grid_distances
@@ -40,7 +40,7 @@ def evaluate(context: Context, settings: StopHeatmaps) -> dict[str, Any]:
         ``uniform_distance``, the distance if all patches were alike.
     """
     model = context.model
-    batches = centre_batches(context, context.data, title="stop_heatmaps", sampling=settings)
+    batches = centre_batches(context, settings)
     grid = model.encoder.grid
     distance_NN = grid_distances(*grid, squared=False).to(context.device)
     parts: list[Tensor] = []
@@ -70,11 +70,6 @@ def evaluate(context: Context, settings: StopHeatmaps) -> dict[str, Any]:
         "samples": len(nearest),
         "pictures": save_groups(cells, IN_A_ROW, context.folder, "stop_heatmaps.png", title),
     }
-
-
-def check(plan: Plan[StopHeatmaps]) -> None:
-    """Raise a ``UserError`` if no folder for pictures is given."""
-    check_pictures(plan, required=True)
 
 
 def hide(model: PretrainModel, batch: Batch, seed: int) -> Batch:

@@ -23,7 +23,7 @@ from pospre.algorithms.stop.stop import StoP
 from pospre.algorithms.stop.variants import NOISY, VARIANTS
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import StopSimilarity
-from pospre.evaluation.drawing import Cell, as_map, check_pictures, draw_cells, save_figure
+from pospre.evaluation.drawing import Cell, as_map, draw_cells, save_figure
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.layers import check_queries, planned_encoder, three_patches
 from pospre.evaluation.registry import Context, Plan
@@ -81,7 +81,6 @@ def check(plan: Plan[StopSimilarity]) -> None:
         )
     grid = planned_encoder(plan.recipe).grid
     check_queries(plan.settings.queries or (), grid)
-    check_pictures(plan)
 
 
 def noise(predictor: Predictor, num_positions: int, seed: int, draw: int) -> Tensor:

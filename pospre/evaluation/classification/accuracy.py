@@ -50,7 +50,7 @@ def evaluate(context: Context, settings: Accuracy) -> dict[str, Any]:
     num_classes = class_head(context.model).num_classes
     members = [context.model, *(member.to(context.device) for member in context.opened)]
     check_distinct(["the measured model", *settings.ensemble], members)
-    batches = centre_batches(context, context.data, title="accuracy", sampling=settings)
+    batches = centre_batches(context, settings)
     ranks: list[Tensor] = []
     for batch in batches:
         require_labels(batch["label"].cpu(), context.data)

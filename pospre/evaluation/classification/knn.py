@@ -35,12 +35,12 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
     depth = context.model.encoder.depth
     layers = [None] if settings.layers is None else chosen_layers(settings.layers, depth)
     parts: list[Part] = [(layer, settings.features) for layer in layers]
-    encode = partial(encode_parts, context, models, parts=parts)
-    queries, labels_Q = encode(data=context.data, title="knn", sampling=settings)
+    encode = partial(encode_parts, context, models, parts)
+    queries, labels_Q = encode(settings)
     banks, bank_labels_M = queries, labels_Q
     if settings.bank is not None:
         sampling = settings.model_copy(update={"num_samples": settings.num_bank})
-        banks, bank_labels_M = encode(data=settings.bank, title="knn bank", sampling=sampling)
+        banks, bank_labels_M = encode(sampling, settings.bank)
     answerable_Q = _answerable(labels_Q, bank_labels_M, context.data, settings.bank)
     asked = int(answerable_Q.sum())
     rows = []

@@ -66,10 +66,8 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
         labels=settings.labels,
     )
     view = _view(context, crop="full", flip_rate=0.0) if published.crop == "full" else None
-    seen, label_M = from_bank(models, title="linear bank", view=view)
-    queries, label_Q = encode(
-        models, data=context.data, title="linear", sampling=settings, view=view
-    )
+    seen, label_M = from_bank(models, view=view)
+    queries, label_Q = encode(models, sampling=settings, view=view)
     rest, held = _split(len(label_M), settings.seed, hold_back=len(kinds) > 1)
     cut = _view(context, crop="random" if view is None else "full")
     crops = partial(from_bank, view=cut) if settings.augment else None
@@ -151,7 +149,7 @@ def _of_epoch(
     """Return a model's vectors for an epoch: of random crops of the bank, or else ``own``."""
     if crops is None:
         return own
-    found, _ = crops({"": model}, title=f"linear bank, epoch {epoch + 1}", epoch=epoch)
+    found, _ = crops({"": model}, epoch=epoch)
     return _rows(found[""], rest)
 
 

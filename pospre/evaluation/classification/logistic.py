@@ -43,17 +43,16 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
     part: Part = (None, settings.features)
     is_stop = settings.protocol == "stop"
     view = _stop_view(context) if is_stop else None
-    encode = partial(encode_parts, context, models, parts=[part], view=view)
+    encode = partial(encode_parts, context, models, [part], view=view)
     banks, bank_labels_M = encode(
-        data=settings.bank,
-        title="logistic bank",
-        sampling=settings.model_copy(update={"num_samples": settings.num_bank}),
+        settings.model_copy(update={"num_samples": settings.num_bank}),
+        settings.bank,
         label_fraction=settings.label_fraction,
         labels=settings.labels,
     )
     classes = len(bank_labels_M.unique())
     check_enough(settings.bank, len(bank_labels_M), classes)
-    queries, labels_Q = encode(data=context.data, title="logistic", sampling=settings)
+    queries, labels_Q = encode(settings)
     num_classes = int(torch.cat([labels_Q, bank_labels_M]).max()) + 1
     weight_decay = settings.weight_decay
     if weight_decay is None and is_stop:

@@ -9,7 +9,6 @@ for. Only these classes and their images are then used, as in Hendrycks et al. 2
 share of outliers, which is the chance level, would be a quarter of that.
 """
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -137,8 +136,7 @@ def _measure(
     impossible_C = ~data.possible.to(context.device)
     hits: list[Tensor] = []
     clean: list[Clean] = []
-    title = f"robustness {Path(data.path).name}"
-    for batch in centre_batches(context, data.path, title=title, sampling=sampling):
+    for batch in centre_batches(context, sampling, data.path):
         label_B = batch[LABEL]
         require_labels(label_B.cpu(), data.path)
         images = model.images(batch)[:, 0]
@@ -178,7 +176,7 @@ def confidence(scores_MC: Tensor, among_C: Tensor) -> Tensor:
 def _confidence(context: Context, data: str, sampling: Sampling, among_C: Tensor) -> Tensor:
     """Return the ``confidence`` (M,) of every image."""
     model, found = context.model, []
-    for batch in centre_batches(context, data, title="robustness outliers", sampling=sampling):
+    for batch in centre_batches(context, sampling, data):
         scores_BC = log_probabilities(model, model.images(batch)[:, 0], batch).cpu()
         found.append(confidence(scores_BC, among_C))
     return torch.cat(found)

@@ -4,7 +4,7 @@ Images are kept in memory as bytes. Of every image only some randomly chosen pat
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,15 +12,13 @@ from tqdm import tqdm
 
 from pospre import draws
 from pospre.batch import INDEX, Batch
-from pospre.data.opening import open_reader
 from pospre.data.views.options import Crop, ViewGroup
-from pospre.errors import UserError
 from pospre.evaluation.classification.robustness_conditions import reorder_tiles
 from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.features import WHOLE, centre_batches
 from pospre.evaluation.layers import layer_tokens
-from pospre.evaluation.position.settings import LEAST_IMAGES, Tokens
-from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.position.settings import Tokens
+from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
 from pospre.nn.masking import gather_tokens, slot_mask
 from pospre.nn.places import Places
@@ -33,16 +31,6 @@ shuffled, at the places where they are shown.
 
 MASKED_SHARE = 0.75
 HELD_OUT = 0.25
-
-
-def check_images(plan: Plan[Any]) -> None:
-    """Raise a ``UserError`` if there are too few images to fit and to measure."""
-    found = len(open_reader(plan.data))
-    if found < LEAST_IMAGES:
-        raise UserError(
-            f"{plan.data} has {found} images; most are used to fit and the others to measure, so "
-            f"give at least {LEAST_IMAGES}."
-        )
 
 
 class Features(NamedTuple):
@@ -59,14 +47,12 @@ class Features(NamedTuple):
     origin: Tensor
 
 
-def load_images(
-    context: Context, size: tuple[int, int], sampling: Sampling, *, title: str
-) -> Batch:
+def load_images(context: Context, size: tuple[int, int], sampling: Sampling) -> Batch:
     """Return centre views of images of ``context.data``, in the order of the data set."""
     # show the same part of each image at every size; for small encoders, all of it
     crop: Crop = "full" if max(context.image_size) <= WHOLE else "center"
     view = ViewGroup(size=size, crop=crop, flip_rate=0.0)
-    shown = centre_batches(context, context.data, title=title, sampling=sampling, view=view)
+    shown = centre_batches(context, sampling, view=view)
     batches = [{key: value.cpu() for key, value in batch.items()} for batch in shown]
     order = torch.cat([batch[INDEX] for batch in batches]).argsort()
     return {key: torch.cat([batch[key] for batch in batches])[order] for key in batches[0]}

@@ -29,7 +29,7 @@ def evaluate(context: Context, settings: PatchPosition) -> dict[str, Any]:
     """
     ratios = ratios_of(context.model, NEEDS, "mask_ratio", settings.mask_ratios)
     cells = [(ratio,) for ratio in ratios]
-    counts = tally_models(context, settings, cells, title="patch_position")
+    counts = tally_models(context, settings, cells)
     return summarise(counts, context.model.encoder.grid)
 
 

@@ -48,7 +48,7 @@ def evaluate(context: Context, settings: PositionGrid) -> dict[str, Any]:
     columns = ratios_of(context.model, NEEDS, "position_mask_ratio", POSITION_MASK_RATIOS)
     cells = list(itertools.product(rows, columns))
     weigh = partial(weighed, context.model)
-    counts = tally_models(context, settings, cells, title="position_grid", prepare=weigh)
+    counts = tally_models(context, settings, cells, prepare=weigh)
     return summarise(counts, encoder.grid)
 
 

@@ -21,7 +21,6 @@ from pospre.batch import INDEX, Batch, flip_key, image_key
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Sampling
-from pospre.evaluation.drawing import check_folder
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import method_in, takes
 from pospre.evaluation.layers import blank_encoder
@@ -48,7 +47,7 @@ def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
     assert context.folder is not None  # checked
     count, seed = settings.num_pictures, settings.seed
     sampling = Sampling(num_samples=count, batch_size=min(count, 32), seed=seed)
-    batches = centre_batches(context, context.data, title="position_pictures", sampling=sampling)
+    batches = centre_batches(context, sampling)
     pictures: list[dict[str, Any]] = []
     drops = takes(type(method_in(context.model, NEEDS)), "position_mask_ratio")
     shown_ratio = (settings.position_mask_ratio or 0.75) if drops else None
@@ -85,7 +84,8 @@ def check(plan: Plan[PositionPictures]) -> None:
             "it shows images in red, green and blue, but encoder.channels = "
             f"{plan.recipe.encoder.channels}; position_grid measures the same."
         )
-    check_folder(plan, required=True)
+    if plan.folder is None:
+        raise UserError("it writes pictures: give --output FILE.json")
 
 
 def _check_mixed(plan: Plan, found: int) -> None:

@@ -20,18 +20,18 @@ from typing import Any
 
 from pospre.batch import INDEX, Batch
 from pospre.errors import UserError
-from pospre.evaluation.drawing import check_pictures, new_figure, save_figure
+from pospre.evaluation.drawing import new_figure, save_figure
+from pospre.evaluation.features import check_images
 from pospre.evaluation.layers import check_grid, chosen_layers, planned_encoder
 from pospre.evaluation.models import open_model
 from pospre.evaluation.position.layer_features import (
     Input,
-    check_images,
     hold_out,
     layer_features,
     load_images,
 )
 from pospre.evaluation.position.probes import fit_probes, scores
-from pospre.evaluation.position.settings import PositionProbe
+from pospre.evaluation.position.settings import LEAST_IMAGES, PositionProbe
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 
@@ -68,8 +68,7 @@ def evaluate(context: Context, settings: PositionProbe) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for grid in dict.fromkeys([encoder.grid, *settings.grids]):
         size = grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
-        title = f"position_probe {grid[0]}x{grid[1]}"
-        batch = load_images(context, size, settings, title=title)
+        batch = load_images(context, size, settings)
         for name, model in models.items():
             found = probe_model(context, settings, name, model, batch, grid)
             rows += [{"grid": list(grid), "model": name, **row} for row in found]
@@ -93,8 +92,7 @@ def check(plan: Plan[PositionProbe]) -> PretrainModel | None:
     encoder = planned_encoder(recipe, settings.layers)
     for grid in settings.grids:
         check_grid(encoder, grid, f"grids={grid[0]}x{grid[1]}")
-    check_images(plan)
-    check_pictures(plan)
+    check_images(plan, LEAST_IMAGES)
     if settings.versus is None:
         return None
     other = open_model(settings.versus).model

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Settings
+from pospre.evaluation.features import check_images
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.position.layer_features import (
     Features,
-    check_images,
     hold_out,
     layer_features,
     load_images,
@@ -34,7 +34,7 @@ from pospre.evaluation.position.probes import (
     ridge,
     scores,
 )
-from pospre.evaluation.position.settings import PositionRemoval
+from pospre.evaluation.position.settings import LEAST_IMAGES, PositionRemoval
 from pospre.evaluation.registry import Context, Plan, default_settings, evaluate_by_name, figures_of
 from pospre.evaluation.run import check_evaluation
 from pospre.model.model import PretrainModel
@@ -68,7 +68,7 @@ def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
     """
     model = context.model
     size, grid = model.encoder.image_size, model.encoder.grid
-    batch = load_images(context, size, settings, title="position_removal")
+    batch = load_images(context, size, settings)
     learn, measure = (
         layer_features(context, model, part, [model.encoder.depth], "image", settings)
         for part in hold_out(batch, settings.seed)
@@ -102,7 +102,7 @@ def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
 def check(plan: Plan[PositionRemoval]) -> dict[str, tuple[Settings, Any]]:
     """Return the other evaluations; raise a ``UserError`` if one would fail, or for ``planes``."""
     planned_encoder(plan.recipe)
-    check_images(plan)
+    check_images(plan, LEAST_IMAGES)
     if plan.settings.by == "covariance" and plan.settings.planes not in (None, 1):
         raise UserError(
             f"planes={plan.settings.planes}, but by=covariance removes one plane, after which no "

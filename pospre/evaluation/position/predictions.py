@@ -101,13 +101,12 @@ def tally_models(
     settings: PatchPosition | PositionGrid,
     cells: Sequence[Ratios],
     *,
-    title: str,
     prepare: Callable[[Batch], Batch] = dict,
 ) -> Tally:
     """Count over the measured images for the trained model and, if asked for, the untrained one."""
     models = context.models("trained", "initial", baseline=settings.baseline)
     predictors = {name: Placer(model, settings.seed) for name, model in models.items()}
-    batches = centre_batches(context, context.data, title=title, sampling=settings)
+    batches = centre_batches(context, settings)
     return tally(predictors, map(prepare, batches), cells)
 
 

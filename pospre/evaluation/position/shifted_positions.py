@@ -28,7 +28,7 @@ from pospre.evaluation.classification.robustness_conditions import (
     shifted_places,
 )
 from pospre.evaluation.estimates import mean_and_error
-from pospre.evaluation.features import check_pooling, pool_tokens
+from pospre.evaluation.features import check_images, check_pooling, pool_tokens
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.position.layer_features import in_parts, load_images
 from pospre.evaluation.position.settings import ShiftedPositions
@@ -52,7 +52,7 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
         not support.
     """
     models = context.models("trained", "untrained", baseline=settings.baseline)
-    load = partial(load_images, context, sampling=settings, title="shifted_positions")
+    load = partial(load_images, context, sampling=settings)
     encoder = context.model.encoder
     batch = load(encoder.image_size)
     labels_B = batch["label"]
@@ -106,9 +106,7 @@ def check(plan: Plan[ShiftedPositions]) -> None:
                 f"most {max(grid)}."
             )
     reader, k = open_reader(plan.data), settings.k
-    images = min(len(reader), settings.num_samples)
-    if images < 2:
-        raise UserError(f"{plan.data} has one image; give at least 2.")
+    images = check_images(plan, 2)
     if images <= k and reader.classes is not None:
         raise UserError(f"k={k}, but only {images - 1} images can vote; use k={images - 1}.")
 

@@ -139,9 +139,7 @@ def test_an_ensemble_averages_probabilities(tmp_path: Path, image_folder: Images
     runs = [make(tmp_path / name, head_init=1.0) for name in ("a", "b")]
     model, _ = load_model(str(runs[0]))
     context = Context(model, lambda: model, str(data), torch.device("cpu"), progress=False)
-    (batch,) = centre_batches(
-        context, str(data), title="", sampling=Sampling(batch_size=12, num_workers=1)
-    )
+    (batch,) = centre_batches(context, Sampling(batch_size=12, num_workers=1))
     with torch.no_grad():  # one encoder, two heads that share the images out in halves
         features = model.encoder(model.images(batch)[:, 0])[:, 0]
     each = []

@@ -104,9 +104,7 @@ def test_small_views_show_the_whole_image(mae_checkpoint, image_folder):
     for side in (32, 64):
         model.encoder.image_size = (side, side)
         context = Context(model, lambda: model, data, torch.device("cpu"), progress=False)
-        (batch,) = centre_batches(
-            context, data, title="", sampling=Sampling(batch_size=2, num_workers=1)
-        )
+        (batch,) = centre_batches(context, Sampling(batch_size=2, num_workers=1))
         boxes[side] = batch["view/box"][0, 0].tolist()
     assert boxes[32] == [0, 0, 1, 1]
     assert boxes[64][0] > 0

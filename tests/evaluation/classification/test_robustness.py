@@ -45,7 +45,7 @@ def scores_of(checkpoint: Path, data: Path) -> tuple[torch.Tensor, torch.Tensor]
     model, _ = load_model(str(checkpoint))
     context = Context(model, lambda: model, str(data), torch.device("cpu"), progress=False)
     sampling = Sampling(batch_size=BATCH_SIZE, num_workers=1)
-    batches = [*centre_batches(context, str(data), title="", sampling=sampling)]
+    batches = [*centre_batches(context, sampling)]
     scores = [log_probabilities(model, model.images(each)[:, 0], each) for each in batches]
     return torch.cat(scores), torch.cat([each["label"] for each in batches])
 

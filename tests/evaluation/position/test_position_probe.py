@@ -143,7 +143,7 @@ def test_mistakes_are_said_before_any_work(
     swin = tiny_recipe(tmp_path, "droppos", name="swin_tiny", depth=None, image_size=256)
     assert "reads the blocks of a ViT" in message(swin)
     few = image_folder(num_images=5, name="few")
-    assert "has 5 images" in message(recipe, few)
+    assert "8 images or more, but only 5 of" in message(recipe, few)
     other = save_checkpoint(tiny_recipe(tmp_path / "other", "mae", image_size=32, patch_size=16))
     assert "patch_size = (16, 16), but the measured one has (8, 8)" in message(
         recipe, versus=str(other)
