@@ -115,7 +115,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from pospre.evaluation.figures import run_folder_of
     from pospre.evaluation.models import Shown, open_model
     from pospre.evaluation.results_table import results_table
-    from pospre.evaluation.run import run_subject
+    from pospre.evaluation.run import run_evaluation
     from pospre.run.checkpoints.folders import checkpoints_in
 
     shown = Shown(image_size, mean, std)
@@ -130,15 +130,15 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         if any(found.batch != subject.step for found in newest):  # the newest one's is NAME.json
             ending += f"_step{subject.step}"
         output = run / "evaluation" / f"{arguments.name}{ending}.json"
-    document = run_subject(
+    document = run_evaluation(
         arguments.name,
-        subject,
-        arguments.data,
-        settings,
-        output,
+        data_path=arguments.data,
+        settings=settings,
+        output=output,
         address=arguments.model,
         weights=arguments.weights,
         device=arguments.device,
+        **subject._asdict(),
     )
     print(results_table(arguments.name, document["results"]))
     if output is None:

@@ -161,8 +161,10 @@ _RATES = ("lr", "weight_decay", "seed")  # which no check looks at: one for a gr
 _MEASURED: set[str] = set()
 
 
-def _check_measurement(name: str, model: Any, recipe: Recipe, *arguments: Any, **_: Any) -> None:
-    data, settings, output = arguments
+def _check_measurement(name: str, **given: Any) -> None:
+    recipe, data, settings, output = (
+        given[key] for key in ("recipe", "data_path", "settings", "output")
+    )
     fitted = {key: value for key, value in settings.items() if key not in _RATES}
     key = f"{name} {recipe.encoder} {recipe.algorithms} {data} {fitted}"
     if key not in _MEASURED:

@@ -21,7 +21,7 @@ An evaluation has a settings class of the same name in ``pospre/evaluation/<kind
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined
+from tqdm import tqdm
 
 import pospre.evaluation
 from pospre.command_line import argument_texts, spelled
@@ -53,6 +54,7 @@ _ELSEWHERE = {
     "every": " It belongs in a recipe: the interval of evaluations during training.",
 }
 Kind = TypeVar("Kind", bound=Settings)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,12 @@ class Context:
     opened: Any = None
     storage: Mapping[str, Any] = field(default_factory=dict)
     go_on: Callable[[], None] = lambda: None
+
+    def track(self, items: Iterable[Item], title: str, **options: Any) -> Iterator[Item]:
+        """Yield items under a progress bar (``options`` are tqdm's); call ``go_on`` after each."""
+        for item in tqdm(items, title, disable=not self.progress, **options):
+            yield item
+            self.go_on()
 
     def models(self, name: str, untrained: str, *, baseline: bool) -> "dict[str, PretrainModel]":
         """Return the trained model by name and, with ``baseline``, the untrained one."""

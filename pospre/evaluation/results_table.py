@@ -38,7 +38,7 @@ def results_table(name: str, results: Mapping[str, Any]) -> str:
     header = ["figure", "value", "untrained"]
     if all(row[2] == "–" for row in rows):
         header, rows = header[:2], [row[:2] for row in rows]
-    tables = [_list_table(key, value) for key, value in lists.items()]
+    tables = [list_table(key, value) for key, value in lists.items()]
     title = f"{name}: {summary(name)}"
     return "\n\n".join([*tables, format_table(title, header, rows, _notes(rest))])
 
@@ -53,7 +53,7 @@ def _is_table(value: object) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
 
-def _list_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def list_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of mappings; what does not fit into a cell is left out."""
     keys = dict.fromkeys(
         key

@@ -15,7 +15,7 @@ from torch import nn
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Settings
 from pospre.evaluation.features import check_views
-from pospre.evaluation.models import Subject, open_model, subject_of
+from pospre.evaluation.models import open_model, subject_of
 from pospre.evaluation.registry import (
     Context,
     Plan,
@@ -99,6 +99,7 @@ def run_evaluation(
     weights: str = "student",
     device: str = "auto",
     progress: bool = True,
+    origin: str = "",
     step: int | None = None,
     go_on: Callable[[], None] = lambda: None,
     initial: Callable[[], PretrainModel] | None = None,
@@ -108,14 +109,16 @@ def run_evaluation(
     The model is whole, without DDP wrapper. It is moved to ``device``, and its mode (train or eval)
     is restored. References to environment variables in its recipe are recorded instead of their
     values. Pictures go into a folder of the same name beside ``output``. ``address``, ``weights``
-    and ``step`` are only for the record. For ``go_on`` and ``initial`` see ``Context``; without
-    ``initial``, the recipe makes the untrained model.
+    and ``step`` are only for the record. For ``origin`` see ``Subject``, for ``go_on`` and
+    ``initial`` ``Context``; without ``initial``, the recipe makes the untrained model.
 
     Returns:
         The content of the JSON: ``name``, ``model`` (its address), ``weights``, ``step`` (if
         given), ``encoder_sha256`` (see ``encoder_hash``), ``data``, ``created``, ``settings``,
         ``results``, and for models without a run ``encoder`` (its description).
     """
+    if origin:
+        print(origin, file=sys.stderr)
     place = find_device(device)
     checked, opened = check_evaluation(name, recipe, data_path, settings or {}, output)
     require_finite(model, address or "the model")
@@ -234,22 +237,15 @@ def measure(
         subject, address = open_model(model, seed=seed), model
     else:
         subject, address = subject_of(model, seed=seed), type(model).__name__
-    options: dict[str, Any] = {"address": address, "device": device, "progress": progress}
-    document = run_subject(name, subject, data, settings, output, **options)
+    document = run_evaluation(
+        name,
+        data_path=data,
+        settings=settings,
+        output=output,
+        address=address,
+        device=device,
+        progress=progress,
+        **subject._asdict(),
+    )
     results: dict[str, Any] = document["results"]
     return results
-
-
-def run_subject(
-    name: str,
-    subject: Subject,
-    data: str | Path,
-    settings: Mapping[str, Any] | None,
-    output: Path | None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Say where a model is from, and evaluate it; see ``run_evaluation``."""
-    if subject.origin:
-        print(subject.origin, file=sys.stderr)
-    options |= {"step": subject.step, "initial": subject.initial}
-    return run_evaluation(name, subject.model, subject.recipe, data, settings, output, **options)

@@ -15,7 +15,7 @@ from pospre.errors import UserError
 from pospre.evaluation.figures import read_document
 from pospre.evaluation.recipe_evaluations import check_evaluations, planned_evaluations
 from pospre.evaluation.registry import figures_of
-from pospre.output import format_table
+from pospre.evaluation.results_table import list_table
 from pospre.recipe.provenance import COMPARED
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.recipe.yaml_text import read_mapping
@@ -115,25 +115,9 @@ def _summary(runs: Sequence[Mapping[str, Any]], name: str, better: str) -> dict[
 
 def table(summary: Mapping[str, Any]) -> str:
     """Return the figures of all runs as text, and best, mean and deviation below."""
-    names = list(summary["figures"])
-    rows = [
-        [
-            " ".join(f"{key}={value}" for key, value in run["values"].items()),
-            *(f"{run['figures'][name]:.4f}" if name in run["figures"] else "–" for name in names),
-        ]
-        for run in summary["runs"]
-    ]
-    found = [summary["figures"][name] for name in names]
-    rows.append(["best", *(f"{figure['best']:.4f}" for figure in found)])
-    rows.append(["mean ± deviation", *(_spread(figure) for figure in found)])
-    count = len(summary["runs"])
-    return format_table(f"{count} runs", ["values", *names], rows)
-
-
-def _spread(figure: Mapping[str, Any]) -> str:
-    if figure["deviation"] is None:
-        return f"{figure['mean']:.4f}"
-    return f"{figure['mean']:.4f} ± {figure['deviation']:.4f}"
+    runs = [{**run["values"], **run["figures"]} for run in summary["runs"]]
+    figures = [{"figure": name, **found} for name, found in summary["figures"].items()]
+    return f"{list_table('runs', runs)}\n\n{list_table('figures', figures)}"
 
 
 def _values(item: str) -> tuple[str, list[str]]:

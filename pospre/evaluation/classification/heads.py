@@ -5,7 +5,7 @@ momentum 0.9. The classifiers share only the images of every step: each learns a
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from timm.optim import Lars
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from tqdm import tqdm
 
 from pospre import draws
 from pospre.evaluation.classification.settings import ProtocolName
@@ -175,20 +174,18 @@ def kinds_of(protocol: Protocol, pooling: Pooling, depth: int) -> list[Kind]:
 def train_heads(
     kinds: Sequence[Kind],
     protocol: Protocol,
-    bank: Callable[[int], Parts],
+    banks: Iterable[Parts],
     label_M: Tensor,
     num_classes: int,
     *,
     dim: int,
     seed: int,
     device: torch.device,
-    progress: bool,
-    go_on: Callable[[], None] = lambda: None,
 ) -> list[LinearHead]:
     """Return trained classifiers, in eval mode.
 
-    ``bank`` returns an epoch's vectors (M, dim) by part; a bank smaller than a batch is one batch.
-    ``seed`` draws the weights and the order of images. ``go_on`` is called after every epoch.
+    ``banks`` has each epoch's vectors (M, dim) by part; a bank smaller than a batch is one batch.
+    ``seed`` draws the weights and the order of images.
     """
     draw = torch.Generator().manual_seed(seed)
     label_M = label_M.to(device)
@@ -200,20 +197,17 @@ def train_heads(
     schedule = LambdaLR(
         optimizer, lambda step: rate(protocol, step // steps + step % steps / steps)
     )
-    with tqdm(total=protocol.epochs, desc="linear heads", unit="ep", disable=not progress) as bar:
-        for epoch in range(protocol.epochs):
-            vectors = {part: values.to(device) for part, values in bank(epoch).items()}
-            order = torch.from_numpy(draws.order(seed, epoch, len(label_M))).to(device)
-            for step in range(steps):
-                rows = order[step * batch : (step + 1) * batch]
-                seen = {part: values[rows] for part, values in vectors.items()}
-                loss = torch.stack([F.cross_entropy(h(seen), label_M[rows]) for h in heads]).sum()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                schedule.step()
-            bar.update()
-            go_on()
+    for epoch, bank in enumerate(banks):
+        vectors = {part: values.to(device) for part, values in bank.items()}
+        order = torch.from_numpy(draws.order(seed, epoch, len(label_M))).to(device)
+        for step in range(steps):
+            rows = order[step * batch : (step + 1) * batch]
+            seen = {part: values[rows] for part, values in vectors.items()}
+            loss = torch.stack([F.cross_entropy(head(seen), label_M[rows]) for head in heads]).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
     whole.eval()
     return heads
 

@@ -73,18 +73,16 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
     crops = partial(from_bank, view=cut) if settings.augment else None
     measured: dict[str, list[Measured]] = {}
     for name, model in models.items():
-        own = _rows(seen[name], rest)
+        of_epoch = partial(_of_epoch, model, _rows(seen[name], rest), crops, rest)
         heads = train_heads(
             kinds,
             published,
-            partial(_of_epoch, model, own, crops, rest),
+            map(of_epoch, context.track(range(published.epochs), "linear heads", unit="ep")),
             label_M[rest],
             int(torch.cat([label_M, label_Q]).max()) + 1,
             dim=model.encoder.embed_dim,
             seed=settings.seed,
             device=context.device,
-            progress=context.progress,
-            go_on=context.go_on,
         )
         if not any(bool(torch.isfinite(head.linear.weight).all()) for head in heads):
             raise UserError("no classifier's weights are finite; lower base_lr=…")

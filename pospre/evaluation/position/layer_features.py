@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pospre import draws
 from pospre.batch import INDEX, Batch
@@ -61,9 +60,8 @@ def load_images(context: Context, size: tuple[int, int], sampling: Sampling) -> 
 def in_parts(context: Context, batch: Batch, size: int, title: str) -> Iterator[Batch]:
     """Yield parts of images in memory, ``size`` each, on the device, under a progress bar."""
     starts = range(0, len(batch[INDEX]), size)
-    for start in tqdm(starts, title, leave=False, disable=not context.progress):
+    for start in context.track(starts, title, leave=False):
         yield {key: value[start : start + size].to(context.device) for key, value in batch.items()}
-        context.go_on()
 
 
 def hold_out(batch: Batch, seed: int) -> tuple[Batch, Batch]:

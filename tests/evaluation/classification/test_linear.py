@@ -113,9 +113,8 @@ def test_heads_trained_together_end_where_logistic_regression_does() -> None:
     kinds = [Kind(ONE, "none", lr) for lr in (10.0, 20.0)]
     protocol = Protocol("mean", (1,), ("none",), (10.0,), epochs=400, batch=60, weight_decay=0.05)
     heads = train_heads(
-        kinds, protocol, lambda _: {PART: vectors}, labels, 3,
-        dim=4, seed=0, device=CPU, progress=False,
-    )  # fmt: skip
+        kinds, protocol, [{PART: vectors}] * 400, labels, 3, dim=4, seed=0, device=CPU
+    )
     reference = LogisticRegression(C=1 / (60 * 0.05), fit_intercept=False, tol=1e-9, max_iter=5000)
     both = torch.cat([vectors, torch.ones(60, 1)], 1)  # the bias is decayed, as a weight
     wanted = torch.from_numpy(reference.fit(both, labels).predict_proba(both)).float()
@@ -198,7 +197,7 @@ def test_a_bank_smaller_than_the_batch_is_one_batch() -> None:
     vectors = {PART: torch.randn(12, 3)}
     (head,) = train_heads(
         [Kind(ONE, "none", 256 / 12)], replace(protocol, optimizer="sgd"),
-        lambda _: vectors, torch.arange(12) % 2, 2, dim=3, seed=3, device=CPU, progress=False,
+        [vectors], torch.arange(12) % 2, 2, dim=3, seed=3, device=CPU,
     )  # fmt: skip
     start = LinearHead(head.kind, 3, 2, torch.Generator().manual_seed(3))
     loss = torch.nn.functional.cross_entropy(start(vectors), torch.arange(12) % 2)

@@ -19,7 +19,6 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.models.detection import FasterRCNN
 from torchvision.transforms import v2
-from tqdm import tqdm
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.detection.average_precision import average_precision
@@ -223,8 +222,7 @@ def _standardize(
 def _detect(context: Context, setup: Setup, detector: FasterRCNN) -> list[dict[str, Any]]:
     """Return the detections as COCO results, in pixels of the images."""
     results = []
-    indices = tqdm(range(len(setup.val)), "detection", unit="img", disable=not context.progress)
-    for index in indices:
+    for index in context.track(range(len(setup.val)), "detection", unit="img"):
         height, width = setup.val.sides[index]
         factor = setup.size / max(height, width)
         scaled = round(height * factor), round(width * factor)
@@ -244,5 +242,4 @@ def _detect(context: Context, setup: Setup, detector: FasterRCNN) -> list[dict[s
                     np.asfortranarray((mask[0, 0] > 0.5).byte().cpu().numpy())
                 )
             results.append(line)
-        context.go_on()
     return results

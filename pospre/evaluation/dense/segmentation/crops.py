@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-from tqdm import tqdm
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.fitting import seeded
@@ -154,8 +153,7 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
     ) -> "Encoded":
         """Encode all windows of a set and keep them in memory."""
         found: list[tuple[Tensor, Tensor]] = []
-        paths = tqdm(masks.images, "windows", unit="img", disable=not context.progress)
-        for index, path in enumerate(paths):
+        for index, path in enumerate(context.track(masks.images, "windows", unit="img")):
             image = show(maps.model, read_image(path), showing)
             labels = torch.from_numpy(masks.read(index, num_classes)).float()[None, None]
             rows, columns = showing.scaled(*labels.shape[-2:])
@@ -171,5 +169,4 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
                         f"the encoded windows of {masks.address} do not fit into memory; give "
                         "augment=true, or a smaller size=…."
                     )
-            context.go_on()
         return cls(found)

@@ -177,8 +177,7 @@ def _confusions(
 ) -> ndarray:
     """Return the confusion matrix of every image, int64 (N, C, C)."""
     matrices = []
-    indices = tqdm(range(len(setup.val)), "segmentation", unit="img", disable=not context.progress)
-    for index in indices:
+    for index in context.track(range(len(setup.val)), "segmentation", unit="img"):
         image = show(maps.model, read_image(setup.val.images[index]), setup.showing)
         logits = predict(lambda some: decoder(maps(some)), image, setup.showing, batch_size)
         classes_HW = torch.from_numpy(setup.val.read(index, setup.num_classes))
@@ -192,7 +191,6 @@ def _confusions(
             validate_args=False,
         )
         matrices.append(matrix.numpy())
-        context.go_on()
     return np.stack(matrices)
 
 

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from numpy import ndarray
 from scipy.ndimage import distance_transform_edt
 from torch import Tensor
-from tqdm import tqdm
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.images import check_not_smaller, image_sides, read_image
@@ -48,8 +47,7 @@ def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
     models = context.models("", "initial_", baseline=settings.baseline)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in [*models, "still_"]}
     rows = []
-    bar = tqdm(videos, "video_segmentation", unit="video", disable=not context.progress)
-    for video in bar:
+    for video in context.track(videos, "video_segmentation", unit="video"):
         true = [video.objects(index) for index in range(len(video.frames))]
         for name, model in models.items():
             predicted = follow(context, model, video, settings)
