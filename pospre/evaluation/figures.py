@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pospre.errors import UserError
-from pospre.evaluation.registry import evaluation_names, figures_of
+from pospre.evaluation.registry import UNTRAINED, evaluation_names, figures_of
 from pospre.untrusted_json import is_number, parse_json
-
-UNTRAINED = "initial_"
-"""Prefix of the untrained model's figures."""
 
 
 @dataclass(frozen=True)

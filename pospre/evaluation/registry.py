@@ -53,6 +53,8 @@ _ELSEWHERE = {
     "weights": " On the command line it is --weights …",
     "every": " It belongs in a recipe: the interval of evaluations during training.",
 }
+UNTRAINED = "initial_"
+"""Prefix of the untrained model's figures."""
 Kind = TypeVar("Kind", bound=Settings)
 Item = TypeVar("Item")
 
@@ -100,9 +102,9 @@ class Context:
             yield item
             self.go_on()
 
-    def models(self, name: str, untrained: str, *, baseline: bool) -> "dict[str, PretrainModel]":
-        """Return the trained model by name and, with ``baseline``, the untrained one."""
-        return {name: self.model, **({untrained: self.initial()} if baseline else {})}
+    def models(self, *, baseline: bool) -> "dict[str, PretrainModel]":
+        """Return the model and, with ``baseline``, the untrained one, by their figures' prefix."""
+        return {"": self.model, **({UNTRAINED: self.initial()} if baseline else {})}
 
     @property
     def image_size(self) -> tuple[int, int]:

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pospre.evaluation.figures import UNTRAINED, error_of
-from pospre.evaluation.registry import default_settings, figures_of, summary
+from pospre.evaluation.figures import error_of
+from pospre.evaluation.registry import UNTRAINED, default_settings, figures_of, summary
 from pospre.output import format_table
 
 _WIDTH = 98

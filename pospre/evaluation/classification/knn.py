@@ -31,7 +31,7 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
         ``top1`` and ``initial_top1`` in [0, 1] of the last layer measured, the ``standard_error``
         of ``top1``, the same for each of ``layers``, and the settings used.
     """
-    models = context.models("top1", "initial_top1", baseline=settings.baseline)
+    models = context.models(baseline=settings.baseline)
     depth = context.model.encoder.depth
     layers = [None] if settings.layers is None else chosen_layers(settings.layers, depth)
     parts: list[Part] = [(layer, settings.features) for layer in layers]
@@ -46,16 +46,17 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
     rows = []
     for part in parts:
         row: dict[str, Any] = {"layer": part[0], "initial_top1": None}
-        for name in models:
+        for prefix in models:
             predicted_Q = nearest_class(
-                queries[name][part].to(context.device),
-                banks[name][part].to(context.device),
+                queries[prefix][part].to(context.device),
+                banks[prefix][part].to(context.device),
                 bank_labels_M.to(context.device),
                 k=settings.k,
                 temperature=settings.temperature,
                 leave_one_out=settings.bank is None,
             )
-            row[name] = float((predicted_Q.cpu() == labels_Q)[answerable_Q].double().mean())
+            right_Q = (predicted_Q.cpu() == labels_Q)[answerable_Q]
+            row[f"{prefix}top1"] = float(right_Q.double().mean())
         rows.append({**row, "standard_error": rate_error(row["top1"], asked)})
         context.go_on()
     classes = len(bank_labels_M.unique())

@@ -52,7 +52,7 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
     published = adjusted(PROTOCOLS[settings.protocol], given)
     depth = context.model.encoder.depth
     kinds = kinds_of(published, settings.features or published.pooling, depth)
-    models = context.models("top1", "initial_top1", baseline=settings.baseline)
+    models = context.models(baseline=settings.baseline)
     encode = partial(
         encode_parts,
         context,
@@ -72,8 +72,8 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
     cut = _view(context, crop="random" if view is None else "full")
     crops = partial(from_bank, view=cut) if settings.augment else None
     measured: dict[str, list[Measured]] = {}
-    for name, model in models.items():
-        of_epoch = partial(_of_epoch, model, _rows(seen[name], rest), crops, rest)
+    for prefix, model in models.items():
+        of_epoch = partial(_of_epoch, model, _rows(seen[prefix], rest), crops, rest)
         heads = train_heads(
             kinds,
             published,
@@ -87,11 +87,11 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
         if not any(bool(torch.isfinite(head.linear.weight).all()) for head in heads):
             raise UserError("no classifier's weights are finite; lower base_lr=…")
         for head in heads:
-            right_H = classify(head, _rows(seen[name], held), context.device) == label_M[held]
-            right_Q = classify(head, queries[name], context.device) == label_Q
+            right_H = classify(head, _rows(seen[prefix], held), context.device) == label_M[held]
+            right_Q = classify(head, queries[prefix], context.device) == label_Q
             on_held = float(right_H.double().mean()) if len(held) else None
             on_data = float(right_Q.double().mean())
-            measured.setdefault(name, []).append((head.kind, on_held, on_data))
+            measured.setdefault(f"{prefix}top1", []).append((head.kind, on_held, on_data))
     classes = len(label_M.unique())
     return {
         **summarise(measured, len(label_Q)),

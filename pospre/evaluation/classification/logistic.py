@@ -39,7 +39,7 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
     Returns:
         ``top1`` and ``initial_top1`` in [0, 1], and their weight decays.
     """
-    models = context.models("top1", "initial_top1", baseline=settings.baseline)
+    models = context.models(baseline=settings.baseline)
     part: Part = (None, settings.features)
     is_stop = settings.protocol == "stop"
     view = _stop_view(context) if is_stop else None
@@ -58,9 +58,9 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
     if weight_decay is None and is_stop:
         weight_decay = _STOP_DECAY / len(bank_labels_M)
     results: dict[str, Any] = {"initial_top1": None}
-    for name in models:
+    for prefix in models:
         bank_MD, queries_QD = (standardise_apart if is_stop else standardise)(
-            banks[name][part], queries[name][part]
+            banks[prefix][part], queries[prefix][part]
         )
         weights, decay = fit(
             bank_MD.to(context.device),
@@ -71,8 +71,8 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
             seed=settings.seed,
         )
         predicted_Q = classify(queries_QD.to(context.device), weights).cpu()
-        results[name] = float((predicted_Q == labels_Q).double().mean())
-        results[f"{name}_weight_decay"] = decay
+        results[f"{prefix}top1"] = float((predicted_Q == labels_Q).double().mean())
+        results[f"{prefix}top1_weight_decay"] = decay
     return {
         **results,
         "standard_error": rate_error(results["top1"], len(labels_Q)),

@@ -72,9 +72,8 @@ class Segmentation(Learned):
             number of classes in the training masks.
         ignore: mask value without a class, such as 11 for CamVid; null: none.
         size: short side of scaled images in pixels; default: unscaled.
-        crop: side of the training crops and of the windows; default: the encoder's size.
-        inference: slide averages overlapping windows at strides of two thirds; whole uses the whole
-            image, with a grid of its size.
+        crop: side of the training crops, and of the windows to measure on, which overlap by a
+            third; default: the encoder's size.
         augment: train on random crops. false: train on the windows used for measuring; a frozen
             encoder then encodes each once, which takes a fraction of the time.
         iterations: steps of AdamW.
@@ -90,7 +89,6 @@ class Segmentation(Learned):
     ignore: NonNegativeInt | None = 255
     size: PositiveInt | None = None
     crop: PositiveInt | None = None
-    inference: Literal["slide", "whole"] = "slide"
     augment: bool = True
     iterations: PositiveInt = 1000
     batch_size: PositiveInt = 16

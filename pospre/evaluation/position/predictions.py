@@ -104,8 +104,11 @@ def tally_models(
     prepare: Callable[[Batch], Batch] = dict,
 ) -> Tally:
     """Count over the measured images for the trained model and, if asked for, the untrained one."""
-    models = context.models("trained", "initial", baseline=settings.baseline)
-    predictors = {name: Placer(model, settings.seed) for name, model in models.items()}
+    models = context.models(baseline=settings.baseline)
+    predictors = {
+        "initial" if prefix else "trained": Placer(model, settings.seed)
+        for prefix, model in models.items()
+    }
     batches = centre_batches(context, settings)
     return tally(predictors, map(prepare, batches), cells)
 

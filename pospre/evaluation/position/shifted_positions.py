@@ -51,7 +51,8 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
         mean ``cosine`` over all disturbances, and ``left_out``, the settings that its positions do
         not support.
     """
-    models = context.models("trained", "untrained", baseline=settings.baseline)
+    found = context.models(baseline=settings.baseline)
+    models = {"untrained" if prefix else "trained": model for prefix, model in found.items()}
     load = partial(load_images, context, sampling=settings)
     encoder = context.model.encoder
     batch = load(encoder.image_size)

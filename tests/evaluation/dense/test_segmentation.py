@@ -81,17 +81,16 @@ def test_the_commonest_class_is_what_a_constant_answer_measures():
 
 @pytest.mark.parametrize("size", [(32, 32), (41, 75), (96, 33)])
 def test_windows_that_overlap_give_back_a_function_of_pixels(size):
-    showing = Showing(None, (32, 32), 8)
+    showing = Showing(None, (32, 32))
     image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
     found = predict(lambda some: 2 * some[:, :2] + 1, image, showing, batch_size=3)
     torch.testing.assert_close(found, 2 * image[:, :2] + 1)
 
 
-def test_whole_images_are_padded_to_patches():
-    showing = Showing(60, None, 8)
+def test_images_are_scaled_and_padded_to_a_window():
+    showing = Showing(60, (64, 64))
     assert showing.scaled(90, 120) == (60, 80)
     assert showing.padded(60, 80) == (64, 80)
-    assert showing.windows(64, 80) == [(slice(0, 64), slice(0, 80))]
 
 
 def test_crops_keep_image_and_mask_together_and_follow_their_seed(data):
@@ -159,7 +158,7 @@ def test_what_is_fine_tuned_is_a_copy(dense_recipe: Recipe, data: Path):
     model = build_model(dense_recipe)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     settings: dict[str, Any] = {**QUICK, "iterations": 3, "finetune": True, "baseline": False}
-    settings |= {"inference": "whole", "lr": 0.003}
+    settings |= {"lr": 0.003}
     losses = [
         results_of("segmentation", dense_recipe, data, model=model, **each)["loss"]
         for each in (settings, {**settings, "finetune": False})
@@ -224,10 +223,6 @@ def test_classes_that_are_mostly_nowhere_are_said(
         ),
         ({"channels": 1}, r"takes RGB images and square patches; this encoder has 1 channels"),
         ({"patch_size": (8, 4)}, r"and patches of 8×4"),
-        (
-            {"positions": "relative"},
-            r"encoder.positions = relative supports only one size; give inf",
-        ),
     ],
 )
 def test_encoders_that_make_no_maps_are_refused(
@@ -235,7 +230,7 @@ def test_encoders_that_make_no_maps_are_refused(
 ):
     recipe = tiny_recipe(tmp_path, "droppos", **{"image_size": 32, "patch_size": 8, **encoder})
     with pytest.raises(UserError, match=message):
-        check_evaluation("segmentation", recipe, data, {"inference": "whole"}, None)
+        check_evaluation("segmentation", recipe, data, {}, None)
 
 
 # -- bad input ------------------------------------------------------------------------------------

@@ -61,12 +61,11 @@ def evaluate(context: Context, settings: Detection) -> dict[str, Any]:
         untrained encoder (``initial_…``).
     """
     setup: Setup = context.opened
-    learn = context.models("", "initial_", baseline=settings.baseline)
+    learn = context.models(baseline=settings.baseline)
     results: dict[str, Any] = dict.fromkeys(("initial_AP", "mask_AP", "initial_mask_AP"))
     for prefix, model in learn.items():
         with seeded(settings.seed, 0, 0, "detection/detector", context.device):
-            title = f"detection, {'trained' if not prefix else 'initial'}"
-            detector, loss = _train(context, setup, model, settings, title)
+            detector, loss = _train(context, setup, model, settings, f"{prefix}detection")
         truth, detections = setup.val.coco(), _detect(context, setup, detector)
         found = {"loss": loss, **average_precision(truth, detections)}
         if setup.has_masks:

@@ -29,13 +29,11 @@ class Showing(NamedTuple):
 
     Attributes:
         size: their short side after scaling; None: unscaled.
-        window: height and width of a window; None: the whole image, padded to whole patches.
-        patch: side of a patch.
+        window: height and width of a window.
     """
 
     size: int | None
-    window: tuple[int, int] | None
-    patch: int
+    window: tuple[int, int]
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width of an image after scaling."""
@@ -44,14 +42,10 @@ class Showing(NamedTuple):
 
     def padded(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width of a scaled image after padding."""
-        if self.window is not None:
-            return max(height, self.window[0]), max(width, self.window[1])
-        return -(-height // self.patch) * self.patch, -(-width // self.patch) * self.patch
+        return max(height, self.window[0]), max(width, self.window[1])
 
     def windows(self, height: int, width: int) -> list[tuple[slice, slice]]:
         """Return the windows of a padded image, at strides of two thirds up to the border."""
-        if self.window is None:
-            return [(slice(0, height), slice(0, width))]
         places = [
             [slice(at, at + side) for at in _places(length, side)]
             for length, side in zip((height, width), self.window, strict=True)

@@ -67,16 +67,17 @@ def evaluate(context: Context, settings: Segmentation) -> dict[str, Any]:
         (``constant_…``); and what was measured.
     """
     setup: Setup = context.opened
-    learn = context.models("trained", "initial", baseline=settings.baseline)
+    learn = context.models(baseline=settings.baseline)
     results: dict[str, Any] = dict.fromkeys(("initial_mIoU", "initial_aAcc", "initial_IoU"))
     names = setup.train.classes or [f"class {number}" for number in range(setup.num_classes)]
-    for name, model in learn.items():
+    for prefix, model in learn.items():
         with seeded(settings.seed, 0, 0, "segmentation/decoder", context.device):
-            confusions_NCC, loss = _measure(context, setup, model, settings, name)
+            confusions_NCC, loss = _measure(
+                context, setup, model, settings, f"{prefix}segmentation"
+            )
         found: dict[str, Any] = {**summarise(confusions_NCC), "loss": loss}
         iou = class_iou(confusions_NCC.sum(0))
         found["IoU"] = {key: _number(value) for key, value in zip(names, iou, strict=True)}
-        prefix = "" if name == "trained" else f"{name}_"
         results |= {f"{prefix}{key}": value for key, value in found.items()}
     pixels = confusions_NCC.sum((0, 2))
     return {
@@ -97,17 +98,12 @@ def check(plan: Plan[Segmentation]) -> Setup:
     encoder = check_encoder(plan, settings.layers)
     setup = open_setup(plan.data, settings, encoder)
     check_side("crop", setup.crop, encoder)
-    if setup.showing.window is None and not encoder.positions.takes_any_grid:
-        raise UserError(
-            f"inference=whole uses images of their own size, but encoder.positions = "
-            f"{encoder.positions.name} supports only one size; give inference=slide."
-        )
     if settings.decoder == "upernet":
         check_upernet(setup, settings.batch_size, encoder)
-    if not settings.augment and (settings.finetune or setup.showing.window is None):
+    if not settings.augment and settings.finetune:
         raise UserError(
-            "augment=false needs a frozen encoder and windows, which are encoded only once; give "
-            "finetune=false and inference=slide, or augment=true."
+            "augment=false needs a frozen encoder, which encodes each window only once; give "
+            "finetune=false, or augment=true."
         )
     files = [*setup.train.images, *setup.val.images]
     for path in tqdm(files, "images", unit="img", disable=None, delay=2):
@@ -139,7 +135,7 @@ def _measure(
     usual_lr, usual_decay = _RATES[kind]
     last = train_head(
         context,
-        f"segmentation, {title}",
+        title,
         maps,
         decoder,
         samples,
@@ -241,7 +237,6 @@ def open_setup(data: str, settings: Segmentation, encoder: Encoder) -> Setup:
     train = open_masks(settings.bank or data, settings.train_split, ignore)
     val = open_masks(data, settings.split, ignore)
     crop = encoder.image_size if side is None else (side, side)
-    window = crop if settings.inference == "slide" else None
     depth = encoder.depth
     usual = {
         "linear": (depth,),
@@ -251,7 +246,7 @@ def open_setup(data: str, settings: Segmentation, encoder: Encoder) -> Setup:
         train,
         val,
         count_classes(train, settings.num_classes),
-        Showing(settings.size, window, encoder.patch_size[0]),
+        Showing(settings.size, crop),
         crop,
         settings.layers or usual[settings.decoder],
     )

@@ -44,7 +44,7 @@ def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
         each.
     """
     videos: list[Video] = context.opened
-    models = context.models("", "initial_", baseline=settings.baseline)
+    models = context.models(baseline=settings.baseline)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in [*models, "still_"]}
     rows = []
     for video in context.track(videos, "video_segmentation", unit="video"):
