@@ -218,16 +218,10 @@ def _convert(args: argparse.Namespace) -> Summary | None:
 
 
 def _merge(args: argparse.Namespace) -> Summary | None:
-    parser = _parser()
-    for name, value in vars(args).items():
-        if name not in ("merge", "verify") and value != parser.get_default(name):
-            what = {"source": "SRC", "destination": "DST", "kind": "--source"}.get(
-                name, "--" + name.replace("_", "-")
-            )
-            raise UserError(
-                f"--merge DST takes no {what}, only --verify: the parts have their own source and "
-                "settings."
-            )
+    if vars(args) != vars(_parser().parse_args(["--merge", args.merge])) | {"verify": args.verify}:
+        raise UserError(
+            "--merge DST takes only --verify: the parts have their own source and settings."
+        )
     from data_prep.distribute.conversion import merge
 
     return merge(args.merge)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -84,8 +84,7 @@ def _by_workers(
 ) -> Generator[Result, None, None]:
     executor = ProcessPoolExecutor(num_workers, initializer=_start_worker, initargs=(activity,))
     try:
-        with _held_interrupt():  # the first task starts all workers, which inherit this
-            executor.submit(int).result()
+        executor.submit(int).result()  # the first task starts all workers
         workers = multiprocessing.active_children()
         yield from in_order(executor, function, items, _PENDING_PER_WORKER * num_workers)
     except BrokenProcessPool as error:
@@ -99,28 +98,9 @@ def _by_workers(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-@contextmanager
-def _held_interrupt() -> Generator[None]:
-    """Ignore Ctrl-C for a moment, so that processes started meanwhile never get it.
-
-    This uses a handler rather than a signal mask: other threads would take a masked signal, and
-    Python would then raise in the middle of a fork, where the interrupt is lost.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is interrupted
-        return
-    seen: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if seen and before != signal.SIG_IGN:
-        raise KeyboardInterrupt
-
-
 def _start_worker(activity: Activity) -> None:
-    """Join the activity, and exit when the parent has exited, even by SIGKILL."""
+    """Join the activity, ignore Ctrl-C, and exit when the parent has exited, even by SIGKILL."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     activity.join()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

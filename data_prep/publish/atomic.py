@@ -27,10 +27,10 @@ _LOCK_SECONDS = 3.0  # workers of a killed run need a moment to end
 def locked(path: Path, name: str, guarded: Path) -> Iterator[None]:
     """Hold the lock file ``path`` for the work called ``name``; ``WHOLE`` excludes all others.
 
-    The last holder removes the file, and folders created for it if they are empty. ``UserError`` if
-    another process is writing ``guarded``.
+    The last holder removes the file. ``UserError`` if another process is writing ``guarded``.
     """
-    with _clean_parents(path), _open_locked(path, name, guarded) as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _open_locked(path, name, guarded) as file:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
         file.flush()
@@ -40,19 +40,6 @@ def locked(path: Path, name: str, guarded: Path) -> Iterator[None]:
             # others may hold their parts. A process that waits for the removed file opens a new one
             if _try_lock(file, WHOLE):
                 path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _clean_parents(path: Path) -> Iterator[None]:
-    """Create the parent folders of ``path``, and remove those left empty."""
-    missing = [parent for parent in path.absolute().parents if not parent.exists()]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    finally:
-        with suppress(OSError):
-            for folder in missing:
-                folder.rmdir()
 
 
 def _open_locked(path: Path, name: str, guarded: Path) -> Any:
