@@ -109,11 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_result_options(parser.add_argument)
     add = parser.add_argument
     add("--workers", type=int, default=available_cores(), help="processes (all cores)")
-    add(
-        "--scheduler",
-        metavar="ADDRESS",
-        help="use this Dask cluster; local: start one here with --workers processes",
-    )
+    add("--scheduler", metavar="ADDRESS", help="use the workers of this Dask cluster instead")
     add("--part", metavar="K/N", help="write only the K-th of N parts, from 1")
     add("--merge", metavar="DST", help="make one data set of the parts of DST")
     add("--overwrite", action="store_true", help="replace DST when the new one is complete")

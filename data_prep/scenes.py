@@ -19,7 +19,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from data_prep.distribute.ordered_maps import ordered_map
-from data_prep.publish.atomic import partial_folder, replace_folder
+from data_prep.publish.atomic import new_folder, replace_folder
 from pospre.command_line import command_parser
 from pospre.data.threads import available_cores
 from pospre.errors import UserError, run_command
@@ -72,7 +72,7 @@ def render_scenes(
     pictures = ordered_map(
         partial(_render_scene, settings=settings), range(num_scenes), num_workers
     )
-    with closing(pictures), partial_folder(destination) as folder:
+    with closing(pictures), new_folder(destination) as folder:
         for name in CLASSES:
             (folder / name).mkdir()
         counts: Counter[str] = Counter()

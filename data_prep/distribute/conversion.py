@@ -7,7 +7,7 @@ are there. Parts on several machines, and runs after a kill, convert the missing
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -75,8 +75,8 @@ def convert(
             num_shares=1 if share is None else share.total,
             strict=strict,
         )
-        run = ordered_map if scheduler is None else partial(cluster_map, scheduler=scheduler)
-        summary = _convert_blocks(listed.items, wanted, plan, job, run, num_workers)
+        by = num_workers if scheduler is None else scheduler
+        summary = _convert_blocks(listed.items, wanted, plan, job, by)
         if share is None:
             check_samples(summary.records, source)
             _publish(target, plan, summary.records, overwrite)
@@ -162,10 +162,9 @@ def _convert_blocks(
     blocks: Sequence[Block],
     plan: Plan,
     job: Job,
-    run: Callable[..., Generator[Record]],
-    num_workers: int,
+    by: int | str,
 ) -> Summary:
-    """Convert blocks that no earlier run has finished, with a map such as ``ordered_map``."""
+    """Convert blocks that no earlier run has finished, by so many processes or a Dask scheduler."""
     found = job.destination.records()
     check_own(found, plan, job.destination.partial)
     missing = [block for block in blocks if block.number not in found]
@@ -173,7 +172,12 @@ def _convert_blocks(
     if num_reused:
         print(f"{num_reused} of {len(blocks)} blocks were already finished; resuming.")
     tasks = [(block, items[block.start : block.stop]) for block in missing]
-    results = run(partial(convert_block, job=job), tasks, num_workers=min(num_workers, len(tasks)))
+    work = partial(convert_block, job=job)
+    results = (
+        cluster_map(work, tasks, by)
+        if isinstance(by, str)
+        else ordered_map(work, tasks, min(by, len(tasks)))
+    )
     total = sum(block.stop - block.start for block in blocks)
     before = total - sum(len(some) for _, some in tasks)
     unit = "clip" if job.source.is_audio else "img"

@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -113,41 +112,36 @@ def _end_with_parent() -> None:
 
 
 def cluster_map(
-    function: Callable[[Item], Result], items: Iterable[Item], scheduler: str, num_workers: int
+    function: Callable[[Item], Result], items: Iterable[Item], scheduler: str
 ) -> Generator[Result, None, None]:
     """Yield ``function(item)`` in the order of the items, computed by the workers of a cluster.
 
     Failed tasks, and those of dead workers, are retried elsewhere. ``scheduler`` is the cluster's
-    address; ``"local"`` starts one of ``num_workers`` processes here. ``UserError`` if Dask is
-    missing, the cluster does not answer, or a task fails repeatedly.
+    address. ``UserError`` if Dask is missing, the cluster does not answer, or a task fails
+    repeatedly.
     """
-    with ExitStack() as stack:
-        client = _connect(scheduler, num_workers, stack)
+    with _connect(scheduler) as client:
         workers = len(client.scheduler_info(n_workers=-1)["workers"])
         executor = client.get_executor(retries=_RETRIES, pure=False)
-        stack.callback(executor.shutdown, wait=False)  # drops pending tasks
-        pending = max(_LEAST_PENDING, _PENDING_PER_NODE * workers)
         try:
+            pending = max(_LEAST_PENDING, _PENDING_PER_NODE * workers)
             yield from in_order(executor, function, items, pending)
         except Exception as error:
             kind = Unreachable if isinstance(error, Unreachable) else UserError
             raise kind(f"a block failed {_RETRIES + 1} times on the cluster: {error}") from error
+        finally:
+            executor.shutdown(wait=False)  # drops pending tasks
 
 
-def _connect(scheduler: str, num_workers: int, stack: ExitStack) -> "Client":
+def _connect(scheduler: str) -> "Client":
     try:
-        from distributed import Client, LocalCluster
+        from distributed import Client
     except ImportError as error:
         raise UserError(
             f"Dask cannot be loaded ({error}); pip install dask distributed, or use --part k/n."
         ) from error
-    where: Any = scheduler
-    if scheduler == "local":
-        where = stack.enter_context(
-            LocalCluster(n_workers=num_workers, threads_per_worker=1, dashboard_address=None)
-        )
     try:
-        return stack.enter_context(Client(where, timeout=_CONNECT_SECONDS))
+        return Client(scheduler, timeout=_CONNECT_SECONDS)
     except (OSError, ValueError) as error:
         raise UserError(
             f"no Dask scheduler answers at {scheduler} ({error}); write --scheduler tcp://host:8786"

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pospre.atomic_file import sync
@@ -93,21 +94,18 @@ def writing(destination: object) -> Iterator[None]:
 
 
 @contextmanager
-def partial_folder(destination: Path) -> Iterator[Path]:
-    """Yield a new folder ``<destination>.partial-new`` and remove it at the end, in any case.
+def new_folder(destination: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``destination``, which is removed at the end unless it was moved.
 
-    Remains of a killed run for the same destination are removed first. ``UserError`` if another
-    process is writing it, or nothing can be written there.
+    ``UserError`` if nothing can be written there.
     """
-    partial = destination.with_name(f"{destination.name}.partial-new")
-    lock = destination.with_name(f"{destination.name}.partial.lock")
-    with writing(destination), locked(lock, WHOLE, destination):
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir()
-            yield partial
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    with writing(destination):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        name = f"{destination.name}.partial-"
+        with TemporaryDirectory(prefix=name, dir=destination.parent) as parent:
+            folder = Path(parent) / "new"  # with the usual permissions
+            folder.mkdir()
+            yield folder
 
 
 def replace_folder(complete: Path, destination: Path) -> None:

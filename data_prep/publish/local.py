@@ -127,11 +127,8 @@ class LocalDestination(Destination):
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """Yield a new folder on the same disk."""
-        folder = Path(tempfile.mkdtemp(prefix="block-", dir=self.folder))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="block-", dir=self.folder) as folder:
+            yield Path(folder)
 
     def keep(self, folder: Path, record: Record) -> None:
         """Move the files of a block to their place, the record last."""

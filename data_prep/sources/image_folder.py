@@ -1,7 +1,5 @@
 """A folder of image files: sub-folders are classes, or train/ and val/ hold class folders."""
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from data_prep.sources.source import Item, Source, one_of_each_ending
 from data_prep.splits import Split, split_of_name
 from pospre.data.decode.formats import foreign_format
 from pospre.data.stores.files import names_in, odd_file
-from pospre.data.stores.image_folder import class_labels, file_start, list_images
+from pospre.data.stores.image_folder import class_labels, file_start, list_images, visible_files
 from pospre.errors import UserError
 
 
@@ -44,7 +42,7 @@ def _listed(root: Path) -> Source:
     names = list_images(root)
     classes, labels = class_labels(names)
     items = tuple(file_item(root, name, label) for name, label in zip(names, labels, strict=True))
-    others = list(_others(root, set(names)))
+    others = set(visible_files(root)).difference(names)
     examples = tuple(_told(root, name) for name in one_of_each_ending(others))
     return Source(root, items, classes, len(others), ignored=examples)
 
@@ -87,16 +85,6 @@ def file_item(root: Path, name: str, label: int) -> Item:
     except OSError:  # a broken link: reported as unreadable later
         return Item(name, label, 0, "")
     return Item(name, label, status.st_size, str(status.st_mtime_ns))
-
-
-def _others(root: Path, images: set[str]) -> Iterator[str]:
-    """Yield the files that are not images, without following links to folders.
-
-    Hidden ones count, except in folders that cannot be read; visible folders were read before.
-    """
-    paths = (Path(folder) / name for folder, _, names in os.walk(root) for name in names)
-    names = (path.relative_to(root).as_posix() for path in paths)
-    return (name for name in names if name not in images)
 
 
 def _told(root: Path, name: str) -> str:

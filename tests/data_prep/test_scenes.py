@@ -156,18 +156,6 @@ def test_existing_destination(tmp_path: Path, refused: Says, printed: Says) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "scenes"]
 
 
-def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
-    target, others = tmp_path / "scenes", tmp_path / "scenes.partial"  # a conversion's
-    for folder in (
-        others,
-        tmp_path / "scenes.partial-new" / "ball",
-        tmp_path / "scenes.partial-old",
-    ):
-        folder.mkdir(parents=True)
-    assert run(target, "--num-images", 2, "--workers", 1) == 0
-    assert sorted(tmp_path.iterdir()) == [target, others]
-
-
 @pytest.mark.parametrize("option", ["--num-images", "--frames", "--workers"])
 def test_bad_numbers(tmp_path: Path, option: str, refused: Says) -> None:
     assert option in refused(run, tmp_path / "scenes", option, 0)

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from tests.data_prep.reading import Says, call
 from tests.data_prep.sample_images import encoded, odd_files, picture, write_files
 from tests.disk import snapshot
 
-if find_spec("distributed") is None:
-    pytest.skip("Dask is not installed", allow_module_level=True)
+distributed = pytest.importorskip("distributed")
 
 OPTIONS = ("--format", "mds", "--shard-mb", 0.02)
 
@@ -45,8 +43,12 @@ def test_the_same_bytes_as_without_a_cluster_although_a_worker_dies(
     assert call(source, tmp_path / "whole", *OPTIONS) == 0
     monkeypatch.setenv("DIED_ONCE", str(tmp_path / "died"))
     monkeypatch.setattr(conversion, "convert_block", convert_but_die_once)
-    target, options = tmp_path / "dask", (*OPTIONS, "--workers", 1, "--scheduler", "local")
-    assert "images          35" in printed(call, source, target, *options)
+    target = tmp_path / "dask"
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address=None
+    ) as processes:
+        options = (*OPTIONS, "--scheduler", processes.scheduler_address)
+        assert "images          35" in printed(call, source, target, *options)
     assert (tmp_path / "died").exists()
     assert snapshot(target) == snapshot(tmp_path / "whole")
     assert "already holds this conversion" in printed(call, source, target, *options)
@@ -55,13 +57,11 @@ def test_the_same_bytes_as_without_a_cluster_although_a_worker_dies(
 @pytest.fixture(scope="module")
 def scheduler() -> Any:
     """A cluster of threads of this process, so that patches hold."""
-    from distributed import Client, LocalCluster
-
     with (
-        LocalCluster(
+        distributed.LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
         ) as local,
-        Client(local),
+        distributed.Client(local),
     ):
         yield local.scheduler_address
 
@@ -100,7 +100,7 @@ def _away(_: int) -> None:
 
 def test_what_may_pass_is_still_said_to(scheduler: str) -> None:
     with pytest.raises(Unreachable, match=r"failed 4 times on the cluster: the bucket does not"):
-        list(ordered_maps.cluster_map(_away, [1], scheduler, 1))
+        list(ordered_maps.cluster_map(_away, [1], scheduler))
 
 
 def test_no_scheduler(
@@ -118,6 +118,6 @@ def test_without_dask(
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert "pip install dask distributed" in refused(
-        call, source, tmp_path / "out", "--format", "mds", "--scheduler", "local"
+        call, source, tmp_path / "out", "--format", "mds", "--scheduler", "tcp://x:1"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
