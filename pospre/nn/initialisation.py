@@ -14,6 +14,8 @@ def init_weights(module: nn.Module) -> None:
     A convolution's bias keeps PyTorch's default, as in the published code.
     """
     for part in module.modules():
+        if _is_empty(part):
+            continue
         if isinstance(part, nn.Linear):
             nn.init.xavier_uniform_(part.weight)
             if part.bias is not None:
@@ -49,6 +51,8 @@ def init_trunc_normal(module: nn.Module, *, convolutions: bool = True) -> None:
     """
     drawn = (nn.Linear, nn.Conv2d) if convolutions else nn.Linear
     for part in module.modules():
+        if _is_empty(part):
+            continue
         if isinstance(part, drawn):
             nn.init.trunc_normal_(part.weight, std=0.02)
             if part.bias is not None:
@@ -65,8 +69,14 @@ def init_beit(blocks: Iterable[Any], module: nn.Module) -> None:
     """
     init_trunc_normal(module)
     for part in module.modules():
-        if isinstance(part, (nn.Linear, nn.Conv2d)):
+        if isinstance(part, (nn.Linear, nn.Conv2d)) and not _is_empty(part):
             nn.init.trunc_normal_(part.weight, std=0.02, a=-0.02, b=0.02)
     for depth, block in enumerate(blocks, start=1):
         for last in (block.attn.proj, block.mlp.fc2):
             last.weight.div_(math.sqrt(2 * depth))
+
+
+def _is_empty(part: nn.Module) -> bool:
+    """Return whether a layer is on the meta device, where drawing takes longer than building it."""
+    weight = getattr(part, "weight", None)
+    return isinstance(weight, torch.Tensor) and weight.is_meta
