@@ -37,7 +37,7 @@ WITHOUT_KOLEO: Options = {"dinov2": {"koleo_weight": 0.0}}
 BESIDE_BATCH_NORM: Options = {"droppos": {"temperature": None}}
 CENTERING: Options = {"dinov2": {"koleo_weight": 0.0, "centering": "centering"}}
 # each block is told angles, which come from parameters outside of it
-TURNED = Case(("ijepa",), encoder={"positions": "rotary_mixed"}).of_one_block()
+TURNED = Case(("simmim",), encoder={"positions": "rotary_mixed"}).of_one_block()
 KOLEO = Case(
     ("dinov2",),
     options={"dinov2": {"koleo_weight": 1.0, "dino_weight": 0.0, "ibot_weight": 0.0}},
