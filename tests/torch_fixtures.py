@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from composer.core import Engine
+from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 from torch.distributed.checkpoint.state_dict import _get_fqns
 
@@ -53,6 +54,7 @@ def whole_graph() -> Iterator[Callable[..., Any]]:
 
     Else the eighth model of a process would be one too many for the limit of recompilations.
     """
+    counters.clear()
     yield partial(torch.compile, backend="eager", fullgraph=True)
     torch._dynamo.reset()
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from pospre import attach
 from pospre.errors import UserError
@@ -104,7 +105,9 @@ def test_a_view_that_the_loader_left_out_is_said(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in algorithm_names() if (name,) not in BESIDE])
-def test_compiled_forward_is_one_graph_with_the_same_loss(name: str, whole_graph: Any) -> None:
+def test_compiled_forward_is_one_graph_that_stays_with_the_same_loss(
+    name: str, whole_graph: Any
+) -> None:
     case = case_of(name, **DRAWING.get(name, {})).of_one_block()
     model, algorithms = case.build()
     twin, _ = case.build()  # a forward may move running statistics
@@ -115,6 +118,9 @@ def test_compiled_forward_is_one_graph_with_the_same_loss(name: str, whole_graph
     torch.testing.assert_close(
         twin.loss(compiled(inputs), inputs)["total"], eager, rtol=1e-4, atol=1e-5
     )
+    for progress in (0.0, 0.2, 0.7, 0.9):
+        compiled(twin.prepare(case.batch(), progress))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_bf16_loss_is_finite_and_near_fp32(name: str) -> None:

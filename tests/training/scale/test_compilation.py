@@ -33,12 +33,10 @@ STEPS = [
         ("supervised",),
         ("simmim",),
         ("mp3",),
-        ("ijepa", "stop"),
         ("mae", "droppos", "lut"),
-        ("dinov2", "masked_position", "crop_field"),
     )
 ]
-"""Every method once."""
+"""The contract of all algorithms, in tests/algorithms, has the others."""
 BLOCKS = [DROPPING, Case(("dinov2", "masked_position")).of_one_block()]
 
 
