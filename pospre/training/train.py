@@ -18,14 +18,12 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint
-from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.run.device import composer_precision, describe_precision, slow_precision, uses_cudnn
 from pospre.run.resume import recorded
 from pospre.run.run import Run
 from pospre.schedules import duration_steps
 from pospre.training.build import Components, build_components
-from pospre.training.callbacks.bad_steps import Divergence, EachStep, LossSpikes
-from pospre.training.callbacks.metrics import MetricsFile
+from pospre.training.callbacks.bad_steps import Divergence, LossSpikes
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.stop_signals import StopSignals
@@ -156,7 +154,6 @@ def build_trainer(
     if options.activation_checkpointing:
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
     sharding = build_sharding(options.fsdp)
-    metrics = build_metrics_file(recipe)
     return StepTrainer(
         model=model,
         cudnn=uses_cudnn(recipe, device),
@@ -174,8 +171,8 @@ def build_trainer(
         optimizers=components.optimizer,
         schedulers=components.schedule,
         step_schedulers_every_batch=True,
-        callbacks=[*compiled, *_callbacks(components, signals, metrics, callbacks)],
-        loggers=[metrics],
+        callbacks=[*compiled, *_callbacks(components, signals, callbacks)],
+        loggers=[build_metrics_file(recipe)],
         run_name=recipe.run_name,
         progress_bar=False,
         parallelism_config=None if sharding is None else ParallelismConfig(fsdp2=sharding),
@@ -199,22 +196,15 @@ def _compile(model: PretrainModel, recipe: Recipe, device: Device) -> list[Callb
 
 
 def _callbacks(
-    components: Components, signals: StopSignals, metrics: MetricsFile, more: Sequence[Callback]
+    components: Components, signals: StopSignals, more: Sequence[Callback]
 ) -> list[Callback]:
     recipe = components.recipe
-    watchers, divergence = _watchers(recipe), Divergence(recipe)
-    spikes = [each for each in watchers if isinstance(each, LossSpikes)]
-    # a step's line is written, and the step checked, before it is saved
-    judges: list[MetricsFile | EachStep] = [metrics, *spikes, divergence]
-    for saver in (each for each in more if isinstance(each, CheckpointSaver)):
-        saver.before_save += [each.before_save for each in judges]
-        divergence.before_stop.append(saver.wait)  # so that the checkpoint it names is complete
     bar = [ProgressBar(components.total_steps)] if recipe.trainer.progress_bar else []
     return [
         signals,  # first: it decides whether a step is the last one
-        *watchers,
+        *_watchers(recipe),
         LoaderPosition(components.loader),
-        divergence,
+        Divergence(recipe),
         *more,
         *bar,
     ]

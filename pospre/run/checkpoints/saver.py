@@ -43,9 +43,10 @@ class CheckpointSaver(Callback):
         together: let every rank write the shards that FSDP gives it; otherwise the first rank
             writes everything.
 
+    Before anything is written, every rank calls ``before_save(state)`` of each callback that has
+    such a method; an exception stops the save.
+
     Attributes:
-        before_save: called on every rank with the state before anything is written; an exception
-            stops the save.
         after_save: called on rank 0 with the path of every new checkpoint, usually in the thread
             that writes.
         after_parts: called on every rank, between two steps, with the path of a new checkpoint
@@ -64,7 +65,6 @@ class CheckpointSaver(Callback):
         self.folder = folder.absolute()
         self.keep = keep
         self.together = together
-        self.before_save: list[Callable[[State], None]] = []
         self.after_save: list[Callable[[Path], None]] = []
         self.after_parts: list[Callable[[Path, list[Path]], None]] = []
         self._kept = list(earlier)
@@ -121,9 +121,10 @@ class CheckpointSaver(Callback):
         time = state.timestamp
         if time.batch.value == self._last_batch:
             return
-        for check in self.before_save:
-            check(state)
-        self.wait()  # after the checks: the first of them is told that the time of saving begins
+        for callback in state.callbacks:
+            if check := getattr(callback, "before_save", None):
+                check(state)
+        self.wait()
         torch.cuda.empty_cache()  # room for what both gather from all ranks
         with sharded_state(state) if self.together else nullcontext():
             content: dict[str, Any] = {

@@ -8,7 +8,7 @@ import json
 import math
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -26,6 +26,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import pretrain_model
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.folders import checkpoints_of
+from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.training.callbacks.metrics import is_late, plain_losses
 from pospre.training.callbacks.watchers import Watcher
 
@@ -219,15 +220,11 @@ class Divergence(EachStep):
     Args:
         recipe: of the run, for advice; None under your own Trainer.
         folder: for the step's samples; None: ``bad_steps`` in the run's folder.
-
-    Attributes:
-        before_stop: called on every rank before the last good checkpoint is determined.
     """
 
     def __init__(self, recipe: Recipe | None = None, folder: Path | None = None) -> None:
         self.recipe = recipe
         self.folder = folder
-        self.before_stop: list[Callable[[], None]] = []
 
     def judge_step(self, state: State, step: DoneStep) -> None:
         """Check the losses of a step; its line is already written."""
@@ -259,8 +256,9 @@ class Divergence(EachStep):
             self._stop(state, done_step(state), f"tensor '{list(tensors)[good.index(0)]}'")
 
     def _stop(self, state: State, step: DoneStep, what: str) -> None:
-        for hook in self.before_stop:
-            hook()
+        for saver in state.callbacks:
+            if isinstance(saver, CheckpointSaver):
+                saver.wait()  # the checkpoint that is named must be complete
         noted = note_step(state, step, self.folder, self.recipe)
         start = f"training diverged: after step {step.number} not finite: {what}."
         if self.recipe is None:

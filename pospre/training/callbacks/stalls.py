@@ -89,11 +89,12 @@ class Stalls(Watcher):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start watching this thread."""
         super().fit_start(state, logger)
-        savers = [saver for saver in state.callbacks if isinstance(saver, CheckpointSaver)]
-        for saver in savers:
-            saver.before_save.insert(0, lambda _: self._begin("save"))
-        self._hears_of_saves = bool(savers)
+        self._hears_of_saves = any(isinstance(each, CheckpointSaver) for each in state.callbacks)
         self._watchdog.start()
+
+    def before_save(self, state: State) -> None:
+        """Count the time from here on as saving, including that of other callbacks' checks."""
+        self._begin("save")
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Record the end of a step; log the shares, and check the loader's."""

@@ -138,11 +138,10 @@ class Eager(CheckpointSaver):
         super().__init__(*arguments, **options)
         self.written: list[str] = []
         self.after_save.append(lambda path: self.written.append(path.name))
-        self.before_save.append(self.judge)
         self.forbidden = -1
         MADE.append(self)
 
-    def judge(self, state: State) -> None:
+    def before_save(self, state: State) -> None:
         if state.timestamp.batch == self.forbidden:
             raise UserError("this state is not worth it")
 

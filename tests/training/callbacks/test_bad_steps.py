@@ -119,7 +119,9 @@ def test_weights_are_looked_at_before_a_save(value: float, tiny: Path, tmp_path:
     model, _ = Case(("mae",)).build()
     torch.nn.init.constant_(dict(model.named_parameters())["encoder.norm.weight"], value)
     time, batch = Timestamp(batch=7), {"index": torch.tensor([3, 5])}
-    state: Any = SimpleNamespace(model=model, timestamp=time, batch=batch, total_loss_dict={})
+    state: Any = SimpleNamespace(
+        model=model, timestamp=time, batch=batch, total_loss_dict={}, callbacks=[]
+    )
     watch = Divergence(load_recipe(tiny))
     if value == 1.0:
         watch.before_save(state)
