@@ -116,34 +116,30 @@ def attached_model(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> P
     return model
 
 
-def load_model(
-    uri: str, *, initial: bool = False, weights: Weights = "student"
-) -> tuple[PretrainModel, Recipe]:
+def load_model(uri: str, *, weights: Weights = "student") -> tuple[PretrainModel, Recipe]:
     """Return the model of a checkpoint, in eval mode on the CPU, and its recipe.
 
     Args:
         uri: a checkpoint, a folder of them or a run folder (the newest counts), local or S3.
-        initial: return the same model with its initial random weights instead.
         weights: ``teacher`` loads the teacher's weights instead of the trained ones.
 
     Raises:
         UserError: no such checkpoint, the file is damaged or of another model, or it has no
             teacher.
     """
-    return model_of(open_checkpoint(str(uri)), initial=initial, weights=weights)
+    return model_of(open_checkpoint(str(uri)), weights=weights)
 
 
 def model_of(
-    checkpoint: Checkpoint, *, initial: bool = False, weights: Weights = "student"
+    checkpoint: Checkpoint, *, weights: Weights = "student"
 ) -> tuple[PretrainModel, Recipe]:
     """Do the same as ``load_model`` for a checkpoint that is already in memory."""
     uri, content = checkpoint.uri, checkpoint.content
     recipe = resolve(recorded_recipe(recorded(content).recipe, source=f"recipe in {uri}"))
     model = build_model(recipe)
-    if not initial:
-        found = content["state"]["model"]
-        compare_tensors(model.state_dict(), found, uri)
-        model.load_state_dict(found)
+    found = content["state"]["model"]
+    compare_tensors(model.state_dict(), found, uri)
+    model.load_state_dict(found)
     if weights == "teacher":
         _take_teacher(model, uri)
     return model.eval(), recipe

@@ -25,18 +25,6 @@ from pospre.batch import Batch
 from pospre.run.device import cudnn_first
 from pospre.training.callbacks.metrics import StepLosses, wait_for
 
-OVERRIDDEN = (
-    "_train_loop",  # this one stays; it takes None from ``_train_batch`` for no losses to fetch
-    "_train_batch",
-    "_train_microbatches",
-    "_train_microbatch",
-    "_iter_dataloader",
-    "_accumulate_time_across_ranks",
-    "_use_closures",
-)
-"""What this module relies on: methods of Composer's Trainer."""
-ENGINE_OVERRIDDEN = ("run_event", "_run_algorithms", "_run_callbacks", "_compile", "_debug_log")
-"""What this module relies on: methods of Composer's Engine."""
 _OF_A_STEP = frozenset(
     event
     for event in Event
