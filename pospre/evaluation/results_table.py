@@ -38,7 +38,7 @@ def results_table(name: str, results: Mapping[str, Any]) -> str:
     header = ["figure", "value", "untrained"]
     if all(row[2] == "–" for row in rows):
         header, rows = header[:2], [row[:2] for row in rows]
-    tables = [list_table(key, value) for key, value in lists.items()]
+    tables = [list_table(key, value) for key, value in lists.items() if len(_columns(value)) > 1]
     title = f"{name}: {summary(name)}"
     return "\n\n".join([*tables, format_table(title, header, rows, _notes(rest))])
 
@@ -55,13 +55,18 @@ def _is_table(value: object) -> bool:
 
 def list_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of mappings; what does not fit into a cell is left out."""
+    keys = _columns(rows)
+    return format_table(title, keys, [[_cell(row, key) for key in keys] for row in rows])
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     keys = dict.fromkeys(
         key
         for row in rows
         for key, value in row.items()
         if _fits(value) and not key.endswith("_se") and key != "standard_error"
     )
-    return format_table(title, [*keys], [[_cell(row, key) for key in keys] for row in rows])
+    return [*keys]
 
 
 def _fits(value: object) -> bool:

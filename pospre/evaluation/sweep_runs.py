@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pospre.errors import UserError
-from pospre.evaluation.figures import read_document
+from pospre.evaluation.figures import figures_in, read_document
 from pospre.evaluation.recipe_evaluations import check_evaluations, planned_evaluations
-from pospre.evaluation.registry import figures_of
 from pospre.evaluation.results_table import list_table
 from pospre.recipe.provenance import COMPARED
 from pospre.recipe.recipe import Recipe, load_recipe
@@ -92,11 +91,9 @@ def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
     for cell in cells:
         figures = {}
         for entry in planned_evaluations(cell.recipe):
-            results = read_document(entry.output)["results"]
-            for key, best in figures_of(entry.name).items():
-                if isinstance(results.get(key), int | float):
-                    figures[f"{entry.name}/{key}"] = float(results[key])
-                    better[f"{entry.name}/{key}"] = best
+            for found in figures_in(read_document(entry.output)):
+                figures[f"{entry.name}/{found.name}"] = found.value
+                better[f"{entry.name}/{found.name}"] = found.best
         runs.append({"values": cell.values, "run_name": cell.recipe.run_name, "figures": figures})
     return {"runs": runs, "figures": {name: _summary(runs, name, better[name]) for name in better}}
 

@@ -22,6 +22,8 @@ def test_a_list_is_a_table_and_leaves_out_what_fits_no_cell() -> None:
     text = results_table("relative_attention", results)
     assert text.startswith(NEAR) and "0.375 ± 0.012" in text and "untrained" not in text
     assert text.endswith("grid: 14, 14\nsamples 6")
+    one = results_table("relative_attention", {**results, "layers": [{"layer": 1, "heads": [{}]}]})
+    assert one.startswith("relative_attention: ")  # a table of one column says nothing
 
 
 def test_figures_stand_with_their_errors_and_the_untrained_models() -> None:
