@@ -15,9 +15,8 @@ from pospre.recipe.provenance import concealed
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
-from pospre.training.build import build_model, model_of
+from pospre.training.build import build_model, model_of, resolve
 from pospre.training.data import open_data
-from pospre.training.resolve import resolve
 from pospre.untrusted_json import parse_object
 
 _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")

@@ -29,9 +29,8 @@ from pospre.model.algorithm import algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.planning.kernels import Kernel, StepTrace, count_flops, fused, tensors
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import attached_model, build_algorithms
+from pospre.training.build import attached_model, build_algorithms, resolve
 from pospre.training.optimizer.optim import build_optimizer
-from pospre.training.resolve import resolve
 
 _AUTOCAST = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 _CLASSES = [str(number) for number in range(1000)]  # ImageNet's, where the recipe leaves it open

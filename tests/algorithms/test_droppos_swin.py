@@ -15,8 +15,7 @@ from pospre.evaluation.position.position_grid import (
 from pospre.evaluation.position.predictions import Placer, tally
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_algorithms, build_model
-from pospre.training.resolve import resolve
+from pospre.training.build import build_algorithms, build_model, resolve
 from tests.algorithms.cases import train_and_resume
 from tests.swin_runs import DROPPOS, small_swin, two_images
 

@@ -14,8 +14,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.positions.sincos import SinCos
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_algorithms, build_model
-from pospre.training.resolve import resolve
+from pospre.training.build import build_algorithms, build_model, resolve
 from tests.algorithms.cases import train_and_resume
 from tests.swin_runs import small_swin, two_images
 

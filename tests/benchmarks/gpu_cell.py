@@ -29,9 +29,8 @@ from pospre.planning.kernels import count_flops
 from pospre.planning.step_costs import FakeTraining
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device
-from pospre.training.build import Components, build_components, make_components
+from pospre.training.build import Components, build_components, make_components, resolve
 from pospre.training.data import build_views
-from pospre.training.resolve import resolve
 from tests.benchmarks.bench_methods import make_batch
 from tests.benchmarks.loader_worker import memory
 from tests.training.fitting import fit

@@ -39,8 +39,7 @@ from pospre.model.model import PretrainModel
 from pospre.planning.kernels import Kernel, operator_flops
 from pospre.planning.step_costs import with_classes
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import attached_model, build_algorithms
-from pospre.training.resolve import resolve
+from pospre.training.build import attached_model, build_algorithms, resolve
 
 _CUDA = torch.device("cuda:0")
 _H100 = SimpleNamespace(

@@ -24,8 +24,7 @@ from tqdm import tqdm
 
 from pospre.errors import UserError, run_command
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
-from pospre.training.build import build_model
-from pospre.training.resolve import resolve
+from pospre.training.build import build_model, resolve
 from tests.benchmarks.learn import RESULTS, YAMLS, call, convert
 from tests.markdown import markdown_table
 

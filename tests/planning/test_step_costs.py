@@ -12,9 +12,8 @@ from pospre.planning.estimate import Counts, count
 from pospre.planning.kernels import count_flops, fused
 from pospre.planning.step_costs import FakeTraining, StepMemory
 from pospre.recipe.recipe import Recipe, load_recipe
-from pospre.training.build import attached_model, build_algorithms
+from pospre.training.build import attached_model, build_algorithms, resolve
 from pospre.training.data import build_views
-from pospre.training.resolve import resolve
 from tests.benchmarks.bench_methods import make_batch
 
 DEMO = Path(__file__).parents[2] / "yamls/demo"

@@ -17,8 +17,7 @@ from pospre.evaluation.run import check_evaluation
 from pospre.exporting.target import card_of
 from pospre.model.algorithm import algorithm_class
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
-from pospre.training.build import build_algorithms
-from pospre.training.resolve import resolve
+from pospre.training.build import build_algorithms, resolve
 from tests.evaluation.checkpoints import measured, save_checkpoint
 from tests.training.tiny_runs import Run, metrics
 

@@ -7,8 +7,7 @@ from torch import Tensor
 from pospre.algorithms.supervised.supervised import Classification
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.training.build import build_algorithms, build_model
-from pospre.training.resolve import resolve
+from pospre.training.build import build_algorithms, build_model, resolve
 from tests.swin_runs import SUPERVISED, small_swin
 
 
