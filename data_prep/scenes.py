@@ -7,10 +7,12 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from data_prep.distribute.ordered_maps import ordered_map
-from data_prep.publish.atomic import new_folder, replace_folder
+from data_prep.publish.atomic import replace_folder, writing
 from pospre.command_line import command_parser
 from pospre.data.threads import available_cores
 from pospre.errors import UserError, run_command
@@ -62,8 +64,6 @@ def render_scenes(
 
     ``UserError`` if it has something else, or cannot be written.
     """
-    from data_prep.rendering import CLASSES
-
     if _is_complete(destination, settings, overwrite):
         print(f"{destination} already contains these scenes; nothing to do.")
         return False
@@ -72,24 +72,37 @@ def render_scenes(
     pictures = ordered_map(
         partial(_render_scene, settings=settings), range(num_scenes), num_workers
     )
-    with closing(pictures), new_folder(destination) as folder:
-        for name in CLASSES:
-            (folder / name).mkdir()
-        counts: Counter[str] = Counter()
-        bar = tqdm(total=settings.num_images, unit="img", desc="scenes", disable=None)
-        with (folder / LABELS_NAME).open("w") as labels, bar:
-            for jpeg, label in itertools.chain.from_iterable(pictures):
-                (folder / label["path"]).write_bytes(jpeg)
-                labels.write(json.dumps(label, separators=(",", ":")) + "\n")
-                counts[label["class"]] += 1
-                bar.update()
-        (folder / SETTINGS_NAME).write_text(json.dumps(asdict(settings), indent=1) + "\n")
-        replace_folder(folder, destination)
+    with closing(pictures), writing(destination):
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        prefix = f"{destination.name}.partial-"
+        with TemporaryDirectory(prefix=prefix, dir=destination.parent) as parent:
+            folder = Path(parent, "new")  # with the usual permissions
+            counts = _write(itertools.chain.from_iterable(pictures), folder, settings)
+            replace_folder(folder, destination)
     seconds = time.monotonic() - start
     print(f"wrote {destination}: {settings.num_images} pictures of {settings.size} pixels")
     print("  " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     print(f"  {seconds:.1f} s ({settings.num_images / seconds:.0f} images/s)")
     return True
+
+
+def _write(
+    pictures: Iterator[tuple[bytes, dict[str, Any]]], folder: Path, settings: Settings
+) -> Counter[str]:
+    """Write pictures and labels into a new folder; return the number of pictures per class."""
+    from data_prep.rendering import CLASSES
+
+    for name in CLASSES:
+        (folder / name).mkdir(parents=True)
+    counts: Counter[str] = Counter()
+    bar = tqdm(pictures, total=settings.num_images, unit="img", desc="scenes", disable=None)
+    with (folder / LABELS_NAME).open("w") as labels:
+        for jpeg, label in bar:
+            (folder / label["path"]).write_bytes(jpeg)
+            labels.write(json.dumps(label, separators=(",", ":")) + "\n")
+            counts[label["class"]] += 1
+    (folder / SETTINGS_NAME).write_text(json.dumps(asdict(settings), indent=1) + "\n")
+    return counts
 
 
 def run_lengths(mask: ndarray) -> dict[str, Any]:

@@ -1,9 +1,6 @@
 """The work of a worker: convert one block into its shard."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,8 +43,11 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
     block, items = task
     record = Record(block.number, block.key, job.num_shares)
     moments = _moments(job.settings)
+    from data_prep.publish.shards import block_writer  # Streaming: seconds to import
+
+    columns, num_bytes = job.settings.columns, sum(item.size for item in items)
     with job.destination.scratch() as folder:
-        with _writing(folder, job, record, items) as writer:
+        with block_writer(folder, columns, num_bytes, record) as write:
             for item in items:
                 with at(str(job.source.root / item.name)):
                     try:
@@ -55,7 +55,7 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
                     except DamagedItem as error:
                         _skip(item, str(error), record, job)
                         continue
-                writer.write(item, _note(item, main, record))
+                write(item, _note(item, main, record))
                 if moments is not None:
                     moments.add(_rows(main, job.settings))
         if moments is not None:
@@ -133,22 +133,3 @@ def _rows(main: "PreparedImage | PreparedClip", settings: Settings) -> np.ndarra
         return main.features
     stored = torch.frombuffer(bytearray(main.jpeg), dtype=torch.uint8)
     return decode_image(stored, settings.decoding).reshape(-1, settings.channels) / 255
-
-
-@contextmanager
-def _writing(folder: Path, job: Job, record: Record, items: Sequence[Item]) -> Iterator[Any]:
-    """Yield the writer of a block's samples; at the end it adds its files to the record."""
-    from data_prep.publish.shards import BlockWriter  # Streaming: seconds to import
-
-    columns = {"image": "bytes"}
-    if job.settings.frames is not None:
-        from data_prep.encode.clips import NUM_COEFFICIENTS
-
-        columns = {"features": f"ndarray:float32:{job.settings.frames},{NUM_COEFFICIENTS}"}
-    writer = BlockWriter(folder, columns, sum(item.size for item in items))
-    try:
-        yield writer
-        writer.finish(record)
-    except BaseException:
-        writer.abort()
-        raise

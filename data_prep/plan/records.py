@@ -34,6 +34,15 @@ class Settings:
     deep_range: str = "auto"
 
     @property
+    def columns(self) -> dict[str, str]:
+        """Encoding of a sample's data in MDS shards, by column."""
+        if self.frames is None:
+            return {"image": "bytes"}
+        from data_prep.encode.clips import NUM_COEFFICIENTS  # torchaudio: seconds to import
+
+        return {"features": f"ndarray:float32:{self.frames},{NUM_COEFFICIENTS}"}
+
+    @property
     def decoding(self) -> Decoding:
         """How images are decoded."""
         return Decoding(self.channels, parse_range(self.deep_range, "--deep-range"))

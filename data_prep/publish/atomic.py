@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pospre.atomic_file import sync
@@ -91,21 +90,6 @@ def writing(destination: object) -> Iterator[None]:
             f"cannot write {destination}: {error.strerror or error}. Make room or choose another "
             "destination, then run the same command again."
         ) from error
-
-
-@contextmanager
-def new_folder(destination: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``destination``, which is removed at the end unless it was moved.
-
-    ``UserError`` if nothing can be written there.
-    """
-    with writing(destination):
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        name = f"{destination.name}.partial-"
-        with TemporaryDirectory(prefix=name, dir=destination.parent) as parent:
-            folder = Path(parent) / "new"  # with the usual permissions
-            folder.mkdir()
-            yield folder
 
 
 def replace_folder(complete: Path, destination: Path) -> None:

@@ -3,6 +3,8 @@
 Finished blocks of both formats are stored like this; a ``.beton`` is made from its shards.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,41 +27,41 @@ class _ShardWriter(MDSWriter):
             super().flush_shard()
 
 
-class BlockWriter:
-    """Writes the samples of a block in the given order; ``finish`` adds the shards to its record.
+@contextmanager
+def block_writer(
+    folder: Path, columns: dict[str, str], num_bytes: int, record: Record
+) -> Iterator[Callable[[Item, dict[str, Any]], None]]:
+    """Yield a function that appends a sample, given by column, to a block in ``folder``.
 
     ``columns`` are encodings besides label and path, in Streaming's terms. The ``num_bytes`` of the
-    source files become one shard unless they grow a lot.
+    source files become one shard unless they grow a lot. At the end the shards are added to the
+    record, with names that no other block uses.
     """
+    written = folder / "written"
+    # Streaming can verify the hashes during download: validate_hash="sha256"
+    writer = _ShardWriter(
+        columns={**columns, **_LABEL_AND_PATH},
+        out=str(written),
+        size_limit=min(max(2 * num_bytes, _USUAL_SHARD), _LARGEST_SHARD),
+        hashes=["sha256"],
+    )
 
-    def __init__(self, folder: Path, columns: dict[str, str], num_bytes: int) -> None:
-        self._folder, self._written = folder, folder / "written"
-        # Streaming can verify the hashes during download: validate_hash="sha256"
-        self._writer = _ShardWriter(
-            columns={**columns, **_LABEL_AND_PATH},
-            out=str(self._written),
-            size_limit=min(max(2 * num_bytes, _USUAL_SHARD), _LARGEST_SHARD),
-            hashes=["sha256"],
-        )
-
-    def write(self, item: Item, sample: dict[str, Any]) -> None:
-        """Append one sample, given by column."""
+    def write(item: Item, sample: dict[str, Any]) -> None:
         path = item.name.encode("utf-8", "backslashreplace").decode()
-        self._writer.write({**sample, "label": item.label, "path": path})
+        writer.write({**sample, "label": item.label, "path": path})
 
-    def finish(self, record: Record) -> None:
-        """Write the rest, and give the shards names that no other block uses."""
+    try:
+        yield write
         # not MDSWriter.finish: the index is written for all blocks, and it sleeps a second if its
         # thread is late
-        self._writer.flush_shard()
-        self._writer.executor.shutdown()
-        for place, shard in enumerate(self._writer.shards):
-            behind = f".{place:05d}" if place else ""
-            name = f"shard.{record.number:05d}{behind}.mds"
-            (self._written / shard["raw_data"]["basename"]).rename(self._folder / name)
-            shard["raw_data"]["basename"] = name
-            record.shards.append(shard)
-
-    def abort(self) -> None:
-        """Stop the writer's threads."""
-        self._writer.cancel_future_jobs()
+        writer.flush_shard()
+        writer.executor.shutdown()
+    except BaseException:
+        writer.cancel_future_jobs()
+        raise
+    for place, shard in enumerate(writer.shards):
+        behind = f".{place:05d}" if place else ""
+        name = f"shard.{record.number:05d}{behind}.mds"
+        (written / shard["raw_data"]["basename"]).rename(folder / name)
+        shard["raw_data"]["basename"] = name
+        record.shards.append(shard)

@@ -18,7 +18,7 @@ from ffcv.writer import DatasetWriter
 
 from data_prep.plan.records import Record
 from data_prep.publish.beton import page_size_of, write_beton
-from data_prep.publish.shards import BlockWriter
+from data_prep.publish.shards import block_writer
 from data_prep.sources.source import Item
 from pospre.data.opening import open_reader
 
@@ -45,13 +45,13 @@ def random_images(seed: int) -> list[bytes]:
 def ours(folder: Path, images: list[bytes]) -> bytes:
     records = []
     for number, some in enumerate((images[:6], images[6:6], images[6:])):
-        record, writer = Record(number, "key"), BlockWriter(folder, {"image": "bytes"}, 0)
-        for image in some:
-            writer.write(Item("x", len(image), 0, ""), {"image": image})
-            record.labels.append(len(image))
-            record.num_bytes.append(len(image))
-            record.sides.append((30, 20))
-        writer.finish(record)
+        record = Record(number, "key")
+        with block_writer(folder, {"image": "bytes"}, 0, record) as write:
+            for image in some:
+                write(Item("x", len(image), 0, ""), {"image": image})
+                record.labels.append(len(image))
+                record.num_bytes.append(len(image))
+                record.sides.append((30, 20))
         records.append(record)
     target = folder / "out.beton"
     write_beton(target, folder, records)

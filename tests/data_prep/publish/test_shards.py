@@ -9,7 +9,7 @@ from streaming import MDSWriter
 
 from data_prep.plan.records import Record
 from data_prep.publish import shards
-from data_prep.publish.shards import BlockWriter
+from data_prep.publish.shards import block_writer
 from data_prep.sources.source import Item
 
 COLUMNS = {"image": "bytes", "label": "int", "path": "str"}
@@ -23,12 +23,11 @@ def test_the_same_bytes_as_streaming(tmp_path: Path, monkeypatch: pytest.MonkeyP
     stock = MDSWriter(
         columns=COLUMNS, out=str(tmp_path / "stock"), size_limit=limit, hashes=["sha256"]
     )
-    ours, record = BlockWriter(tmp_path / "ours", {"image": "bytes"}, 9_000), Record(7, "key")
-    for number, data in enumerate(samples):
-        stock.write({"image": data, "label": number, "path": f"{number}.jpg"})
-        ours.write(Item(f"{number}.jpg", number, 0, ""), {"image": data})
-    stock.finish()
-    ours.finish(record)
+    record = Record(7, "key")
+    with stock, block_writer(tmp_path / "ours", {"image": "bytes"}, 9_000, record) as write:
+        for number, data in enumerate(samples):
+            stock.write({"image": data, "label": number, "path": f"{number}.jpg"})
+            write(Item(f"{number}.jpg", number, 0, ""), {"image": data})
     index = json.loads((tmp_path / "stock" / "index.json").read_text())["shards"]
     assert len(index) > 3
     names = [name for name, _, _ in record.files]
@@ -43,9 +42,9 @@ def test_no_empty_shard_before_a_sample_above_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "_USUAL_SHARD", 1000)
-    writer, record = BlockWriter(tmp_path, {"image": "bytes"}, 0), Record(0, "key")
-    for number, size in enumerate((3000, 10, 3000)):
-        writer.write(Item(f"{number}.jpg", 0, 0, ""), {"image": bytes(size)})
-    writer.finish(record)
+    record = Record(0, "key")
+    with block_writer(tmp_path, {"image": "bytes"}, 0, record) as write:
+        for number, size in enumerate((3000, 10, 3000)):
+            write(Item(f"{number}.jpg", 0, 0, ""), {"image": bytes(size)})
     assert [shard["samples"] for shard in record.shards] == [1, 1, 1]
     assert record.files[0][0] == "shard.00000.mds"
