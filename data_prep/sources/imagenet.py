@@ -18,7 +18,7 @@ from data_prep.splits import Split
 from pospre.errors import UserError, needing
 
 _DEVKIT = "ILSVRC2012_devkit_t12"
-_KAGGLE_IMAGES, _KAGGLE_NAMES = "LOC_val_solution.csv", "LOC_synset_mapping.txt"
+_KAGGLE_LIST = "LOC_val_solution.csv"
 _TRAIN_TAR, _VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 _KAGGLE = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
 _EXTENSIONS = (".jpeg", ".jpg", ".png")
@@ -31,8 +31,7 @@ class _Labels(NamedTuple):
     """Classes of validation images."""
 
     wnids: dict[str, str]  # by image, for instance of ILSVRC2012_val_00000001
-    titles: dict[str, str]  # readable names by WordNet id
-    stamp: str  # changes with the source files
+    stamp: str  # changes with the source file
 
 
 def detects(tree: Tree) -> bool:
@@ -66,9 +65,8 @@ def load(tree: Tree, split: Split) -> Source:
         if wnid not in labels:
             raise UserError(f"{tree.root}: {entry.name} has the class {wnid}, which train lacks.")
         items.append(image_item(entry, entry.name, labels[wnid]))
-    titles = [told.titles.get(wnid, wnid) for wnid in classes] if told.titles else None
-    stamp, rule = told.stamp, where.name if isinstance(where, Path) else where
-    return Source(tree.root, tuple(items), classes, others, rule, stamp, titles)
+    rule = where.name if isinstance(where, Path) else where
+    return Source(tree.root, tuple(items), classes, others, rule, told.stamp)
 
 
 def _splits(tree: Tree) -> dict[str, Path | str]:
@@ -150,10 +148,10 @@ def _is_image(entry: Entry) -> bool:
 
 def _read_labels(tree: Tree) -> _Labels:
     """Return the labels found beside the images; empty if there are none."""
-    if tree.find(_KAGGLE_IMAGES) is not None or tree.find(_KAGGLE_NAMES) is not None:
+    if tree.find(_KAGGLE_LIST) is not None:
         return _by_kaggle(tree)
     archive = tree.find(f"{_DEVKIT}.tar.gz")
-    return _by_devkit(tree, archive) if archive is not None else _Labels({}, {}, "")
+    return _by_devkit(tree, archive) if archive is not None else _Labels({}, "")
 
 
 def _by_devkit(tree: Tree, archive: Entry) -> _Labels:
@@ -170,24 +168,18 @@ def _by_devkit(tree: Tree, archive: Entry) -> _Labels:
                 f"{tree.root}/{archive.name} is not the file that ImageNet offers (its MD5 "
                 "differs); download it again."
             ) from error
-        titles, wnids = load_meta_file(folder)
+        _, wnids = load_meta_file(folder)
     images = {f"ILSVRC2012_val_{number:08d}": wnid for number, wnid in enumerate(wnids, start=1)}
-    named = {wnid: ", ".join(names) for wnid, names in titles.items()}
-    return _Labels(images, named, archive.stamp)
+    return _Labels(images, archive.stamp)
 
 
 def _by_kaggle(tree: Tree) -> _Labels:
-    titles = {}
-    for line in tree.lines(_KAGGLE_NAMES, "the classes"):
-        wnid, _, title = line.partition(" ")
-        titles[wnid] = title.strip()
-    if tree.find(_KAGGLE_IMAGES) is None:
-        return _Labels({}, titles, tree.need(_KAGGLE_NAMES, "the classes").stamp)
-    rows = csv.DictReader(tree.lines(_KAGGLE_IMAGES, "the classes of the validation images"))
+    what = "the classes of the validation images"
+    rows = csv.DictReader(tree.lines(_KAGGLE_LIST, what))
     try:
         wnids = {row["ImageId"]: row["PredictionString"].split()[0] for row in rows}
     except (csv.Error, KeyError, IndexError, AttributeError) as error:
         raise UserError(
-            f"{tree.root}: {_KAGGLE_IMAGES} must have the columns ImageId and PredictionString."
+            f"{tree.root}: {_KAGGLE_LIST} must have the columns ImageId and PredictionString."
         ) from error
-    return _Labels(wnids, titles, tree.need(_KAGGLE_IMAGES, "the classes").stamp)
+    return _Labels(wnids, tree.need(_KAGGLE_LIST, what).stamp)

@@ -63,7 +63,6 @@ class Source:
     num_ignored: int = 0  # number of files that are not samples
     split_rule: str | None = None  # what defines the split; None if all of the data set is used
     metadata_stamp: str = ""  # changes with the files that describe all items (a list, a JSON)
-    titles: list[str] | None = None  # readable class names by label, if classes are bare codes
     ignored: tuple[str, ...] = ()  # some of the num_ignored files, as examples
     is_audio: bool = False  # whether the items are WAV files rather than images
     kind: str = ""  # name of the module, set by open_source

@@ -7,7 +7,7 @@ from data_prep.sources.source import Item, Source, image_item, jpegs_among
 from data_prep.splits import Split
 from pospre.errors import UserError
 
-_LIST, _WORDS, _VAL = "wnids.txt", "words.txt", "val/val_annotations.txt"
+_LIST, _VAL = "wnids.txt", "val/val_annotations.txt"
 
 
 def detects(tree: Tree) -> bool:
@@ -33,9 +33,7 @@ def load(tree: Tree, split: Split) -> Source:
         absent = [name for name in validation if f"val/images/{name}" not in listed]
         images += [tree.listed(f"val/images/{name}") for name in absent]  # reported later
         items = [_item(tree, entry, validation, labels) for entry in images]
-    return Source(
-        tree.root, tuple(items), classes, others, f"{folder}/", titles=_titles(tree, classes)
-    )
+    return Source(tree.root, tuple(items), classes, others, f"{folder}/")
 
 
 def _item(tree: Tree, entry: Entry, validation: dict[str, str], labels: dict[str, int]) -> Item:
@@ -56,10 +54,3 @@ def _validation(tree: Tree) -> dict[str, str]:
     if any(len(row) < 2 for row in rows):
         raise UserError(f"{tree.root}: {_VAL} must have a file, a tab and a class id per line.")
     return {row[0]: row[1] for row in rows}
-
-
-def _titles(tree: Tree, classes: list[str]) -> list[str] | None:
-    if tree.find(_WORDS) is None:
-        return None
-    words = dict(line.split("\t", 1) for line in tree.lines(_WORDS, "names") if "\t" in line)
-    return [words.get(wnid, wnid).strip() for wnid in classes]

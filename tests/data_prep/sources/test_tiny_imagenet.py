@@ -24,7 +24,6 @@ def files() -> dict[str, bytes]:
     """Two classes, listed in another order than the sorted one."""
     found = {
         "wnids.txt": text(["n02", "n01"]),
-        "words.txt": text(["n01\ttench, Tinca tinca", "n02\tgoldfish", "n09\tother"]),
         "train/n01/n01_boxes.txt": b"n01_0.JPEG\t0\t0\t9\t9\n",
         VAL: text(["val_0.JPEG\tn02\t0\t0\t9\t9", "val_1.JPEG\tn01\t0\t0\t9\t9"]),
         "test/images/test_0.JPEG": JPEGS[6],
@@ -42,7 +41,7 @@ def test_splits_labels_and_names(tmp_path: Path) -> None:
         ("train/n01/images/n01_1.JPEG", 0, JPEGS[1]),
         ("train/n02/images/n02_0.JPEG", 1, JPEGS[2]),
     ]
-    assert train.classes == ["n01", "n02"] and train.titles == ["tench, Tinca tinca", "goldfish"]
+    assert train.classes == ["n01", "n02"]
     assert train.num_ignored == 1
     val = opened(root, "tiny_imagenet", split="val")
     assert labels(val) == {"val/images/val_0.JPEG": 1, "val/images/val_1.JPEG": 0}
