@@ -20,7 +20,7 @@ from data_prep.distribute.preparation import check_writers, make_plan, prepare
 from data_prep.distribute.worker import Job, convert_block
 from data_prep.plan.plan import Block, Plan, Share, check_complete, check_own, check_samples
 from data_prep.plan.records import Record, Settings, Summary
-from data_prep.publish.atomic import WHOLE, writing
+from data_prep.publish.atomic import writing
 from data_prep.publish.description import describe
 from data_prep.publish.destination import Destination, open_destination
 from data_prep.sources.source import Item
@@ -101,7 +101,7 @@ def merge(destination: str | Path) -> Summary | None:
         return None
     check_writers(plan.format)
     start = time.monotonic()
-    with writing(target), target.alone(WHOLE):
+    with writing(target), target.locked(shared=False):
         found = target.records()
         check_complete(found, plan, target.partial)
         records = [found[number] for number in range(plan.num_blocks)]
@@ -124,8 +124,7 @@ def _beginning(
     target: Destination, plan: Plan, share: Share | None, overwrite: bool
 ) -> Iterator[None]:
     """Begin or resume; on failure keep finished blocks, and remove what is not worth keeping."""
-    name = WHOLE if share is None else f"part-{share.number}-of-{share.total}"
-    with writing(target), target.alone(name):
+    with writing(target), target.locked(shared=share is not None):
         if share is None:  # otherwise other parts need the plan
             target.adopt(plan)
             before = target.plan()

@@ -40,11 +40,11 @@ def convert_block(task: tuple[Block, tuple[Item, ...]], job: Job) -> Record:
     ``UserError`` if a disk or network fails, or with ``strict`` an item cannot be read; ``OSError``
     if the block cannot be written.
     """
+    from data_prep.publish.shards import block_writer  # Streaming: seconds to import
+
     block, items = task
     record = Record(block.number, block.key, job.num_shares)
     moments = _moments(job.settings)
-    from data_prep.publish.shards import block_writer  # Streaming: seconds to import
-
     columns, num_bytes = job.settings.columns, sum(item.size for item in items)
     with job.destination.scratch() as folder:
         with block_writer(folder, columns, num_bytes, record) as write:

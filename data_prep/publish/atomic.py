@@ -5,12 +5,10 @@ the data set, so it survives the data set's removal. The system releases it when
 even by a kill.
 """
 
-import errno
 import fcntl
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,18 +17,17 @@ from typing import Any
 from pospre.atomic_file import sync
 from pospre.errors import UserError
 
-WHOLE = "whole"
 _LOCK_SECONDS = 3.0  # workers of a killed run need a moment to end
 
 
 @contextmanager
-def locked(path: Path, name: str, guarded: Path) -> Iterator[None]:
-    """Hold the lock file ``path`` for the work called ``name``; ``WHOLE`` excludes all others.
+def locked(path: Path, guarded: Path, *, shared: bool) -> Iterator[None]:
+    """Hold the lock file ``path``, alone or ``shared`` with others that write parts.
 
     The last holder removes the file. ``UserError`` if another process is writing ``guarded``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _open_locked(path, name, guarded) as file:
+    with _open_locked(path, guarded, fcntl.LOCK_SH if shared else fcntl.LOCK_EX) as file:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
         file.flush()
@@ -38,16 +35,16 @@ def locked(path: Path, name: str, guarded: Path) -> Iterator[None]:
             yield
         finally:
             # others may hold their parts. A process that waits for the removed file opens a new one
-            if _try_lock(file, WHOLE):
+            if _try_lock(file, fcntl.LOCK_EX):
                 path.unlink(missing_ok=True)
 
 
-def _open_locked(path: Path, name: str, guarded: Path) -> Any:
+def _open_locked(path: Path, guarded: Path, kind: int) -> Any:
     end = time.monotonic() + _LOCK_SECONDS
     while True:
         file = path.open("a+")
         try:
-            if not _try_lock(file, name):
+            if not _try_lock(file, kind):
                 if time.monotonic() > end:
                     file.seek(0)
                     other = file.read().strip() or "another process"
@@ -61,14 +58,10 @@ def _open_locked(path: Path, name: str, guarded: Path) -> Any:
         time.sleep(0.05)
 
 
-def _try_lock(file: Any, name: str) -> bool:
-    """Lock one byte per name, or all bytes for the whole."""
-    length, start = (0, 0) if name == WHOLE else (1, zlib.crc32(name.encode()))
+def _try_lock(file: Any, kind: int) -> bool:
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EAGAIN):
-            raise
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
 

@@ -145,7 +145,7 @@ class BucketShards(Destination):
         self.work.remove([name for name in names if name != PLAN_NAME])
         self.work.remove([PLAN_NAME])
 
-    def alone(self, name: str) -> AbstractContextManager[None]:
+    def locked(self, *, shared: bool) -> AbstractContextManager[None]:
         """Buckets have no locks.
 
         Two runs of one conversion write the same bytes under the same names; other runs' changes

@@ -139,8 +139,8 @@ class Destination(ABC):
         """Remove everything that this command has written there."""
 
     @abstractmethod
-    def alone(self, name: str) -> AbstractContextManager[None]:
-        """Lock the work called ``name`` against other processes; ``atomic.WHOLE`` is all work."""
+    def locked(self, *, shared: bool) -> AbstractContextManager[None]:
+        """Lock the destination against other processes; those with parts share the lock."""
 
     @abstractmethod
     def publish(self, plan: Plan, records: Sequence[Record]) -> None:

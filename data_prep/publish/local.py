@@ -147,9 +147,9 @@ class LocalDestination(Destination):
         with suppress(OSError):
             self.folder.rmdir()
 
-    def alone(self, name: str) -> AbstractContextManager[None]:
+    def locked(self, *, shared: bool) -> AbstractContextManager[None]:
         """Hold a lock that is released when this process ends, however it ends."""
-        return locked(self.lock, name, self.path)
+        return locked(self.lock, self.path, shared=shared)
 
 
 class LocalShards(LocalDestination):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from data_prep.plan.records import Record, parse
-from data_prep.publish.atomic import WHOLE
 from data_prep.publish.local import LocalDestination, LocalShards
 from pospre.errors import UserError
 from tests.data_prep.reading import (
@@ -32,8 +31,8 @@ def write(source: Path, target: Path, *options: object) -> int:
     return run(source, target, "--shard-mb", 0.009, *options)
 
 
-def free(target: Path, *names: str) -> set[str]:
-    """Return the names of whose work another process could begin."""
+def free(target: Path) -> list[str]:
+    """Return the kinds of locks that another process could hold."""
     script = """
 import sys
 from pathlib import Path
@@ -41,17 +40,16 @@ from data_prep.publish import atomic
 from data_prep.publish.local import LocalShards
 from pospre.errors import UserError
 atomic._LOCK_SECONDS = 0
-for name in sys.argv[2:]:
+for kind in ("alone", "shared"):
     try:
-        with LocalShards(Path(sys.argv[1])).alone(name):
-            print(name)
+        with LocalShards(Path(sys.argv[1])).locked(shared=kind == "shared"):
+            print(kind)
     except UserError as error:
         assert "; wait for it" in str(error)
 """
-    command = [sys.executable, "-c", script, str(target), *names]
-    done = finished(command, cwd=ROOT)
+    done = finished([sys.executable, "-c", script, str(target)], cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split("\n")) - {""}
+    return done.stdout.split()
 
 
 @pytest.fixture
@@ -181,12 +179,12 @@ def test_unfinished_work_of_another_conversion_is_left(
 def test_locks_exclude_each_other(tmp_path: Path) -> None:
     target = tmp_path / "out"
     store = LocalShards(target)
-    with store.alone(WHOLE):
+    with store.locked(shared=False):
         store.discard()  # takes no lock away
-        assert not free(target, WHOLE, "part-1-of-2")
-    with store.alone("part-1-of-2"):  # the other part takes no lock away, either
-        assert free(target, WHOLE, "part-1-of-2", "part-2-of-2", WHOLE) == {"part-2-of-2"}
-    assert free(target, WHOLE) == {WHOLE}
+        assert free(target) == []
+    with store.locked(shared=True):  # the other part takes no lock away, either
+        assert free(target) == free(target) == ["shared"]
+    assert free(target) == ["alone", "shared"]
     assert not list(tmp_path.iterdir())
 
 

@@ -93,7 +93,7 @@ def test_a_living_writer_is_respected(tmp_path: Path, photos: Path, refused: Say
     script = (
         "import signal, sys; from pathlib import Path;"
         "from data_prep.publish.local import LocalShards\n"
-        "with LocalShards(Path(sys.argv[1])).alone('whole'): print('held', flush=True); "
+        "with LocalShards(Path(sys.argv[1])).locked(shared=False): print('held', flush=True); "
         "signal.pause()"
     )
     target = tmp_path / "out"
