@@ -300,6 +300,16 @@ def test_mistakes_are_said_before_any_forward_pass(
         measure("detection", data, **settings)
 
 
+def change_first(folder: Path, change: dict[str, Any] | None) -> Path:
+    """Change the first annotation of COCO's layout, or make it null; return the file."""
+    path = folder / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    first = content["annotations"][0]
+    content["annotations"][0] = None if change is None else first | change
+    path.write_text(json.dumps(content))
+    return path
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -318,32 +328,23 @@ def test_mistakes_are_said_before_any_forward_pass(
     ],
 )
 def test_annotations_of_nothing_are_refused(tmp_path: Path, change, message):
-    data = coco_folder(tmp_path, {"val": 1})
-    path = data / "annotations" / "instances_val2017.json"
-    content = json.loads(path.read_text())
-    first = content["annotations"][0]
-    content["annotations"][0] = None if change is None else first | change
-    path.write_text(json.dumps(content))
+    change_first(coco_folder(tmp_path, {"val": 1}), change)
     with pytest.raises(UserError, match=message):
-        open_boxes(str(data), "val")
+        open_boxes(str(tmp_path), "val")
 
 
 def test_run_lengths_beyond_the_image_are_refused(tmp_path: Path):
-    data = coco_folder(tmp_path, {"val": 1})
-    path = data / "annotations" / "instances_val2017.json"
-    content = json.loads(path.read_text())
-    content["annotations"][0]["segmentation"] = {"size": [64, 64], "counts": [0, 10**6]}
-    path.write_text(json.dumps(content))
-    (item, _), *_ = open_boxes(str(data), "val").items
+    long = {"segmentation": {"size": [64, 64], "counts": [0, 10**6]}}
+    change_first(coco_folder(tmp_path, {"val": 1}), long)
+    (item, _), *_ = open_boxes(str(tmp_path), "val").items
     with pytest.raises(UserError, match="run lengths of a mask do not fit its 64x64 pixels"):
         item.read_mask()
 
 
 def test_boxes_without_area_are_counted_and_other_classes_refused(tmp_path: Path):
     data = coco_folder(tmp_path, {"train": 1, "val": 1})
-    path = data / "annotations" / "instances_val2017.json"
+    path = change_first(data, {"bbox": [70, 2, 5, 5]})  # right of the image
     content = json.loads(path.read_text())
-    content["annotations"][0]["bbox"] = [70, 2, 5, 5]  # right of the image
     content["categories"].append({"id": 9, "name": "blue"})
     path.write_text(json.dumps(content))
     found = open_boxes(str(data), "val")
