@@ -89,7 +89,18 @@ def test_wrong_settings_are_named(name, settings, message):
     ("words", "wanted"),
     [
         ([], ["examples:", "exit codes:", describe()]),
-        (["knn"], ["Wu et al.", "k=20 ", "batch_size=64", "seed=0", "bank=null", "by the seed"]),
+        (
+            ["knn"],
+            [
+                "Wu et al.",
+                "results:\n  ``top1`` and",
+                "k=20 ",
+                "batch_size=64",
+                "seed=0",
+                "bank=null",
+                "by the seed",
+            ],
+        ),
         (["linear", "--model", "runs/mae"], ["LARS", "bank=… (required)", "protocol=… (required)"]),
         (["field"], ["It has no settings."]),
     ],
