@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--merge", metavar="DST", help="make one data set of the parts of DST")
     add("--overwrite", action="store_true", help="replace DST when the new one is complete")
     add("--strict", action="store_true", help="stop at the first file that cannot be read")
-    add("--verify", action="store_true", help="then check all checksums and decode every sample")
+    add("--verify", action="store_true", help="afterwards, check checksums and decode every sample")
     return parser
 
 
@@ -139,7 +139,12 @@ def _add_result_options(add: Callable[..., Any]) -> None:
         metavar="auto|LOW,HIGH",
         help="values of 16-bit and float images that become 0 and 255 (auto: a guess for each)",
     )
-    add("--frames", type=int, choices=(98, 100), help="of a clip; 100 has 20 ms of silence (100)")
+    add(
+        "--frames",
+        type=int,
+        choices=(98, 100),
+        help="frames per clip; 100 adds 20 ms (100)",
+    )
     add("--split", choices=("train", "val", "test"), help="write only this split")
     add("--val-fraction", type=float, default=0.1, help="share of val if it is drawn (0.1)")
     add("--seed", type=int, default=0, help="seed of the split and of --keywords (0)")

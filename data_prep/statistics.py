@@ -203,8 +203,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = command_parser("data_prep.statistics", __doc__, _EPILOG)
     parser.add_argument("path", metavar="DST", help="data set, or folder of images")
     parser.add_argument("--picture", type=Path, metavar="PATH.png", help="picture to write")
-    parser.add_argument("--workers", type=int, default=available_cores(), help="threads")
-    parser.add_argument("--channels", type=int, metavar="N", help="decode to N and measure")
+    parser.add_argument(
+        "--workers", type=int, default=available_cores(), help="threads (all cores)"
+    )
+    parser.add_argument(
+        "--channels", type=int, metavar="N", help="decode to N channels"
+    )
     parser.add_argument(
         "--deep-range", default="auto", metavar="auto|LOW,HIGH", help="as in data_prep.convert"
     )

@@ -16,7 +16,7 @@ examples:
 The recipe trains for a few steps in one undisturbed process. It then trains again, killed and
 restarted --kills times: by SIGKILL during a step, during a save and before the first step, and by
 SIGTERM. A third run has other ranks at every start (--ranks, over gloo on CPUs). For each --also,
-one more run uses those keys at every second start. --seed draws the moments.
+one more run uses those keys at every second start. --seed sets the times of the kills.
 
 For every step, these are compared: sample ids, boxes, flips, pixels, masks and all other draws, the
 losses and the weights; at the end, optimiser and random state. In one process all of them must be
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         metavar="KEYS",
         help="keys of one more run; see below",
     )
-    add("--seed", type=int, default=0, help="seed of the moments (0)")
+    add("--seed", type=int, default=0, help="seed of the times of the kills (0)")
     arguments = parser.parse_intermixed_args(argv)
     for option, value, least in (
         ("--kills", arguments.kills, 1),

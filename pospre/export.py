@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         choices=("student", "teacher"),
         help="the trained encoder (default), or the momentum teacher that followed it",
     )
-    parser.add_argument("--license", metavar="ID", help="of the weights, for the card: cc-by-4.0")
+    parser.add_argument("--license", metavar="ID", help="license of the weights, for the card")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     arguments = parser.parse_args(argv)
     check_target(arguments.out, arguments.format, arguments.num_classes, arguments.overwrite)

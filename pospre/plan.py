@@ -234,7 +234,7 @@ def _microbatches(plan: "Plan") -> str:
 def _best(plan: "Plan") -> str:
     best, feed, warning = plan.best, plan.feed(), plan.warning()
     held = [f"{name} {_gib(getattr(best.held, kind))}" for kind, name in _KINDS.items()]
-    among, between = best.layout.traffic(
+    among, between = best.layout.bytes_sent(
         plan.counts.parameters, plan.device_batch // best.microbatch
     )
     seconds = best.time

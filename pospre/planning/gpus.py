@@ -1,7 +1,7 @@
 """GPUs as their vendors specify them, assumptions about training, and ways to spread a step.
 
 The one model of speed: the least time of the step's kernels (``kernels.floor_seconds``) over the
-share of that pace that training reaches (``Assumptions.efficiency``).
+share of that speed that training reaches (``Assumptions.efficiency``).
 """
 
 from dataclasses import dataclass, field, fields
@@ -92,7 +92,7 @@ class Assumptions:
 
     efficiency: float = _assumed(
         EFFICIENCY,
-        "of the floor's pace",
+        "of the floor's speed",
         "images/s over those of the least time that a GPU needs for every kernel's bytes and "
         "FLOPs; measured on an H100 (tests/benchmarks/README.md, On GPUs)",
         limit=1.0,
@@ -122,12 +122,12 @@ class Assumptions:
     fragmentation: float = _assumed(
         0.1,
         "of activations and buffers",
-        "lost in the allocator, beside what is allocated",
+        "lost in the allocator, in addition to what is allocated",
         limit=1.0,
         zero=True,
     )
     reserve_gib: float = _assumed(
-        2.5, "GiB", "taken on each GPU by CUDA, cuBLAS and NCCL beside torch's tensors", zero=True
+        2.5, "GiB", "taken on each GPU by CUDA, cuBLAS and NCCL besides torch's tensors", zero=True
     )
     price_per_gpu_hour: float | None = _assumed(None, "a GPU hour", "without it no cost is given")
 
@@ -225,7 +225,7 @@ class Layout:
             reserve=assumed.reserve_gib * GIB + assumed.fragmentation * (both + exchange),
         )
 
-    def traffic(self, parameters: "Parameters", microbatches: int) -> tuple[float, float]:
+    def bytes_sent(self, parameters: "Parameters", microbatches: int) -> tuple[float, float]:
         """Return the bytes that a GPU sends in a step: (among its shards, between replicas).
 
         Sharded weights are gathered for forward and backward of every microbatch, a teacher's for
@@ -255,7 +255,7 @@ class Layout:
         unsharded (``update``).
         """
         compute = microbatches * work / assumed.efficiency
-        among, between = self.traffic(parameters, microbatches)
+        among, between = self.bytes_sent(parameters, microbatches)
         whole_nodes = self.shards == machine.per_node
         communication = (among + between * (self.shards == 1)) / bus_bandwidth(
             machine, assumed, whole_nodes=whole_nodes

@@ -175,9 +175,9 @@ def test_time_is_the_floor_of_the_counted_step_over_the_efficiency(compiled: boo
 
 def test_communication_is_what_rings_send() -> None:
     parameters = Parameters(trained=1000, frozen=500, unit=10, unit_trained=10)
-    assert Layout("DDP", 1, 8).traffic(parameters, 4) == (0, 2 * 4000 * 7 / 8)
-    assert Layout("FSDP2", 8, 1).traffic(parameters, 4) == (4 * (3 * 4000 + 2000) * 7 / 8, 0)
-    among, between = Layout("HSDP", 4, 2).traffic(parameters, 1)
+    assert Layout("DDP", 1, 8).bytes_sent(parameters, 4) == (0, 2 * 4000 * 7 / 8)
+    assert Layout("FSDP2", 8, 1).bytes_sent(parameters, 4) == (4 * (3 * 4000 + 2000) * 7 / 8, 0)
+    among, between = Layout("HSDP", 4, 2).bytes_sent(parameters, 1)
     assert among == (3 * 4000 + 2000) * 3 / 4 and between == 2 * 1000 / 2
 
 
