@@ -24,9 +24,9 @@ settings.load_profile("untimed")
 
 
 LONG = """
-    run/peers/test_many_nodes model/test_fsdp training/scale/test_compilation test_package
-    certificate/test_certificate drills/test_s3_kills
-    data_prep/distribute/test_cluster test_recipes algorithms/test_contracts test_papers
+    certificate/test_certificate run/peers/test_many_nodes model/test_fsdp test_package
+    training/scale/test_compilation data_prep/distribute/test_cluster
+    test_recipes algorithms/test_contracts test_papers benchmarks/test_gpu_count
     training/test_train planning/test_step_costs planning/test_plan test_readme
     run/checkpoints/test_uploads run/checkpoints/test_rank_files algorithms/test_schemes
     training/test_start_weights_swin
