@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 
 import torch
-from composer.algorithms import GradientClipping
 from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
 from torch import Tensor, nn
@@ -96,8 +95,8 @@ def build_clipping(options: ClipGrad | None) -> list[Algorithm]:
     """Return the algorithm that clips gradients, if the recipe has one."""
     if options is None:
         return []
-    if options.mode == "norm":
-        return [GradientClipping("norm", options.threshold)]
+    if options.mode == "norm":  # Composer's algorithm would import transformers, for a second
+        return [GroupClipping(options.threshold, lambda _: "model")]
     if options.mode == "per_tensor":  # DINO and DropPos
         return [TensorClipping(options.threshold)]
     return [GroupClipping(options.threshold, module_of)]  # DINOv2: the encoder, and every head

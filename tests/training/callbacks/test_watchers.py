@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from composer.algorithms import GradientClipping
 from composer.core import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -18,6 +17,7 @@ from pospre.batch import Batch
 from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass, ForgottenPlaces
 from pospre.model.position_task import PositionObjective
+from pospre.recipe.sections import ClipGrad
 from pospre.training.callbacks.bad_steps import Divergence, LossSpikes
 from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.watchers import (
@@ -26,7 +26,7 @@ from pospre.training.callbacks.watchers import (
     effective_rank,
     feature_std,
 )
-from pospre.training.optimizer.gradients import GradientNorms
+from pospre.training.optimizer.gradients import GradientNorms, build_clipping
 from tests.algorithms.cases import Case, written
 from tests.training.callbacks.plain import Rows, fit
 
@@ -71,8 +71,8 @@ def test_gradient_norms_are_those_before_clipping() -> None:
             part = next((part for part in ("mae", "droppos") if f".{part}." in name), "encoder")
             part = part if name.startswith("objectives.") else "encoder"
             parts[part] += parameter.grad.square().sum().item()
-    clipping = GradientClipping("norm", clipping_threshold=1e-3)
-    logged = fit(BOTH, steps=1, algorithms=[clipping, GradientNorms(1)])
+    clipping = build_clipping(ClipGrad(threshold=1e-3))
+    logged = fit(BOTH, steps=1, algorithms=[*clipping, GradientNorms(1)])
     for part, square in parts.items():
         # half way through training, DropPos's labels are another's: only MAE's head is as here
         if part == "mae":

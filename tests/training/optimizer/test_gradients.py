@@ -1,5 +1,6 @@
 """Clipping by the three norms."""
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from pospre import attach
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.sections import ClipGrad
-from pospre.training.optimizer.gradients import GroupClipping, build_clipping, module_of
+from pospre.training.optimizer.gradients import build_clipping, module_of
 from tests.operators import CountedOperators
 
 
@@ -85,7 +86,15 @@ def test_per_module_clipping_has_one_norm_for_the_encoder_and_one_for_each_head(
     )
 
 
-def test_clipping_by_recipe() -> None:
+def test_one_norm_of_all_is_pytorchs_to_the_bit(model: PretrainModel) -> None:
+    twin = copy.deepcopy(model)
+    for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+        other.grad = None if parameter.grad is None else parameter.grad.clone()
+    assert nn.utils.clip_grad_norm_(twin.parameters(), 3.0) > 3.0
+    clip(model, threshold=3.0)
+    for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert other.grad is None or torch.equal(parameter.grad, other.grad)  # type: ignore
+
+
+def test_without_clipping_there_is_no_algorithm() -> None:
     assert build_clipping(None) == []
-    (norm,) = build_clipping(ClipGrad(threshold=1.0))
-    assert type(norm).__name__ == "GradientClipping" and not isinstance(norm, GroupClipping)
