@@ -206,9 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--workers", type=int, default=available_cores(), help="threads (all cores)"
     )
-    parser.add_argument(
-        "--channels", type=int, metavar="N", help="decode to N channels"
-    )
+    parser.add_argument("--channels", type=int, metavar="N", help="decode to N channels")
     parser.add_argument(
         "--deep-range", default="auto", metavar="auto|LOW,HIGH", help="as in data_prep.convert"
     )
