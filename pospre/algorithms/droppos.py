@@ -92,8 +92,8 @@ class PositionClassification(PositionObjective):
 
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
         """Return the predicted positions of the visible patches; those without position count."""
-        told = batch["droppos/known"]
-        return Answers(outputs["logits"], batch[VISIBLE], told, ~told)
+        known = batch["droppos/known"]
+        return Answers(outputs["logits"], batch[VISIBLE], known, ~known)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -47,8 +47,8 @@ def draw_patches(batch: Batch, patches: int, count: int, seed: int, purpose: str
 
 def draw_known(batch: Batch, patches: int, count: int, seed: int) -> Tensor:
     """Return which ``count`` patches of every view keep their position: bool (B, V, N)."""
-    told = draw_patches(batch, patches, count, seed, "mp3/positions")
-    return slot_mask(told.flatten(0, 1), patches).unflatten(0, told.shape[:2])
+    known = draw_patches(batch, patches, count, seed, "mp3/positions")
+    return slot_mask(known.flatten(0, 1), patches).unflatten(0, known.shape[:2])
 
 
 class PatchPositions(PositionObjective):
@@ -152,9 +152,9 @@ class MP3(PositionTask):
     def check_company(self, model: PretrainModel) -> None:
         """Warn if the encoder has positions that no pass with a gradient uses."""
         positions, passes = model.encoder.positions, model.registry.passes.values()
-        told = self.num_told(model.encoder.num_patches)
-        telling = [each for each in passes if each.has_grad and each.places != ("mp3",)]
-        if positions.can_forget and not told and not telling:
+        known = self.num_known(model.encoder.num_patches)
+        placed = [each for each in passes if each.has_grad and each.places != ("mp3",)]
+        if positions.can_forget and not known and not placed:
             warnings.warn(
                 f"mp3 hides all places, so that encoder.positions = {positions.name} is never used "
                 "in training: fine-tune the encoder, or read its features with positions=none. "
@@ -168,9 +168,9 @@ class MP3(PositionTask):
         context = num_context(patches, self.mask_ratio)
         if context < patches:
             batch["mp3/context"] = draw_patches(batch, patches, context, model.seed, "mp3/context")
-        batch["mp3/known"] = draw_known(batch, patches, self.num_told(patches), model.seed)
+        batch["mp3/known"] = draw_known(batch, patches, self.num_known(patches), model.seed)
 
-    def num_told(self, patches: int) -> int:
+    def num_known(self, patches: int) -> int:
         """Return how many patches keep their position: N·rate, rounded."""
         return round(patches * self.position_rate)
 
@@ -190,13 +190,13 @@ def _check(options: MP3, model: PretrainModel) -> None:
             f"mp3 needs two or more patches, but encoder.image_size = {list(encoder.image_size)} "
             f"with encoder.patch_size = {list(encoder.patch_size)} gives one. Use a larger image."
         )
-    told = options.num_told(patches)
-    if options.position_rate and not told:
+    known = options.num_known(patches)
+    if options.position_rate and not known:
         least = f"Use at least {1 / patches:.4f}, or 0."
         raise UserError(f"{key} gives none of {patches} patches its position. {least}")
-    if told == patches and not options.count_shown:
+    if known == patches and not options.count_shown:
         raise UserError(f"{key} gives all {patches} patches their position: none is left.")
-    if told and not positions.can_forget:
+    if known and not positions.can_forget:
         raise UserError(
             f"{key} gives some patches their position, but encoder.positions = {positions.name} "
             "has none to give. Set encoder.positions: sincos, or mp3.position_rate to 0."

@@ -31,13 +31,13 @@ class Answers(NamedTuple):
     Attributes:
         logits: (R, K, N), over the positions of the grid.
         places: int64 (R, K), the true positions.
-        told: bool (R, K), patches whose place the encoder gets.
+        known: bool (R, K), patches whose place the encoder gets.
         counted: bool (R, K), patches that count in training accuracy.
     """
 
     logits: Tensor
     places: Tensor
-    told: Tensor
+    known: Tensor
     counted: Tensor
 
     def right(self) -> Tensor:
@@ -50,9 +50,9 @@ class Answers(NamedTuple):
         return (self.right() & counted).sum() / counted.sum().clamp_min(1)
 
     def redraw(self, number: int) -> "Answers":
-        """Return the same predictions with redrawn true places, given all places that were told.
+        """Return the same predictions with redrawn true places, given all known places.
 
-        Patches of a view whose places were not told exchange them. Unless something distinguishes
+        Patches of a view whose places are hidden exchange them. Unless something distinguishes
         them, every order is as likely as the true one. Predictions that match the true order more
         often must have used a leak.
 
@@ -62,8 +62,8 @@ class Answers(NamedTuple):
         rows, count = self.places.shape
         views = torch.arange(rows, device=self.places.device)
         draw = draws.uniform(draws.sample_keys(number, 0, views, 0, "redraw"), count)
-        turn = draw.masked_fill(self.told, 2.0).argsort(dim=1, stable=True)
-        slots = self.told.byte().argsort(dim=1, stable=True)
+        turn = draw.masked_fill(self.known, 2.0).argsort(dim=1, stable=True)
+        slots = self.known.byte().argsort(dim=1, stable=True)
         places = torch.scatter(self.places, 1, slots, self.places.gather(1, turn))
         return self._replace(places=places)
 

@@ -40,13 +40,13 @@ _USUAL_SIDE = 224
 
 
 def encoder_options(
-    tensors: Mapping[str, Tensor], name: str, told: Positions | None = None
+    tensors: Mapping[str, Tensor], name: str, given: Positions | None = None
 ) -> dict[str, Any]:
     """Infer the arguments of ``build_encoder`` from an encoder's tensors in the file ``name``.
 
     Published values fill in what tensors cannot show: the number of heads follows from the width,
     and without positions the image size is 224 pixels. Layer scale's factors are loaded, so their
-    initial value is 1. ``told`` are the positions, if no tensor shows them.
+    initial value is 1. ``given`` are the positions, if no tensor shows them.
 
     Raises:
         UserError: no known encoder has this width, or the positions are not a square grid.
@@ -55,13 +55,13 @@ def encoder_options(
     patch, width = (int(kernel.shape[2]), int(kernel.shape[3])), len(kernel)
     class_token = "cls_token" in tensors
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
-    bare = registers > 0 or not class_token or (told is not None and has_table(told))
+    bare = registers > 0 or not class_token or (given is not None and has_table(given))
     positions, grid = _positions(tensors, name, class_token, registers, bare=bare)
     image_size = (_USUAL_SIDE, _USUAL_SIDE) if grid is None else (grid * patch[0], grid * patch[1])
-    positions = positions if told is None else told
+    positions = positions if given is None else given
     numbers = [int(key.split(".")[1]) for key in tensors if key.startswith("blocks.")]
     return {
-        "name": _size_name(width, tensors, name, told),
+        "name": _size_name(width, tensors, name, given),
         "image_size": image_size,
         "patch_size": patch,
         "depth": 1 + max(numbers, default=-1),
@@ -74,10 +74,12 @@ def encoder_options(
     }
 
 
-def _size_name(width: int, tensors: Mapping[str, Tensor], name: str, told: Positions | None) -> str:
+def _size_name(
+    width: int, tensors: Mapping[str, Tensor], name: str, given: Positions | None
+) -> str:
     hidden = len(tensors.get("blocks.0.mlp.fc1.weight", ()))
     shape = (width, hidden, is_gated(tensors))
-    fitting = _rotary_sizes(shape, tensors, told)
+    fitting = _rotary_sizes(shape, tensors, given)
     fitting += [
         key
         for key, size in SIZES.items()
@@ -94,12 +96,12 @@ def _size_name(width: int, tensors: Mapping[str, Tensor], name: str, told: Posit
 
 
 def _rotary_sizes(
-    shape: tuple[int, int, bool], tensors: Mapping[str, Tensor], told: Positions | None
+    shape: tuple[int, int, bool], tensors: Mapping[str, Tensor], given: Positions | None
 ) -> list[str]:
     """Return the published rotary encoders of this shape; they differ in ε and biases."""
-    if told is None or not turns(told):
+    if given is None or not turns(given):
         return []
-    if is_interleaved(told):
+    if is_interleaved(given):
         return [f"{PREFIX}{each[shape]}" for each in (_ROPE_VIT, _EVA_02) if shape in each]
     bias = tensors.get("blocks.0.attn.qkv.bias")
     if shape not in _DINOV3 or (bias is not None and bool(bias.chunk(3)[1].any())):

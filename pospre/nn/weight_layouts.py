@@ -165,41 +165,41 @@ def split_address(uri: str) -> tuple[str, Positions | None]:
     if not said:
         return uri, None
     try:
-        told = yaml.safe_load(text)
+        given = yaml.safe_load(text)
     except yaml.YAMLError:
-        told = None
-    if not isinstance(told, str | dict):
+        given = None
+    if not isinstance(given, str | dict):
         raise UserError(
             f"{uri}: after positions= comes a scheme's name, or {{name: {{option: value}}}} as in "
             f"recipes, not '{text}'."
         )
-    return file, told
+    return file, given
 
 
 def check_positions(
-    tensors: Mapping[str, Tensor], name: str, found: Positions | None, told: Positions | None
+    tensors: Mapping[str, Tensor], name: str, found: Positions | None, given: Positions | None
 ) -> Positions | None:
     """Return an encoder's positions when its tensors do not show them.
 
     Missing tensors prove nothing: rotary positions and distance biases have none. ``found`` were
-    inferred from tensor names, ``told`` were given by the user.
+    inferred from tensor names, ``given`` comes from the user.
 
     Raises:
         UserError: positions are unknown, or those given contradict the file ``name``.
     """
     key = next((key for key in tensors if _POSITIONS.search(key)), None)
-    if told == "none" and (key is not None or found is not None):
+    if given == "none" and (key is not None or found is not None):
         raise UserError(f"{name} holds positions ('{key or 'rope'}'); leave '{POSITIONS}none' out.")
-    if told is not None and found is not None and told != found:
+    if given is not None and found is not None and given != found:
         raise UserError(f"{name} has positions {found}; leave '{POSITIONS}…' out.")
-    if told is None and found is None and key is None:
+    if given is None and found is None and key is None:
         raise UserError(
             f"{name} holds no positions: no table, no bias, and no sign of rotary positions. "
             "Say which positions its encoder has: RoPE-ViT's axial ones "
             f"'{name}{POSITIONS}{as_text(rope_vit())}' or timm:NAME,FILE; or, if it was trained "
             f"without positions, {name}{POSITIONS}none"
         )
-    return told if found is None else found
+    return given if found is None else found
 
 
 def shortened(names: Iterable[str]) -> str:

@@ -131,7 +131,7 @@ def answers(
 
 def excess(found: Answers) -> float:
     """Return by how many standard deviations true places fit better than those drawn anew."""
-    hidden = ~found.told
+    hidden = ~found.known
     log_prob = found.logits.double().log_softmax(-1)
 
     def fit(answers: Answers) -> Tensor:

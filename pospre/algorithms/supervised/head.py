@@ -54,7 +54,7 @@ class Head(nn.Module):
         return state, kwargs
 
 
-def num_classes(told: int | None, classes: Sequence[str] | None, path: str) -> int:
+def num_classes(given: int | None, classes: Sequence[str] | None, path: str) -> int:
     """Return the option ``num_classes``, or if it is None the number of the data's classes.
 
     Raises:
@@ -66,12 +66,12 @@ def num_classes(told: int | None, classes: Sequence[str] | None, path: str) -> i
             f"supervised needs two or more classes, but data.path = {path} has {found}; put "
             "the images into one folder per class."
         )
-    if told is not None and told < len(classes):
+    if given is not None and given < len(classes):
         raise UserError(
-            f"supervised.num_classes = {told}, but data.path = {path} has {len(classes)} "
+            f"supervised.num_classes = {given}, but data.path = {path} has {len(classes)} "
             "classes; set it to null to take theirs."
         )
-    return told or len(classes)
+    return given or len(classes)
 
 
 def checked_labels(labels_B: Tensor, classes: int | None) -> Tensor:

@@ -65,12 +65,12 @@ class Placer:
         batch = alone.draw(batch)
         objective = alone.model.objectives[alone.name]
         assert isinstance(objective, PositionObjective)
-        logits, places, told, _ = objective.answers(alone.outputs(batch), batch)
-        context = torch.ones_like(told)
+        logits, places, known, _ = objective.answers(alone.outputs(batch), batch)
+        context = torch.ones_like(known)
         for declared in alone.model.registry.passes.values():
             if declared.context is not None:
-                context = slot_mask(per_row(batch[declared.context], len(told)), told.shape[1])
-        return Placed(logits, places, ~told, context)
+                context = slot_mask(per_row(batch[declared.context], len(known)), known.shape[1])
+        return Placed(logits, places, ~known, context)
 
     def _ask(self, mask_ratio: float | None, position_mask_ratio: float | None) -> IsolatedMethod:
         options = {"mask_ratio": mask_ratio, "position_mask_ratio": position_mask_ratio}

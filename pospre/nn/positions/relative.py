@@ -64,7 +64,7 @@ class Relative(RelativeBias):
         """Yield the bias of each block; all blocks use the same row numbers."""
         index = self.index(places)
         for table in self.tables:
-            yield self.told(places, None, _read(table, index))
+            yield self.clue_of(places, None, _read(table, index))
 
 
 class SharedRelative(RelativeBias):

@@ -209,10 +209,12 @@ class Scheme(nn.Module):
         clue = Clue()
         for layer in range(self.space.depth):
             if layer == 0 or not self.shares_clues:
-                clue = self.told(places, self.angles(places, layer), self.distances(places, layer))
+                clue = self.clue_of(
+                    places, self.angles(places, layer), self.distances(places, layer)
+                )
             yield clue
 
-    def told(self, places: Places, angles: Tensor | None, bias: Tensor | None) -> Clue:
+    def clue_of(self, places: Places, angles: Tensor | None, bias: Tensor | None) -> Clue:
         """Return the clue of one block, with forgotten places blanked."""
         known, num_prefix = places.known, self.space.num_prefix
         rotation = None
@@ -222,8 +224,8 @@ class Scheme(nn.Module):
             angles = nn.functional.pad(angles, (0, 0, num_prefix, 0))
             rotation = angles.cos(), angles.sin()
         if bias is not None and known is not None:
-            told = nn.functional.pad(known, (num_prefix, 0), value=True)
-            bias = torch.where(told[:, None, :, None] & told[:, None, None, :], bias, 0)
+            is_known = nn.functional.pad(known, (num_prefix, 0), value=True)
+            bias = torch.where(is_known[:, None, :, None] & is_known[:, None, None, :], bias, 0)
         return Clue(rotation, bias)
 
 
