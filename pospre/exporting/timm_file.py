@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import timm
@@ -19,38 +18,24 @@ TOLERANCE = 1e-5
 def write(parts: Parts, path: Path) -> None:
     """Write a ``.pth`` (a plain state dict) or ``.safetensors`` file."""
     if path.suffix == ".safetensors":
-        write_safetensors(parts, path)
+        header = {"format": "pt", **parts.metadata()}  # recipe, architecture and normalisation
+        write_atomic(path, safetensors.torch.save(parts.tensors, header))
         return
     buffer = io.BytesIO()
     torch.save(parts.tensors, buffer)
     write_atomic(path, buffer.getbuffer())
 
 
-def write_safetensors(parts: Parts, path: Path) -> None:
-    """Write the tensors, with recipe, architecture and normalisation in the header."""
-    header = {"format": "pt", **parts.metadata()}
-    write_atomic(path, safetensors.torch.save(parts.tensors, header))
-
-
+@torch.no_grad()
 def compute(parts: Parts, path: Path, images: Tensor) -> tuple[str, dict[str, Tensor]]:
     """Return a sentence about what loads the file, and its outputs.
 
     Another version of timm might build another network with the same names.
     """
     vit = timm.create_model(parts.timm_name, checkpoint_path=str(path), **parts.kwargs)
-    return timm_loads(parts), timm_outputs(parts, vit, images)
-
-
-def timm_loads(parts: Parts) -> str:
-    """Say that timm has loaded the tensors."""
-    return f"timm {timm.__version__} loads all {len(parts.tensors)} tensors"
-
-
-@torch.no_grad()
-def timm_outputs(parts: Parts, vit: Any, images: Tensor) -> dict[str, Tensor]:
-    """Return the outputs of a timm model, named as ours."""
     names = parts.output_names
-    return dict(zip(names, TimmOutputs(vit, names)(images), strict=True))
+    outputs = dict(zip(names, TimmOutputs(vit, names)(images), strict=True))
+    return f"timm {timm.__version__} loads all {len(parts.tensors)} tensors", outputs
 
 
 def usage(parts: Parts, out: Path) -> list[str]:
