@@ -12,7 +12,7 @@ import yaml
 from pospre import evaluate
 from pospre.errors import UserError, run_command
 from pospre.run.checkpoints.reading import read_checkpoint
-from pospre.training.callbacks.replay import replay
+from pospre.training.replay import replay
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.training.tiny_runs import Run, curve
 

@@ -127,9 +127,7 @@ def note_step(state: State, step: DoneStep, folder: Path | None, recipe: Recipe 
         write_atomic(path, json.dumps(noted, allow_nan=False).encode())
     except OSError as error:
         return f"Its samples could not be recorded ({error})."
-    return (
-        f"Its samples are in {path}; pospre.training.callbacks.replay repeats the step with them."
-    )
+    return f"Its samples are in {path}; pospre.training.replay repeats the step with them."
 
 
 def kept_checkpoints(recipe: Recipe, step: int) -> str:

@@ -18,7 +18,7 @@ from pospre.reporting.page import write_report
 from pospre.run.checkpoints.content import callback_states
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.callbacks.bad_steps import Divergence, LossSpikes
-from pospre.training.callbacks.replay import Replay, replay
+from pospre.training.replay import Replay, replay
 from tests.algorithms.cases import Case
 from tests.processes import finished
 from tests.training.callbacks.plain import fit
