@@ -18,7 +18,7 @@ from tqdm import tqdm
 from data_prep.distribute.ordered_maps import cluster_map, ordered_map
 from data_prep.distribute.preparation import check_writers, make_plan, prepare
 from data_prep.distribute.worker import Job, convert_block
-from data_prep.plan.plan import Block, Plan, Share, check_complete, check_own, check_samples
+from data_prep.plan.plan import Block, Plan, Share, check_complete, check_samples
 from data_prep.plan.records import Record, Settings, Summary
 from data_prep.publish.atomic import writing
 from data_prep.publish.description import describe
@@ -165,7 +165,6 @@ def _convert_blocks(
 ) -> Summary:
     """Convert blocks that no earlier run has finished, by so many processes or a Dask scheduler."""
     found = job.destination.records()
-    check_own(found, plan, job.destination.partial)
     missing = [block for block in blocks if block.number not in found]
     num_reused = len(blocks) - len(missing)
     if num_reused:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.plan.records import Record, spans_of
+from data_prep.plan.records import Record, record_name, spans_of
 from pospre.errors import UserError
 
 VERSION = 7  # of plans and records; conversions of other versions are not resumed
@@ -122,9 +122,10 @@ class Plan:
         """Format of the result: ``"mds"`` or ``"ffcv"``."""
         return str(self.made_from["settings"]["format"])
 
-    def owns(self, record: Record) -> bool:
-        """Return whether a block belongs to this conversion."""
-        return self.block_keys[record.number : record.number + 1] == [record.key]
+    @property
+    def record_names(self) -> set[str]:
+        """Names of the records of its blocks."""
+        return {record_name(number, key) for number, key in enumerate(self.block_keys)}
 
     def continues(self, before: "Plan") -> bool:
         """Return whether this is the same conversion of a source that has changed since."""
@@ -149,19 +150,8 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     return None
 
 
-def check_own(found: Mapping[int, Record], plan: Plan, where: str) -> None:
-    """Raise UserError if there are blocks of another conversion."""
-    foreign = [number for number, record in found.items() if not plan.owns(record)]
-    if foreign:
-        raise UserError(
-            f"{where} has blocks of another conversion (blocks {ranges(foreign)}); remove these "
-            "parts, or write them again from the same images with the same settings."
-        )
-
-
 def check_complete(found: Mapping[int, Record], plan: Plan, where: str) -> None:
-    """Raise UserError if blocks are missing or foreign."""
-    check_own(found, plan, where)
+    """Raise UserError if blocks are missing."""
     missing = set(range(plan.num_blocks)) - set(found)
     if not missing:
         return

@@ -1,6 +1,7 @@
 """The settings of a conversion, the record of each converted block, and their sums."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,6 +13,9 @@ from pospre.errors import UserError
 from pospre.untrusted_json import parse_object
 
 T = TypeVar("T")
+
+RECORD = re.compile(r"[0-9a-f]{16}\.\d{5}\.json")
+"""Names of the records of blocks."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,11 @@ class Record:
             raise ValueError("as many labels as samples and checksums")
 
     @property
+    def name(self) -> str:
+        """Name of its file; other blocks, and those of other conversions, have other names."""
+        return record_name(self.number, self.key)
+
+    @property
     def files(self) -> list[tuple[str, int, str]]:
         """Name, bytes and SHA-256 of each shard."""
         data = [shard["raw_data"] for shard in self.shards]
@@ -88,6 +97,11 @@ class Record:
     def as_json(self) -> bytes:
         """Return the text for ``parse``."""
         return json.dumps(vars(self), separators=(",", ":")).encode()
+
+
+def record_name(number: int, key: str) -> str:
+    """Return the name of the record of a block."""
+    return f"{key}.{number:05d}.json"
 
 
 def parse(kind: type[T], text: bytes, where: str) -> T:

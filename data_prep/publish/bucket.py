@@ -98,15 +98,11 @@ class BucketShards(Destination):
         self.uri = uri.rstrip("/")
         self.partial = f"{self.uri}/{_WORK}"
         self.data = self.files = BucketFiles(self.uri)
-        self.work = self.record_files = BucketFiles(self.partial)
+        self.work = BucketFiles(self.partial)
         self._replaced: Description | None = None
 
     def __str__(self) -> str:
         return self.uri
-
-    def record_name(self, number: int, key: str) -> str:
-        """Return the name of a block's record."""
-        return f"{key}.{number:05d}.json"
 
     def check_free(self) -> None:
         """Refuse an address with anything besides a data set and its parts."""
@@ -130,7 +126,7 @@ class BucketShards(Destination):
             fresh = f"shard.{record.key}.{name.removeprefix('shard.')}"
             self.data.upload(folder / name, fresh)
             shard["raw_data"]["basename"] = fresh
-        self.record_files.put(self.record_name(record.number, record.key), record.as_json())
+        self.work.put(record.name, record.as_json())
 
     def discard(self) -> None:
         """Remove shards without an index, and the records; the plan is removed last."""

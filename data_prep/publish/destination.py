@@ -30,8 +30,7 @@ class Destination(ABC):
 
     partial: str  # name of the place of finished blocks, for messages
     data: Files  # shards of finished blocks
-    record_files: Files  # their records
-    work: Files  # the plan
+    work: Files  # their records and the plan
     files: Files  # the place of the data set's files
 
     @abstractmethod
@@ -92,12 +91,9 @@ class Destination(ABC):
         before = self.plan()
         if before is None or before.key == plan.key or not plan.continues(before):
             return
-        records = self.records()
-        stale = [record for record in records.values() if not plan.owns(record)]
-        if len(stale) < len(records) or not records:
-            self.record_files.remove(
-                [self.record_name(record.number, record.key) for record in stale]
-            )
+        done = before.record_names & self.work.sizes().keys()
+        if not done or done & plan.record_names:
+            self.work.remove(sorted(done - plan.record_names))
             self.work.put(PLAN_NAME, plan.as_json())
 
     def records(self) -> dict[int, Record]:
@@ -106,21 +102,16 @@ class Destination(ABC):
         if plan is None:
             return {}
         sizes = self.data.sizes()
-        named = {self.record_name(number, key) for number, key in enumerate(plan.block_keys)}
-        names = sorted(named & self.record_files.sizes().keys())
+        names = sorted(plan.record_names & self.work.sizes().keys())
         found = [
-            parse(Record, text, self.record_files.locate(name))
-            for name, text in zip(names, self.record_files.read(names), strict=True)
+            parse(Record, text, self.work.locate(name))
+            for name, text in zip(names, self.work.read(names), strict=True)
         ]
         return {
             record.number: record
             for record in found
             if all(sizes.get(name) == size for name, size, _ in record.files)
         }
-
-    @abstractmethod
-    def record_name(self, number: int, key: str) -> str:
-        """Return the name of a block's record."""
 
     @abstractmethod
     def check_free(self) -> None:

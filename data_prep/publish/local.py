@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from data_prep.plan.plan import Plan
-from data_prep.plan.records import Record
+from data_prep.plan.records import RECORD, Record
 from data_prep.publish import atomic
 from data_prep.publish.atomic import locked
 from data_prep.publish.description import (
@@ -84,7 +84,7 @@ class LocalDestination(Destination):
         self.lock = path.with_name(f"{path.name}.partial.lock")
         self.partial = str(self.folder)
         self.work = LocalFiles(self.folder)
-        self.data, self.record_files = (LocalFiles(self.folder / n) for n in ("data", "blocks"))
+        self.data = LocalFiles(self.folder / "data")
         self.files = LocalFiles(path if self.data_format == "mds" else path.parent)
 
     def __str__(self) -> str:
@@ -111,10 +111,6 @@ class LocalDestination(Destination):
                     "not contain each other."
                 )
 
-    def record_name(self, number: int, key: str) -> str:
-        """Return the name of a block's record."""
-        return f"{number:05d}.json"
-
     def check_free(self) -> None:
         """Refuse a folder without a plan that is not empty: it belongs to something else."""
         for path in self.folder.iterdir() if self.folder.exists() else ():
@@ -135,15 +131,17 @@ class LocalDestination(Destination):
         self.data.folder.mkdir(exist_ok=True)
         for name, _, _ in record.files:
             (folder / name).replace(self.data.folder / name)
-        self.record_files.put(self.record_name(record.number, record.key), record.as_json())
+        self.work.put(record.name, record.as_json())
 
     def discard(self) -> None:
         """Remove the plan and its files; also the folder, unless it contains more."""
-        if (self.folder / PLAN_NAME).exists():
-            for path in (*self.folder.glob("block-*"), self.folder / "blocks", self.data.folder):
+        names = self.work.sizes()
+        if PLAN_NAME in names:
+            for path in (*self.folder.glob("block-*"), self.data.folder):
                 shutil.rmtree(path, ignore_errors=True)
             with suppress(OSError):
-                (self.folder / PLAN_NAME).unlink()
+                self.work.remove([name for name in names if RECORD.fullmatch(name)])
+                self.work.remove([PLAN_NAME])
         with suppress(OSError):
             self.folder.rmdir()
 

@@ -56,7 +56,7 @@ def test_in_a_bucket_too(bucket: Any, photos: Path, printed: Says) -> None:
 
 def test_another_source_takes_nothing_over(tmp_path: Path, photos: Path, refused: Says) -> None:
     assert run(photos, tmp_path / "mds", *OPTIONS) == 2
-    blocks = len(list((tmp_path / "mds.partial/blocks").iterdir()))
+    blocks = len(list((tmp_path / "mds.partial").glob("*.*.json")))
     other = {f"b/{n}.jpg": PHOTO for n in range(60)}
     assert "another conversion (made from other images" in refused(
         run, write_files(tmp_path / "other", other), tmp_path / "mds", *OPTIONS
@@ -65,4 +65,4 @@ def test_another_source_takes_nothing_over(tmp_path: Path, photos: Path, refused
     assert "another conversion (made from other images" in refused(
         run, photos, tmp_path / "mds", *OPTIONS, "--part", "1/2"
     )
-    assert len(list((tmp_path / "mds.partial/blocks").iterdir())) == blocks
+    assert len(list((tmp_path / "mds.partial").glob("*.*.json"))) == blocks

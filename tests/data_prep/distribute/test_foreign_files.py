@@ -130,7 +130,7 @@ def test_what_comes_during_the_conversion_is_left(
     monkeypatch.setattr(LocalDestination, "keep", meanwhile)
     assert write(photos, target, *options) == 2
     assert [path.name for path in target.iterdir()] == ["precious.jpg"]
-    assert len(list(partial(target).glob("blocks/*.json"))) == 6  # nor is the work lost
+    assert len(list(partial(target).glob("*.*.json"))) == 6  # nor is the work lost
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "sub.mds/thesis.tex"])
@@ -167,7 +167,7 @@ def test_unfinished_work_of_another_conversion_is_left(
     interrupt(photos, target, *other)
     assert "2 of 6 blocks are finished and kept" in capsys.readouterr().err
     assert "already holds this conversion" in printed(write, photos, target)
-    assert len(list(partial(target).glob("blocks/*.json"))) == 2
+    assert len(list(partial(target).glob("*.*.json"))) == 2
     # … and the same command resumes from there
     assert "2 of 6 blocks were already finished" in printed(write, photos, target, *other)
     # but not with other settings

@@ -62,14 +62,14 @@ def test_a_killed_conversion_goes_on(tmp_path: Path, slow_source: Path, printed:
     arguments = command(slow_source, target)
     partial = target.with_name(target.name + ".partial")
     with python(CONVERT, *arguments) as process:
-        until(lambda: len(list(partial.glob("blocks/*.json"))) >= 3, LIMIT)
+        until(lambda: len(list(partial.glob("*.*.json"))) >= 3, LIMIT)
         workers = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not target.exists() and len(workers) >= 2
         until(lambda: not any(map(is_running, workers)))
     times = {path: path.stat().st_mtime_ns for path in partial.glob("data/*")}
-    kept = len(list(partial.glob("blocks/*.json")))
+    kept = len(list(partial.glob("*.*.json")))
     assert 3 <= kept < NUM_BLOCKS
     said = f"{kept} of {NUM_BLOCKS} blocks were already finished"
     assert said in printed(call, *arguments)

@@ -85,7 +85,7 @@ def test_foreign_parts_are_refused(tmp_path: Path, source: Path, refused: Says) 
     )
     assert write(source, other, "--part", "2/2") == 0
     shutil.copytree(partial(other), partial(target), dirs_exist_ok=True)
-    assert "has blocks of another conversion (blocks 1" in refused(call, "--merge", target)
+    assert "lacks part 1/2 (blocks 1" in refused(call, "--merge", target)
     assert not target.exists()
 
 

@@ -2,6 +2,7 @@
 
 # ruff: noqa: E402
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ needs_ffcv()
 
 from ffcv.fields import IntField, RGBImageField
 from ffcv.fields.rgb_image import IMAGE_MODES
+from ffcv.memory_allocator import MemoryAllocator
 from ffcv.writer import DatasetWriter
 
 from data_prep.plan.records import Record
@@ -89,3 +91,17 @@ def test_a_page_holds_the_largest_image(sizes: list[int], page: int) -> None:
     records = [Record(number, "", num_bytes=[size], labels=[0], crc32c=[0])
                for number, size in enumerate(sizes)]  # fmt: skip
     assert page_size_of(records) == page
+
+
+def test_a_page_that_was_written_in_part_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave = MemoryAllocator.__exit__
+
+    def cut(allocator: MemoryAllocator, *error: object) -> None:
+        leave(allocator, *error)
+        os.truncate(allocator.fname, os.path.getsize(allocator.fname) - 1)
+
+    monkeypatch.setattr(MemoryAllocator, "__exit__", cut)
+    with pytest.raises(OSError, match=r"only a part of a page of out\.beton"):
+        ours(tmp_path, random_images(0))
