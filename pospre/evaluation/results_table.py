@@ -54,9 +54,35 @@ def _is_table(value: object) -> bool:
 
 
 def list_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of mappings; what does not fit into a cell is left out."""
+    """Return a table of mappings; what does not fit into a cell is left out.
+
+    If there are several rows per layer, layers are the columns, without standard errors.
+    """
     keys = _columns(rows)
+    layers = sorted({row["layer"] for row in rows}) if "layer" in keys else []
+    if 1 < len(layers) < len(rows):
+        return _by_layer(title, rows, keys, layers)
     return format_table(title, keys, [[_cell(row, key) for key in keys] for row in rows])
+
+
+def _by_layer(
+    title: str, rows: Sequence[Mapping[str, Any]], keys: Sequence[str], layers: Sequence[int]
+) -> str:
+    """Return a table with a line per figure and labels, the values that are no numbers."""
+    labels = [key for key in keys if all(isinstance(row.get(key), str | list) for row in rows)]
+    lines: dict[tuple[str, ...], dict[int, str]] = {}
+    for row in rows:
+        shared = [_text(row[key]) for key in labels]
+        for key in keys:
+            if isinstance(row.get(key), float):
+                lines.setdefault((*shared, key), {})[row["layer"]] = f"{row[key]:.3f}"
+    cells = [[*line, *(by.get(layer, "–") for layer in layers)] for line, by in lines.items()]
+    header = [
+        *labels,
+        "figure",
+        *(f"layer {layer}" if layer == layers[0] else str(layer) for layer in layers),
+    ]
+    return format_table(title, header, cells)
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

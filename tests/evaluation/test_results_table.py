@@ -49,3 +49,18 @@ def test_what_is_by_name_is_a_line_of_notes() -> None:
     assert text.endswith("IoU: sky 1, road –") and "0.5 ± 0.1" in text
     text = results_table("position_removal", {"evaluations": {"knn": {"top1": [0.5, 0.25]}}})
     assert text.endswith("evaluations: knn top1 0.5, 0.25")
+
+
+def test_several_rows_of_a_layer_make_layers_the_columns() -> None:
+    rows = [
+        {"model": model, "layer": layer, "top1": layer / 4, "top1_se": 0.1, **more}
+        for model, more in (("trained", {}), ("untrained", {"r2": -0.5}))
+        for layer in (0, 1)
+    ]
+    table = [line.split() for line in results_table("position_probe", {"rows": rows}).splitlines()]
+    assert table[2] == ["model", "figure", "layer", "0", "1"]
+    assert table[4] == ["trained", "top1", "0.000", "0.250"]
+    assert table[5:7] == [
+        ["untrained", "top1", "0.000", "0.250"],
+        ["untrained", "r2", *["-0.500"] * 2],
+    ]
