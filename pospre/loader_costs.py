@@ -11,7 +11,7 @@ import torch
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.data.loader import ViewLoader
 from pospre.data.threads import available_cores, one_thread
-from pospre.data.views.plan import first_view
+from pospre.data.views.crop_plan import first_view
 from pospre.recipe.recipe import Recipe
 from pospre.run.device import build_device
 from pospre.training.data import build_data

@@ -75,7 +75,9 @@ class _Options(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        from pospre.training.options import options_text  # late, so that --help answers at once
+        from pospre.training.options_text import (
+            options_text,  # late, so that --help answers at once
+        )
 
         _print(options_text(values))
         parser.exit()

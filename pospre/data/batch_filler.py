@@ -19,6 +19,7 @@ from pospre.data.loader_options import LoaderOptions
 from pospre.data.stores.description import checksum
 from pospre.data.stores.reader import DamagedSample, Reader
 from pospre.data.threads import LoaderTiming, Stopwatch
+from pospre.data.views.crop_plan import GroupPlan, plan_views
 from pospre.data.views.decode_crops import (
     DecodePlan,
     Views,
@@ -26,7 +27,6 @@ from pospre.data.views.decode_crops import (
     plan_decoding,
     write_views,
 )
-from pospre.data.views.plan import GroupPlan, plan_views
 from pospre.errors import UserError
 
 _Bad = DecodeError | DamagedSample

@@ -29,7 +29,7 @@ from pospre.data.loader_options import LoaderOptions
 from pospre.data.order import rank_visits
 from pospre.data.stores.description import Identity
 from pospre.data.threads import LoaderTiming, Stopwatch, one_thread, thread_pool
-from pospre.data.views.plan import plan_views
+from pospre.data.views.crop_plan import plan_views
 from pospre.errors import UserError
 
 _CHUNK = 16  # samples per task: enough to plan together, few enough to balance threads

@@ -15,7 +15,7 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
 from pospre.nn.encoder_from_tensors import encoder_options
-from pospre.nn.options import EncoderOptions
+from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.positions.foreign import hold_table
 from pospre.nn.sizes import pair
 from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder

@@ -12,8 +12,8 @@ from torchmetrics import Metric
 
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, place_keys, view_keys
+from pospre.data.views.crop_plan import first_view
 from pospre.data.views.options import ViewGroup, Views, named_groups
-from pospre.data.views.plan import first_view
 from pospre.errors import UserError
 from pospre.model.attached import Progress, as_progress, attach_algorithm, begin_step
 from pospre.model.loop_checks import NumberCheck, check_batch, check_stepped, lacking

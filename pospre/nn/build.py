@@ -6,7 +6,7 @@ import timm
 
 from pospre.arguments import taking
 from pospre.errors import UserError, suggestion
-from pospre.nn.options import EncoderOptions
+from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.sizes import SIZES, pair
 from pospre.nn.swin.encoder import SWIN, build_swin
 from pospre.nn.timm_models import PREFIX, timm_size

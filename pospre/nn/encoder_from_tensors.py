@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.nn.options import Positions
+from pospre.nn.encoder_options import Positions
 from pospre.nn.positions.foreign import has_table, is_interleaved, turns, with_prefix_rows
 from pospre.nn.positions.sincos import is_sincos
 from pospre.nn.sizes import SIZES

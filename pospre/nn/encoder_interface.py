@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pospre.errors import UserError
-from pospre.nn.options import EncoderOptions, Init
+from pospre.nn.encoder_options import EncoderOptions, Init
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme
 

@@ -16,7 +16,7 @@ from timm.models.eva import Eva, EvaAttention, EvaBlock
 from torch import Tensor, nn
 
 from pospre.errors import UserError
-from pospre.nn.options import Positions
+from pospre.nn.encoder_options import Positions
 from pospre.nn.positions.foreign import (
     DINOV3,
     cells,

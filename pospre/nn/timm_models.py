@@ -12,7 +12,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from pospre.errors import UserError, suggestion
-from pospre.nn.options import EncoderOptions, Positions
+from pospre.nn.encoder_options import EncoderOptions, Positions
 from pospre.nn.positions.table import Table
 from pospre.nn.sizes import CLIP, GIANT, SIZES, EncoderSize, pair
 from pospre.nn.timm_eva import eva_positions, eva_size, turns_pairs

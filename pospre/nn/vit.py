@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pospre.errors import UserError
 from pospre.nn.block import Block, dropout, dropout_keys, residual_factors
 from pospre.nn.encoder_interface import Edit, PatchEncoder
+from pospre.nn.encoder_options import EncoderOptions, Init
 from pospre.nn.initialisation import (
     init_beit,
     init_patch_embed,
@@ -18,7 +19,6 @@ from pospre.nn.initialisation import (
     init_weights,
 )
 from pospre.nn.masking import gather_tokens, others
-from pospre.nn.options import EncoderOptions, Init
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions, schemes_that
 from pospre.nn.positions.foreign import as_their_table

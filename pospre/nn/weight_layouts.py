@@ -14,7 +14,7 @@ import yaml
 from torch import Tensor
 
 from pospre.errors import UserError, printable
-from pospre.nn.options import Positions
+from pospre.nn.encoder_options import Positions
 from pospre.nn.positions.foreign import as_text, dinov3, eva_02, rope_vit
 from pospre.nn.positions.scheme import Resampling
 from pospre.nn.weight_names import joined, ours

@@ -10,7 +10,7 @@ from pydantic import Field
 from pospre.arguments import Section
 from pospre.data.reading import Reading
 from pospre.data.views import options
-from pospre.nn.options import EncoderOptions
+from pospre.nn.encoder_options import EncoderOptions
 from pospre.recipe.values import (
     AllOrSome,
     Betas,

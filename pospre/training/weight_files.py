@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.nn.options import Positions
+from pospre.nn.encoder_options import Positions
 from pospre.nn.positions.foreign import turns, without_empty_table
 from pospre.nn.positions.scheme import Resampling
 from pospre.nn.weight_layouts import POSITIONS, check_positions, split_address, timm_names

@@ -18,7 +18,7 @@ from pospre.model.algorithm import (
 from pospre.model.attached import attach_algorithm, write_draws
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.options import EncoderOptions
+from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.sizes import SIZES
 from pospre.nn.vit import Encoder
 

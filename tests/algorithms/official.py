@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pospre import draws
 from pospre.model.model import PretrainModel
-from pospre.nn.options import EncoderOptions
+from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.sizes import EncoderSize
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_names import timm_name

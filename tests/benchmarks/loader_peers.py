@@ -250,8 +250,8 @@ def _shrinks(views: Iterable[Views], loader: Any) -> list[int]:
     import numpy as np
 
     from pospre.data.decode.decoder import OpenedImage
+    from pospre.data.views.crop_plan import plan_views
     from pospre.data.views.decode_crops import choose_shrink, least_oversampling
-    from pospre.data.views.plan import plan_views
 
     plans = plan_views(loader.views, seed=0, epoch=1, index=np.arange(loader.num_samples))
     shrinks = []

@@ -24,7 +24,7 @@ from torch import Tensor
 from pospre import build_encoder
 from pospre.batch import Batch
 from pospre.data.loader import build_loader
-from pospre.data.views.plan import ViewGroup
+from pospre.data.views.crop_plan import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
 from pospre.model.model import PretrainModel

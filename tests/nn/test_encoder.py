@@ -14,7 +14,7 @@ from pospre.errors import UserError
 from pospre.nn.block import residual_factors
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder_interface import patchify, unpatchify
-from pospre.nn.options import EncoderOptions
+from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.places import Places
 from pospre.nn.positions.table import Table
 from pospre.nn.sizes import SIZES

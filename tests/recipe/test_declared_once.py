@@ -12,7 +12,7 @@ from pospre.data.opening import Source, open_reader
 from pospre.data.reading import Reading
 from pospre.data.views import options
 from pospre.nn.build import build_encoder
-from pospre.nn.options import EncoderOptions
+from pospre.nn.encoder_options import EncoderOptions
 from pospre.recipe import sections
 from pospre.training.callbacks.bad_steps import LossSpikes
 from pospre.training.callbacks.stalls import Stalls

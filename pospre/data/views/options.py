@@ -1,8 +1,8 @@
 """Options of views: how they are cropped from each image, and how training changes their pixels.
 
 Recipes and Python share these options. This module imports neither numpy nor PyTorch, so that
-recipes are read quickly. ``pospre.data.views.plan`` draws the crops, and ``pospre.augment.device``
-changes the pixels; by default it changes nothing.
+recipes are read quickly. ``pospre.data.views.crop_plan`` draws the crops, and
+``pospre.augment.device`` changes the pixels; by default it changes nothing.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from inspect import signature
 
 from pospre.arguments import check_arguments
 from pospre.errors import UserError, suggestion
-from pospre.nn.options import Positions
+from pospre.nn.encoder_options import Positions
 from pospre.nn.positions.scheme import Scheme, Space
 from pospre.nn.positions.sincos import DecoderSinCos
 

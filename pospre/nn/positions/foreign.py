@@ -9,7 +9,7 @@ import yaml
 from torch import Tensor
 
 from pospre.nn.encoder_interface import PatchEncoder
-from pospre.nn.options import Positions
+from pospre.nn.encoder_options import Positions
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
 from pospre.nn.positions.scheme import Resampling, Scheme

@@ -17,8 +17,8 @@ from pospre.command_line import spelled
 from pospre.errors import UserError
 from pospre.nn.block import residual_factors
 from pospre.nn.encoder_interface import Edit, PatchEncoder
+from pospre.nn.encoder_options import EncoderOptions, Init
 from pospre.nn.initialisation import init_patch_embed, init_trunc_normal, init_weights
-from pospre.nn.options import EncoderOptions, Init
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme, Space
 from pospre.nn.sizes import pair

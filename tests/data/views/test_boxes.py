@@ -29,8 +29,8 @@ from pospre.data.views.boxes import (
     simple_box,
     simple_frame,
 )
+from pospre.data.views.crop_plan import plan_views
 from pospre.data.views.options import ViewGroup
-from pospre.data.views.plan import plan_views
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 SEEDS = st.integers(-(2**70), 2**70)

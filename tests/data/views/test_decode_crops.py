@@ -25,6 +25,7 @@ from pospre.data.views.boxes import (
     random_windows,
     simple_frame,
 )
+from pospre.data.views.crop_plan import plan_views
 from pospre.data.views.decode_crops import (
     _OVERSAMPLING,
     Views,
@@ -35,7 +36,6 @@ from pospre.data.views.decode_crops import (
     snap,
 )
 from pospre.data.views.options import INTERPOLATIONS, ViewGroup
-from pospre.data.views.plan import plan_views
 from tests.conftest import draw_image
 
 

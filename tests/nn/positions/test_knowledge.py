@@ -24,7 +24,7 @@ WEIGHTS_OF_OTHERS = {
 OTHERS = {
     "algorithms/droppos.py": "no scheme: a dropped position's token may be learned",
     "algorithms/stop/variants.py": "an ablation of the paper has learned positions",
-    "nn/options.py": "the default",
+    "nn/encoder_options.py": "the default",
     "nn/swin/encoder.py": "Swin's own, the one that it has",
     "reporting/measured.py": "what the papers' encoders have",
 }

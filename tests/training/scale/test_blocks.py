@@ -86,7 +86,7 @@ def test_a_block_is_run_twice_where_it_is_trained_and_the_teachers_once() -> Non
 
 
 def test_swin_has_blocks_too() -> None:
-    from pospre.nn.options import EncoderOptions
+    from pospre.nn.encoder_options import EncoderOptions
     from pospre.nn.swin.encoder import SwinEncoder
 
     encoder = SwinEncoder(EncoderOptions("swin_tiny", image_size=256, init="trunc_normal"))

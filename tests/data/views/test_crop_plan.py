@@ -14,8 +14,8 @@ from pospre.data.views.boxes import (
     random_windows,
     simple_frame,
 )
+from pospre.data.views.crop_plan import plan_flips, plan_views
 from pospre.data.views.options import CROPS, ViewGroup, named_groups
-from pospre.data.views.plan import plan_flips, plan_views
 from pospre.errors import UserError
 
 WORDS = st.integers(-(2**63), 2**63 - 1)

@@ -8,7 +8,7 @@ import pytest
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class, algorithm_names
 from pospre.train import main
-from pospre.training.options import options_text
+from pospre.training.options_text import options_text
 
 
 @pytest.mark.parametrize("name", algorithm_names())
