@@ -95,7 +95,7 @@ def typed(function: Callable[P, Result], name: str = "") -> Callable[P, Result]:
 def taking(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:
-    """Let a function of a dataclass be called with its fields, checked as in ``typed``."""
+    """Call a function of a dataclass with its fields instead, checked as in ``typed``."""
 
     def wrap(function: Callable[[Options], Result]) -> Callable[P, Result]:
         made = typed(options, function.__name__)

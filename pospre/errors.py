@@ -187,6 +187,6 @@ def _printable_warning(*args: Any, **kwargs: Any) -> str:
 
 
 def _come_to_the_end() -> None:
-    """Let a rank exit with its own code: launchers kill the others as soon as one exits."""
+    """Ignore SIGTERM while a rank exits: launchers send it as soon as another rank has ended."""
     if "RANK" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -96,7 +96,7 @@ class DeviceAugment(nn.Module):
         *,
         channels: int = 3,
     ) -> None:
-        """Make the step. Default: ImageNet's numbers, or 0 and 1 for other channels."""
+        """Create the step. Default: ImageNet's mean and std, or 0 and 1 for other channels."""
         super().__init__()
         usual = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.0,), (1.0,))
         for name, numbers in (("mean", mean or usual[0]), ("std", std or usual[1])):

@@ -170,7 +170,7 @@ class Step:
     parameters: str | None  # a hash of the weights after it, if recorded
 
     def value(self, name: str) -> object:
-        """Return what is compared as this property."""
+        """Return the values that are compared for this property."""
         return self.rows.get(name, "") if name in _DRAWN else getattr(self, name)
 
 

@@ -192,7 +192,7 @@ class ViewLoader(LoaderOptions):
 
     @contextmanager
     def _expecting(self, indices: np.ndarray, position: _Position) -> Iterator[None]:
-        """Let the reader prefetch, until the end or until a later iteration starts."""
+        """Prefetch in the reader, until the end or until a later iteration starts."""
         self._reading = position
         self.reader.expect(indices)
         try:

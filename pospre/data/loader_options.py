@@ -179,7 +179,7 @@ class LoaderOptions(Reading, Source):
             )
 
     def _visits(self) -> Visits:
-        """Return what the ranks of this machine will visit."""
+        """Return the samples that the ranks of this machine will read."""
         groups = self._machine_groups()
         own = groups_of(self.rank, self.world_size, self.shard_groups)
         return Visits(

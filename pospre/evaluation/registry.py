@@ -240,7 +240,7 @@ def _docstring(name: str) -> str:
 
 
 def _returns(name: str) -> str:
-    """Return what the results say, from the docstring of the module's ``evaluate``."""
+    """Return the meaning of the results, from the docstring of the module's ``evaluate``."""
     after = _found()[name][1].read_text(encoding="utf-8").partition("\ndef evaluate")[2]
     told = inspect.cleandoc(after.split('"""')[1]).partition("Returns:\n")[2]
     return textwrap.fill(" ".join(told.split()), 98, initial_indent="  ", subsequent_indent="  ")

@@ -82,7 +82,7 @@ def check_cells(cells: Sequence[Cell]) -> None:
 
 
 def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return what finished runs measured: ``runs`` and ``figures``.
+    """Return the results of finished runs: ``runs`` and ``figures``.
 
     A run has ``values``, ``run_name`` and ``figures`` by ``EVALUATION/FIGURE``; a figure ``best``,
     ``best_run``, ``mean`` and ``deviation`` (of the sample).

@@ -97,7 +97,7 @@ def _network(parts: Parts) -> str:
 
 
 def _lacking(encoder: PatchEncoder, parts: Parts, kind: str) -> str:
-    """Return what ``kind`` lacks of the encoder, in words; empty if nothing."""
+    """Return the part of the encoder that ``kind`` lacks, in words; empty if it has all."""
     if not isinstance(encoder, Encoder):
         return f"this encoder ({parts.timm_name})"
     if encoder.positions.timm != "vit":

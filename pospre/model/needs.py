@@ -1,4 +1,4 @@
-"""What methods require of a model, checked before one attaches and after all have.
+"""Requirements of methods, checked before one attaches and after all have.
 
 Before: views, patches, other methods. After: no part is missing, and no answer leaks.
 """

@@ -61,7 +61,7 @@ class Objective(nn.Module, ABC):
         return []
 
     def averaged(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Make teachers for modules outside the encoder; return (student, teacher) pairs.
+        """Create teachers for modules outside the encoder; return (student, teacher) pairs.
 
         ``ema_teacher`` calls it once to average these modules as well; default: none.
         """

@@ -102,7 +102,7 @@ class Registry:
     def hide(
         self, owner: str, visible: int | None, *, shuffled: bool, left_out: bool = True
     ) -> EncoderPass:
-        """Let only ``owner`` hide patches of ``view`` and write which are visible.
+        """Reserve for ``owner`` to hide patches of ``view`` and to write which are visible.
 
         Args:
             owner: the algorithm's name.
@@ -145,7 +145,7 @@ class Registry:
         return next(filter(None, (self.writers.get(field_box_key(g)) for g in self.views)), None)
 
     def place_views(self, owner: str) -> None:
-        """Let only ``owner`` place the views of every pass, and write ``g/field_box``.
+        """Reserve for ``owner`` to place the views of every pass and to write ``g/field_box``.
 
         Raises:
             UserError: another algorithm already does, or the encoder's positions do not take boxes.

@@ -14,7 +14,7 @@ PRETEXT_TASKS = "pretext_tasks.json"
 
 @dataclass(frozen=True)
 class TaskDescription:
-    """What a method asks the model to solve, and the measure of success.
+    """The task that a method sets the model, and its measure of success.
 
     Attributes:
         text: the task, as a question.

@@ -115,7 +115,7 @@ class TeacherManager:
         return teacher
 
     def mirror(self, student: nn.Module, teacher: nn.Module) -> None:
-        """Let ``teacher``, a module of the same structure, follow ``student``."""
+        """Make ``teacher``, a module of the same structure, follow ``student`` from now on."""
         self.pairs.append((student, teacher))
 
     def update(self, progress: float) -> None:

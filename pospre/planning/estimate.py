@@ -161,7 +161,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe costs on some GPUs."""
+    """The cost of a recipe on some GPUs."""
 
     recipe: Recipe
     counts: Counts
@@ -194,7 +194,7 @@ class Plan:
         return loss_change(self.counts.algorithms, self.best.microbatch, self.device_batch)
 
     def feed(self) -> dict[str, float]:
-        """Return what a node's loader must deliver for the best setting: rates, cores, bytes/s."""
+        """Return what the loader of a node must deliver: rates, cores, bytes/s."""
         rate = self.images_per_s(self.best) / self.machine.nodes
         one = self.assumed.decodes(self.counts.pixels)
         return {

@@ -85,7 +85,7 @@ def _assumed(
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is assumed, not counted; every field is an option of the command.
+    """Assumptions, which are not counted; every field is an option of the command.
 
     None stands for a value that follows from the recipe or the GPU.
     """

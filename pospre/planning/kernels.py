@@ -81,7 +81,7 @@ class Operator(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """Whether it is a kernel of its own in the compiled step."""
+        """Whether it is a separate kernel in the compiled step."""
         return self.role in ("product", "row reduction")
 
 
@@ -103,7 +103,7 @@ class StepTrace(TorchDispatchMode):
 
     @property
     def kernels(self) -> list[Kernel]:
-        """Return what an eager GPU starts."""
+        """Return the kernels that an eager step launches."""
         return [
             Kernel(sum((*one.reads.values(), *one.writes.values())), one.flops, one.is_fp32)
             for one in self.operators

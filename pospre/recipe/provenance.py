@@ -1,4 +1,4 @@
-"""Where a recipe's values come from: a file, the command line, or the environment.
+"""The origin of a recipe's values: a file, the command line, or the environment.
 
 Values from the environment are recorded by name rather than by value, if they may be secret: paths,
 and options of loggers and evaluations. Other keys are numbers and names from short lists, which are

@@ -1,4 +1,4 @@
-"""What stands beside the results: published figures, commands that repeat them, the machine.
+"""The context of results: published figures, commands that repeat them, the machine.
 
 The published figures are some of those in yamls/PAPERS.md.
 """

@@ -133,7 +133,7 @@ def uses_cudnn(recipe: Recipe, device: Device) -> bool:
 
 @contextmanager
 def cudnn_first() -> Iterator[None]:
-    """Let cuDNN compute the attention that it can, and torch's own kernels the rest."""
+    """Compute attention with cuDNN if it supports it, otherwise with torch's own kernels."""
     names = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
     with sdpa_kernel([getattr(SDPBackend, name) for name in names], set_priority=True):
         yield

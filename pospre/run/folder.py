@@ -150,7 +150,7 @@ def _check_folders(recipe: Recipe) -> None:
 
 
 def starts_over(recipe: Recipe) -> bool:
-    """Tell whether to delete an earlier run: a user's command does, an automatic restart not."""
+    """Return whether to delete an earlier run: a user's command does, an automatic restart not."""
     return recipe.trainer.overwrite and not is_restart()
 
 

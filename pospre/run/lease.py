@@ -197,7 +197,7 @@ def _name(owner: dict[str, Any]) -> str:
 
 
 def _has_ended(owner: dict[str, Any]) -> bool:
-    """Tell whether a process is known to have ended: it was of this machine and is not here."""
+    """Return whether a process is known to have ended: it was of this machine and is not here."""
     process = owner.get("process")
     if owner.get("machine") != _machine() or not isinstance(process, int):
         return False
@@ -205,7 +205,7 @@ def _has_ended(owner: dict[str, Any]) -> bool:
 
 
 def _machine() -> str:
-    """Return what names this boot of this machine, and the processes that are seen from here."""
+    """Return an id of this boot of this machine and of the process namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -55,7 +55,7 @@ FREE_KEYS = (
 
 
 class Recorded(NamedTuple):
-    """What every checkpoint records of its run."""
+    """The record of its run in every checkpoint."""
 
     recipe: dict[str, Any]  # resolved
     num_samples: int
@@ -76,7 +76,7 @@ class RecipeRecord(Callback):
         self._record = Recorded(recipe.record(), num_samples, data, fingerprints)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is stored."""
+        """Return the stored record."""
         return self._record._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -84,12 +84,12 @@ class RecipeRecord(Callback):
 
 
 def recorded(content: dict[str, Any]) -> Recorded:
-    """Return what a checkpoint's content records of its run."""
+    """Return the record of its run in a checkpoint's content."""
     return Recorded(**callback_states(content)["RecipeRecord"])
 
 
 class Training(Protocol):
-    """What a run trains, as ``training.build`` makes it."""
+    """The parts of a training, as ``training.build`` makes them."""
 
     @property
     def recipe(self) -> Recipe:

@@ -65,7 +65,7 @@ class Run:
         self._held.__exit__(kind, error, trace)
 
     def is_new(self) -> bool:
-        """Tell every rank whether the run starts anew: no checkpoint exists, or none is wanted."""
+        """Return on every rank whether the run starts anew: no checkpoint exists or is wanted."""
         recipe = self.recipe
         return from_rank_zero(lambda: starts_over(recipe) or not checkpoints_of(recipe))
 
@@ -161,12 +161,12 @@ def _earlier(recipe: Recipe, start: Checkpoint) -> list[Path]:
 
 
 def has_shards(recipe: Recipe) -> bool:
-    """Tell whether each rank holds only a part of the state."""
+    """Return whether each rank holds only a part of the state."""
     return recipe.trainer.fsdp is not None and dist.get_world_size() > 1
 
 
 def is_one_place(recipe: Recipe) -> bool:
-    """Tell every rank whether the files of all ranks end up in one place.
+    """Return on every rank whether the files of all ranks end up in one place.
 
     They do not if the nodes share neither a disk nor a bucket. The first rank then gathers the
     whole state and writes it.

@@ -122,7 +122,7 @@ class LoaderPosition(Callback):
         self._bad: set[int] = set()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the order of samples needs if the data set is stored elsewhere."""
+        """Return the state that the order of samples needs if the data are stored elsewhere."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

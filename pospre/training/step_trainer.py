@@ -156,7 +156,7 @@ class StepTrainer(Trainer):
 
     @contextmanager
     def _drawing_beside(self) -> Iterator[None]:
-        """Let algorithms draw on the side stream, only here: other batches come another way."""
+        """Run the draws of algorithms on the side stream, only for training batches."""
         model: Any = self._original_model
         others, model.draw_stream = model.draw_stream, self._beside
         try:
@@ -200,7 +200,7 @@ class StepEngine(Engine):
 
     @classmethod
     def take_over(cls, engine: Engine) -> None:
-        """Make a Composer's Engine one of these."""
+        """Convert Composer's Engine into this class."""
         engine.__class__ = cls
         engine._callbacks, engine._listening = [], {}  # type: ignore[attr-defined]
 
@@ -234,7 +234,7 @@ class StepEngine(Engine):
 
 
 def _listens(callback: Callback, event: Event) -> bool:
-    """Tell whether a callback has a method of its own for an event, or one for all."""
+    """Return whether a callback has a method of its own for an event, or one for all."""
     kind, own = type(callback), vars(callback)
     return any(
         name in own or getattr(kind, name) is not getattr(Callback, name)

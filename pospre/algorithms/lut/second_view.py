@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # it calls what is here
 
 
 def add_masked_twin(registry: Registry, left_out: bool) -> None:
-    """Let the student see some patches of the second view (``symmetric``), as of the first."""
+    """Show the student some patches of the second view (``symmetric``), as of the first."""
     for key in ("visible",) if left_out else ("visible", "masked"):
         registry.claim(f"second/{key}", "lut")
     seen = "second/visible" if left_out else None

@@ -143,7 +143,7 @@ class Download:
             body.close()
 
     def _passing_cause(self, error: Exception) -> str:
-        """Return what went wrong; raise if another attempt would fail too."""
+        """Return the problem of this attempt; raise if another attempt would fail too."""
         if isinstance(error, ConnectTimeoutError | EndpointConnectionError):
             return self.bucket.explain(error)
         if isinstance(error, ReadTimeoutError):

@@ -84,7 +84,7 @@ def parse_range(text: str, key: str) -> DeepRange | None:
 
 
 def given_range(value: str | tuple[float, float]) -> DeepRange | None:
-    """Return what a recipe's ``data.deep_range`` asks for, ``"auto"`` (None) or two numbers."""
+    """Return the value of a recipe's ``data.deep_range``: ``"auto"`` (None) or two numbers."""
     return None if isinstance(value, str) else check_range(*value, "data.deep_range")
 
 

@@ -1,4 +1,4 @@
-"""What a data set holds: the description (JSON) that our converter writes, and identifying hashes.
+"""The description (JSON) of a data set that our converter writes, and identifying hashes.
 
 No format can give every hash without reading all images. Two data sets are considered different if
 a hash that both have differs. A folder and its shards are compared by classes and labels, shards

@@ -44,7 +44,7 @@ class Features(NamedTuple):
 
 
 class Visits(NamedTuple):
-    """What the ranks of a machine read in every epoch; see ``pospre.data.order``.
+    """The samples that the ranks of a machine read in every epoch; see ``pospre.data.order``.
 
     Attributes:
         order: ``"random"`` or ``"windows"``.

@@ -34,7 +34,7 @@ _PARTS = ("model", "optimizers")
 
 @contextlib.contextmanager
 def sharded_state(state: State) -> Iterator[None]:
-    """Let FSDP give every rank its shards, instead of the whole state to the first rank."""
+    """Get from FSDP every rank's shards, instead of the whole state on the first rank."""
     config = state.fsdp_config
     before, config.state_dict_type = config.state_dict_type, "sharded"
     try:
@@ -80,14 +80,14 @@ class Staging:
 
 
 class Written(NamedTuple):
-    """What a rank has written: its files, and the position of each tensor in them."""
+    """The files that a rank has written, and the position of each tensor in them."""
 
     members: list[Member]
     tensors: dict[MetadataIndex, _StorageInfo]
 
 
 class Part:
-    """What this rank writes of a checkpoint: a copy, so training continues during the write.
+    """The part of a checkpoint that this rank writes: a copy, so that training continues.
 
     If all ranks write ``together``, as torch's distributed checkpoint plans it, the first of the
     ranks that hold a tensor writes it.
@@ -133,7 +133,7 @@ class Part:
         return written
 
     def finish(self, folder: Path, parts: Sequence[Written]) -> None:
-        """Make a checkpoint of the files of all ranks; on the first rank."""
+        """Combine the files of all ranks into a checkpoint, on the first rank."""
         places = {index: info for part in parts for index, info in part.tensors.items()}
         described = pickle.dumps(dataclasses.replace(self._described, storage_data=places))
         metadata = write_member(folder / METADATA, lambda file: file.write(described))

@@ -210,7 +210,7 @@ def open_checkpoint(uri: str) -> Checkpoint:
 
 
 def _is_checkpoint(uri: str) -> bool:
-    """Tell whether an address is that of a checkpoint, by its name or its manifest."""
+    """Return whether an address is that of a checkpoint, by its name or its manifest."""
     if NAME.fullmatch(Path(uri).name):
         return True
     if not is_remote(uri):

@@ -40,7 +40,7 @@ _KEYS = {
 
 
 class Record:
-    """What a pickle asked for: its name, and with what. Nothing can be done to it or with it."""
+    """A harmless placeholder for an object that a pickle requests: its name and arguments."""
 
     name: ClassVar[str]
 
@@ -48,7 +48,7 @@ class Record:
     state: Any
 
     def __new__(cls, *args: Any) -> "Record":
-        """Take whatever it is made with."""
+        """Accept any arguments."""
         record = super().__new__(cls)
         record.args, record.state = args, None
         return record
@@ -91,7 +91,7 @@ class Records(pickle._Unpickler):
         self._kinds, self._storage = kinds, storage
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name; ``UnpicklingError`` unless it is known to be harmless."""
+        """Return the replacement of a name; ``UnpicklingError`` unless the name is harmless."""
         if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
             return vars(torch)[name]
         try:
@@ -100,7 +100,7 @@ class Records(pickle._Unpickler):
             raise pickle.UnpicklingError(f"it names {module}.{name}") from None
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return what stands for a storage."""
+        """Return the replacement of a storage."""
         if self._storage is None:
             raise pickle.UnpicklingError("it names a storage")
         return self._storage(pid)

@@ -48,7 +48,7 @@ class _Storage:
         self.data = torch.empty(0, dtype=torch.uint8)
 
     def fill(self, content: bytes) -> None:
-        """Take the bytes of the file."""
+        """Keep the bytes of the file."""
         self.data = torch.empty(self.num_bytes, dtype=torch.uint8)
         self.data.numpy()[:] = memoryview(content)
 
@@ -62,7 +62,7 @@ class _Storages:
         self._claimed = 0
 
     def __call__(self, pid: Any) -> Record:
-        """Return what stands for a storage, which the pickle itself cannot reach."""
+        """Return the replacement of a storage, which the pickle itself cannot access."""
         word, kind, key, _, count, *view = pid
         if word != "storage" or any(view) or type(key) is not str or type(count) is not int:
             raise ValueError("a storage has an unknown description")
@@ -128,7 +128,7 @@ class _Contents:
         self._made: dict[int, Any] = {}
 
     def of(self, value: Any) -> Any:
-        """Return what a value of the pickle stands for."""
+        """Return the value that a replacement in the pickle stands for."""
         if id(value) not in self._made:
             self._made[id(value)] = self._make(value)
         return self._made[id(value)]

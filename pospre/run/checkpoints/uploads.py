@@ -39,7 +39,7 @@ def stop_grace() -> float:
 
 
 class _Upload(NamedTuple):
-    """What this rank uploads of a checkpoint."""
+    """The files of a checkpoint that this rank uploads."""
 
     checkpoint: Path
     files: tuple[Path, ...]
@@ -278,13 +278,13 @@ class Uploads:
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """Tell whether all files of a local checkpoint are on this node's disk."""
+    """Return whether all files of a local checkpoint are on this node's disk."""
     has_manifest = (checkpoint / MANIFEST).exists()
     return has_manifest and all(path.exists() for path in files_of(checkpoint))
 
 
 def lacks(remote: str, checkpoint: Path) -> bool:
-    """Tell whether a bucket lacks a local checkpoint, or a part of it."""
+    """Return whether a bucket lacks a local checkpoint, or a part of it."""
     with Bucket(remote) as bucket:
         there = bucket.list(checkpoint.name)
         if any(there.get(path.name) != path.stat().st_size for path in files_of(checkpoint)):

@@ -61,7 +61,7 @@ class Heartbeat:
         self._do(self._call(address, port, token))
 
     def leave(self, words: str = "", code: int = 0) -> None:
-        """Say farewell to the others and stop; if early, with the reason and an exit code."""
+        """Sign off from the other ranks and stop; if early, with the reason and an exit code."""
         if self._has_left:
             return
         self._has_left = True

@@ -148,7 +148,7 @@ class Peers:
 
 
 def _is_of_all_ranks(error: BaseException | None) -> bool:
-    """Tell whether a collective operation failed, even if a signal arrived as well."""
+    """Return whether a collective operation failed, even if a signal arrived as well."""
     while isinstance(error, RuntimeError | SystemExit | KeyboardInterrupt):
         if isinstance(error, RuntimeError) and _TOGETHER.search(str(error)):
             return True

@@ -75,7 +75,7 @@ def read_process(environment: Mapping[str, str] = os.environ) -> Process | None:
 
 
 def is_restart(environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether SLURM or torchrun has repeated the command by itself."""
+    """Return whether SLURM or torchrun has repeated the command by itself."""
     return any(environment.get(name, "0") not in ("", "0") for name in _RESTARTS)
 
 

@@ -169,7 +169,7 @@ def _reach(process: Process, limit: float, end: float) -> str:
 
 
 def _use_interface(address: str) -> None:
-    """Let gloo use the network that leads to rank 0 instead of the one of the host's name.
+    """Make gloo use the network that leads to rank 0 instead of that of the host name.
 
     On many machines the host's name means 127.0.0.1, which no other node reaches.
     """
@@ -208,7 +208,7 @@ def _judge(store: Store, process: Process, limit: float, end: float) -> dict[str
 
 
 def _have_come(store: Store, world_size: int) -> bool:
-    """Tell whether all ranks have arrived, or one of them from two hosts.
+    """Return whether all ranks have arrived, or one of them from two hosts.
 
     A rank may arrive again from the same host: it was restarted while others were waiting.
     """

@@ -198,7 +198,7 @@ class MetricsFile(LoggerDestination):
             other.close(state, logger)
 
     def post_close(self) -> None:
-        """Let the other loggers finish their uploads."""
+        """Wait until the other loggers have finished their uploads."""
         for other in self.others.values():
             other.post_close()
 

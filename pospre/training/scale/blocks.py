@@ -60,7 +60,7 @@ def lacking_float8(device: Device) -> str | None:
 
 
 def use_float8(model: PretrainModel, device: Device) -> None:
-    """Let the blocks of a model multiply in float8 in training, unless the device cannot."""
+    """Use float8 products in the blocks of a model in training, if the device supports it."""
     lacking = lacking_float8(device)
     if lacking is not None:
         print_once(f"trainer.float8 = true has no effect: {lacking}")

@@ -39,7 +39,7 @@ _DYNAMO = logging.getLogger("torch._dynamo.convert_frame")
 
 
 def choose_parts(options: Trainer, device: Device) -> Parts | None:
-    """Return what ``trainer.compile`` compiles on a device; None: nothing.
+    """Return the parts that ``trainer.compile`` compiles on a device; None: nothing.
 
     A machine without a compiler trains without it, and prints a note.
     """
@@ -56,7 +56,7 @@ def choose_parts(options: Trainer, device: Device) -> Parts | None:
 
 
 def lacking_compiler(device: Device) -> str | None:
-    """Return what a machine lacks to compile for a device, and the remedy; None: nothing."""
+    """Return what is missing to compile for a device, and the remedy; None: nothing."""
     if device.name == "cpu":
         try:
             get_cpp_compiler()
