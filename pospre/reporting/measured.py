@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,12 +145,17 @@ def environment(run: Run) -> list[tuple[str, str]]:
     rows = [(label, str(value)) for label, value in wanted.items() if value is not None]
     rows.append(("Python", f"{platform.python_version()}, {platform.system()}"))
     rows.append(("Processor", f"{os.cpu_count()} cores, {platform.machine()}"))
-    for package in PACKAGES:
-        try:
-            rows.append((package, version(package)))
-        except PackageNotFoundError:
-            rows.append((package, "not installed"))
+    rows += [(package, _version(package)) for package in PACKAGES]
     return rows
+
+
+@cache
+def _version(package: str) -> str:
+    """Return a package's version, for which all its metadata are read."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def short_path(path: Path) -> str:
