@@ -62,19 +62,19 @@ demo: setup ## Render scenes, convert, pre-train DropPos, measure, export, repor
 	$(PYTHON_RUN) -m data_prep.scenes $(WORK)/scenes --num-images $(DEMO_IMAGES)
 	@RUNS="$(RUNS)" .setup/first_light.sh $(WORK)/scenes $(WORK)/demo yamls/demo/droppos.yaml $(ARGS)
 
-first-light: need-DATA setup ## Like demo, with DATA=<folder of images>, DropPos and MAE (ARGS="key.sub=value …").
+first-light: need-DATA setup ## Train DropPos and MAE on DATA=<folder of images>, as demo does (ARGS="key.sub=value …").
 	@RUNS="$(RUNS)" .setup/first_light.sh "$(DATA)" "$(WORK)/first_light" $(FIRST_LIGHT) $(ARGS)
 
-speech: need-DATA setup ## Keyword spotting from DATA=<folder or tar of WAV files>: from scratch and from MP3.
+speech: need-DATA setup ## Train keyword spotting on DATA=<folder or tar of WAV files>, from scratch and from MP3.
 	@RUNS="$(RUNS)" .setup/speech.sh "$(DATA)" "$(WORK)/speech"
 
 bench-setup: setup ## Install the loaders for bench-loader into .venv-bench.
 	@.setup/bench.sh
 
-bench-loader: need-DATA setup ## Time our loader beside its peers on DATA=<folder of images>; bench-setup first.
+bench-loader: need-DATA setup ## Compare our loader with others on DATA=<folder of images>; bench-setup first.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/bench_loader.py "$(DATA)" $(ARGS)
 
-bench-methods: setup ## Time a step of every method beside its peer, with FLOPs and peak memory.
+bench-methods: setup ## Compare a step of every method with a plain one: time, FLOPs, peak memory.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/bench_methods.py $(ARGS)
 
 check-plan: setup ## Compare the FLOPs and memory of `python -m pospre.plan` with measured ones.

@@ -1,4 +1,4 @@
-"""Every recipe's rate, weight decay, momentum and temperature beside the published code's."""
+"""Every recipe's rate, weight decay, momentum and temperature are those of the published code."""
 
 import math
 from collections.abc import Iterator, Sequence

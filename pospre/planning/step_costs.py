@@ -183,7 +183,7 @@ def with_classes(recipe: Recipe) -> Recipe:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Memory of a step on one GPU beside weights and optimiser, by the size of the microbatch."""
+    """Memory of a step on one GPU without weights and optimiser, by the size of the microbatch."""
 
     # by bytes of gradients that exist: (bytes for any microbatch, bytes that each sample adds)
     moments: dict[int, tuple[float, float]]

@@ -32,7 +32,7 @@ class Run:
 
     ``with Run(recipe) as run`` joins the other ranks and locks the folder (a bucket by a lease).
     ``find`` looks for the newest complete checkpoint. ``begin`` returns the callbacks that resume
-    from it, save, and upload beside the steps. Leaving the block releases everything.
+    from it, save, and upload during training. Leaving the block releases everything.
 
     Attributes:
         device: to train on.

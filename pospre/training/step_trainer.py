@@ -47,7 +47,7 @@ class StepTrainer(Trainer):
         super().__init__(*arguments, **options)
         self._attention = cudnn_first if cudnn else nullcontext
         StepEngine.take_over(self.engine)
-        # a GPU copies the next batch and draws its masks beside the step that it computes
+        # a GPU copies the next batch and draws its masks while it computes a step
         self._beside = SideStream("cuda" if self.state.device.name == "gpu" else "cpu")
 
     def fit(self, *arguments: Any, **options: Any) -> None:
@@ -243,7 +243,7 @@ def _listens(callback: Callback, event: Event) -> bool:
 
 
 class SideStream:
-    """Runs functions that make a batch beside the main stream; on CPUs it calls them.
+    """Runs functions that make a batch on a second stream; on CPUs it calls them.
 
     It does not wait for the main stream, so a function must not read what that stream computes. The
     main stream waits for the batch; the CPU waits for neither.

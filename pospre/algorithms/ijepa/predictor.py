@@ -106,7 +106,7 @@ class Predictor(nn.Module):
         """
         context = self.tokens.context(context_BKD, self.embed, batch)
         masked = self.tokens.masked(targets_BMT, self.mask_token, self.embed, batch)
-        # every block is predicted beside its own copy of the context and sees no other block
+        # every block is predicted with its own copy of the context and sees no other block
         count = targets_BMT.shape[1]
         context = context.unsqueeze(1).expand(-1, count, -1, -1)
         tokens = torch.cat([context, masked], dim=2).flatten(0, 1)

@@ -29,7 +29,7 @@ from pospre.nn.vit import Encoder
 
 @dataclass(kw_only=True, eq=False)
 class StoP(PretrainAlgorithm):
-    """Noise on the predictor's positions; a position algorithm beside ``ijepa``.
+    """Noise on the predictor's positions; a position algorithm on top of ``ijepa``.
 
     Writes standard normal draws, as the variant needs them: ``stop/masked`` (B, M, T, D), new for
     every epoch, target block and token, and ``stop/context`` (B, K, D). Without ``training``

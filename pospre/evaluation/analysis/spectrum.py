@@ -65,7 +65,7 @@ def evaluate(context: Context, settings: Spectrum) -> dict[str, Any]:
         ``layers``: per layer ``singular_values`` of the covariance, ``rankme`` and
         ``effective_rank``; as means over images with standard errors (``…_se``), ``length`` and
         ``longest`` (of an image's tokens) and ``artefacts`` (share of the tokens). ``rankme`` and
-        ``artefacts`` of the last layer stand beside them.
+        ``artefacts`` are those of the last layer.
     """
     model = context.model
     chosen = chosen_layers(settings.layers, model.encoder.depth)

@@ -1,4 +1,4 @@
-"""Copies the files of a run into its bucket, beside the training.
+"""Copies the files of a run into its bucket during training.
 
 Composer's uploader needs processes of its own, which outlive a killed run, and ends the run if the
 bucket is unreachable for a minute. Here the checkpoint is on the local disk first. One thread

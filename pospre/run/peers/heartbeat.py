@@ -1,4 +1,4 @@
-"""A sign of life every second between rank 0 and the others, beside the training.
+"""A heartbeat every second between rank 0 and the others during training.
 
 Each rank has one connection to rank 0. If it ends without a farewell, the process was killed.
 Silence means that the process is stopped, or that its machine is gone.
