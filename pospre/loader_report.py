@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
-from pospre.output import check_output, check_picture, format_table, save_picture, write_output
+from pospre.output import check_output, format_table, write_output
 from pospre.recipe.recipe import load_recipe
 
 if TYPE_CHECKING:  # slow to import for --help
@@ -22,7 +22,7 @@ _EPILOG = """\
 examples:
   python -m pospre.loader_report yamls/demo/droppos.yaml data.path=photos
   python -m pospre.loader_report yamls/pretrain/intertwined_vitb16.yaml data.path=in1k.beton \\
-      --feed 4000 --output costs.json --plot costs.png
+      --feed 4000 --output costs.json
 
 The command loads some images three times. First, the recipe's threads load for a consumer that
 does nothing. Second, they load for a consumer that copies and augments; --feed makes it as slow as
@@ -45,7 +45,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--images", type=int, default=500, help="samples to time (500)")
     add("--feed", type=float, help="images/s that the GPUs of a machine take")
     add("--output", type=Path, metavar="FILE", help="JSON file to write")
-    add("--plot", type=Path, metavar="FILE.png", help="picture of the stages to write")
     return parser
 
 
@@ -57,7 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if value is not None and not 1 <= value < float("inf"):
             raise UserError(f"--{name} is {value}; give a number from 1 on.")
     check_output("--output", arguments.output)
-    check_picture("--plot", arguments.plot)
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     from pospre.loader_costs import measure
 
@@ -65,8 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(_table(costs))
     if arguments.output:
         write_output(arguments.output, _as_json(costs))
-    if arguments.plot:
-        _draw(costs, arguments.plot)
     return 0
 
 
@@ -140,29 +136,6 @@ def _notes(costs: "LoaderCosts") -> Iterator[tuple[str, str]]:
     if costs.left_out:
         yield "left out", f"{costs.left_out} bad samples"
     yield "hint", costs.hint
-
-
-def _draw(costs: "LoaderCosts", path: Path) -> None:
-    """Draw the stages as two stacked bars."""
-    from matplotlib.figure import Figure  # no pyplot: it could open a window
-    from matplotlib.patches import Patch
-
-    figure = Figure(figsize=(8, 2.8), layout="constrained")
-    axis = figure.subplots()
-    bars = {"one core": costs.alone, f"{_threads(costs.workers)} and the consumer": costs.consumer}
-    names = list(dict.fromkeys([*costs.alone.stages, *costs.consumer.stages]))
-    for place, timing in enumerate(bars.values()):
-        left = 0.0
-        for stage, seconds in timing.stages.items():
-            width = max(0.0, 1e3 * seconds / timing.images)
-            axis.barh(place, width, left=left, color=f"C{names.index(stage)}")
-            left += width
-    handles = [Patch(color=f"C{number}", label=name) for number, name in enumerate(names)]
-    figure.legend(handles=handles, ncols=len(names) // 2 + 1, loc="outside upper center")
-    axis.set_yticks(range(len(bars)), list(bars))
-    axis.invert_yaxis()
-    axis.set_xlabel("ms an image")
-    save_picture(figure, path, dpi=110)
 
 
 if __name__ == "__main__":
