@@ -1,13 +1,13 @@
 """What is not this conversion's own is neither removed nor mixed in."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from data_prep.plan.records import Record, parse
+from data_prep.publish import atomic
 from data_prep.publish.local import LocalDestination, LocalShards
 from pospre.errors import UserError
 from tests.data_prep.reading import (
@@ -21,9 +21,6 @@ from tests.data_prep.reading import (
 )
 from tests.data_prep.sample_images import write_files
 from tests.disk import snapshot
-from tests.processes import finished
-
-ROOT = Path(__file__).parents[3]
 
 
 def write(source: Path, target: Path, *options: object) -> int:
@@ -31,25 +28,16 @@ def write(source: Path, target: Path, *options: object) -> int:
     return run(source, target, "--shard-mb", 0.009, *options)
 
 
-def free(target: Path) -> list[str]:
-    """Return the kinds of locks that another process could hold."""
-    script = """
-import sys
-from pathlib import Path
-from data_prep.publish import atomic
-from data_prep.publish.local import LocalShards
-from pospre.errors import UserError
-atomic._LOCK_SECONDS = 0
-for kind in ("alone", "shared"):
-    try:
-        with LocalShards(Path(sys.argv[1])).locked(shared=kind == "shared"):
-            print(kind)
-    except UserError as error:
-        assert "; wait for it" in str(error)
-"""
-    done = finished([sys.executable, "-c", script, str(target)], cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+def free(target: Path, *kinds: str) -> list[str]:
+    """Return the kinds of locks that others could hold; the lock is the open file's."""
+    found = []
+    for kind in kinds:
+        try:
+            with LocalShards(target).locked(shared=kind == "shared"):
+                found.append(kind)
+        except UserError as error:
+            assert "; wait for it" in str(error)
+    return found
 
 
 @pytest.fixture
@@ -176,15 +164,16 @@ def test_unfinished_work_of_another_conversion_is_left(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "photos"]
 
 
-def test_locks_exclude_each_other(tmp_path: Path) -> None:
+def test_locks_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic, "_LOCK_SECONDS", 0)
     target = tmp_path / "out"
     store = LocalShards(target)
     with store.locked(shared=False):
         store.discard()  # takes no lock away
-        assert free(target) == []
+        assert free(target, "alone", "shared") == []
     with store.locked(shared=True):  # the other part takes no lock away, either
-        assert free(target) == free(target) == ["shared"]
-    assert free(target) == ["alone", "shared"]
+        assert free(target, "alone", "shared", "shared", "alone") == ["shared", "shared"]
+    assert free(target, "alone") == ["alone"]
     assert not list(tmp_path.iterdir())
 
 
