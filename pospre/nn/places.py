@@ -79,8 +79,8 @@ class Places:
         if cells is not None and not ((cells >= 0) & (cells < rows * cols)).all():
             raise UserError(
                 f"places are in cells {cells.min()} to {cells.max()}, but a grid of {rows}×{cols} "
-                f"has those from 0 to {rows * cols - 1}, row by row. An editor of places may move "
-                "tokens to these alone."
+                f"has those from 0 to {rows * cols - 1}, row by row. An editor of places may only "
+                "move tokens to these."
             )
         if box is not None and not np.isfinite(box).all():
             raise UserError(

@@ -1,4 +1,4 @@
-"""How fast our loader is beside its peers, from the same files on the same cores, in one run.
+"""The speed of our loader and of others, from the same files on the same cores, in one run.
 
     python tests/benchmarks/bench_loader.py photographs              # an ImageFolder of originals
     python tests/benchmarks/bench_loader.py photographs --cases one-view --runs 9
@@ -7,9 +7,9 @@
                 installed, and with numba's workqueue threads), torchvision's DataLoader, litdata,
                 webdataset, stock StreamingDataset, NVIDIA DALI on the CPU
   multi-crop    2×224 + 8×96 of every image, as above
-  decode-bound  how much of the rate at which libjpeg-turbo alone decodes the files we keep
+  decode-bound  our rate as a share of libjpeg-turbo's, which only decodes the files
   s3            MDS shards from an S3 server on this machine (moto, which takes its share of the
-                cores), beside stock StreamingDataset: first and second epoch
+                cores), and stock StreamingDataset: first and second epoch
   conversion    `python -m data_prep.convert` beside the plain use of MDSWriter and DatasetWriter
   memory        our loader's over 20 epochs, beside its own estimate
 

@@ -1,4 +1,4 @@
-"""How long a training step of each method takes beside its peer, and how much memory.
+"""Time and memory of a training step of each method, compared with a peer.
 
     make bench-methods                                            # ViT-S, batch 16, fp32
     make bench-methods ARGS="--size vitb16 --precision bf16 --batch 64 --output methods.json"
@@ -6,7 +6,7 @@
 
 A step is drawing the masks, forward, backward, AdamW and the teacher. Each row times two steps in
 turn (ours, peer, ours, …), so that a machine whose speed drifts favours neither, and gives the
-median of the ratios. Plain peers are the published steps written down plainly
+median of the ratios. Plain peers are plain implementations of the published steps
 (``plain_steps.py``, ``plain_hosts.py``). FLOPs are counted, not timed. Peak memory is a process's
 own, minus that of an idle one; on a GPU the allocator's.
 """

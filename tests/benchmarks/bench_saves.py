@@ -1,4 +1,4 @@
-"""What a step waits for at a save: ``PYTHONPATH=. python tests/benchmarks/bench_saves.py``.
+"""How long a step waits for a save: ``PYTHONPATH=. python tests/benchmarks/bench_saves.py``.
 
 The state of MAE with AdamW is copied, as a step does it, and written with its hashes, as a thread
 does, then read. Another encoder than vits16 is an argument.

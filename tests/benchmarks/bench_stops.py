@@ -1,4 +1,4 @@
-"""What saves, start and end cost a run: ``PYTHONPATH=. python tests/benchmarks/bench_stops.py``.
+"""Cost of saves, start and end of a run: ``PYTHONPATH=. python tests/benchmarks/bench_stops.py``.
 
 ViT-S/16 with MAE is trained with checkpoints on an S3 of this machine: with saves and without, in
 turn. Then the disk is lost, and the run resumes from the bucket. Arguments, each with a default:

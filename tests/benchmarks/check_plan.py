@@ -1,4 +1,4 @@
-"""How far a plan is off: predicted FLOPs and memory of a step beside what was measured.
+"""The error of a plan: predicted and measured FLOPs and memory of a step.
 
     make check-plan                                              # ViT-S, batch 8, fp32
     make check-plan ARGS="--precision bf16 --methods mae dinov2"

@@ -1,4 +1,4 @@
-"""``make evaluation-table``: every evaluation once, at demo size, beside random weights.
+"""``make evaluation-table``: every evaluation once, at demo size, and with random weights.
 
 Renders scenes, trains the few short runs of ``yamls/demo`` that the evaluations need, and for each
 of them an untrained twin: one step at a rate of 1e-12. Then every evaluation measures both by its
