@@ -85,13 +85,9 @@ class Run:
         if is_remote(folder) and (leads or has_shards(recipe)):
             uploads = Uploads(recipe.run_path(), folder, keep=recipe.trainer.keep_remote)
             self._uploads = self._sending.enter_context(uploads)
-        self._training, self.start = training, however_long(lambda: self._in_bucket(start))
+        self._training = training
+        self.start = however_long(lambda: in_bucket(start, self._uploads))
         return from_rank_zero(lambda: 0 if self.start is None else self.start.batch)
-
-    def _in_bucket(self, start: Checkpoint | None) -> Checkpoint | None:
-        if start is None or self._uploads is None:
-            return start
-        return in_bucket(start, self._uploads)
 
     def begin(self) -> list[Callback]:
         """Return the callbacks that load the checkpoint of ``find``, save and upload.
@@ -124,9 +120,9 @@ class Run:
         self._sending.close()
 
 
-def in_bucket(start: Checkpoint, uploads: Uploads) -> Checkpoint:
+def in_bucket(start: Checkpoint | None, uploads: Uploads | None) -> Checkpoint | None:
     """Upload a local checkpoint that the bucket lacks; wait if other nodes must read it."""
-    if is_remote(start.uri):
+    if start is None or uploads is None or is_remote(start.uri):
         return start
     path = Path(start.uri)
     if lacks(uploads.remote, path):
