@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,23 @@ _LARGEST = 1 << 18  # bytes of a recipe
 _BITS = 63  # of an integer: larger ones overflow later
 _QUOTED = 40  # characters of a value in a message
 _MOST_VALUES = 100_000  # of a text, including repetitions by aliases
-_DEEPEST = 10_000  # levels for libyaml, which overflows the stack at several times that
 
 
-class _Checks:
-    """Makes one of PyYAML's safe loaders read ``1e-4`` as a float, and refuse repeated keys.
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, but ``1e-4`` is a float and repeated keys are errors.
 
     It also refuses texts that are short but expand without limit by nested aliases.
     """
 
     def get_single_node(self) -> yaml.Node | None:
-        root: yaml.Node | None = super().get_single_node()  # type: ignore[misc]
+        root = super().get_single_node()
         _count_values(root, {})
         return root
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         line = node.start_mark.line + 1
         try:
-            value = super().construct_object(node, deep=deep)  # type: ignore[misc]
+            value = super().construct_object(node, deep=deep)
         except (UserError, yaml.YAMLError):
             raise
         except (ValueError, ArithmeticError, LookupError, AttributeError):
@@ -52,21 +50,25 @@ class _Checks:
             raise UserError(f"line {line}: a text with a NUL character or half of a UTF-16 pair")
         return value
 
-
-class _Loader(_Checks, yaml.SafeLoader):
-    """Shows the line in its errors."""
-
-
-class _FastLoader(_Checks, yaml.CSafeLoader):
-    """Takes a fifth of the time, but nested texts can overflow its stack."""
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                line = key_node.start_mark.line + 1
+                raise UserError(f"line {line}: a key must be plain text (a variable is ${{NAME}})")
+            if key_node.value in seen:
+                line = key_node.start_mark.line + 1
+                raise UserError(f"key '{key_node.value}' is given twice (line {line})")
+            seen.add(key_node.value)
+        return node
 
 
 def _count_values(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
     """Return the number of values in a node; ``known`` are those counted before.
 
     Raises:
-        UserError: they are too many, it contains an alias of itself, or a key is no text or is
-            given twice.
+        UserError: they are too many, or it contains an alias of itself.
     """
     if not isinstance(node, yaml.CollectionNode):
         return 1
@@ -74,7 +76,6 @@ def _count_values(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
         known[node] = _MOST_VALUES + 1  # found again by an alias of itself
         parts = node.value
         if isinstance(node, yaml.MappingNode):
-            _check_keys(node)
             parts = [part for _, part in parts]
         known[node] = 1 + sum(_count_values(part, known) for part in parts)
     if known[node] > _MOST_VALUES:
@@ -85,30 +86,13 @@ def _count_values(node: yaml.Node | None, known: dict[yaml.Node, int]) -> int:
     return known[node]
 
 
-def _check_keys(node: yaml.MappingNode) -> None:
-    seen = set()
-    for key_node, _ in node.value:
-        line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise UserError(f"line {line}: a key must be plain text (a variable is ${{NAME}})")
-        if key_node.value in seen:
-            raise UserError(f"key '{key_node.value}' is given twice (line {line})")
-        seen.add(key_node.value)
-
-
-for _each in (_Loader, _FastLoader):
-    _each.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 def parse(text: str, source: str) -> Any:
     """Return the value of a YAML text; ``source`` names it in errors."""
-    # each level has a bracket, or is further to the right
-    deepest = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
     try:
-        if deepest < _DEEPEST:
-            with suppress(yaml.YAMLError, ValueError, OverflowError):
-                return yaml.load(text, Loader=_FastLoader)  # a subclass of a safe loader
-        return yaml.load(text, Loader=_Loader)  # as this one
+        return yaml.load(text, Loader=_Loader)  # a subclass of the safe loader
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the scanner raises the last two

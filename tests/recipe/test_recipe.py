@@ -10,7 +10,6 @@ import yaml
 
 from pospre.arguments import check_arguments
 from pospre.errors import UserError
-from pospre.recipe import yaml_text
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
 
 MINIMAL: dict[str, Any] = {
@@ -159,15 +158,6 @@ def test_sections_of_a_wrong_kind_are_said(recipe_file: Path) -> None:
         assert "'algorithms' is" in said and "expected a section with keys" in said
     recipe_file.write_text("algorithms: 3\n")
     assert "'algorithms' is 3" in message(recipe_file, "data.batch_size=2")
-
-
-def test_libyaml_reads_what_pyyaml_reads() -> None:
-    for path in Path(yaml_text.__file__).parents[2].glob("yamls/**/*.yaml"):
-        text = path.read_text("utf-8")
-        fast, slow = (
-            yaml.load(text, Loader=kind) for kind in (yaml_text._FastLoader, yaml_text._Loader)
-        )
-        assert repr(fast) == repr(slow), path
 
 
 def aliases_of_aliases(first: str, layer: str) -> str:
