@@ -211,9 +211,7 @@ def write_recipe(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> Non
     try:
         for killed in _half_written(folder):
             killed.unlink()
-        # libyaml writes what yaml.safe_dump does, in a quarter of the time
-        text = yaml.dump(recipe.record(), Dumper=yaml.CSafeDumper, sort_keys=False)
-        text = annotated(text, recipe.environment)
+        text = annotated(yaml.safe_dump(recipe.record(), sort_keys=False), recipe.environment)
         write_atomic(folder / "recipe.yaml", text.encode())
         write_atomic(folder / PRETEXT_TASKS, to_json(asked))
     except OSError as error:
