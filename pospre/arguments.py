@@ -130,8 +130,8 @@ def check_arguments(
 ) -> dict[str, Any]:
     """Return ``given`` checked against a constructor's signature, with its defaults filled in.
 
-    A ``UserError`` names ``source``, where they come from, and what is unknown, missing, of a wrong
-    type or out of its range after the dotted ``key`` of these arguments in the recipe.
+    A ``UserError`` names ``source``, where they come from. After the dotted ``key`` of these
+    arguments in the recipe, it names what is unknown, missing, of a wrong type or out of range.
     """
     model = section_of(constructor)
     checked = validated(model, given, source, prefix=f"{key}." if key else "")

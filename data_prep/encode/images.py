@@ -63,9 +63,9 @@ def prepare_image(
     ``quality``. Transparency is dropped, as in torchvision's ImageFolder; animations give their
     first frame.
 
-    The ``check`` of kept JPEGs is ``"full"``, which decodes them (at 1/8 of the size, which reads
-    every coefficient, so it detects truncation and damage), or ``"header"``, which decodes them
-    only if the end is not as expected. ``seekable`` adds restart markers, so that parts can be
+    With the ``check`` ``"full"``, kept JPEGs are decoded, at 1/8 of the size. This reads every
+    coefficient, so it detects truncation and damage. With ``"header"``, they are decoded only if
+    the end is not as expected. ``seekable`` adds restart markers, so that parts can be
     decoded separately. ``DamagedItem`` if it is not a usable image; no other exception is raised.
     """
     try:

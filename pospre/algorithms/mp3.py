@@ -97,9 +97,9 @@ class PatchPositions(PositionObjective):
 class MP3(PositionTask):
     """Predict the positions of all patches from the content of some, without a host.
 
-    Writes ``mp3/context`` (B, V, M), the patches that give keys and values (unless all of them do),
-    and ``mp3/known``, bool (B, V, N), those that keep their position. Under any scheme of positions
-    its pass forgets the places of all others.
+    Writes ``mp3/context`` (B, V, M), the patches that give keys and values, unless all of them do.
+    Also writes ``mp3/known``, bool (B, V, N), the patches that keep their position. Under every
+    position scheme, its pass forgets the places of all others.
 
     Args:
         mask_ratio: η, share of patches outside the context, in [0, 1).

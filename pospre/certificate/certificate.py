@@ -127,7 +127,7 @@ def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
     """Return the stages after the undisturbed one, each after the one it is compared with.
 
     If a part of the method couples the samples of a batch (``coupled``), losses depend on the
-    number of ranks, and a run is compared with one on as many. A precision that is not fp32
+    number of ranks. A run is then compared with one on as many ranks. A precision that is not fp32
     (``reduced``) amplifies a different order of sums.
     """
     kills = tuple(draw_kills("killed", request.kills, request.steps, request.seed))

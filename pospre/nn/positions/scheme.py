@@ -91,7 +91,7 @@ class Space(NamedTuple):
 class Scheme(nn.Module):
     """A position scheme. Subclasses implement one or more of three methods.
 
-    ``embed`` is added to the tokens before the first block, ``angles`` rotate the queries and keys
+    ``embed`` is added to the tokens before the first block. ``angles`` rotate the queries and keys
     of a block, and ``distances`` are added to its attention logits. A forgotten place uses none of
     them: its token gets ``places.mark`` instead of an embedding, angle 0, and bias 0 to and from
     all tokens. Prefix tokens have angle 0 and bias 0 unless a scheme documents otherwise.
