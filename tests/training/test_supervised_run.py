@@ -58,7 +58,7 @@ def test_resumed_is_the_same_run(tiny: Path, run: Run, tmp_path: Path) -> None:
 def test_evaluated_with_the_teacher_and_reported(tiny: Path, run: Run, tmp_path: Path) -> None:
     accuracy = "evaluation.accuracy={weights: teacher, batch_size: 8}"
     code, said = run(tiny, *CLASSIFIER, accuracy, "trainer.max_duration=4ba")
-    assert code == 0 and "Classification accuracy in %" in said
+    assert code == 0 and "accuracy: Accuracy of the class head" in said
     folder = tmp_path / "runs" / "tiny"
     document = json.loads((folder / "evaluation" / "accuracy.json").read_text())
     assert document["weights"] == "teacher" and document["results"]["samples"] == 24
