@@ -207,7 +207,7 @@ def _answer(request: dict[str, Any], files: list[int], own: list[int]) -> Any:
 
 def _stand_in(program: list[str]) -> int:
     """Start a fork with this process's standard streams; return its exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fork is told to end by whoever started it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started the fork ends it
     process = _parent().fork(program, (0, 1, 2), str(Path.cwd()), os.environ)
     return os.waitstatus_to_exitcode(_parent().wait(process)[1])
 

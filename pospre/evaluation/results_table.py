@@ -44,7 +44,7 @@ def results_table(name: str, results: Mapping[str, Any]) -> str:
 
 
 def _belongs(key: str, results: Mapping[str, Any]) -> bool:
-    """Return whether a value stands beside another: its error, or the untrained model's."""
+    """Return whether a value is part of another row: its error, or the untrained model's value."""
     other = key.removesuffix("_se").removeprefix(UNTRAINED)
     return key == "standard_error" or (other != key and other in results)
 
