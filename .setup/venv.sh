@@ -98,7 +98,7 @@ ffcv_can_build() {
 # or failed (it could not be built: not tried again until the lock changes).
 wanted() { echo "$(.venv/bin/python -V) ffcv=$1 $(cksum <"$lock")"; }
 
-# uv takes a fifth of pip's time; pip knows mirrors that only pip.conf names.
+# uv takes less than a third of pip's time; pip knows mirrors that only pip.conf names.
 install() {
     local pip=(.venv/bin/python -m pip install --progress-bar off $from_lock)
     local uv=(.venv/bin/uv pip install --python .venv/bin/python --require-hashes --no-build-isolation)
