@@ -19,10 +19,9 @@ def results_table(name: str, results: Mapping[str, Any]) -> str:
     with standard errors and, if measured, the untrained model's.
     """
     settings = default_settings(name)
+    own = {key: value for key, value in results.items() if not _belongs(key, results)}
     figures = [
-        key
-        for key, value in results.items()
-        if isinstance(value, float) and key not in settings and not _belongs(key, results)
+        key for key, value in own.items() if isinstance(value, float) and key not in settings
     ]
     main = [key for key in figures_of(name) if key in figures]
     rows = [
@@ -30,11 +29,7 @@ def results_table(name: str, results: Mapping[str, Any]) -> str:
         for key in [*main, *(key for key in figures if key not in main)]
     ]
     lists = {key: value for key, value in results.items() if _is_table(value)}
-    rest = {
-        key: value
-        for key, value in results.items()
-        if key not in figures and key not in lists and not _belongs(key, results)
-    }
+    rest = {key: own[key] for key in own if key not in figures and key not in lists}
     header = ["figure", "value", "untrained"]
     if all(row[2] == "–" for row in rows):
         header, rows = header[:2], [row[:2] for row in rows]
@@ -77,11 +72,7 @@ def _by_layer(
             if isinstance(row.get(key), float):
                 lines.setdefault((*shared, key), {})[row["layer"]] = f"{row[key]:.3f}"
     cells = [[*line, *(by.get(layer, "–") for layer in layers)] for line, by in lines.items()]
-    header = [
-        *labels,
-        "figure",
-        *(f"layer {layer}" if layer == layers[0] else str(layer) for layer in layers),
-    ]
+    header = [*labels, "figure", f"layer {layers[0]}", *map(str, layers[1:])]
     return format_table(title, header, cells)
 
 
