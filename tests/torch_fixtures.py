@@ -20,6 +20,12 @@ find_composer_once()
 inductor.compile_threads = 1  # no pool of processes, each of which would import torch
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let every test draw the same numbers, in any order of tests and in any process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Keep torch to one thread: the test processes share two cores, and sums keep their order."""
