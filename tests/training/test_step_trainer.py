@@ -118,16 +118,17 @@ def test_losses_are_fetched_while_the_next_step_runs(
     """But for step 1, which is logged, and the last."""
     look_late(monkeypatch)
     fetched: list[tuple[int, int]] = []
-    made: list[int] = []
+    made: list[StepLosses] = []  # themselves: their id may be that of one deleted before
     begin, fetch = StepLosses.__init__, StepLosses.fetch
 
     def init(self: StepLosses, losses: Any) -> None:
         begin(self, losses)
-        made.append(id(self))
+        made.append(self)
 
     def wait(self: StepLosses) -> Any:
         if self._found is None:
-            fetched.append((made.index(id(self)) + 1, len(made)))
+            step = next(step for step, each in enumerate(made, 1) if each is self)
+            fetched.append((step, len(made)))
         return fetch(self)
 
     monkeypatch.setattr(StepLosses, "__init__", init)
