@@ -175,7 +175,8 @@ def test_drop_path_follows_the_keys_and_keeps_the_mean():
     images = torch.randn(1, 3, 32, 32).expand(64, -1, -1, -1)
     keys = torch.arange(64)
     assert torch.equal(drop(images, keys_B=keys), drop(images, keys_B=keys))
-    assert torch.equal(drop(images[:3], keys_B=keys[5:8]), drop(images, keys_B=keys)[5:8])
+    fewer = drop(images[:3], keys_B=keys[5:8])
+    torch.testing.assert_close(fewer, drop(images, keys_B=keys)[5:8], atol=1e-5, rtol=1e-5)
     branches = residual_factors(torch.arange(4000), 0.5, 2)
     assert branches[0] is not None and torch.equal(branches[0], torch.ones(4000, 2))
     assert branches[1] is not None and float(branches[1].mean()) == pytest.approx(1, abs=0.05)
@@ -183,7 +184,7 @@ def test_drop_path_follows_the_keys_and_keeps_the_mean():
     same = residual_factors(torch.arange(4000), 0.5, 2, uniform=True)
     assert same[0] is not None and set(same[0].unique().tolist()) == {0.0, 2.0}
     with_none = drop(images)
-    assert torch.equal(with_none[0], with_none[1])
+    torch.testing.assert_close(with_none[0], with_none[1], atol=1e-5, rtol=1e-5)
 
 
 def test_published_parameter_counts():
