@@ -177,9 +177,11 @@ def check_followed(model: PretrainModel) -> None:
     if model.is_followed or model.is_checked:
         return
     trained = [each for each in model.parameters() if each.requires_grad]
-    # fused optimisers do not increase versions, so compare one tensor's values
+    # fused optimisers do not increase versions, so compare one tensor's values. Their sum hardly
+    # changes if a LayerNorm follows: its gradients sum to almost zero.
     one = max(trained, key=torch.Tensor.numel, default=torch.zeros(()))
-    seen = sum(each._version for each in trained), one.detach().sum().item()
+    size = torch.linalg.vector_norm(one.detach(), 1, dtype=torch.float64)
+    seen = sum(each._version for each in trained), size.item()
     if seen != model.seen_weights:
         model.seen_weights = seen
         model.moves_seen += 1

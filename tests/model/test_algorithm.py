@@ -49,6 +49,20 @@ def test_a_teacher_that_never_follows_is_an_error(fused: bool) -> None:
         step(follow)
 
 
+def test_steps_that_keep_the_sum_of_the_weights_are_noticed() -> None:
+    model = Case(("mae", "ema_teacher")).build()[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125, fused=True)
+    largest = max(model.encoder.parameters(), key=torch.Tensor.numel)
+    signs = torch.tensor([1.0, -1.0]).repeat(largest.numel() // 2).view_as(largest)
+    largest.data.copy_(signs / 2)
+    largest.grad = signs  # its sum is 0, as it almost is before a LayerNorm
+    for _ in range(3):
+        model.prepare(images(), 0.0)
+        optimizer.step()
+    with pytest.raises(UserError, match="never updated"):
+        model.prepare(images(), 0.0)
+
+
 def test_a_rate_that_is_too_small_for_some_weights_is_no_mistake() -> None:
     model = Case(("mae",)).build()[0]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, fused=True)
