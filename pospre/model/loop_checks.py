@@ -177,8 +177,8 @@ def check_followed(model: PretrainModel) -> None:
     if model.is_followed or model.is_checked:
         return
     trained = [each for each in model.parameters() if each.requires_grad]
-    # fused optimisers do not increase versions, so compare one tensor's values. Their sum hardly
-    # changes if a LayerNorm follows: its gradients sum to almost zero.
+    # fused optimisers do not increase versions, so compare one tensor's values. Their sum would
+    # hardly change: beside a LayerNorm, before or after it, a weight's gradients sum to almost 0.
     one = max(trained, key=torch.Tensor.numel, default=torch.zeros(()))
     size = torch.linalg.vector_norm(one.detach(), 1, dtype=torch.float64)
     seen = sum(each._version for each in trained), size.item()

@@ -55,7 +55,7 @@ def test_steps_that_keep_the_sum_of_the_weights_are_noticed() -> None:
     largest = max(model.encoder.parameters(), key=torch.Tensor.numel)
     signs = torch.tensor([1.0, -1.0]).repeat(largest.numel() // 2).view_as(largest)
     largest.data.copy_(signs / 2)
-    largest.grad = signs  # its sum is 0, as it almost is before a LayerNorm
+    largest.grad = signs  # its sum is 0, as it almost is beside a LayerNorm
     for _ in range(3):
         model.prepare(images(), 0.0)
         optimizer.step()
