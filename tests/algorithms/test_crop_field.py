@@ -176,7 +176,6 @@ def test_gradient_reaches_field_and_class_position_never_the_teacher(host):
 
 @pytest.mark.parametrize("positions", ["learned", "learned_sincos"])
 def test_a_field_is_drawn_as_white_noise_or_read_from_the_table_that_was_there(positions):
-    torch.manual_seed(0)
     options = {"image_size": 32, "patch_size": 4, "depth": 1, "positions": positions}
     encoder = build_encoder("vit_tiny16", **options)
     table: Any = encoder.positions

@@ -60,7 +60,6 @@ def test_the_loss_is_the_published_sum_over_masked_pixels_and_channels():
 
 
 def test_beit_initialisation_is_cut_at_one_deviation_and_shrinks_with_depth():
-    torch.manual_seed(0)
     encoder = build_encoder("vit_tiny16", image_size=48, depth=4, init="beit")
     assert encoder.cls_token is not None and encoder.cls_token.abs().max() <= 0.02
     blocks: Any = encoder.blocks

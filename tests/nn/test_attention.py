@@ -55,7 +55,6 @@ def turning(heads: int, width: int) -> Clue:
 def test_keys_and_values_of_the_first_tokens_are_a_mask(
     tokens: Tensor, count: int, qkv_bias: bool
 ) -> None:
-    torch.manual_seed(0)
     attention = Attention(replace(SIZE, qkv_bias=qkv_bias)).double().eval()
     torch.testing.assert_close(
         attention(tokens, num_keys=count),
@@ -82,7 +81,6 @@ def test_the_gradients_are_the_masks_too(attention: Attention, tokens: Tensor) -
 def test_the_context_and_the_first_queries_keep_their_places(
     tokens: Tensor, key_bias: bool, qk_norm: bool
 ) -> None:
-    torch.manual_seed(0)
     attention = Attention(replace(SIZE, key_bias=key_bias, qk_norm=qk_norm)).double()
     torch.nn.init.normal_(attention.qkv.bias)
     clue = turning(3, 8)
@@ -119,7 +117,6 @@ def test_weights_are_those_that_mix_the_values(attention: Attention, tokens: Ten
 
 
 def test_a_bias_of_keys_does_nothing_where_there_is_none(tokens: Tensor) -> None:
-    torch.manual_seed(0)
     attention = Attention(replace(SIZE, key_bias=False)).double()
     clue = turning(3, 8)
     before = attention(tokens, clue)
@@ -148,7 +145,6 @@ def test_only_the_context_is_projected_to_keys_and_values() -> None:
 @pytest.mark.parametrize("positions", ["learned", "rotary", "relative", "shared_relative"])
 def test_the_context_of_an_encoder_is_a_mask(positions: str, prefix_only: bool) -> None:
     """Of some patches, in any order, whose places are turned and compared as they stand."""
-    torch.manual_seed(0)
     options = {"image_size": 32, "patch_size": 8, "depth": 2, "positions": positions}
     encoder = build_encoder("vit_tiny16", **options).double()  # type: ignore[arg-type]
     for parameter in encoder.positions.parameters():
@@ -187,7 +183,6 @@ def test_no_block_gathers_its_context() -> None:
 
 @pytest.mark.parametrize("registers", [0, 2])
 def test_prefix_tokens_are_always_context(registers: int) -> None:
-    torch.manual_seed(0)
     encoder = build_encoder(
         "vit_tiny16",
         image_size=32,

@@ -142,7 +142,6 @@ def test_the_tokens_after_each_block(encoder):
     ],
 )
 def test_every_kind_of_encoder_equals_timm(options):
-    torch.manual_seed(0)
     ours = drawn(narrow(**options))
     assert_alike(ours, timms(ours))
 
@@ -159,7 +158,6 @@ def test_every_size_is_timms(name):
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_giant_patch14_dinov2"])
 def test_queries_and_keys_are_normalised_as_timms(name):
     """No name of our sizes has such norms, so timm's model itself is wrapped."""
-    torch.manual_seed(0)
     small: dict[str, Any] = {"embed_dim": 48, "num_heads": 3, "depth": 2, "num_classes": 0}
     small |= {"img_size": 32, "patch_size": 8, "init_values": 0.5}
     vit = timm.create_model(name, qk_norm=True, **small)
@@ -170,7 +168,6 @@ def test_queries_and_keys_are_normalised_as_timms(name):
 
 
 def test_drop_path_follows_the_keys_and_keeps_the_mean():
-    torch.manual_seed(0)
     drop = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, drop_path=0.5)
     images = torch.randn(1, 3, 32, 32).expand(64, -1, -1, -1)
     keys = torch.arange(64)
@@ -232,7 +229,6 @@ def test_bad_input_names_the_key_and_the_remedy(name, options, message):
 @pytest.mark.parametrize("has_context", [False, True])
 def test_prefix_tokens_alone_are_the_first_of_all(options, has_context):
     """The same tokens and gradients; the last block costs less."""
-    torch.manual_seed(0)
     ours = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, **options).double()
     images, keys = torch.randn(3, 3, 32, 32, dtype=torch.float64), torch.arange(3)
     context = torch.tensor([[1, 5, 9]]).expand(3, -1) if has_context else None

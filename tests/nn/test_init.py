@@ -79,7 +79,6 @@ def test_of_every_recipe(path: Path) -> None:
 
 
 def test_registers_of_dinov2_carry_no_position() -> None:
-    torch.manual_seed(0)
     options = {"positions": "learned", "num_registers": 4, "init": "dinov2"}
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1, **options)  # type: ignore[arg-type]
     registers = encoder.reg_token

@@ -118,7 +118,6 @@ def test_crops_keep_image_and_mask_together_and_follow_their_seed(data):
 
 
 def test_the_linear_decoder_is_batch_norm_and_a_linear_layer():
-    torch.manual_seed(0)
     decoder, maps = LinearDecoder(4, 2, 3), [torch.randn(2, 4, 5, 6) for _ in range(2)]
     found = decoder(maps)
     joined = torch.cat(maps, 1).permute(0, 2, 3, 1)

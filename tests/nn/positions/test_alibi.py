@@ -103,7 +103,6 @@ def test_slopes_by_name(distance: str) -> None:
 
 
 def test_every_head_of_every_block_learns_a_slope() -> None:
-    torch.manual_seed(0)
     scheme = alibi(slopes="learned")
     slopes = scheme.get_parameter("slope")
     assert slopes.shape == (2, 2) and 0 < slopes.min() < slopes.max() < 1

@@ -110,7 +110,6 @@ def test_a_table_is_resampled_as_each_family_does(new: tuple[int, int]) -> None:
 
 
 def test_views_of_another_size_get_the_table_resampled() -> None:
-    torch.manual_seed(0)
     encoder = build_encoder("vit_tiny16", image_size=(48, 64), depth=1, positions="learned")
     table = encoder.positions
     assert isinstance(table, Table)

@@ -145,7 +145,6 @@ def test_targets_that_name_one_prototype_are_seen(centers: bool, capsys: Capture
 
 
 def test_spread_and_rank() -> None:
-    torch.manual_seed(0)
     rows = torch.randn(256, 32)
     assert feature_std(rows) == pytest.approx(1, abs=0.01) and 30 < effective_rank(rows) <= 32
     line = torch.randn(256, 1) * torch.randn(1, 32)
