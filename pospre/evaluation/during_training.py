@@ -93,7 +93,8 @@ class OnlineEvaluations(Callback):
 
     def _go_back_to(self, step: int) -> None:
         """Remove results of steps that will be trained again."""
-        drop_after(self.metrics, step)
+        for file in (self.metrics, *{each.output.with_name(HISTORY) for each in self.entries}):
+            drop_after(file, step)
         if self.best is None:
             return
         if step == 0:
@@ -231,12 +232,12 @@ def unchanged_random_state() -> Iterator[None]:
 
 
 def _note(path: Path, document: dict[str, Any]) -> None:
-    """Append results to a file, and drop those that an earlier start wrote at this step or later.
+    """Append results to a file instead of those that an earlier start wrote at this step.
 
     The file is replaced atomically.
     """
-    name, step = document["name"], document["step"]
-    kept = [line for line in read_lines(path) if line.get("name") != name or line["step"] < step]
+    found = document["name"], document["step"]
+    kept = [line for line in read_lines(path) if (line.get("name"), line["step"]) != found]
     write_lines(path, [*kept, document])
 
 

@@ -1,12 +1,15 @@
 """The loggers of a run: ``metrics.jsonl``, and Composer's loggers in the recipe."""
 
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from composer import loggers as composer_loggers
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination, TensorboardLogger
+from composer.utils import dist
 
 from pospre.arguments import check_arguments
 from pospre.errors import UserError
@@ -16,6 +19,16 @@ from pospre.training.callbacks.metrics import MetricsFile
 
 class TensorBoard(TensorboardLogger):
     """Composer's, with one event file per start rather than one per epoch."""
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Hide what an earlier start has logged of steps that will be trained again."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        if dist.get_global_rank() == 0:
+            assert self.writer is not None and self.writer.file_writer is not None
+            first = state.timestamp.batch.value + 1
+            start = SessionLog(status=SessionLog.START)
+            self.writer.file_writer.add_event(Event(step=first, session_log=start))
 
     def _flush(self, logger: Logger) -> None:
         if self.writer is not None:
@@ -39,6 +52,27 @@ class WandB(composer_loggers.WandBLogger):
         super().init(state, logger)
 
 
+class MLflow(composer_loggers.MLFlowLogger):
+    """Composer's; a continued mlflow run, which cannot go back, gets each step once.
+
+    A run of wandb or neptune that is continued skips earlier steps by itself. comet starts a new
+    one each time, and without ``resume`` so does mlflow.
+    """
+
+    _last: Mapping[str, int] = MappingProxyType({})  # steps that the run already has, by metric
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Look up the last step of each metric."""
+        if self._enabled:
+            logged = self._mlflow_client.get_run(self._run_id).data._metric_objs
+            self._last = {metric.key: metric.step for metric in logged}
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Log the values that the run does not have yet."""
+        new = {k: v for k, v in metrics.items() if (step or 0) > self._last.get(self.rename(k), -1)}
+        super().log_metrics(new, step)
+
+
 class _Kind(NamedTuple):
     """A logger's class, its package with the requirement, and the home of its key."""
 
@@ -56,7 +90,7 @@ _KINDS = {
     "tensorboard": _Kind(TensorBoard, "tensorboard", "tensorboard"),
     "wandb": _Kind(WandB, "wandb", "wandb>=0.26.1", "WANDB_API_KEY"),
     "mlflow": _Kind(
-        composer_loggers.MLFlowLogger,
+        MLflow,
         "mlflow",
         "mlflow>=3.17",
         "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",

@@ -1,10 +1,14 @@
 """Loggers beside ``metrics.jsonl``: each gets every line of that file, and nothing else."""
 
+import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from composer.loggers import LoggerDestination
+from composer.core import State
+from composer.loggers import Logger, LoggerDestination
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pospre.training import loggers
@@ -25,24 +29,44 @@ def logged(folder: Path) -> Values:
     return values
 
 
-def test_tensorboard_has_every_line_in_one_file_per_start(
+def test_tensorboard_has_every_line_once_in_one_file_per_start(
     tiny: Path, run: Run, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / "tiny"
     for starts, length in ((1, "2ep"), (2, "4ep")):
         run(tiny, *OPTIONS, MEASURED, "loggers.tensorboard={}", f"trainer.max_duration={length}")
-        files = sorted((folder / "tensorboard").rglob("events*"))
-        assert len(files) == starts
-    values: Values = {}
-    for file in files:
-        events = EventAccumulator(str(file)).Reload()
-        for name in events.Tags()["scalars"]:
-            found = {event.step: event.value for event in events.Scalars(name)}
-            values.setdefault(name, {}).update(found)
-    assert values == logged(folder)
+        assert len([*(folder / "tensorboard").rglob("events*")]) == starts
+        for path in [*(folder / "checkpoints").glob("*-ba6")]:  # as if killed after step 6
+            shutil.rmtree(path)
+    events = EventAccumulator(str(folder / "tensorboard" / "tiny")).Reload()
+    values = {
+        name: [(event.step, event.value) for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+    assert {name: dict(found) for name, found in values.items()} == logged(folder)
     assert {"lr", "throughput", "memory", "samples", "loss/droppos"} <= set(values)
-    assert list(values["lr"]) == [1, 4, 8, 12]
-    assert list(values["evaluation/knn/top1"]) == [6, 9, 12]
+    assert [step for step, _ in values["lr"]] == [1, 4, 8, 12]
+    assert [step for step, _ in values["evaluation/knn/top1"]] == [9, 12]
+
+
+def test_a_continued_mlflow_run_gets_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [SimpleNamespace(key="loss/total", step=8), SimpleNamespace(key="lr", step=4)]
+    found = SimpleNamespace(data=SimpleNamespace(_metric_objs=before))
+    given: Values = {}
+
+    def log_metrics(metrics: dict[str, Any], step: int, **options: Any) -> None:
+        for name, value in metrics.items():
+            given.setdefault(name, {})[step] = value
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(log_metrics=log_metrics))
+    logger = loggers.MLflow.__new__(loggers.MLflow)  # without a server
+    vars(logger).update(_enabled=True, _run_id="1", synchronous=True, _metrics_cache={})
+    vars(logger).update(ignore_metrics=[], rename_metrics={"total": "loss/total"})
+    vars(logger).update(_mlflow_client=SimpleNamespace(get_run=lambda run: found))
+    logger.fit_start(State.__new__(State), Logger.__new__(Logger))
+    for step in range(5, 11):
+        logger.log_metrics({"total": float(step), "lr": step / 2}, step)
+    assert [*given["loss/total"]] == [9, 10] and [*given["lr"]] == [*range(5, 11)]
 
 
 class Tracker(LoggerDestination):
