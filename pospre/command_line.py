@@ -6,6 +6,7 @@ import re
 from typing import Any, NoReturn
 
 from pospre.errors import UserError
+from pospre.trust import VARIABLE, trust
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,6 +46,30 @@ def recipe_parser(command: str, description: str, epilog: str) -> argparse.Argum
         help="change a value of the recipe, for instance trainer.max_duration=2ep",
     )
     return parser
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add ``--trust NAME`` to a command that reads recipes which a stranger may have written."""
+    parser.add_argument(
+        "--trust",
+        action=_Trust,
+        metavar="NAME",
+        help="a module or package whose classes may be imported, such as mylab.loca, or an "
+        f"environment variable that data addresses may contain; repeatable, also {VARIABLE}=A,B",
+    )
+
+
+class _Trust(argparse.Action):
+    """Trust the name that is given."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        trust([values])
 
 
 def check_exists(option: str, address: str, remedy: str) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pospre.command_line import Parser, check_exists
+from pospre.command_line import Parser, add_trust, check_exists
 from pospre.errors import UserError, run_command
 
 _EPILOG = """\
@@ -89,6 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         default=0,
         help="seed of random weights: of timm:NAME, and of the untrained baseline (default: 0)",
     )
+    add_trust(parser)
     parser.add_argument("--device", default="auto", help="auto (default), cpu or gpu")
     parser.add_argument(
         "settings", nargs="*", metavar="key=value", help="settings of the evaluation; see below"

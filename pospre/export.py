@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from pospre.command_line import check_exists, command_parser
+from pospre.command_line import add_trust, check_exists, command_parser
 from pospre.errors import run_command, to_install
 from pospre.exporting.target import FORMATS, check_target, parse_grid
 
@@ -76,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         help="the trained encoder (default), or the momentum teacher that followed it",
     )
     parser.add_argument("--license", metavar="ID", help="license of the weights, for the card")
+    add_trust(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     arguments = parser.parse_args(argv)
     check_target(arguments.out, arguments.format, arguments.num_classes, arguments.overwrite)

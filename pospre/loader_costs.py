@@ -14,7 +14,7 @@ from pospre.data.threads import available_cores, one_thread
 from pospre.data.views.crop_plan import first_view
 from pospre.recipe.recipe import Recipe
 from pospre.run.device import build_device
-from pospre.training.data import build_data
+from pospre.training.data import build_data, check_addresses
 
 if TYPE_CHECKING:
     from pospre.data.bucket.reader import RemoteMdsReader
@@ -120,8 +120,10 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
         feed: images per second that this machine's trainers take, if known.
 
     Raises:
-        UserError: the data cannot be read, or are fewer than a batch.
+        UserError: the data cannot be read, or are fewer than a batch, or their address would send
+            the value of a variable that is not trusted.
     """
+    check_addresses(recipe)
     loader = build_data(recipe)
     # small batches, so that a recipe with a large batch takes no more images than requested
     some = min(num_images, loader.num_samples)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pospre.command_line import recipe_parser
+from pospre.command_line import add_trust, recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, format_table, write_output
 from pospre.recipe.recipe import load_recipe
@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "what would make loading cheaper.",
         _EPILOG,
     )
+    add_trust(parser)
     add = parser.add_argument
     add("--images", type=int, default=500, help="samples to time (500)")
     add("--feed", type=float, help="images/s that the GPUs of a machine take")

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pospre.command_line import recipe_parser
+from pospre.command_line import add_trust, recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, format_table, write_output
 from pospre.planning.gpus import (
@@ -72,6 +72,7 @@ _KINDS = {
 def _parser() -> argparse.ArgumentParser:
     description = "Predict what a recipe needs: GPU memory, time, cost, cores and bandwidth."
     parser = recipe_parser("pospre.plan", description, _EPILOG)
+    add_trust(parser)
     add = parser.add_argument
     add("--gpus", type=int, required=True, help="number of GPUs on all nodes together")
     add("--gpu", required=True, metavar="KIND", help=f"one of {', '.join(GPUS)}")
@@ -99,7 +100,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_output("--output", given.output)
     recipe = load_recipe(given.recipe, given.overrides)
     from pospre.planning.estimate import plan
+    from pospre.training.build import trusted_part
 
+    recipe, untrusted = trusted_part(recipe)
+    if untrusted and not recipe.algorithms:
+        raise untrusted[0]
+    for error in untrusted:
+        print(f"not counted: {error}", file=sys.stderr)
     result = plan(recipe, Machine(gpu, given.gpus, nodes), assumed)
     print(render(result), end="")
     if given.output is not None:

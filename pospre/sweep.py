@@ -11,6 +11,7 @@ from pospre.command_line import recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, write_output
 from pospre.recipe.files import find_recipe
+from pospre.trust import trust_classes
 
 _EPILOG = """\
 examples:
@@ -47,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     from pospre.evaluation.sweep_runs import cells_of, check_cells, summarise, table
 
     cells = cells_of(arguments.recipe, arguments.overrides)
+    for cell in cells:
+        trust_classes(cell.recipe.algorithms)
     check_cells(cells)
     for cell in tqdm(cells, desc="sweep", unit="run"):
         if cell.is_done:

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pospre.command_line import recipe_parser
+from pospre.command_line import add_trust, recipe_parser
 from pospre.errors import run_command, stoppable
 from pospre.recipe.recipe import Recipe, load_recipe
+from pospre.trust import trust_classes
 
 _EPILOG = """\
 examples:
@@ -55,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         help="train nothing: print the options of an algorithm or a section; without NAME, list "
         "their names",
     )
+    add_trust(parser)
     arguments = parser.parse_intermixed_args(argv)
     if arguments.resolve:
         from pospre.training.build import describe  # late, so that --help answers at once
@@ -93,6 +95,7 @@ def _print(text: str) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, arguments.overrides)
+    trust_classes(recipe.algorithms)
     # late imports, so that --help and mistyped keys are fast
     from pospre.collectives import print_once
     from pospre.evaluation.during_training import online_evaluations

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import isabstract, signature
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from pospre.model.attached import (
     training_progress,
     write_draws,
 )
-from pospre.model.external_class import load_class
+from pospre.model.external_class import UntrustedClass, load_class
 from pospre.model.loop_checks import check_optimized
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
@@ -271,6 +271,17 @@ def algorithm_class(name: str) -> type[PretrainAlgorithm]:
     raise UserError(
         f"algorithms: {module.__file__} defines no PretrainAlgorithm with attach and write."
     )
+
+
+def untrusted_classes(algorithms: Iterable[str]) -> dict[str, UserError]:
+    """Return what is said of each algorithm that ``pospre.trust`` keeps from being imported."""
+    found: dict[str, UserError] = {}
+    for name in algorithms:
+        try:
+            algorithm_class(name)
+        except UntrustedClass as error:
+            found[name] = error
+    return found
 
 
 def method_of(

@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from pospre.errors import UserError, suggestion
+from pospre.trust import is_trusted, remedy
+
+
+class UntrustedClass(UserError):
+    """A class of another package that the user did not say to trust."""
 
 
 def load_class(address: str) -> type[Any]:
@@ -13,6 +18,7 @@ def load_class(address: str) -> type[Any]:
 
     Raises:
         UserError: the module is missing or raises an error, or does not have the class.
+        UntrustedClass: the recipe may be a stranger's, and the module is not trusted.
     """
     home, _, name = address.partition(":")
     module = _imported(home, address)
@@ -32,6 +38,11 @@ def _imported(home: str, address: str) -> Any:
         raise UserError(
             f"algorithms: '{address}' has no module name; write package.module:Class, such as "
             "mylab.loca:LOCA."
+        )
+    if not is_trusted(home):
+        raise UntrustedClass(
+            f"algorithms: '{address}' is a class of another package, and importing {home} runs "
+            f"its code. {remedy(home)}; in Python, import it first."
         )
     try:
         return importlib.import_module(home)

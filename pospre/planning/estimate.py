@@ -38,7 +38,7 @@ from pospre.planning.step_costs import (
 from pospre.recipe.recipe import Recipe
 from pospre.run.device import with_precision
 from pospre.schedules import duration_steps
-from pospre.training.data import open_data, rank_batch
+from pospre.training.data import check_addresses, open_data, rank_batch
 from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.microbatch import loss_change
 
@@ -256,6 +256,7 @@ def _images(recipe: Recipe, assumed: Assumptions) -> tuple[int, str]:
     if assumed.images is not None:
         return assumed.images, "--images"
     try:
+        check_addresses(recipe)
         chosen = recipe.data.label_fraction, recipe.data.labels, recipe.seed
         return len(subset(open_data(recipe), *chosen)), f"data.path = {recipe.data.path}"
     except UserError:

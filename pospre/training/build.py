@@ -17,7 +17,7 @@ from pospre.arguments import check_arguments
 from pospre.data.loader import ViewLoader
 from pospre.data.stores.reader import Features, Reader
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
+from pospre.model.algorithm import PretrainAlgorithm, algorithm_class, untrusted_classes
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.files import find_recipe
@@ -26,11 +26,12 @@ from pospre.recipe.recipe import Recipe, load_recipe, recorded_recipe
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.run.device import build_device, decide_precision, set_residual
 from pospre.run.resume import compare_tensors, recorded
-from pospre.training.data import build_data, build_views, open_data
+from pospre.training.data import build_data, build_views, check_addresses, open_data
 from pospre.training.loggers import check_loggers
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import StepSchedule, build_schedule
 from pospre.training.scale.fsdp import num_copies
+from pospre.trust import trust_classes
 
 Weights = Literal["student", "teacher"]
 _MEASURE = "python -m data_prep.statistics"
@@ -84,17 +85,29 @@ def _statistics(recipe: Recipe, reader: Reader) -> dict[str, tuple[float, ...] |
     return given
 
 
+def trusted_part(recipe: Recipe) -> tuple[Recipe, list[UserError]]:
+    """Return a recipe without the classes that are not trusted, and what is said of each."""
+    found = untrusted_classes(recipe.algorithms)
+    kept = {name: given for name, given in recipe.algorithms.items() if name not in found}
+    return recipe.model_copy(update={"algorithms": kept}), [*found.values()]
+
+
 def describe(path: Path, overrides: Sequence[str] = ()) -> str:
     """Return the complete recipe in a file as YAML, with the origin of each value.
 
-    The data need not exist: values that depend on them are then left open, with a note.
+    The data need not exist: values that depend on them are then left open, with a note. The file
+    may be a stranger's: classes that are not trusted are left as written, with a note.
     """
     path = find_recipe(path)
-    recipe = resolve(load_recipe(path, overrides))
+    written = load_recipe(path, overrides)
+    recipe, untrusted = trusted_part(written)
+    recipe = resolve(recipe)
     check_loggers(recipe)
     came_from = origins(path, overrides)
     title = f"# {path}, complete; each value with where it comes from"
+    title += "".join(f"\n# as written: {error}" for error in untrusted)
     try:
+        check_addresses(recipe)
         reader = open_data(recipe)
     except UserError as error:
         note = "# null may stand for what the data decide (their classes, mean and std):"
@@ -105,6 +118,7 @@ def describe(path: Path, overrides: Sequence[str] = ()) -> str:
         before = dict(values(recipe.dump()))
         found = dict.fromkeys((k for k, value in values(complete) if value != before[k]), "data")
         came_from = {**came_from, **found}
+    complete["algorithms"] = {**written.algorithms, **complete["algorithms"]}
     return f"{title}\n\n{annotate(complete, came_from)}"
 
 
@@ -127,7 +141,11 @@ class Components:
 
 
 def build_components(recipe: Recipe, device: Device | None = None) -> Components:
-    """Return the recipe, resolved with its data, and its components."""
+    """Return the recipe, resolved with its data, and its components.
+
+    Classes of other packages are imported: who trains a recipe trusts it.
+    """
+    trust_classes(recipe.algorithms)
     check_loggers(recipe)
     device = device or build_device(recipe)
     if recipe.trainer.fsdp is not None:

@@ -14,10 +14,12 @@ from pospre.data.reading import Reading, Storage
 from pospre.data.stores.reader import Reader
 from pospre.data.views.options import Augment, RandAugment, ViewGroup
 from pospre.errors import UserError
+from pospre.object_store import is_remote
 from pospre.ranges import Size
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.sections import View
-from pospre.recipe.yaml_text import VARIABLE
+from pospre.recipe.yaml_text import VARIABLE, set_variables
+from pospre.trust import is_trusted, remedy
 
 
 def build_data(recipe: Recipe) -> ViewLoader:
@@ -54,6 +56,23 @@ def rank_batch(recipe: Recipe, ranks: int) -> int:
 def open_data(recipe: Recipe) -> Reader:
     """Return a reader of the recipe's data."""
     return open_reader(recipe.data.path, **storage(recipe))
+
+
+def check_addresses(recipe: Recipe) -> None:
+    """Check that opening the data of a recipe that may be a stranger's tells its bucket nothing.
+
+    Raises:
+        UserError: a remote address contains the value of an environment variable that is not
+            trusted.
+    """
+    for key in ("data.path", "data.labels"):
+        written = recipe.environment[key].written if key in recipe.environment else ""
+        names = [name for name in set_variables(written) if not is_trusted(name)]
+        if names and is_remote(str(written)):
+            raise UserError(
+                f"{key} = {written} would send the value of ${names[0]} to that bucket. "
+                f"{remedy(names[0])}."
+            )
 
 
 def storage(recipe: Recipe) -> dict[str, Any]:

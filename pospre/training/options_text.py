@@ -14,6 +14,7 @@ from pospre.command_line import argument_texts, spelled
 from pospre.errors import UserError, suggestion
 from pospre.model.algorithm import algorithm_class, algorithm_names
 from pospre.recipe.recipe import Recipe
+from pospre.trust import trust_classes
 
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _TYPES = {
@@ -40,6 +41,7 @@ def options_text(name: str | None) -> str:
         kind: type = sections[name]
         declared = sections[name]
     elif name in algorithm_names() or ":" in name:
+        trust_classes([name])
         kind = algorithm_class(name)
         declared = section_of(kind)
     else:

@@ -5,17 +5,20 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pospre import compare, evaluate, export, plan, report
+import pospre
+from pospre import compare, evaluate, export, loader_report, plan, report, train, trust
 from pospre.arguments import check_arguments
 from pospre.errors import UserError, run_command
 from pospre.evaluation.run import check_evaluation
 from pospre.exporting.target import card_of
 from pospre.model.algorithm import algorithm_class
+from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
 from pospre.training.build import build_algorithms, resolve
 from tests.evaluation.checkpoints import measured, save_checkpoint
@@ -96,7 +99,13 @@ def mylab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (package / "loca.py").write_text(LOCA)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(trust, "_trusted", {"mylab", "yourlab"})
     yield package
+    forget()
+
+
+def forget() -> None:
+    """Be as a process that has not imported the package."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "mylab"]:
         del sys.modules[name]
 
@@ -149,6 +158,68 @@ def test_a_class_outside_is_trained_resumed_measured_and_exported(
     assert f"algorithms.{NAME}.weight" in does(compare.main, folder, second)
     does(export.main, folder, tmp_path / "out.pth", "--format", "timm")
     assert f"- `{NAME}`: LOCA in short:" in card_of(tmp_path / "out.pth", "timm").read_text()
+
+
+def test_a_recorded_class_is_imported_only_if_it_is_trusted(
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = save_checkpoint(resolve(load_recipe(recipe)))
+    data = load_recipe(recipe).data.path
+    monkeypatch.setattr(trust, "_trusted", set())
+    forget()
+    out = tmp_path / "out.pth"
+    for main, words in (
+        (evaluate.main, ["knn", "--model", str(folder), "--data", data]),
+        (export.main, [str(folder), str(out), "--format", "timm"]),
+        (plan.main, [str(recipe), "--gpus", "1", "--gpu", "h100"]),
+    ):
+        assert run_command(partial(main, words)) == 2
+        said = capsys.readouterr().err
+        assert f"'{NAME}' is a class of another package" in said and "--trust mylab.loca" in said
+    encoder = build_encoder(**load_recipe(recipe).encoder.arguments())
+    assert "tensors from" in pospre.load_weights(
+        pospre.PretrainModel(encoder, [pospre.MAE()], seed=0), str(folder)
+    )
+    with pytest.raises(UserError, match=r"in Python, import it first"):
+        pospre.load_run(folder)
+    assert plan.main([str(recipe), "algorithms.mae={}", "--gpus", "1", "--gpu", "h100"]) == 0
+    said = capsys.readouterr()
+    assert "with mae" in said.out and f"not counted: algorithms: '{NAME}'" in said.err
+    assert train.main([str(recipe), "--resolve"]) == 0
+    said = capsys.readouterr()
+    assert f"# as written: algorithms: '{NAME}'" in said.out and "smoothing: 0.1" in said.out
+    assert not out.exists() and not [name for name in sys.modules if "mylab" in name]
+    monkeypatch.setenv(trust.VARIABLE, "other,mylab")
+    assert pospre.load_run(folder) and "mylab.loca" in sys.modules
+
+
+@pytest.mark.parametrize("trusted", [[], ["--trust", "POSPRE_SECRET"]])
+def test_a_strangers_address_is_not_asked_for_with_a_secret(
+    recipe: Path,
+    trusted: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[str] = []
+
+    def opened(source: str, **options: object) -> None:
+        asked.append(source)
+        raise UserError("no such bucket")
+
+    monkeypatch.setattr("pospre.training.data.open_reader", opened)
+    monkeypatch.setattr("pospre.training.data.build_loader", opened)
+    monkeypatch.setenv("POSPRE_SECRET", "hunter2")
+    path = "data.path=s3://stranger/${POSPRE_SECRET}"
+    assert train.main([str(recipe), path, *trusted, "--resolve"]) == 0
+    assert plan.main([str(recipe), path, *trusted, "--gpus", "1", "--gpu", "h100"]) == 0
+    capsys.readouterr()
+    assert run_command(partial(loader_report.main, [str(recipe), path, *trusted])) == 2
+    said = capsys.readouterr().err
+    assert asked == ["s3://stranger/hunter2"] * 3 if trusted else asked == []
+    assert trusted or ("--trust POSPRE_SECRET" in said and "hunter2" not in said)
 
 
 def test_the_complete_recipe_is_one_again(recipe: Path, run: Run, tmp_path: Path) -> None:
