@@ -186,11 +186,11 @@ def test_a_recorded_class_is_imported_only_if_it_is_trusted(
     with pytest.raises(UserError, match=r"in Python, import it first"):
         pospre.load_run(folder)
     assert plan.main([str(recipe), "algorithms.mae={}", "--gpus", "1", "--gpu", "h100"]) == 0
-    said = capsys.readouterr()
-    assert "with mae" in said.out and f"not counted: algorithms: '{NAME}'" in said.err
+    shown = capsys.readouterr()
+    assert "with mae" in shown.out and f"not counted: algorithms: '{NAME}'" in shown.err
     assert train.main([str(recipe), "--resolve"]) == 0
-    said = capsys.readouterr()
-    assert f"# as written: algorithms: '{NAME}'" in said.out and "smoothing: 0.1" in said.out
+    shown = capsys.readouterr()
+    assert f"# as written: algorithms: '{NAME}'" in shown.out and "smoothing: 0.1" in shown.out
     assert not out.exists() and not [name for name in sys.modules if "mylab" in name]
     monkeypatch.setenv(trust.VARIABLE, "other,mylab")
     assert pospre.load_run(folder) and "mylab.loca" in sys.modules
