@@ -13,6 +13,7 @@ from tqdm import tqdm
 from pospre.batch import Batch
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
+from pospre.data.stores.description import first_other
 from pospre.data.stores.image_folder import FolderReader
 from pospre.data.stores.reader import Reader
 from pospre.data.views.options import Crop, ViewGroup
@@ -171,13 +172,18 @@ def open_labelled(data: str) -> Reader:
 def compare_classes(data: Reader, bank: Reader) -> None:
     """Raise a ``UserError`` if two data sets number classes differently."""
     names, others = data.classes, bank.classes
-    if names is None or others is None or names == others:
-        return
-    different = sorted(set(names) ^ set(others))
-    raise UserError(
-        f"{data.address} has {len(names)} classes and {bank.address} has {len(others)}; labels are "
-        f"numbers, so both need the same class names (first difference: '{different[0]}')."
-    )
+    if names is None or others is None:
+        print(
+            f"warning: the classes of {(data if names is None else bank).address} have no names, "
+            "so labels are compared by number",
+            file=sys.stderr,
+        )
+    elif names != others:
+        raise UserError(
+            f"{data.address} has {len(names)} classes and {bank.address} has {len(others)}; labels "
+            "are numbers, so both need the same class names (first difference: "
+            f"{first_other(names, others)})."
+        )
 
 
 def require_labels(labels: Tensor, data: str) -> None:

@@ -60,6 +60,8 @@ def planned_evaluations(recipe: Recipe) -> list[Planned]:
 
 def check_evaluations(recipe: Recipe) -> None:
     """Raise a ``UserError`` before training if an evaluation after it would fail."""
+    if recipe.evaluation:
+        recipe = resolve(recipe, open_data(recipe))
     for name, data, weights, _, settings, output in planned_evaluations(recipe):
         try:
             check_evaluation(name, recipe, data, settings, output)
@@ -159,6 +161,6 @@ def _done(entry: Planned, recipe: Recipe, step: int) -> dict[str, Any] | None:
 
 
 def _has_teacher(recipe: Recipe) -> bool:
-    """Return whether a recipe's model has a teacher; it is built without memory."""
+    """Return whether a resolved recipe's model has a teacher; it is built without memory."""
     with torch.device("meta"):
-        return build_model(resolve(recipe, open_data(recipe))).teacher is not None
+        return build_model(recipe).teacher is not None

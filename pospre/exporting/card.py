@@ -3,6 +3,7 @@
 Markdown, with the header of a Hugging Face model card.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ def make_card(
     sections = {
         "Loading": _code(loading, "python") + f"\n\n{_pixels(parts)}\n\nChecked: {checked}.",
         "Encoder": _encoder(parts),
+        **({"Classes": _classes(parts.classes)} if parts.classes else {}),
         "Training": _training(parts, checkpoint, weights, step),
         "Figures": _figures(checkpoint, parts, weights, step),
         "Licence": _licence(parts, license),
@@ -76,6 +78,11 @@ def _encoder(parts: Parts) -> str:
         "class head": "trained" if parts.classifier else "none trained",
     }
     return _table(("what", "is"), [list(row) for row in facts.items()])
+
+
+def _classes(names: Sequence[str]) -> str:
+    text = _code([json.dumps(names)], "json")
+    return f"The names of the logits, in order:\n\n{text}"
 
 
 def _training(parts: Parts, checkpoint: str, weights: str, step: int | None) -> str:

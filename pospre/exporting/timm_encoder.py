@@ -1,6 +1,7 @@
 """The input of every export format: an encoder under timm's names, and its origin."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,11 @@ class Parts:
         return self.model.encoder.timm_name
 
     @property
+    def classes(self) -> Sequence[str] | None:
+        """Names of the classifier's classes in order; None without one, or if none is known."""
+        return self.recipe.trained_on.classes if self.classifier else None
+
+    @property
     def mean(self) -> list[float]:
         """Mean that is subtracted from pixels in [0, 1], for each channel."""
         return _digits(self.model.augment.mean)
@@ -69,6 +75,7 @@ class Parts:
             "std": json.dumps(self.std),
             "resampling": getattr(self.model.encoder.positions, "resampling", "bicubic"),
             "recipe": json.dumps(self.recipe.dump()),
+            **({"classes": json.dumps(self.classes)} if self.classes else {}),
         }
 
     def sample_images(self, count: int) -> Tensor:

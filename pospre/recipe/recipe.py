@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, PrivateAttr
 
 from pospre.arguments import Section, validated
+from pospre.data.stores.description import TrainedOn
 from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
 from pospre.recipe.files import find_recipe, read_recipe
@@ -34,6 +35,21 @@ class Recipe(Section):
     loggers: Loggers = Loggers()
     evaluation: dict[str, Arguments] = Field(default={})
     _taken: dict[str, Taken] = PrivateAttr(default_factory=dict)
+    _trained_on: TrainedOn = PrivateAttr(TrainedOn())
+
+    @property
+    def trained_on(self) -> TrainedOn:
+        """The training data, as far as ``resolve`` or a checkpoint has told.
+
+        It is no key: the names of ImageNet-21k's classes are longer than a recipe may be.
+        """
+        return self._trained_on
+
+    def with_training_data(self, data: TrainedOn) -> "Recipe":
+        """Return a copy that knows its training data."""
+        copy = self.model_copy()
+        copy._trained_on = data
+        return copy
 
     @property
     def environment(self) -> dict[str, Taken]:

@@ -9,7 +9,7 @@ from composer.utils import dist, reproducibility
 from torch import Tensor
 
 from pospre.data.loader import ViewLoader
-from pospre.data.stores.description import Identity, difference
+from pospre.data.stores.description import Identity, difference, first_other
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
@@ -62,18 +62,21 @@ class Recorded(NamedTuple):
     data: Identity
     # of values from the environment that a resumed run must not change
     fingerprints: dict[str, str]
+    classes: list[str] | None  # names by label
 
 
 class RecipeRecord(Callback):
-    """Stores the resolved recipe and the identity of the data set in every checkpoint."""
+    """Stores the resolved recipe, the data set's identity and its classes in every checkpoint."""
 
-    def __init__(self, recipe: Recipe, num_samples: int, data: Identity) -> None:
+    def __init__(self, recipe: Recipe, loader: ViewLoader) -> None:
         fingerprints = {
             key: fingerprint(recipe.run_name, key, recipe.environment[key].value)
             for key in COMPARED
             if key in recipe.environment
         }
-        self._record = Recorded(recipe.record(), num_samples, data, fingerprints)
+        self._record = Recorded(
+            recipe.record(), loader.num_samples, loader.identity, fingerprints, loader.classes
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stored record."""
@@ -139,7 +142,12 @@ def check_checkpoint(start: Checkpoint, training: Training) -> None:
             f"{start.uri} was trained on {before.num_samples} images, but data.path = "
             f"{recipe.data.path} holds {loader.num_samples}; choose another run_name"
         )
-    if other := difference(before.data, loader.identity):
+    other = difference(before.data, loader.identity)
+    if before.classes and loader.classes and before.classes != loader.classes:
+        other = (
+            f"the classes differ (first difference: {first_other(before.classes, loader.classes)})"
+        )
+    if other:
         raise UserError(
             f"{start.uri} was trained on other data ({before.recipe['data']['path']}) than "
             f"data.path = {recipe.data.path} holds: {other}. Give the data that the run began "

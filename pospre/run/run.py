@@ -108,7 +108,7 @@ class Run:
             saver.after_parts.append(self._uploads.offer_together)
         elif self._uploads is not None:
             saver.after_save.append(self._uploads.offer)
-        record = RecipeRecord(recipe, loader.num_samples, loader.identity)
+        record = RecipeRecord(recipe, loader)
         content = read_on_every_rank(start)
         if content is None:
             return [record, saver]

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from pospre.arguments import check_arguments
 from pospre.data.loader import ViewLoader
+from pospre.data.stores.description import TrainedOn
 from pospre.data.stores.reader import Features, Reader
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, algorithm_class, untrusted_classes
@@ -56,7 +57,10 @@ def resolve(recipe: Recipe, reader: Reader | None = None) -> Recipe:
         if reader is not None:
             arguments = kind.for_classes(arguments, reader.classes, data.path)
         algorithms[name] = arguments
-    return recipe.model_copy(update={"data": data, "algorithms": algorithms})
+    resolved = recipe.model_copy(update={"data": data, "algorithms": algorithms})
+    if reader is None:
+        return resolved
+    return resolved.with_training_data(TrainedOn(reader.classes))
 
 
 def _statistics(recipe: Recipe, reader: Reader) -> dict[str, tuple[float, ...] | None]:
@@ -231,7 +235,9 @@ def model_of(
 ) -> tuple[PretrainModel, Recipe]:
     """Do the same as ``load_model`` for a checkpoint that is already in memory."""
     uri, content = checkpoint.uri, checkpoint.content
-    recipe = resolve(recorded_recipe(recorded(content).recipe, source=f"recipe in {uri}"))
+    record = recorded(content)
+    recipe = resolve(recorded_recipe(record.recipe, source=f"recipe in {uri}"))
+    recipe = recipe.with_training_data(TrainedOn(record.classes, record.data))
     model = build_model(recipe)
     found = content["state"]["model"]
     compare_tensors(model.state_dict(), found, uri)

@@ -1,5 +1,6 @@
 """Small checkpoints as training writes them, without training."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 import yaml
 from composer.core import Timestamp
 
+from pospre.data.stores.description import Identity
 from pospre.evaluation.registry import figures_of
 from pospre.evaluation.results_table import results_table
 from pospre.evaluation.run import run_evaluation
@@ -31,15 +33,30 @@ def tiny_recipe(run_folder: Path, *algorithms: str | dict[str, Any], **encoder: 
     )
 
 
-def save_checkpoint(recipe: Recipe, *, weight_seed: int = 1) -> Path:
-    """Write a run folder with one checkpoint of other weights than the initial ones."""
+def save_checkpoint(
+    recipe: Recipe,
+    *,
+    weight_seed: int = 1,
+    classes: Sequence[str] | None = None,
+    identity: Identity | None = None,
+) -> Path:
+    """Write a run folder with one checkpoint of other weights than the initial ones.
+
+    ``classes`` and ``identity`` are what it notes of its training data.
+    """
     model = build_model(recipe)
     generator = torch.Generator().manual_seed(weight_seed)
     weights = {
         key: value + 0.05 * torch.randn(value.shape, generator=generator)
         for key, value in model.state_dict().items()
     }
-    record = {"recipe": recipe.dump(), "num_samples": 8, "data": {}, "fingerprints": {}}
+    record = {
+        "recipe": recipe.dump(),
+        "num_samples": 8,
+        "data": identity or {},
+        "fingerprints": {},
+        "classes": classes and [*classes],
+    }
     run = recipe.run_path()
     (run / "checkpoints").mkdir(parents=True)
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe.dump()))

@@ -24,6 +24,7 @@ from pospre.training.build import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.swin_runs import SUPERVISED, small_swin
 
+CLASSES = ["bird", "cat", "dog", "elk", "löwe"]
 SCALED = {"layer_scale": 0.1}
 REGISTERS = {"num_registers": 2}
 NETWORKS: list[tuple[str, dict[str, Any]]] = [
@@ -47,7 +48,7 @@ def classifier(runs: Path, **encoder: Any) -> Path:
     """Save a run of ``supervised``, which takes every encoder."""
     plain = tiny_recipe(runs, "mae", **encoder).dump()
     plain["algorithms"] = {"supervised": {"num_classes": 5, "pooling": "mean"}}
-    return save_checkpoint(recipe_from_dict(plain))
+    return save_checkpoint(recipe_from_dict(plain), classes=CLASSES)
 
 
 @torch.no_grad()
@@ -152,6 +153,12 @@ def test_a_trained_classifier_goes_along(tmp_path: Path) -> None:
     assert "features and logits" in "\n".join(export(str(path), out, format="onnx"))
     found = onnxruntime.InferenceSession(out).run(["logits"], {"images": images.numpy()})[0]
     assert_ours(torch.from_numpy(found), ours)
+    said = {each.key: each.value for each in onnx.load(out).metadata_props}
+    assert json.loads(said["classes"]) == CLASSES
+    for format, name in (("timm", "vit.pth"), ("safetensors", "vit.safetensors")):
+        export(str(path), tmp_path / name, format=format)
+        has_head = format == "timm"
+        assert (json.dumps(CLASSES) in (tmp_path / f"{name}.md").read_text()) == has_head
 
 
 def test_relative_positions_have_a_graph_too(tmp_path: Path) -> None:

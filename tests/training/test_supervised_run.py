@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from pospre.run.checkpoints.content import callback_states
 from pospre.run.checkpoints.reading import read_checkpoint
 from tests.processes import finished
 from tests.training.tiny_runs import Run, command, curve, environment
@@ -65,6 +66,11 @@ def test_evaluated_with_the_teacher_and_reported(tiny: Path, run: Run, tmp_path:
     recorded = yaml.safe_load((folder / "recipe.yaml").read_text())
     assert recorded["algorithms"]["supervised"]["num_classes"] == 2
     assert "metric/supervised_accuracy" in (folder / "metrics.jsonl").read_text()
+    record = read_checkpoint(str(folder / "checkpoints" / "ep1-ba4")).content
+    assert callback_states(record)["RecipeRecord"]["classes"] == ["cat", "dog"]
+    (folder.parents[1] / "images" / "dog").rename(folder.parents[1] / "images" / "fox")
+    code, said = run(tiny, *CLASSIFIER)
+    assert code == 2 and "the classes differ (first difference: 'dog')" in said
     code, said = run(tiny, *CLASSIFIER, "evaluation.accuracy={weights: mine}", "run_name=other")
     assert code == 2 and "evaluation.accuracy.weights" in said
 

@@ -63,6 +63,18 @@ class Noted(NamedTuple):
     deep_range: str | None = None
 
 
+class TrainedOn(NamedTuple):
+    """The data set that a model was trained on, as far as it is known.
+
+    Attributes:
+        classes: names by label; None: unknown, or without names.
+        identity: hashes; None: unknown.
+    """
+
+    classes: Sequence[str] | None = None
+    identity: Identity | None = None
+
+
 class Description(BaseModel, strict=True, frozen=True):
     """The parts of a description that readers use.
 
@@ -202,3 +214,9 @@ def difference(
         if one.get(what, found) != found:
             return f"the {what} differ (SHA-256 {one[what][:12]} {first}, {found[:12]} {second})"
     return ""
+
+
+def first_other(names: Sequence[str], others: Sequence[str]) -> str:
+    """Return the first difference between two lists of class names, in words."""
+    different = sorted({*names} ^ {*others})
+    return f"'{different[0]}'" if different else "their order"

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from pospre.algorithms.supervised.supervised import Classification
 from pospre.batch import LABEL, Batch
-from pospre.data.opening import open_reader
 from pospre.evaluation.analysis.settings import GradCam
-from pospre.evaluation.classification.accuracy import check_classes, class_head, require_known
+from pospre.evaluation.classification.accuracy import class_head
+from pospre.evaluation.classification.class_sets import HeadClasses, head_names, match_classes
 from pospre.evaluation.drawing import Cell, as_map, as_picture, save_groups
 from pospre.evaluation.estimates import mean_and_error
-from pospre.evaluation.features import centre_batches, require_labels
+from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
@@ -36,23 +36,20 @@ def evaluate(context: Context, settings: GradCam) -> dict[str, Any]:
         ``area`` leaves out.
     """
     layer = settings.layer or context.model.encoder.depth
-    num_classes = class_head(context.model).num_classes
+    classes: HeadClasses = context.opened
     batches = centre_batches(context, settings)
     areas: list[Tensor] = []
     cells: list[tuple[Cell, Cell]] = []
-    names = open_reader(context.data).classes
     for batch in batches:
-        label_B = batch[LABEL] if settings.target == "label" else None
-        if label_B is not None:
-            require_labels(label_B, context.data)
-            require_known(label_B, num_classes, context.data)
+        label_B = None
+        if settings.target == "label":
+            label_B = classes.numbers(batch[LABEL], context.data)
         images = context.model.images(batch)[:, 0]
         maps_BN, asked_B = class_maps(context.model, images, layer, label_B)
         areas.append(covered(maps_BN).cpu())
         for row in range(min(len(maps_BN), settings.num_pictures - len(cells))):
             asked = int(asked_B[row])
-            name = names[asked] if names and asked < len(names) else f"class {asked}"
-            cells.append(_cells(context, batch, row, maps_BN[row], name))
+            cells.append(_cells(context, batch, row, maps_BN[row], classes.names[asked]))
     area_M = torch.cat(areas)
     found = area_M > 0
     none: dict[str, Any] = {"area": None, "area_se": None}
@@ -65,12 +62,13 @@ def evaluate(context: Context, settings: GradCam) -> dict[str, Any]:
     }
 
 
-def check(plan: Plan[GradCam]) -> None:
-    """Raise a ``UserError`` for invalid layers, or missing labels."""
+def check(plan: Plan[GradCam]) -> HeadClasses:
+    """Return the classes; raise a ``UserError`` for invalid layers, or missing labels."""
     layer = plan.settings.layer
     planned_encoder(plan.recipe, None if layer is None else [layer])
     if plan.settings.target == "label":
-        check_classes(plan)
+        return match_classes(plan)
+    return HeadClasses(head_names(plan.recipe), None)
 
 
 def class_maps(

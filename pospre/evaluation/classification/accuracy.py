@@ -5,10 +5,8 @@ Top-1 and top-5 on held-out images, centre views. An untrained head would be at 
 2022, for MP3 and MAE).
 """
 
-import sys
 from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,23 +14,18 @@ from torch import Tensor
 
 from pospre.algorithms.supervised.supervised import Classification
 from pospre.batch import Batch
-from pospre.data.opening import open_reader
-from pospre.data.stores.reader import Reader
+from pospre.data.stores.description import first_other
 from pospre.errors import UserError
+from pospre.evaluation.classification.class_sets import HeadClasses, match_classes
 from pospre.evaluation.classification.settings import Accuracy
 from pospre.evaluation.estimates import rate_error
-from pospre.evaluation.features import (
-    centre_batches,
-    compare_classes,
-    open_labelled,
-    require_labels,
-)
+from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.algorithm import method_of
 from pospre.model.model import PretrainModel
 from pospre.nn.places import Places
 from pospre.nn.sizes import pair
-from pospre.object_store import is_remote
+from pospre.recipe.recipe import Recipe
 from pospre.training.build import load_model
 
 NEEDS = Classification
@@ -48,16 +41,16 @@ def evaluate(context: Context, settings: Accuracy) -> dict[str, Any]:
         the measured one first).
     """
     num_classes = class_head(context.model).num_classes
-    members = [context.model, *(member.to(context.device) for member in context.opened)]
+    classes, others = context.opened
+    members = [context.model, *(member.to(context.device) for member in others)]
     check_distinct(["the measured model", *settings.ensemble], members)
     batches = centre_batches(context, settings)
     ranks: list[Tensor] = []
     for batch in batches:
-        require_labels(batch["label"].cpu(), context.data)
-        require_known(batch["label"].cpu(), num_classes, context.data)
+        label_B = classes.numbers(batch["label"], context.data)
         each = [log_probabilities(member, member.images(batch)[:, 0], batch) for member in members]
         answers = [torch.stack(each).logsumexp(0), *each]  # of the mean probability, up to 1/n
-        ranks.append(torch.stack([rank_of(scores, batch["label"]) for scores in answers]).cpu())
+        ranks.append(torch.stack([rank_of(scores, label_B) for scores in answers]).cpu())
     together_M, *alone_NM = torch.cat(ranks, dim=1)
     top1 = _share(together_M < 1)
     return {
@@ -75,57 +68,10 @@ def _share(right_M: Tensor) -> float:
     return float(right_M.double().mean())
 
 
-def check(plan: Plan[Accuracy]) -> list[PretrainModel]:
-    """Return the ensemble; raise a ``UserError`` for data without labels or with other classes."""
-    return load_classifiers(
-        plan.settings.ensemble,
-        num_classes=check_classes(plan),
-        size=pair(plan.recipe.encoder.image_size),
-    )
-
-
-def check_classes(plan: Plan) -> int:
-    """Return the number of the head's classes; raise a ``UserError`` if the data have others."""
-    data = open_labelled(plan.data)
-    _, options = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
-    expected: int | None = options.get("num_classes")
-    if expected is None:  # before training: those of the training data
-        compare_classes(data, open_reader(plan.recipe.data.path))
-    elif data.classes is not None and len(data.classes) != expected:
-        raise UserError(
-            f"{plan.data} has {len(data.classes)} classes, but the head has {expected}; labels are "
-            "numbers, so the data needs one folder for each class of the training data."
-        )
-    else:
-        _compare_names(plan.name, data, plan.recipe.data.path)
-    return expected or len(data.classes or ())
-
-
-def _compare_names(evaluation: str, data: Reader, trained_on: str) -> None:
-    """Warn if the classes have other names than the training data, if that still exists."""
-    if data.classes is None or is_remote(trained_on) or not Path(trained_on).exists():
-        return
-    try:
-        names = open_reader(trained_on).classes
-    except UserError:  # it has changed since
-        return
-    for own, other in zip(data.classes, names or (), strict=False):
-        if own != other:
-            print(
-                f"warning: {evaluation}: class '{own}' of {data.address} is '{other}' in the "
-                f"training data {trained_on}; labels are numbers, so both need the same order",
-                file=sys.stderr,
-            )
-            return
-
-
-def require_known(labels: Tensor, num_classes: int, data: str) -> None:
-    """Raise a ``UserError`` if a label is not one of the head's classes."""
-    if int(labels.max()) >= num_classes:
-        raise UserError(
-            f"{data} has a label {int(labels.max())}, but the head has {num_classes} classes, "
-            "numbered from 0; give data with the classes of the training data."
-        )
+def check(plan: Plan[Accuracy]) -> tuple[HeadClasses, list[PretrainModel]]:
+    """Return the classes and the ensemble; ``UserError`` for data without labels or of others."""
+    classes = match_classes(plan)
+    return classes, load_classifiers(plan.settings.ensemble, classes.names, plan.recipe)
 
 
 def rank_of(logits_BC: Tensor, label_B: Tensor) -> Tensor:
@@ -162,10 +108,13 @@ def check_distinct(names: Sequence[str], models: Sequence[PretrainModel]) -> Non
 
 
 def load_classifiers(
-    uris: Sequence[str], *, num_classes: int, size: tuple[int, int]
+    uris: Sequence[str], names: Sequence[str], measured: Recipe
 ) -> list[PretrainModel]:
-    """Return further fine-tuned models, in eval mode on the CPU; all must fit the measured one."""
-    models = []
+    """Return further fine-tuned models, in eval mode on the CPU.
+
+    All must fit the measured one, of this recipe, with classes of these names.
+    """
+    models, size = [], pair(measured.encoder.image_size)
     for uri in uris:
         model, recipe = load_model(uri)
         if method_of(recipe.algorithms, Classification) is None:
@@ -174,10 +123,16 @@ def load_classifiers(
                 "class head; give a run of algorithms.supervised."
             )
         found = class_head(model).num_classes, model.encoder.image_size
-        if found != (num_classes, size):
+        if found != (len(names), size):
             raise UserError(
                 f"ensemble={uri} has {found[0]} classes and images of {list(found[1])} pixels, the "
-                f"measured model {num_classes} and {list(size)}; they must agree."
+                f"measured model {len(names)} and {list(size)}; they must agree."
+            )
+        own, others = measured.trained_on.classes, recipe.trained_on.classes
+        if own and others and own != others:
+            raise UserError(
+                f"ensemble={uri} was trained on other classes than the measured model (first "
+                f"difference: {first_other(own, others)}); give runs of the same classes."
             )
         models.append(model)
     return models

@@ -1,6 +1,8 @@
-"""Mapping of another data set's folders to a model's classes."""
+"""Mapping of a data set's labels to the classes of a model's head, by their names."""
 
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -8,10 +10,101 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
+from pospre.algorithms.supervised.supervised import Classification
 from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Reader
 from pospre.errors import UserError
-from pospre.evaluation.features import open_labelled
+from pospre.evaluation.features import open_labelled, require_labels
+from pospre.evaluation.registry import Plan
+from pospre.model.algorithm import method_of
+from pospre.recipe.recipe import Recipe
+
+
+class HeadClasses(NamedTuple):
+    """The C classes of a head, and what the labels of a data set mean to it.
+
+    Attributes:
+        names: of the classes; numbers where they are not known.
+        of_label: int64 (L,): the class of each label; None: a label is the number of a class.
+    """
+
+    names: list[str]
+    of_label: Tensor | None
+
+    def numbers(self, label_B: Tensor, data: str) -> Tensor:
+        """Return the classes of labels, int64 (B,); ``UserError`` if the head has no such class."""
+        count = len(self.names if self.of_label is None else self.of_label)
+        check_labels(label_B, count, data)
+        return label_B if self.of_label is None else self.of_label.to(label_B.device)[label_B]
+
+
+def check_labels(label_B: Tensor, count: int, data: str) -> None:
+    """Raise a ``UserError`` if an image has no label, or one from ``count`` on."""
+    require_labels(label_B, data)
+    if int(label_B.max()) >= count:
+        raise UserError(
+            f"{data} has a label {int(label_B.max())}, but there are {count} classes, numbered "
+            "from 0; give data with the classes of the training data."
+        )
+
+
+def match_classes(plan: Plan) -> HeadClasses:
+    """Return the head's classes, and which of them the labels of the measured data mean.
+
+    They are matched by name, and the data may have some of the classes only. By number only if
+    the names of one or the other are not known, which a line says.
+
+    Raises:
+        UserError: a class of the data is not among the head's, or the numbers differ.
+    """
+    data, known = open_labelled(plan.data), plan.recipe.trained_on.classes
+    names, found = head_names(plan.recipe), data.classes
+    if found is not None and (known or {*found} <= {*names}):
+        numbers = _numbers(found, names)
+        unknown = [name for name in found if name not in numbers]
+        if unknown:
+            raise UserError(
+                f"the class '{unknown[0]}' of {plan.data} is not among the {len(names)} that the "
+                f"model was trained on ({_some(names)}); give data with folders of these names."
+            )
+        if len(found) < len(names):
+            print(
+                f"{plan.name}: {plan.data} has {len(found)} of the head's {len(names)} classes; "
+                "all of them are possible answers",
+                file=sys.stderr,
+            )
+        return HeadClasses(names, torch.tensor([numbers[name] for name in found]))
+    if found is not None and len(found) != len(names):
+        raise UserError(
+            f"{plan.data} has {len(found)} classes, but the head has {len(names)}; the names of "
+            "the training classes are not known, so the data needs a folder for each of them."
+        )
+    where = plan.data if known else "the training data"
+    print(
+        f"warning: {plan.name}: the classes of {where} have no names, so labels are compared by "
+        "number",
+        file=sys.stderr,
+    )
+    return HeadClasses(names if found is None else [*found], None)
+
+
+def head_names(recipe: Recipe) -> list[str]:
+    """Return the names of a head's classes; those without one are called by their number."""
+    _, options = method_of(recipe.algorithms, Classification) or ("", {})
+    known, count = recipe.trained_on.classes or (), options["num_classes"]
+    return [*known[:count], *map(str, range(len(known), count))]
+
+
+def _numbers(found: Sequence[str], names: Sequence[str]) -> dict[str, int]:
+    """Return the number of each class by name; by number, if all that are found are numbers."""
+    numbers = {name: number for number, name in enumerate(names)}
+    if not {*found} & numbers.keys() and all(name.isdecimal() for name in found):
+        numbers = {str(number): number for number in range(len(names))}
+    return numbers
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names[:3]) + (" …" if len(names) > 3 else "")
 
 
 class ClassSet(NamedTuple):
@@ -43,9 +136,7 @@ def open_class_set(path: str, known: list[str], lists: str | None) -> ClassSet:
     what = 'JSON object of lists of classes, such as {"folder": ["n01440764", "n01443537"]}'
     kind = dict[str, list[str | int]]
     named = {} if lists is None else _read_json("lists", lists, kind, what)
-    numbers = {name: number for number, name in enumerate(known)}
-    if not set(reader.classes) & numbers.keys() and all(n.isdecimal() for n in reader.classes):
-        numbers = {str(number): number for number in range(len(known))}
+    numbers = _numbers(reader.classes, known)
     right = torch.zeros(len(reader.classes), len(known), dtype=torch.bool)
     for label, folder in enumerate(reader.classes):
         for name in named.get(folder, [folder]):

@@ -18,9 +18,11 @@ from pospre.algorithms.supervised.supervised import Classification
 from pospre.batch import INDEX, LABEL
 from pospre.data.opening import open_reader
 from pospre.errors import UserError, needing
-from pospre.evaluation.classification.accuracy import check_classes, class_head, log_probabilities
+from pospre.evaluation.classification.accuracy import log_probabilities
 from pospre.evaluation.classification.class_sets import (
     ClassSet,
+    check_labels,
+    match_classes,
     open_class_set,
     outlier_classes,
     read_reassessed,
@@ -29,7 +31,7 @@ from pospre.evaluation.classification.robustness_conditions import Condition, co
 from pospre.evaluation.classification.settings import Robustness
 from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.estimates import rate_error
-from pospre.evaluation.features import centre_batches, require_labels
+from pospre.evaluation.features import centre_batches
 from pospre.evaluation.layers import blank_encoder
 from pospre.evaluation.registry import Context, Plan
 from pospre.nn.masking import num_visible
@@ -49,9 +51,8 @@ def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
     """
     encoder = context.model.encoder
     wanted = conditions(settings, encoder.grid, encoder.positions)
-    others, real_MC, among_C = context.opened
-    classes = class_head(context.model).num_classes
-    own = ClassSet(context.data, torch.eye(classes).bool(), torch.ones(classes).bool())
+    own, others, real_MC, among_C = context.opened
+    classes = len(own.possible)
     rows, clean = _measure(context, own, wanted, among_C, settings)
     further = [_measure(context, each, wanted[:1], among_C, settings)[0][0] for each in others]
     aupr = None
@@ -59,7 +60,7 @@ def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
         from sklearn.metrics import average_precision_score
 
         strange = _confidence(context, settings.outliers, settings, among_C)
-        usual = clean.confidence[among_C[clean.label]]
+        usual = clean.confidence[own.right[clean.label][:, among_C].any(1)]
         if not len(usual):
             raise UserError(f"no measured image is of a class of outliers={settings.outliers}.")
         truth = [0] * len(usual) + [1] * len(strange)
@@ -82,10 +83,12 @@ def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
     }
 
 
-def check(plan: Plan[Robustness]) -> tuple[list[ClassSet], Tensor | None, Tensor]:
-    """Return the further sets, the right classes of reassessed images, and those of outliers."""
+def check(plan: Plan[Robustness]) -> tuple[ClassSet, list[ClassSet], Tensor | None, Tensor]:
+    """Return the measured set, further ones, classes of reassessed images, and of outliers."""
     settings = plan.settings
-    classes = check_classes(plan)
+    known, of_label = match_classes(plan)
+    every = torch.eye(len(known)).bool()
+    own = ClassSet(plan.data, every if of_label is None else every[of_label], every.any(0))
     reader = open_reader(plan.data)
     size = pair(plan.recipe.encoder.image_size)
     for count in settings.tiles:
@@ -113,10 +116,11 @@ def check(plan: Plan[Robustness]) -> tuple[list[ClassSet], Tensor | None, Tensor
         raise UserError(
             f"lists={settings.lists} maps the folders of sets to classes; give sets=PATH as well."
         )
-    known, path = reader.classes or list(map(str, range(classes))), settings.reassessed
+    path = settings.reassessed
     sets = [open_class_set(each, known, settings.lists) for each in settings.sets]
     among = outlier_classes(settings.outliers, known)
-    return sets, None if path is None else read_reassessed(path, reader, classes), among
+    real = None if path is None else read_reassessed(path, reader, len(known))
+    return own, sets, real, among
 
 
 class Clean(NamedTuple):
@@ -138,7 +142,7 @@ def _measure(
     clean: list[Clean] = []
     for batch in centre_batches(context, sampling, data.path):
         label_B = batch[LABEL]
-        require_labels(label_B.cpu(), data.path)
+        check_labels(label_B, len(right_LC), data.path)
         images = model.images(batch)[:, 0]
         found: list[Tensor] = []
         for _, change, move in wanted:

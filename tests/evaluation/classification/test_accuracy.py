@@ -1,7 +1,7 @@
 """The class head's accuracy, and evaluating and exporting a teacher."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,9 @@ import torch
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from pospre import evaluate as command
-from pospre.data.opening import open_reader
 from pospre.errors import UserError
-from pospre.evaluation.classification.accuracy import (
-    _compare_names,
-    rank_of,
-    require_known,
-)
+from pospre.evaluation.classification.accuracy import log_probabilities, rank_of
+from pospre.evaluation.classification.class_sets import HeadClasses
 from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context
@@ -33,10 +29,18 @@ Images = Callable[..., Path]
 measure = partial(measured, "accuracy")
 
 
-def make(folder: Path, *others: str, encoder: dict[str, Any] | None = None, **options: Any) -> Path:
-    """Return a checkpoint of a classifier of two classes."""
-    algorithms = {"supervised": {"num_classes": 2, **options}, **{name: {} for name in others}}
-    return save_checkpoint(tiny_recipe(folder, algorithms, **{"depth": 1, **(encoder or {})}))
+def make(
+    folder: Path,
+    *others: str,
+    encoder: dict[str, Any] | None = None,
+    classes: Sequence[str] | None = None,
+    **options: Any,
+) -> Path:
+    """Return a checkpoint of a classifier, of two classes without names by default."""
+    number = 2 if classes is None else len(classes)
+    algorithms = {"supervised": {"num_classes": number, **options}, **{name: {} for name in others}}
+    recipe = tiny_recipe(folder, algorithms, **{"depth": 1, **(encoder or {})})
+    return save_checkpoint(recipe, classes=classes)
 
 
 def test_ranks() -> None:
@@ -74,15 +78,46 @@ def test_what_cannot_be_measured(tmp_path: Path, image_folder: Images) -> None:
         measure(checkpoint, image_folder(classes=(), name="flat"))
 
 
-def test_other_names_than_the_training_data_s_are_said(
-    image_folder: Images, capsys: pytest.CaptureFixture[str]
+def test_classes_are_matched_by_name(
+    tmp_path: Path, image_folder: Images, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained, other = (image_folder(4, classes=names, name=names) for names in ("ab", "ax"))
-    _compare_names("accuracy", open_reader(trained), str(trained))
-    _compare_names("accuracy", open_reader(other), "data/that/is/elsewhere")
-    assert not capsys.readouterr().err
-    _compare_names("accuracy", open_reader(other), str(trained))
-    assert "is 'b' in the training data" in capsys.readouterr().err
+    kinds = ("bird", "cat", "dog", "elk", "fox", "gnu")
+    checkpoint = make(tmp_path / "runs", classes=kinds, head_init=1.0)
+    data = image_folder(12, classes=("dog", "fox"), name="some")
+    results = measure(checkpoint, data, batch_size=12)
+    assert "has 2 of the head's 6 classes" in capsys.readouterr().err
+    model, _ = load_model(str(checkpoint))
+    context = Context(model, lambda: model, str(data), torch.device("cpu"), progress=False)
+    (batch,) = centre_batches(context, Sampling(batch_size=12, num_workers=1))
+    scores = log_probabilities(model, model.images(batch)[:, 0], batch)
+    places = torch.tensor([2, 4])[batch["label"]]
+    for key, top_k in (("top1", 1), ("top5", 5)):
+        wanted = multiclass_accuracy(scores, places, 6, average="micro", top_k=top_k)
+        assert results[key] == pytest.approx(float(wanted))
+    whole = image_folder(12, classes=kinds, name="whole")
+    assert measure(checkpoint, whole)["classes"] == 6 and not capsys.readouterr().err
+
+
+def test_other_classes_are_refused(
+    tmp_path: Path, image_folder: Images, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = make(tmp_path / "runs", classes=("cat", "dog", "elk"))
+    other = image_folder(6, classes=("dog", "elk", "fox"), name="other")
+    for evaluation, settings in (
+        ("accuracy", {}),
+        ("grad_cam", {"target": "label"}),
+        ("robustness", {}),
+    ):
+        with pytest.raises(UserError, match=f"{evaluation}: the class 'fox' of .*other is not"):
+            measured(evaluation, checkpoint, other, **settings)
+    member = make(tmp_path / "member", classes=("cat", "dog", "fox"))
+    same = image_folder(6, classes=("cat", "dog", "elk"), name="same")
+    with pytest.raises(UserError, match=r"other classes than .* \(first difference: 'elk'\)"):
+        measure(checkpoint, same, ensemble=str(member))
+    unnamed = make(tmp_path / "unnamed")
+    capsys.readouterr()
+    assert measure(unnamed, image_folder(6, name="ab"))["samples"] == 6
+    assert "classes of the training data have no names" in capsys.readouterr().err
 
 
 def test_the_teacher_is_measured(
@@ -130,8 +165,8 @@ def test_timm_gets_the_trained_classifier(
 
 
 def test_a_label_that_the_head_does_not_know_is_said() -> None:
-    with pytest.raises(UserError, match="val has a label 5, but the head has 2 classes"):
-        require_known(torch.tensor([0, 5]), 2, "val")
+    with pytest.raises(UserError, match="val has a label 5, but there are 2 classes"):
+        HeadClasses(["a", "b"], None).numbers(torch.tensor([0, 5]), "val")
 
 
 def test_an_ensemble_averages_probabilities(tmp_path: Path, image_folder: Images) -> None:

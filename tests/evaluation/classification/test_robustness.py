@@ -34,7 +34,8 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkpoint of a classifier of four classes at 32 pixels."""
     algorithms = {"supervised": {"num_classes": 4, "head_init": 1.0}}
     small = {"image_size": 32, "patch_size": 8, "depth": 1}
-    return save_checkpoint(tiny_recipe(tmp_path_factory.mktemp("runs"), algorithms, **small))
+    recipe = tiny_recipe(tmp_path_factory.mktemp("runs"), algorithms, **small)
+    return save_checkpoint(recipe, classes=NAMES)
 
 
 def scores_of(checkpoint: Path, data: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,9 +195,22 @@ def test_what_cannot_be_measured_is_said_before(
     ):
         with pytest.raises(UserError, match=said):
             check_evaluation("robustness", recipe, data, settings, None)
-    three = image_folder(num_images=6, classes=NAMES[:3], name="three")
-    with pytest.raises(UserError, match="has 3 classes, but the head has 4"):
-        check_evaluation("robustness", recipe, three, {}, None)
+
+
+def test_data_of_some_classes_are_measured_as_such(classifier: Path, image_folder: Images) -> None:
+    data = image_folder(num_images=12, classes=("n02", "n04"), name="part")
+    some = image_folder(num_images=8, classes=("n01", "n03"), name="some")
+    strange = image_folder(num_images=6, classes=("n04",), name="strange")
+    results = measured(
+        "robustness", classifier, data, sets=str(some), outliers=str(strange), batch_size=BATCH_SIZE
+    )
+    scores, labels = scores_of(classifier, data)
+    clean = multiclass_accuracy(scores, torch.tensor([1, 3])[labels], 4, average="micro")
+    assert results["clean"] == pytest.approx(float(clean))
+    found, labels = scores_of(classifier, some)
+    wanted = multiclass_accuracy(found[:, [0, 2]], labels, 2, average="micro")
+    assert results["sets"][0]["top1"] == pytest.approx(float(wanted))
+    assert results["outlier_aupr"] == pytest.approx(0.5)  # one class: all are equally sure
 
 
 @pytest.mark.parametrize(

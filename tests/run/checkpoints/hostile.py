@@ -10,7 +10,13 @@ _RECIPE = {"data": {}, "encoder": {}, "algorithms": {}, "trainer": {"max_duratio
 CONTENT: dict[str, Any] = {
     "state": {
         "callbacks": {
-            "RecipeRecord": {"recipe": _RECIPE, "num_samples": 1, "data": {}, "fingerprints": {}}
+            "RecipeRecord": {
+                "recipe": _RECIPE,
+                "num_samples": 1,
+                "data": {},
+                "fingerprints": {},
+                "classes": None,
+            }
         }
     }
 }

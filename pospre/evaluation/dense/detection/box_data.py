@@ -16,6 +16,7 @@ from numpy import ndarray
 from pycocotools import mask as coco_mask
 from tqdm import tqdm
 
+from pospre.data.stores.description import first_other
 from pospre.errors import UserError
 from pospre.evaluation.dense.images import LABELS, SCENE_CLASSES, image_sides, scene_lines
 from pospre.untrusted_json import parse_object
@@ -152,10 +153,9 @@ def open_boxes(root: str, split: str, classes: Sequence[str] | None = None) -> B
             )
         found = _scenes(folders[0])
     if classes is not None and list(found.classes) != list(classes):
-        different = sorted(set(found.classes) ^ set(classes)) or ["their order"]
         raise UserError(
             f"{found.address} has other classes than the training split (first difference: "
-            f"'{different[0]}'); both need the same."
+            f"{first_other(found.classes, classes)}); both need the same."
         )
     if not any(found.items):
         raise UserError(f"{found.address} has no boxes.")
