@@ -8,18 +8,15 @@ import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from data_prep.encode.restart_markers import add_restart_markers
 from data_prep.files.archives import DamagedItem
 from pospre.data.decode import jpeg
 from pospre.data.decode.bit_depth import RGB, Decoding, DeepRange, in_eight_bits, said_range
-from pospre.data.decode.decoder import DecodeError, decode_otherwise
+from pospre.data.decode.decoder import DecodeError, decode_otherwise, turned_upright
 from pospre.data.decode.formats import NPY_START, npy_bytes, why_unknown
 
-_ORIENTATION_TAG = 0x0112
-_UPRIGHT = 1
-_TURNED = range(2, 9)
 _END_OF_IMAGE = b"\xff\xd9"
 _SHRINK = 8
 _LONGEST_REASON = 200
@@ -95,7 +92,9 @@ def _keep(data: bytes, max_side: int | None, check: str) -> PreparedImage | None
     except jpeg.UnusualJpeg:
         return None
     width, height = header.width, header.height
-    if header.orientation != _UPRIGHT or (max_side is not None and max(width, height) > max_side):
+    if header.orientation != jpeg.UPRIGHT or (
+        max_side is not None and max(width, height) > max_side
+    ):
         return None
     if check == "header" and data.rstrip(b"\0").endswith(_END_OF_IMAGE):
         return PreparedImage(data, width, height, kept=True)
@@ -118,14 +117,15 @@ def _prepare(data: bytes, max_side: int | None, quality: int, decoding: Decoding
     width, height = image.size
     shrink = max_side is not None and max(width, height) > max_side
     is_jpeg = image.format in ("JPEG", "MPO")  # MPO: a JPEG with further pictures behind it
-    if is_jpeg and image.mode in ("RGB", "L") and not shrink and _orientation(image) == _UPRIGHT:
+    is_upright = jpeg.orientation_of(image) == jpeg.UPRIGHT
+    if is_jpeg and image.mode in ("RGB", "L") and not shrink and is_upright:
         image.draft(None, (1, 1))
         image.load()
         return PreparedImage(data, width, height, kept=True)
     if shrink and is_jpeg and max_side is not None:
         image.draft(None, (3 * max_side, 3 * max_side))
     said = said_range(image)
-    image, deep = in_eight_bits(_upright(image), said, decoding.deep_range)
+    image, deep = in_eight_bits(turned_upright(image), said, decoding.deep_range)
     image = image.convert("RGB")
     if decoding.channels == 1:
         image = image.convert("L")
@@ -185,18 +185,3 @@ def _mark(image: PreparedImage) -> PreparedImage:
     if data == image.jpeg:
         return image
     return replace(image, jpeg=data, kept=False, marked=image.kept)
-
-
-def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation; 1 (upright) if it is missing or invalid."""
-    try:
-        value = image.getexif().get(_ORIENTATION_TAG, _UPRIGHT)
-    except Exception:  # broken metadata of a good image
-        return _UPRIGHT
-    return int(value) if value in _TURNED else _UPRIGHT
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    """Return an image turned upright."""
-    image.load()  # rotates a TIFF, which then reports that it is upright
-    return image if _orientation(image) == _UPRIGHT else ImageOps.exif_transpose(image)

@@ -100,7 +100,7 @@ class OpenedImage:
         if header is None:
             assert self._pixels is not None
             return self._pixels, 1, (0, 0)
-        rotated = header.orientation != 1
+        rotated = header.orientation != jpeg.UPRIGHT
         if rotated:  # a grid of shrunk pixels would start at another side
             shrink, box = 1, None
         try:
@@ -117,6 +117,12 @@ class OpenedImage:
 def decode_image(encoded: Tensor, decoding: Decoding = RGB) -> np.ndarray:
     """Return the whole upright image in full size; see ``OpenedImage``."""
     return OpenedImage(encoded, decoding).decode()[0]
+
+
+def turned_upright(image: Image.Image) -> Image.Image:
+    """Return an image turned as its metadata say."""
+    image.load()  # rotates a TIFF, which then reports that it is upright
+    return image if jpeg.orientation_of(image) == jpeg.UPRIGHT else ImageOps.exif_transpose(image)
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -145,7 +151,7 @@ def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, 
             return _upright(pixels, orientation), deep
         with Image.open(io.BytesIO(data.tobytes())) as opened:
             said = said_range(opened)
-            image, deep = in_eight_bits(ImageOps.exif_transpose(opened), said, decoding.deep_range)
+            image, deep = in_eight_bits(turned_upright(opened), said, decoding.deep_range)
             return in_channels(image, decoding.channels), deep
     except Exception as error:  # Pillow's plugins raise nearly every kind on damaged bytes
         reason = str(error) or type(error).__name__

@@ -18,7 +18,7 @@ from pospre.data.decode.restart_markers import crop_intervals
 
 SHRINKS = (8, 4, 2)  # denominators that libjpeg-turbo has fast code for
 _START = b"\xff\xd8\xff"
-_EXIF_TAG, _UPRIGHT = 0x0112, 1
+_ORIENTATION_TAG, UPRIGHT = 0x0112, 1
 _FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended and progressive: what libjpeg-turbo reads
 _BASELINE = 0xC0
 _APP1, _SCAN, _RESTART, _END, _INTERVAL = 0xE1, 0xDA, 0xD0, 0xD9, 0xDD
@@ -26,7 +26,7 @@ _MARGIN = 2  # pixels of the result on all sides of those wanted: colour is inte
 _FEWER = 0.95  # of the pixels: only then leaving some out is worth a copy of the bytes
 # libjpeg reports this for rows that were not requested, for padding, and after errors
 _LEFT_OVER = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0x(\w\w)")
-_XMP = re.compile(rb"tiff:Orientation(?:=[\"']|>)([1-8])")
+_EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _DAMAGE = ("Corrupt JPEG data", "Premature end")
 
 
@@ -52,7 +52,7 @@ class JpegHeader(NamedTuple):
 
     Attributes:
         width: width of the stored pixels, before rotation to upright.
-        orientation: orientation in EXIF or XMP; 1 is upright.
+        orientation: see ``orientation_of``.
         height_at: offset of the two bytes that hold the height; 0 if the height must stay, because
             the rows do not follow one another in the file. The width is behind it.
         interval: width and height in pixels between two restart markers: whole rows, or one of
@@ -75,20 +75,33 @@ class JpegHeader(NamedTuple):
 
 def read_header(data: memoryview) -> JpegHeader:
     """Read a JPEG's segments up to its first scan; raise ``UnusualJpeg`` for other files."""
-    frame, orientation, interval = None, _UPRIGHT, 0
+    frame, interval, metadata = None, 0, dict[str, bytes]()
     for marker, at, segment in segments(data):
         if marker in _FRAMES and at + 10 <= len(data):
             frame = (at, marker)
-        elif marker == _APP1 and bytes(segment[:6]) == b"Exif\0\0":
-            orientation = _read_orientation(bytes(segment))
-        elif marker == _APP1 and orientation == _UPRIGHT:  # as Pillow does: EXIF first, then XMP
-            described = _XMP.search(bytes(segment))
-            orientation = _UPRIGHT if described is None else int(described[1])
+        elif marker == _APP1 and segment[: len(_EXIF)] == _EXIF:
+            before = metadata.get("exif")  # one that is too long for a segment continues in another
+            metadata["exif"] = bytes(segment) if before is None else before + segment[len(_EXIF) :]
+        elif marker == _APP1 and segment[: len(_XMP)] == _XMP:
+            metadata["xmp"] = bytes(segment[len(_XMP) :])
         elif marker == _INTERVAL and at + 6 <= len(data):
             interval = data[at + 4] << 8 | data[at + 5]
         elif marker == _SCAN and frame is not None:
-            return _header(data, *frame, orientation, interval, scan=at)
+            return _header(data, *frame, _orientation(metadata), interval, scan=at)
     raise UnusualJpeg
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Return an image's orientation from 1 (upright) to 8, as Pillow understands it.
+
+    EXIF's tag decides. XMP's only counts if EXIF has none: programs that turn an image upright
+    often correct only the first. Invalid values and broken metadata mean upright.
+    """
+    try:
+        value = image.getexif().get(_ORIENTATION_TAG, UPRIGHT)
+    except Exception:  # Pillow raises nearly every kind on broken metadata of good images
+        return UPRIGHT
+    return int(value) if value in range(1, 9) else UPRIGHT
 
 
 def segments(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
@@ -228,11 +241,9 @@ def _interval_sides(interval: int, across: int, down: int) -> tuple[int, int]:
     return (interval, 1) if across % interval == 0 else (0, 0)
 
 
-def _read_orientation(segment: bytes) -> int:
-    exif = Image.Exif()
-    try:
-        exif.load(segment)
-        value = exif.get(_EXIF_TAG, _UPRIGHT)
-    except Exception:  # Pillow raises nearly every kind on damaged metadata, which matter to no one
-        return _UPRIGHT
-    return value if value in range(1, 9) else _UPRIGHT
+def _orientation(metadata: dict[str, bytes]) -> int:
+    if not metadata:
+        return UPRIGHT
+    image = Image.Image()
+    image.info = dict(metadata)
+    return orientation_of(image)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from data_prep.encode.images import prepare_image
 from pospre.data.decode import jpeg
 from pospre.data.decode.decoder import DecodeError, OpenedImage, decode_image
 from pospre.data.decode.jpeg import Box
@@ -105,13 +106,52 @@ def test_a_header_that_promises_the_earth_costs_nothing(size):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
 
 
-@pytest.mark.parametrize("form", ['tiff:Orientation="6"', "<tiff:Orientation>6</tiff:Orientation>"])
-def test_xmp_turns_as_in_pillow(form):
-    xmp = b"http://ns.adobe.com/xap/1.0/\0<x>" + form.encode() + b"</x>"
+def app1(content: bytes) -> bytes:
+    return b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content
+
+
+def exif(orientation: int | None) -> bytes:
+    tags = Image.Exif()
+    tags[0x010F] = "maker"
+    if orientation is not None:
+        tags[0x0112] = orientation
+    return app1(tags.tobytes())
+
+
+def xmp(text: str, kind: str = "xap/1.0") -> bytes:
+    return app1(f"http://ns.adobe.com/{kind}/\0<x>{text}</x>".encode())
+
+
+SIX = 'tiff:Orientation="6"'
+
+
+@pytest.mark.parametrize(
+    "metadata, is_turned",
+    [
+        (exif(6), True),
+        (exif(1) + xmp(SIX), False),  # a program turned it, and left XMP as it was
+        (xmp(SIX) + exif(1), False),
+        (exif(9) + xmp(SIX), False),
+        (exif(6) + exif(1), True),
+        (exif(None) + xmp(SIX), True),
+        (xmp(SIX) + exif(None), True),
+        (xmp("<tiff:Orientation>6</tiff:Orientation>"), True),
+        (xmp(SIX, "xmp/extension"), False),
+        (app1(b"Exif\0\0broken"), False),
+    ],
+)
+def test_orientation_is_applied_once_as_in_pillow(metadata, is_turned):
     data = photograph(60, 40)
-    data = data[:2] + b"\xff\xe1" + (len(xmp) + 2).to_bytes(2, "big") + xmp + data[2:]
-    pillow = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
-    assert np.array_equal(full(data), pillow) and pillow.shape == (60, 40, 3)
+    data = data[:2] + metadata + data[2:]
+    stored = prepare_image(data, None, 95)
+    assert stored.kept != is_turned
+    assert (stored.width, stored.height) == ((40, 60) if is_turned else (60, 40))
+    assert full(stored.jpeg).shape == (stored.height, stored.width, 3)
+    if b"broken" in metadata:  # Pillow refuses these, of a good image
+        assert np.array_equal(full(data), full(photograph(60, 40)))
+    else:
+        pillow = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        assert np.array_equal(full(data), np.asarray(pillow))
 
 
 def test_headers_are_read_past_other_segments():

@@ -131,6 +131,15 @@ def test_the_orientation_of_other_formats_is_applied(kind: str) -> None:
     assert (image.width, image.height) == (32, 48)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_broken_metadata_of_a_good_image_is_no_damage(kind: str) -> None:
+    data = encoded(picture(), kind, exif=b"Exif\0\0broken")
+    image = prepare_image(data, None, 90)
+    assert (image.width, image.height) == (48, 32)
+    read = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    assert read.shape == (32, 48, 3)
+
+
 def test_max_side_of_a_rotated_jpeg() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
