@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 # boto3 comes with the extra s3 and is slow to import: it is imported when a bucket is opened
 from pospre.errors import Unreachable, UserError, needing
@@ -27,6 +27,25 @@ _DELETED_AT_ONCE = 1000  # limit of S3
 _PIECE = 64 << 20  # bytes per request: boto's 8 MB mean 72 requests for a ViT-S with AdamW
 _BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
+
+
+class Stored(NamedTuple):
+    """An object in a bucket.
+
+    Attributes:
+        size: bytes.
+        tag: its ETag, which changes with its content; empty if the server has none.
+        time: when it was last modified.
+    """
+
+    size: int
+    tag: str
+    time: str
+
+    @property
+    def stamp(self) -> str:
+        """A text that changes with the content."""
+        return f"{self.size} {self.tag or self.time}"
 
 
 class Garbled(Unreachable):
@@ -144,7 +163,11 @@ class Bucket:
         return f"{self.key}/{name}".lstrip("/")
 
     def list(self, folder: str = "", *, below: bool = False) -> dict[str, int]:
-        """Return the size in bytes of every object in this folder (and ``below``), by name.
+        """Return the size in bytes of every object in this folder (and ``below``), by name."""
+        return {name: found.size for name, found in self.look(folder, below=below).items()}
+
+    def look(self, folder: str = "", *, below: bool = False) -> dict[str, Stored]:
+        """Describe every object in this folder (and ``below``), by name.
 
         With ``folder``, list that folder in this one; names are relative to it.
 
@@ -160,9 +183,14 @@ class Bucket:
         )
         try:
             found = [item for page in pages for item in page.get("Contents", [])]
-            return {item["Key"].removeprefix(prefix): item["Size"] for item in found}
+            return {item["Key"].removeprefix(prefix): _stored(item, item["Size"]) for item in found}
         except (KeyError, ValueError, ResponseParserError) as error:
             raise Garbled(f"{self.uri}: the list of objects is damaged ({error})") from error
+
+    def look_at(self, name: str) -> Stored:
+        """Describe one object; this needs no permission to list the bucket."""
+        answer = self.client.head_object(Bucket=self.name, Key=self.path(name))
+        return _stored(answer, answer["ContentLength"])
 
     def download(self, target: BinaryIO, name: str = "") -> None:
         """Write this object, or one of this folder, into an open file, in several parts."""
@@ -290,6 +318,10 @@ class Bucket:
                 f"listed ({message}); check AWS_ACCESS_KEY_ID and the bucket's rules"
             )
         return f"{address}: {message}"
+
+
+def _stored(answer: Any, size: int) -> Stored:
+    return Stored(size, answer.get("ETag", ""), f"{answer.get('LastModified', '')}")
 
 
 def _shown(endpoint: str) -> str:

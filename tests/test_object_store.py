@@ -194,7 +194,7 @@ def test_credentials_that_are_replaced_on_the_disk(
         server.expired = "old"
         with pytest.raises(UserError, match="refuses the credentials"), writer:
             writer.put("shard", b"others")
-        shard, stop = Download(reader, "shard"), threading.Event()
+        shard, stop = Download(reader, "shard", 1 << 20), threading.Event()
         with pytest.raises(Unreachable, match="refuses the credentials"):
             shard.run(io.BytesIO(), patience=1, stop=stop)
         replaced = threading.Timer(1.5, lambda: file.write_text(text.format("new")))

@@ -5,8 +5,9 @@ when their process dies in any way. A data set has the folder
 
     <cache_dir>/<name>-<hash of the address>/
         lock                 held briefly: to make room, to rename a shard, to start a run
-        v-<hash of index.json and pospre.json>.lock   held, shared, by every reader
-        v-<hash …>/          index.json, pospre.json, the shards, *.part, locks/
+        v-<hash of index.json, pospre.json and tags.json>.lock   held, shared, by every reader
+        v-<hash …>/          index.json, pospre.json, tags.json (ETags of shards without recorded
+                             hashes, whose content may change otherwise), the shards, *.part, locks/
 
 A process that downloads a shard holds its lock in ``locks/``. A process that reads shards that may
 be evicted holds shared locks on these shards.

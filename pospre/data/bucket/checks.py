@@ -1,7 +1,8 @@
 """Verification of a shard against the data set's description.
 
-Compressed shards are decompressed after the download. Streaming does this, and computes hashes that
-Python lacks (xxhash); it is only imported if needed, because that takes seconds.
+Compressed shards are decompressed after the download, into no more bytes than ``index.json`` says.
+Streaming computes hashes that Python lacks (xxhash); it is only imported if needed, because that
+takes seconds.
 """
 
 import hashlib
@@ -16,12 +17,10 @@ def unpack(path: Path, entry: ShardEntry) -> str:
     """Decompress a download into the shard; return what is wrong with it."""
     problem = difference(path, entry.stored)
     if not problem and entry.packed:
-        from streaming.base.compression import decompress
-
         try:
-            path.write_bytes(decompress(entry.compression, path.read_bytes()))
-        except Exception as error:  # each of the five libraries has its own kind
-            return f"it cannot be decompressed ({error})"
+            _decompress(path, entry)
+        except Exception as error:  # of cramjam, which is imported late
+            return f"it cannot be decompressed into {entry.raw.size} bytes ({error})"
         problem = difference(path, entry.raw)
     if problem:
         return problem
@@ -30,6 +29,25 @@ def unpack(path: Path, entry: ShardEntry) -> str:
     except UserError:
         return "its start does not match index.json"
     return ""
+
+
+def _decompress(path: Path, entry: ShardEntry) -> None:
+    """Replace a file by its content; raise an error before that exceeds its recorded size."""
+    import cramjam
+
+    kinds = {
+        "br": cramjam.brotli.decompress_into,
+        "bz2": cramjam.bzip2.decompress_into,
+        "gz": cramjam.gzip.decompress_into,
+        "snappy": cramjam.snappy.decompress_raw_into,
+        "zstd": cramjam.zstd.decompress_into,
+    }
+    kind = str(entry.compression).partition(":")[0]  # a level may follow
+    if kind not in kinds:
+        raise ValueError(f"{kind!r} is none of {', '.join(kinds)}")
+    content = bytearray(entry.raw.size)
+    size = kinds[kind](path.read_bytes(), content)
+    path.write_bytes(memoryview(content)[:size])
 
 
 def difference(path: Path, entry: FileEntry) -> str:

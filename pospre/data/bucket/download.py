@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,13 +55,17 @@ class Refused(UserError):
 class Download:
     """The download of one object.
 
+    Args:
+        most: bytes that it may have.
+        tag: the ETag that it had when the data set was opened, if that must stay the same.
+
     Attributes:
         done: bytes written to the target.
         received: bytes received over the network, including interrupted attempts.
         cause: why the last attempt failed; empty if it did not.
     """
 
-    def __init__(self, bucket: Bucket, name: str) -> None:
+    def __init__(self, bucket: Bucket, name: str, most: int, tag: str = "") -> None:
         self.bucket = bucket
         self.key = bucket.path(name)
         self.address = f"s3://{bucket.name}/{self.key}"
@@ -68,6 +73,7 @@ class Download:
         self.received = 0
         self.attempts = 0
         self.cause = ""
+        self._most, self._tag = most, tag
         self._version: str | None = None
         self._heard = 0.0
 
@@ -89,8 +95,8 @@ class Download:
         """Download into an open file, from its start.
 
         It takes at most ``patience`` seconds. An attempt fails after ``silence`` seconds without a
-        byte. Return what is wrong with the content, as far as the bucket has a checksum; empty if
-        nothing.
+        byte. Return what is wrong with the content: it is too long, or does not have the bucket's
+        checksum; empty if nothing.
 
         Raises:
             Unreachable: it took too long.
@@ -101,8 +107,7 @@ class Download:
         start = self._heard = time.monotonic()
         for self.attempts in itertools.count(1):
             try:
-                self._attempt(target, start + patience, stop)
-                return ""
+                return self._attempt(target, start + patience, stop)
             except FlexibleChecksumError:
                 return "it does not have the checksum stored in the bucket"
             except (BotoCoreError, ClientError, HTTPError) as error:
@@ -118,13 +123,18 @@ class Download:
             f"{time.monotonic() - start:.0f} s ({PATIENCE_HINT}); the last one: {self.cause}"
         )
 
-    def _attempt(self, target: BinaryIO, deadline: float, stop: threading.Event) -> None:
-        """Request the rest of the object and write it."""
+    def _attempt(self, target: BinaryIO, deadline: float, stop: threading.Event) -> str:
+        """Request the rest of the object and write it; return what is wrong with it."""
         rest = {}
         if self.done and self._version:
             rest = {"Range": f"bytes={self.done}-", "IfMatch": self._version}
         answer = self.bucket.client.get_object(Bucket=self.bucket.name, Key=self.key, **rest)
         self._version = answer.get("ETag")
+        if self._tag and self._version not in (None, self._tag):
+            raise UserError(
+                f"{self.address} has been replaced in the bucket since this run opened the data "
+                "set; start the run again to read what is there now."
+            )
         if "ContentRange" not in answer:
             self.done = 0
         target.seek(self.done)
@@ -139,6 +149,9 @@ class Download:
                 self._heard = time.monotonic()
                 if self._heard > deadline:
                     raise ReadTimeoutError(endpoint_url=self.address)
+                if self.done > self._most:
+                    return f"it has more than {self._most} bytes"
+            return ""
         finally:
             body.close()
 
@@ -178,8 +191,9 @@ class NotNow(Exception):
 class ShardDownload:
     """The download of the shard ``place`` by a thread, in at most ``patience`` seconds.
 
-    For an ``urgent`` one a reader waits. Other shards are postponed (``NotNow``) if another process
-    has them or there is no room. The event ``stop`` cancels it.
+    It must have the ETag ``tag``, if given. For an ``urgent`` one a reader waits. Other shards are
+    postponed (``NotNow``) if another process has them or there is no room. The event ``stop``
+    cancels it.
 
     Attributes:
         received: bytes received over the network, including failed attempts.
@@ -194,16 +208,19 @@ class ShardDownload:
         bucket: Bucket,
         patience: float,
         *,
+        tag: str,
         urgent: bool,
         stop: threading.Event,
     ) -> None:
         self.place = place
-        self.download = Download(bucket, entry.stored.name)
+        stored = entry.stored
+        self._start = partial(Download, bucket, stored.name, stored.size, tag)
+        self.download = self._start()
         self.received = 0
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None
         self.is_over = False
-        self._entry, self._bucket, self._patience = entry, bucket, patience
+        self._entry, self._patience = entry, patience
         self._urgent, self._stop = urgent, stop
 
     def bring(self, cache: ShardCache, needs: Callable[[], dict[str, float]]) -> None:
@@ -239,7 +256,7 @@ class ShardDownload:
 
     def _fill(self, path: Path) -> str:
         """Download into the shard's file; return what is wrong with the content."""
-        self.download = download = Download(self._bucket, self._entry.stored.name)
+        self.download = download = self._start()
         with path.open("r+b") as file:
             try:
                 problem = download.run(file, patience=self._patience, stop=self._stop)

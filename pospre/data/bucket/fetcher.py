@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +36,8 @@ _GOODBYE = 1.0  # seconds that ``close`` waits for the threads; a silent server 
 class Fetcher:
     """Fetches the shards of a remote data set to this machine when they are needed.
 
-    One shard may take ``patience`` seconds.
+    One shard may take ``patience`` seconds. ``tags`` are the ETags that shards without recorded
+    hashes must have, by name.
 
     Attributes:
         downloaded: bytes downloaded by this object.
@@ -44,7 +45,12 @@ class Fetcher:
     """
 
     def __init__(
-        self, bucket: Bucket, entries: Sequence[ShardEntry], cache: ShardCache, patience: float
+        self,
+        bucket: Bucket,
+        entries: Sequence[ShardEntry],
+        cache: ShardCache,
+        patience: float,
+        tags: Mapping[str, str],
     ) -> None:
         self.downloaded = 0
         self.share = 1.0
@@ -52,6 +58,7 @@ class Fetcher:
         self._entries = entries
         self._cache = cache
         self._patience = patience
+        self._tags = tags
         self._changed = threading.Condition()
         self._here: dict[int, Shard] = {}  # with a limit: kept open, so that they are not evicted
         self._looks: Counter[int] = Counter()  # checks for damage in the cache
@@ -177,7 +184,13 @@ class Fetcher:
         """Start the download of a shard; the lock is held."""
         entry = self._entries[place]
         self._coming[place] = coming = ShardDownload(
-            place, entry, self._bucket, self._patience, urgent=urgent, stop=self._stop
+            place,
+            entry,
+            self._bucket,
+            self._patience,
+            tag=self._tags.get(entry.stored.name, ""),
+            urgent=urgent,
+            stop=self._stop,
         )
         coming.thread = threading.Thread(
             target=self._work, args=(coming,), daemon=True, name=f"pospre-fetch-{place}"

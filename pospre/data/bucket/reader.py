@@ -7,8 +7,11 @@ workers wait for each other without a time limit.
 """
 
 import io
+import json
 import math
 import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +23,16 @@ from pospre.data.bucket.download import Download, Refused
 from pospre.data.bucket.fetcher import Fetcher
 from pospre.data.stores.description import SIDECAR_NAME
 from pospre.data.stores.mds import MdsReader
-from pospre.data.stores.mds_index import INDEX_NAME
+from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry, parse_index
 from pospre.data.stores.reader import Visits
 from pospre.errors import UserError
-from pospre.object_store import Bucket, s3_patience
+from pospre.object_store import Bucket, Stored, s3_patience
 
 _OPENING_SILENCE = 20.0  # seconds without a byte of the small files until an error
 _LONGEST_SILENCE = 20.0  # seconds without a byte after which an attempt has failed
+_MOST_BYTES = 1 << 30  # of a small file
+_TAGS_NAME = "tags.json"
+_LOOKS, _AT_ONCE = 3, 16  # attempts, and concurrent requests, for the tags of single shards
 
 
 class RemoteMdsReader(MdsReader):
@@ -50,6 +56,12 @@ class RemoteMdsReader(MdsReader):
         patience = s3_patience()
         bucket = Bucket(self.address, patience=1, timeout=min(_LONGEST_SILENCE, patience / 4))
         contents = _small_files(bucket, patience)
+        there = self._shards_there(
+            bucket, parse_index(contents[INDEX_NAME], self.address, self.remedy)
+        )
+        if there:
+            stamps = {name: found.stamp for name, found in sorted(there.items())}
+            contents[_TAGS_NAME] = json.dumps(stamps).encode()
         self._cache = cache = ShardCache(cache_root(cache_dir), self.address, contents, cache_limit)
         self.path = cache.path
         self._describe(cache.path)
@@ -63,8 +75,8 @@ class RemoteMdsReader(MdsReader):
             )
         if cache_limit is not None and cache_limit >= sum(sizes):
             cache.limit = None  # never reached, so shards need no protection from eviction
-        self._check_bucket(bucket)
-        self._fetcher = Fetcher(bucket, self._entries, cache, patience)
+        tags = {name: found.tag for name, found in there.items()}
+        self._fetcher = Fetcher(bucket, self._entries, cache, patience, tags)
 
     @property
     def address(self) -> str:
@@ -136,17 +148,31 @@ class RemoteMdsReader(MdsReader):
         place, number = self._locate(index)
         return self._fetcher.read(place, number)
 
-    def _check_bucket(self, bucket: Bucket) -> None:
-        """Detect missing shards at the start, if the bucket may be listed."""
+    def _shards_there(self, bucket: Bucket, entries: Sequence[ShardEntry]) -> dict[str, Stored]:
+        """Return what the bucket has of the shards without recorded hashes, by name.
+
+        Raises:
+            UserError: a shard is missing or has another size.
+        """
+        unknown = [entry.stored.name for entry in entries if not entry.is_hashed]
         try:
-            found = bucket.list()
-        except (BotoCoreError, ClientError):
-            return
-        for place, entry in enumerate(self._entries):
-            size = found.get(entry.stored.name)
-            if size != entry.stored.size:
-                state = f"has {size} bytes instead of {entry.stored.size}" if size else "is missing"
-                raise UserError(f"shard {self._shard_name(place)} {state}. {self.remedy}")
+            found = bucket.look()
+        except (BotoCoreError, ClientError):  # it may not be listed
+            if not unknown:
+                return {}
+            patient = Bucket(self.address, patience=_LOOKS)
+            with patient, ThreadPoolExecutor(_AT_ONCE) as pool:
+                return dict(zip(unknown, pool.map(patient.look_at, unknown), strict=True))
+        for entry in entries:
+            shard = found.get(entry.stored.name)
+            if shard is None or shard.size != entry.stored.size:
+                state = (
+                    f"has {shard.size} bytes instead of {entry.stored.size}"
+                    if shard
+                    else ("is missing")
+                )
+                raise UserError(f"shard {self.address}/{entry.stored.name} {state}. {self.remedy}")
+        return {name: found[name] for name in unknown}
 
 
 def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:
@@ -156,7 +182,7 @@ def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:
     """
     contents = {}
     for name in (INDEX_NAME, SIDECAR_NAME):
-        content, download = io.BytesIO(), Download(bucket, name)
+        content, download = io.BytesIO(), Download(bucket, name, _MOST_BYTES)
         try:
             problem = download.run(
                 content, patience=patience, stop=threading.Event(), silence=_OPENING_SILENCE

@@ -8,7 +8,7 @@ views can be left out too (``python -m data_prep.convert --seekable`` makes such
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -75,7 +75,7 @@ class JpegHeader(NamedTuple):
 
 def read_header(data: memoryview) -> JpegHeader:
     """Read a JPEG's segments up to its first scan; raise ``UnusualJpeg`` for other files."""
-    frame, interval, metadata = None, 0, dict[str, bytes]()
+    frame, interval, metadata = None, 0, dict[str | tuple[int, int], Any]()
     for marker, at, segment in segments(data):
         if marker in _FRAMES and at + 10 <= len(data):
             frame = (at, marker)
@@ -241,9 +241,9 @@ def _interval_sides(interval: int, across: int, down: int) -> tuple[int, int]:
     return (interval, 1) if across % interval == 0 else (0, 0)
 
 
-def _orientation(metadata: dict[str, bytes]) -> int:
+def _orientation(metadata: dict[str | tuple[int, int], Any]) -> int:
     if not metadata:
         return UPRIGHT
     image = Image.Image()
-    image.info = dict(metadata)
+    image.info = metadata
     return orientation_of(image)

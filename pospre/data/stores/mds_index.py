@@ -21,6 +21,7 @@ _VERSION = 2
 _LABEL_BYTES = 8  # MDS stores an int as int64
 _ENCODINGS = {"image": ("bytes", "jpeg", "png"), "label": ("int",), "path": ("str",)}
 _Count = Annotated[StrictInt, Field(ge=0, le=1 << 40)]
+_Size = Annotated[StrictInt, Field(ge=0, le=1 << 33)]  # offsets in a shard are uint32
 _FEATURE_ENCODING = re.compile(r"ndarray:float32:(\d+),(\d+)")
 
 
@@ -39,7 +40,7 @@ class FileEntry(BaseModel, frozen=True):
     """
 
     name: Annotated[StrictStr, AfterValidator(_beside_the_index)] = Field(alias="basename")
-    size: StrictInt = Field(alias="bytes")
+    size: _Size = Field(alias="bytes")
     hashes: dict[str, StrictStr] = {}
 
 
@@ -76,6 +77,11 @@ class ShardEntry(BaseModel, frozen=True):
         return None if match is None else (int(match[1]), int(match[2]))
 
     @property
+    def is_hashed(self) -> bool:
+        """Whether the index says what the shard contains."""
+        return bool(self.raw.hashes or self.stored.hashes)
+
+    @property
     def stored(self) -> FileEntry:
         """The file as stored in the data set."""
         return self.packed or self.raw
@@ -110,25 +116,31 @@ class ShardEntry(BaseModel, frozen=True):
 
 
 def read_index(path: Path, remedy: str) -> list[ShardEntry]:
-    """Read ``index.json`` in a directory; ``UserError`` if it is damaged or not supported."""
+    """Read ``index.json`` in a directory; see ``parse_index``."""
+    return parse_index(read_file(path / INDEX_NAME, remedy), str(path), remedy)
+
+
+def parse_index(text: bytes, path: str, remedy: str) -> list[ShardEntry]:
+    """Parse the index of the folder ``path``; ``UserError`` if it is damaged or not supported."""
+    where = f"{path}/{INDEX_NAME}"
     try:
-        index = parse_object(read_file(path / INDEX_NAME, remedy))
+        index = parse_object(text)
     except ValueError as error:
-        raise UserError(f"{path / INDEX_NAME} cannot be read ({error}). {remedy}") from error
+        raise UserError(f"{where} cannot be read ({error}). {remedy}") from error
     if index.get("version") != _VERSION:
         raise UserError(
-            f"{path / INDEX_NAME} has MDS version {index.get('version')!r}; version {_VERSION} is "
-            f"supported. {remedy}"
+            f"{where} has MDS version {index.get('version')!r}; version {_VERSION} is supported. "
+            f"{remedy}"
         )
     entries = index.get("shards")
     if not isinstance(entries, list):
-        raise UserError(f"{path / INDEX_NAME} lists no shards. {remedy}")
+        raise UserError(f"{where} lists no shards. {remedy}")
     return [_shard_entry(path, entry, remedy) for entry in entries]
 
 
-def _shard_entry(path: Path, entry: Any, remedy: str) -> ShardEntry:
+def _shard_entry(path: str, entry: Any, remedy: str) -> ShardEntry:
     if not isinstance(entry, dict):
-        raise UserError(f"{path / INDEX_NAME} lists {entry!r} as a shard. {remedy}")
+        raise UserError(f"{path}/{INDEX_NAME} lists {entry!r} as a shard. {remedy}")
     if (entry.get("format"), entry.get("version")) != ("mds", _VERSION):
         raise UserError(
             f"{path} has shards of format {entry.get('format')!r}, version "
@@ -139,7 +151,7 @@ def _shard_entry(path: Path, entry: Any, remedy: str) -> ShardEntry:
     return shard
 
 
-def _checked(path: Path, entry: dict[str, Any], remedy: str) -> ShardEntry:
+def _checked(path: str, entry: dict[str, Any], remedy: str) -> ShardEntry:
     """Refuse an incomplete entry."""
     is_packed = bool(entry.get("compression"))
     try:
@@ -151,10 +163,10 @@ def _checked(path: Path, entry: dict[str, Any], remedy: str) -> ShardEntry:
         if len({len(column) for column in columns}) == 1 and is_packed == bool(shard.packed):
             return shard
         wrong = "zip_data" if is_packed and not shard.packed else "column_names"
-    raise UserError(f"{path / INDEX_NAME} describes a shard without a valid {wrong!r}. {remedy}")
+    raise UserError(f"{path}/{INDEX_NAME} describes a shard without a valid {wrong!r}. {remedy}")
 
 
-def _check_columns(path: Path, shard: ShardEntry, remedy: str) -> None:
+def _check_columns(path: str, shard: ShardEntry, remedy: str) -> None:
     """Refuse unsupported columns."""
     found, shape = shard.encodings, shard.shape
     wrong = [name for name, kinds in _ENCODINGS.items() if found.get(name, kinds[0]) not in kinds]
@@ -170,6 +182,6 @@ def _check_columns(path: Path, shard: ShardEntry, remedy: str) -> None:
     for name, size in needed.items():
         if shard.columns.get(name, size) != size:
             raise UserError(
-                f"{path / INDEX_NAME} gives the column '{name}' {shard.columns[name]} bytes; its "
+                f"{path}/{INDEX_NAME} gives the column '{name}' {shard.columns[name]} bytes; its "
                 f"type has {size}. {remedy}"
             )

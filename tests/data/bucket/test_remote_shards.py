@@ -2,13 +2,16 @@
 
 import json
 import random
+import resource
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pospre.data.bucket.checks import unpack
 from pospre.data.opening import open_reader
+from pospre.data.stores.mds_index import FileEntry, read_index
 from pospre.errors import UserError
 from tests.data.buckets import (
     ADDRESS,
@@ -83,6 +86,83 @@ def test_damaged_shards_are_fetched_once_more(
         reader.read(9)
     check(reader, [0, 39])
     assert not list(reader.path.glob("shard.00001*"))
+
+
+@pytest.mark.parametrize("compression", ["br:1", "bz2", "gz", "snappy", "zstd:3"])
+def test_a_shard_is_unpacked_into_its_recorded_size_and_no_more(
+    shards: Any, tmp_path: Path, compression: str
+) -> None:
+    streaming = pytest.importorskip("streaming.base.compression")
+    source = shards(compression=compression)
+    for entry in read_index(source, ""):
+        path, content = tmp_path / entry.raw.name, (source / entry.stored.name).read_bytes()
+        path.write_bytes(content)
+        assert unpack(path, entry) == ""
+        assert path.read_bytes() == streaming.decompress(compression, content)
+    bomb = streaming.compress(compression, bytes(100 << 20))
+    path.write_bytes(bomb)
+    packed = FileEntry(basename="z", bytes=len(bomb))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    said = unpack(path, entry.model_copy(update={"packed": packed}))
+    assert f"cannot be decompressed into {entry.raw.size} bytes" in said
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
+    other = entry.model_copy(update={"packed": packed, "compression": "zip"})
+    assert "'zip' is none of br, bz2," in unpack(path, other)
+    short = streaming.compress(compression, b"short")
+    path.write_bytes(short)
+    packed = FileEntry(basename="z", bytes=len(short))
+    said = unpack(path, entry.model_copy(update={"packed": packed}))
+    assert said == f"it has 5 bytes instead of {entry.raw.size}"
+
+
+def test_a_shard_that_is_longer_than_recorded_does_not_fill_the_disk(
+    bucket: Any, server: FlakyS3
+) -> None:
+    name, size = "shard.00001.mds", bucket.get_object(Bucket="bucket", Key="set/shard.00001.mds")
+    reader = open_remote()
+    bucket.put_object(Bucket="bucket", Key=f"set/{name}", Body=size["Body"].read() + bytes(1 << 20))
+    server.is_tagless = True  # so only its length is wrong
+    with pytest.raises(UserError, match=rf"{name} .*has more than {size['ContentLength']} bytes"):
+        reader.read(9)
+    assert server.gets[name] == 2 and not list(reader.path.glob(f"{name}*"))
+
+
+@pytest.mark.parametrize("may_list", [True, False])
+def test_other_shards_under_the_same_names_are_fetched(
+    bucket: Any, server: FlakyS3, may_list: bool
+) -> None:
+    """An index without hashes stays the same if the shards are replaced."""
+    if not may_list:
+        server.spoil_always("bucket", Fault(status=403))
+    old, name = open_remote(), "shard.00003.mds"
+    check(old)
+    check(same := open_remote())
+    assert shard_gets(server) == [1] * 5 and same.path == old.path
+    late = open_remote(cache_dir=old.path.parent / "other")
+    content = bytearray((old.path / name).read_bytes())
+    content[-3000] ^= 255  # of the last image
+    bucket.put_object(Bucket="bucket", Key=f"set/{name}", Body=bytes(content))
+    new = open_remote()
+    assert new.path != old.path
+    check(new, range(31))
+    assert new.read(31).encoded.tolist() != old.read(31).encoded.tolist()
+    check(old)
+    check(late, range(24))
+    with pytest.raises(UserError, match=rf"{name}: .* has been replaced .* start the run again"):
+        late.read(31)
+
+
+def test_shards_with_hashes_are_known_by_these(upload: Any, shards: Any, server: FlakyS3) -> None:
+    client = upload(shards(hashes=["sha1"]))
+    check(open_remote())
+    place = {"Bucket": "bucket", "Key": "set/shard.00003.mds"}
+    parts = client.create_multipart_upload(**place)["UploadId"]
+    body = client.get_object(**place)["Body"].read()
+    part = client.upload_part(**place, UploadId=parts, PartNumber=1, Body=body)
+    done = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    client.complete_multipart_upload(**place, UploadId=parts, MultipartUpload=done)
+    check(open_remote())  # the same content, with another ETag
+    assert shard_gets(server) == [1] * 5
 
 
 def test_shards_of_another_size_or_name_are_refused(
