@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pospre.reporting.compare import read_runs
 
     runs = read_runs(given.runs)
+    for line in (line for run in runs for line in run.left_out):
+        print(f"left out: {line}", file=sys.stderr)
     if given.reference is not None:
         return _beside(runs[0], given.reference)
     if given.write_reference is not None:

@@ -28,9 +28,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     folder = parser.parse_args(argv).run_folder
     # late imports, so that --help is fast
-    from pospre.reporting.page import write_report
+    from pospre.reporting.page import write_page
+    from pospre.reporting.run import read_run
 
-    print(write_report(folder))
+    run = read_run(folder)
+    print(write_page(run))
+    for line in run.left_out:
+        print(f"left out: {line}", file=sys.stderr)
     return 0
 
 

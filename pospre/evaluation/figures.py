@@ -7,7 +7,11 @@ from typing import Any, Literal
 
 from pospre.errors import UserError
 from pospre.evaluation.registry import UNTRAINED, evaluation_names, figures_of
+from pospre.untrusted_file import read_inside
 from pospre.untrusted_json import is_number, parse_json
+
+MOST_DOCUMENTS = 200
+_LARGEST = 1 << 26  # bytes of a document
 
 
 @dataclass(frozen=True)
@@ -56,18 +60,32 @@ def run_folder_of(checkpoint: str | Path) -> Path | None:
     return next((folder for folder in candidates if (folder / "recipe.yaml").is_file()), None)
 
 
-def read_documents(run_folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the results of evaluations in a run folder, by file name."""
+def read_documents(run_folder: Path, left_out: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the results of evaluations in a run folder, by file name.
+
+    What is invalid, and what exceeds ``MOST_DOCUMENTS``, is described in ``left_out`` instead.
+    """
     files = sorted((run_folder / "evaluation").glob("*.json"))
-    return {path.stem: read_document(path) for path in files}
+    if len(files) > MOST_DOCUMENTS:
+        left_out.append(f"{len(files) - MOST_DOCUMENTS} of {len(files)} evaluations")
+    found = {}
+    for path in files[:MOST_DOCUMENTS]:
+        try:
+            found[path.stem] = read_document(path, run_folder)
+        except UserError as error:
+            left_out.append(str(error))
+    return found
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """Return the result of an evaluation; raise a ``UserError`` if the file is invalid."""
+def read_document(path: Path, run_folder: Path | None = None) -> dict[str, Any]:
+    """Return the result of an evaluation; raise a ``UserError`` if the file is invalid.
+
+    ``run_folder``: the folder in which the file must lie; default: its own.
+    """
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(read_inside(run_folder or path.parent, path, _LARGEST))
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); run that evaluation again") from error
+        raise UserError(f"{path} is invalid ({error}); run that evaluation again") from error
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         raise UserError(f"{path} has no 'results'; run that evaluation again")
     if not isinstance(content.get("settings", {}), dict):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from pospre.errors import UserError
 from pospre.evaluation.figures import Figure, figures_in, read_documents, run_folder_of
 from pospre.evaluation.run import encoder_hash
 from pospre.exporting.timm_encoder import Parts
@@ -111,7 +112,10 @@ def _summary(algorithm: str) -> str:
 def _figures(checkpoint: str, parts: Parts, weights: str, step: int | None) -> str:
     """Return the figures of exactly these weights, and the names of the run's other figures."""
     folder = run_folder_of(checkpoint) or parts.recipe.run_path()
-    found = read_documents(folder) if (folder / "recipe.yaml").is_file() else {}
+    damaged: list[str] = []
+    found = read_documents(folder, damaged) if (folder / "recipe.yaml").is_file() else {}
+    if damaged:
+        raise UserError(damaged[0])
     found = {name: each for name, each in found.items() if each.get("weights") == weights}
     these, keys = [step, encoder_hash(parts.model)], ("step", "encoder_sha256")
     own = {name: each for name, each in found.items() if [*map(each.get, keys)] == these}

@@ -14,7 +14,7 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^{}]*))?\}")
 _KEY_PART = re.compile(r"(?<=^algorithms\.)[\w.]+:[^.]+|[^.]+")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _NOT_IN_PATHS = re.compile("[\0\ud800-\udfff]")
-_LARGEST = 1 << 18  # bytes of a recipe
+LARGEST = 1 << 18  # bytes of a recipe
 _BITS = 63  # of an integer: larger ones overflow later
 _QUOTED = 40  # characters of a value in a message
 _MOST_VALUES = 100_000  # of a text, including repetitions by aliases
@@ -105,13 +105,18 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, as written (no variables resolved)."""
     try:
         with path.open(encoding="utf-8") as file:
-            text = file.read(_LARGEST + 1)
+            text = file.read(LARGEST + 1)
     except FileNotFoundError:
         raise UserError(f"recipe {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"recipe {path} cannot be read: {error}") from None
-    if len(text) > _LARGEST:
-        raise UserError(f"{path} is not a recipe: it has more than {_LARGEST >> 10} KiB of text")
+    if len(text) > LARGEST:
+        raise UserError(f"{path} is not a recipe: it has more than {LARGEST >> 10} KiB of text")
+    return parse_mapping(text, path)
+
+
+def parse_mapping(text: str, path: Path) -> dict[str, Any]:
+    """Return the mapping in the text of a YAML file, as written (no variables resolved)."""
     data = parse(text, f"recipe {path}")
     if not isinstance(data, dict):
         raise UserError(f"recipe {path} must hold sections such as 'data:' and 'encoder:'")

@@ -103,7 +103,8 @@ def evaluate_command(run: Run, name: str) -> str:
     model = str(made.get("model") or "")
     if not model or VARIABLE.search(model):  # named by the environment
         model = short_path(run.folder)
-    planned = run.setting("evaluation", name) or {}
+    planned = run.setting("evaluation", name)
+    planned = planned if isinstance(planned, dict) else {}
     trained_on = None if name == "knn" else run.setting("data", "path")  # may have no labels
     found = made.get("data") or planned.get("data") or trained_on
     data = str(found or ("LABELLED" if name == "knn" else "DATA"))

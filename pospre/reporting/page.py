@@ -6,6 +6,7 @@ forbids everything else. All text from users (names, paths, recipe) is escaped.
 
 import base64
 import io
+import itertools
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -14,14 +15,14 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup
 from PIL import Image
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import YamlLexer
 
-from pospre.errors import UserError
 from pospre.evaluation.figures import error_of
 from pospre.output import write_output
+from pospre.recipe.yaml_text import LARGEST
 from pospre.reporting import measured, summary
 from pospre.reporting.plots import Record, draw_charts, format_value
 from pospre.reporting.run import (
@@ -34,6 +35,7 @@ from pospre.reporting.run import (
     parse_results,
     read_run,
 )
+from pospre.untrusted_file import read_inside
 from pospre.untrusted_json import is_number
 
 HERE = Path(__file__).parent
@@ -44,7 +46,8 @@ BLANK = (
     "For pictures of a single colour, which contain no information about places. It should stay "
     "near guessing; if it is well above, the model gets the positions from somewhere else."
 )
-MAX_PICTURES = 24
+MAX_CHARTS, MAX_FIGURES, MAX_PICTURES = 200, 200, 24
+MAX_PIXELS = 50_000_000  # of a picture's file: 200 MB in memory
 PICTURE_BUDGET = 1_500_000  # bytes of base64 for these; half as many for other evaluations'
 # pictures. With the views of a step the page stays under 3 MB
 PICTURE_SIZES = ((320, 90), (256, 85), (192, 80), (128, 70))  # longest side, JPEG quality
@@ -56,8 +59,13 @@ def write_report(run_folder: str | Path, *, refresh: int | None = None) -> Path:
 
     During training a browser reloads the page after ``refresh`` seconds.
     """
-    context = {"refresh": refresh, **page_context(read_run(run_folder))}
-    target = Path(run_folder) / "report.html"
+    return write_page(read_run(run_folder), refresh=refresh)
+
+
+def write_page(run: Run, *, refresh: int | None = None) -> Path:
+    """Do the same for a run that was read; ``run.left_out`` then has all that the page lacks."""
+    context = {"refresh": refresh, **page_context(run)}
+    target = run.folder / "report.html"
     write_output(target, render_template("page.html.jinja", context))
     return target
 
@@ -107,8 +115,8 @@ def page_context(run: Run) -> dict[str, Any]:
         "subtitle": summary.subtitle(run),
         "verdict": summary.verdict(run, grid, patches, knn),
         "headline": summary.headline(run, grid, knn),
-        "charts": draw_charts([run.records], curve_titles(run.records)),
-        "watch_charts": draw_charts([run.records], watch_titles(run.records)),
+        "charts": draw_charts([run.records], _some(run, curve_titles(run.records))),
+        "watch_charts": draw_charts([run.records], _some(run, watch_titles(run.records))),
         "warnings": [(w["step"], str(w.get("warning", ""))) for w in run.warnings],
         "grid": grid,
         "knn": knn,
@@ -142,13 +150,20 @@ def curve_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
         words = BLANK if key.endswith("_blank_accuracy") else ""
         found[key] = {"title": title, "percent": rate, "from_zero": rate, "words": words}
     for key in _keys(records, "evaluation/"):
-        _, name, figure = key.split("/", 2)
+        name, _, figure = key.removeprefix("evaluation/").partition("/")
         shares = all(0 <= one[key] <= 1 for one in records if is_number(one.get(key)))
         if figure != "seconds":
             found[key] = {"title": f"{name} · {figure}", "percent": shares}
     found["lr"] = {"title": "Learning rate", "from_zero": True, "smooth": False}
     found["throughput"] = {"title": "Images per second", "from_zero": True}
     return found
+
+
+def _some(run: Run, titles: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the first ``MAX_CHARTS`` titles, and note how many more there are."""
+    if len(titles) > MAX_CHARTS:
+        run.left_out.append(f"{len(titles) - MAX_CHARTS} of {len(titles)} curves")
+    return dict(itertools.islice(titles.items(), MAX_CHARTS))
 
 
 def watch_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
@@ -173,14 +188,14 @@ class ViewGroup(BaseModel):
 
     name: str
     legend: str
-    files: list[str]
+    files: list[str] = Field(max_length=MAX_PICTURES)
 
 
 class Views(BaseModel):
     """The views drawn by ``live_page.py``."""
 
     step: int
-    groups: list[ViewGroup]
+    groups: list[ViewGroup] = Field(max_length=MAX_PICTURES)
 
 
 class Other(NamedTuple):
@@ -194,36 +209,38 @@ def load_triples(
     run: Run, pictures: Sequence[PictureFiles]
 ) -> list[tuple[PictureFiles, dict[str, str]]]:
     """Return the first pictures with their views, in the best quality that fits the budget."""
-    folder = run.folder / "evaluation" / "position_pictures"
     chosen = pictures[:MAX_PICTURES]
+    folder = run.folder / "evaluation" / "position_pictures"
     views = ("original", "shuffled", "reconstructed")
-    remedy = "run python -m pospre.evaluate position_pictures again"
-    images = [[_open_picture(folder, getattr(p, view), remedy) for view in views] for p in chosen]
+    found = [(p, [_open_picture(run, folder, getattr(p, view)) for view in views]) for p in chosen]
+    whole = [(p, [image for image in row if image is not None]) for p, row in found]
+    whole = [(p, row) for p, row in whole if len(row) == len(views)]
     for side, quality in PICTURE_SIZES:
-        uris = [[_data_uri(image, side, quality) for image in row] for row in images]
-        if sum(len(uri) for row in uris for uri in row) <= PICTURE_BUDGET:
+        rows = [[_data_uri(image, side, quality) for image in row] for _, row in whole]
+        if sum(len(uri) for row in rows for uri in row) <= PICTURE_BUDGET:
             break
-    return [(p, dict(zip(views, row, strict=True))) for p, row in zip(chosen, uris, strict=True)]
+    return [
+        (p, dict(zip(views, row, strict=True))) for (p, _), row in zip(whole, rows, strict=True)
+    ]
 
 
 def load_views(run: Run) -> list[tuple[str, str, list[str]]]:
     """Return name, legend and pictures (data URIs) of the view groups; empty: none were drawn."""
     folder = run.folder / VIEWS
-    index, remedy = folder / VIEWS_INDEX, f"delete {folder}"
-    if not index.is_file():
+    index = folder / VIEWS_INDEX
+    if not index.exists():
         return []
     try:
-        views = Views.model_validate_json(index.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        raise UserError(f"{index} is damaged; {remedy}") from error
-    return [
-        (
-            f"{group.name}, step {views.step}",
-            group.legend,
-            [_data_uri(_open_picture(folder, name, remedy), 1100, 80) for name in group.files],
-        )
-        for group in views.groups
-    ]
+        views = Views.model_validate_json(read_inside(run.folder, index, LARGEST))
+    except ValueError as error:  # of pydantic, too
+        run.left_out.append(f"{index} is invalid ({str(error).splitlines()[0]}); delete {folder}")
+        return []
+    found = []
+    for group in views.groups:
+        images = [_open_picture(run, folder, name) for name in group.files]
+        uris = [_data_uri(image, 1100, 80) for image in images if image is not None]
+        found.append((f"{group.name}, step {views.step}", group.legend, uris))
+    return found
 
 
 def read_other(run: Run, name: str, budget: int) -> Other:
@@ -233,7 +250,7 @@ def read_other(run: Run, name: str, budget: int) -> Other:
     """
     folder, results = run.folder / "evaluation" / name, run.evaluations[name]["results"]
     figures = {}
-    for key, value in results.items():
+    for key, value in itertools.islice(results.items(), MAX_FIGURES):
         error = error_of(results, key)
         if isinstance(value, str | bool):
             figures[key] = str(value)
@@ -242,10 +259,11 @@ def read_other(run: Run, name: str, budget: int) -> Other:
             figures[key] = format_value(value) + spread
     named = results.get("pictures")
     names = [file for file in named if isinstance(file, str)] if isinstance(named, list) else []
-    remedy = f"run python -m pospre.evaluate {name} again"
-    images = {file: _open_picture(folder, file, remedy) for file in names[:MAX_PICTURES]}
     pictures: dict[str, str] = {}
-    for file, image in images.items():
+    for file in names[:MAX_PICTURES]:
+        image = _open_picture(run, folder, file)
+        if image is None:
+            continue
         uris = (_data_uri(image, side, 85) for side in (1400, 1000, 700, 400))
         left = budget - sum(map(len, pictures.values()))
         fitting = next((uri for uri in uris if len(uri) <= left / 2 or len(uri) < 60_000), None)
@@ -254,15 +272,18 @@ def read_other(run: Run, name: str, budget: int) -> Other:
     return Other(figures, pictures)
 
 
-def _open_picture(folder: Path, name: str, remedy: str) -> Image.Image:
+def _open_picture(run: Run, folder: Path, name: str) -> Image.Image | None:
+    """Return a PNG or JPEG in a folder of the run; None if it is left out, with a line."""
     path = folder / name
-    if path.parent != folder:
-        raise UserError(f"picture {name!r} is not a plain file name in {folder}; {remedy}")
     try:
-        with Image.open(path) as image:
+        content = io.BytesIO(read_inside(run.folder, path, MAX_PIXELS))
+        with Image.open(content, formats=("PNG", "JPEG")) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(f"its {image.width} x {image.height} pixels are too many")
             return image.convert("RGB")
-    except OSError as error:
-        raise UserError(f"picture {path} cannot be read ({error}); {remedy}") from error
+    except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        run.left_out.append(f"picture {path} ({error}); run the evaluation again")
+        return None
 
 
 def _data_uri(image: Image.Image, side: int, quality: int) -> str:

@@ -141,6 +141,8 @@ def format_value(value: float, *, percent: bool = False) -> str:
     if abs(value) < 1e-3:
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
     if abs(value) >= 1000:
         return f"{value:,.0f}".replace(",", "\u202f")
     return f"{value:.4g}"

@@ -1,21 +1,29 @@
 """Reads a run folder: recipe, logged metrics, and the results of evaluations."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from pospre.errors import UserError
 from pospre.evaluation.figures import read_documents
 from pospre.model.task_description import PRETEXT_TASKS, TaskDescription, from_json
 from pospre.object_store import is_remote
-from pospre.recipe.yaml_text import read_mapping
+from pospre.recipe.yaml_text import LARGEST, parse_mapping
 from pospre.reporting.plots import Record
+from pospre.untrusted_file import read_inside
 from pospre.untrusted_json import is_number, parse_json
 
+MOST_WARNINGS = 500  # shown
+_MOST_CELLS = 400  # of a table of position accuracies
+_LARGEST_NUMBER = 1e100  # in a curve
 Results = TypeVar("Results", bound=BaseModel)
+Part = TypeVar("Part")
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class Run:
     records: list[Record]  # of metrics.jsonl
     evaluations: dict[str, dict[str, Any]]
     warnings: list[Record]  # of watch.jsonl
+    left_out: list[str]  # damaged parts, and those beyond a limit
 
     def setting(self, *keys: str) -> Any:
         """Return the recipe's value under ``keys``; None if any of them is missing."""
@@ -41,7 +50,8 @@ class Run:
     @property
     def algorithms(self) -> list[str]:
         """Names of the recipe's algorithms, in its order."""
-        return [str(name) for name in self.setting("algorithms") or {}]
+        algorithms = self.setting("algorithms")
+        return [str(name) for name in algorithms] if isinstance(algorithms, dict) else []
 
     def column(self, key: str) -> list[float]:
         """Return the numbers logged under a key."""
@@ -49,7 +59,11 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run folder on this machine; what is missing or invalid is a ``UserError``."""
+    """Read a run folder on this machine, which somebody else may have filled.
+
+    Only regular files inside the folder are read, up to a size. What is damaged is left out and
+    described in ``left_out``. ``UserError``: it is no run folder.
+    """
     if is_remote(str(folder)):
         raise UserError(
             f"{folder} is in a bucket, but curves are read from folders on this machine; copy it "
@@ -62,69 +76,107 @@ def read_run(folder: str | Path) -> Run:
             f"run folder {folder} {state}; give the folder that python -m pospre.train made, "
             "such as runs/droppos_vits16"
         )
-    metrics, watch, made_of = (folder / f for f in ("metrics.jsonl", "watch.jsonl", "recipe.yaml"))
-    if not metrics.is_file():
+    if not os.path.lexists(folder / "metrics.jsonl"):
         raise UserError(
             f"{folder} has no metrics.jsonl, so it is not a run folder; give a folder made by "
             "python -m pospre.train"
         )
-    recipe = read_mapping(made_of) if made_of.is_file() else {}
-    path = folder / PRETEXT_TASKS
-    try:
-        tasks = from_json(path.read_bytes()) if path.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{path} is invalid ({error}); delete it to continue without it") from error
+    left_out: list[str] = []
+    part = partial(_read_part, folder, left_out)
+    recipe_text, recipe = part("recipe.yaml", LARGEST, _parse_recipe) or ("", {})
     return Run(
         folder=folder,
         name=str(recipe.get("run_name") or folder.resolve().name),
         recipe=recipe,
-        recipe_text=made_of.read_text(encoding="utf-8") if recipe else "",
-        pretext_tasks=tasks,
-        records=_read_lines(metrics),
-        evaluations=read_documents(folder),
-        warnings=_read_lines(watch) if watch.is_file() else [],
+        recipe_text=recipe_text,
+        pretext_tasks=part(PRETEXT_TASKS, LARGEST, _parse_tasks) or {},
+        records=part("metrics.jsonl", 1 << 30, _parse_lines) or [],
+        evaluations=read_documents(folder, left_out),
+        warnings=(part("watch.jsonl", 1 << 24, _parse_lines) or [])[:MOST_WARNINGS],
+        left_out=left_out,
     )
 
 
-def _read_lines(path: Path) -> list[Record]:
+def _read_part(
+    folder: Path, left_out: list[str], name: str, limit: int, parse: Callable[..., Part]
+) -> Part | None:
+    """Return what ``parse`` makes of a file; None if it is missing or, with a line, damaged."""
+    path = folder / name
+    if not os.path.lexists(path):
+        return None
+    try:
+        return parse(read_inside(folder, path, limit), path, left_out)
+    except UserError as error:
+        left_out.append(str(error))
+    except ValueError as error:
+        left_out.append(f"{path} is invalid ({error})")
+    return None
+
+
+def _parse_recipe(content: bytes, path: Path, left_out: list[str]) -> tuple[str, dict[str, Any]]:
+    text = content.decode("utf-8")
+    return text, parse_mapping(text, path)
+
+
+def _parse_tasks(content: bytes, path: Path, left_out: list[str]) -> dict[str, TaskDescription]:
+    return from_json(content)
+
+
+def _parse_lines(content: bytes, path: Path, left_out: list[str]) -> list[Record]:
     """Parse one object per line; a running training may have written half of the last line."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    records = []
+    lines = content.decode("utf-8", errors="replace").splitlines()
+    records, wrong = [], []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             record = parse_json(line)
-            if not isinstance(record, dict) or not is_number(record.get("step")):
+            if not isinstance(record, dict) or not _is_drawable(record.get("step")):
                 raise ValueError("not an object with a numeric 'step'")
         except ValueError as error:
-            if number == len(lines):
-                break
-            raise UserError(
-                f"{path}, line {number} is invalid ({error}); delete this line to continue"
-            ) from error
-        records.append(record)
+            wrong.append((number, error))
+        else:
+            large = {key: None for key, v in record.items() if is_number(v) and not _is_drawable(v)}
+            records.append(record | large)
+    if wrong and wrong[-1][0] == len(lines):
+        wrong.pop()
+    if wrong:
+        number, reason = wrong[0]
+        left_out.append(
+            f"{path}: {len(wrong)} invalid lines, the first is line {number} ({reason})"
+        )
     return records
+
+
+def _is_drawable(value: object) -> bool:
+    """Return whether a number is far enough below the largest float to compute with it."""
+    return is_number(value) and abs(value) < _LARGEST_NUMBER
 
 
 class GridCell(BaseModel):
     """Position accuracy at one pair of mask ratios."""
 
-    mask_ratio: float
-    position_mask_ratio: float
-    accuracy: float
-    initial_accuracy: float | None
-    chance_excluding: float
+    mask_ratio: Share
+    position_mask_ratio: Share
+    accuracy: Share
+    initial_accuracy: Share | None
+    chance_excluding: Share
 
 
 class PositionGrid(BaseModel):
     """Results of ``position_grid``."""
 
-    cells: list[GridCell] = Field(min_length=1)
-    mean: float
-    initial_mean: float | None
-    weighted_mean: float | None = None
+    cells: list[GridCell] = Field(min_length=1, max_length=_MOST_CELLS)
+    mean: Share
+    initial_mean: Share | None
+    weighted_mean: Share | None = None
     samples: int
+
+    @model_validator(mode="after")
+    def _check_size(self) -> "PositionGrid":
+        if len(self.ratios("mask_ratio")) * len(self.ratios("position_mask_ratio")) > _MOST_CELLS:
+            raise ValueError(f"the table would have more than {_MOST_CELLS} cells")
+        return self
 
     def ratios(self, key: str) -> list[float]:
         """Return the heat map's rows (``mask_ratio``) or columns (``position_mask_ratio``)."""
@@ -137,24 +189,26 @@ class PositionGrid(BaseModel):
 
     def cell(self, mask_ratio: float, position_mask_ratio: float) -> GridCell | None:
         """Return the cell at this pair of ratios; None if it was not measured."""
-        wanted = (mask_ratio, position_mask_ratio)
-        found = (c for c in self.cells if (c.mask_ratio, c.position_mask_ratio) == wanted)
-        return next(found, None)
+        return self._by_ratios.get((mask_ratio, position_mask_ratio))
+
+    @cached_property
+    def _by_ratios(self) -> dict[tuple[float, float], GridCell]:
+        return {(cell.mask_ratio, cell.position_mask_ratio): cell for cell in self.cells[::-1]}
 
 
 class PatchRatio(BaseModel):
     """Position accuracy of MP3 at one mask ratio; None if no patch was predicted."""
 
-    mask_ratio: float
-    top1: float | None
-    initial_top1: float | None
+    mask_ratio: Share
+    top1: Share | None
+    initial_top1: Share | None
 
 
 class PatchPosition(BaseModel):
     """Results of ``patch_position``; means are over the ratios at which patches were predicted."""
 
-    ratios: list[PatchRatio] = Field(min_length=1)
-    chance: float
+    ratios: list[PatchRatio] = Field(min_length=1, max_length=_MOST_CELLS)
+    chance: Share
     samples: int
 
     @property
@@ -176,14 +230,14 @@ def _mean(values: Iterable[float | None]) -> float | None:
 class Knn(BaseModel):
     """Results of ``knn``."""
 
-    top1: float
-    standard_error: float
-    initial_top1: float | None
-    chance: float
+    top1: Share
+    standard_error: Share
+    initial_top1: Share | None
+    chance: Share
     k: int
     temperature: float
     bank_samples: int
-    query_samples: int
+    query_samples: int = Field(gt=0)
     classes: int
     leave_one_out: bool
     features: str
@@ -209,7 +263,7 @@ class PositionPictures(BaseModel):
 
 
 def parse_results(run: Run, name: str, kind: type[Results]) -> Results | None:
-    """Check and return ``evaluation/<name>.json``; None if the run lacks this evaluation."""
+    """Check and return ``evaluation/<name>.json``; None if it is missing or, with a line, wrong."""
     if name not in run.evaluations:
         return None
     try:
@@ -217,7 +271,6 @@ def parse_results(run: Run, name: str, kind: type[Results]) -> Results | None:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in ("results", *first["loc"]))
-        raise UserError(
-            f"{run.folder / 'evaluation' / name}.json: {key}: {first['msg']}; "
-            f"run python -m pospre.evaluate {name} again"
-        ) from error
+        path = run.folder / "evaluation" / f"{name}.json"
+        run.left_out.append(f"{path}: {key}: {first['msg']}; run that evaluation again")
+        return None

@@ -11,6 +11,7 @@ from pospre.reporting.run import Knn, PatchPosition, PositionGrid, Run
 from pospre.schedules import DURATION
 from pospre.untrusted_json import is_number
 
+_LONGEST = 1e10  # seconds, of a duration or since 1970
 _ALIKE = 1.05  # shares within this factor are called equal
 
 
@@ -100,7 +101,7 @@ def _effort_figures(run: Run) -> list[Figure]:
     planned = {"ep": "", "ba": "", "sp": ""}  # planned duration, in its own unit
     duration = DURATION.fullmatch(str(run.setting("trainer", "max_duration")))
     if duration:
-        planned[duration[2]] = f"of {format_value(int(duration[1]))}"
+        planned[duration[2]] = f"of {format_value(float(duration[1]))}"
     epochs = run.column("epoch")
     if epochs:
         figures.append(Figure("Epoch", f"{epochs[-1] + 1:g}", planned["ep"]))  # logged from 0
@@ -112,7 +113,7 @@ def _effort_figures(run: Run) -> list[Figure]:
         note = planned["sp"] or f"{format_value(steps[-1])} steps"
         figures.append(Figure("Samples seen", format_value(samples[-1]), note))
     seconds = _training_seconds(run.records)
-    if seconds:
+    if 0 < seconds < _LONGEST:
         figures.append(Figure("Training time", format_seconds(seconds), "without pauses"))
     return figures
 
@@ -133,7 +134,8 @@ def subtitle(run: Run) -> str:
     wanted = {"on": run.setting("encoder", "name"), "with": run.setting("data", "path")}
     words = [f"{word} {value}" for word, value in wanted.items() if value]
     what = " ".join(filter(None, [" + ".join(run.algorithms), *words, _origin(run)]))
-    when = [datetime.fromtimestamp(seconds, UTC) for seconds in run.column("time")[-1:]]
+    times = [seconds for seconds in run.column("time")[-1:] if 0 <= seconds < _LONGEST]
+    when = [datetime.fromtimestamp(seconds, UTC) for seconds in times]
     dates = [f"last step {date:%Y-%m-%d %H:%M UTC}" for date in when]
     return " · ".join(filter(None, (what, *dates)))
 

@@ -49,12 +49,12 @@ def test_the_page_follows_the_run_and_changes_nothing_of_it(tmp_path: Path) -> N
 
 def test_what_fails_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = fabricate_run(tmp_path, num_steps=5)
-    (folder / "recipe.yaml").write_text("a: [1")
+    (folder / "metrics.jsonl").unlink()
     live = LivePage(folder, every=0)
     for number in (1, 2):
         live.batch_end(at_step(number), None)  # type: ignore[arg-type]
     said = capsys.readouterr().err
-    assert said.count("the report is not updated during training") == 1 and "recipe.yaml" in said
+    assert said.count("the report is not updated during training") == 1 and "metrics.jsonl" in said
 
 
 def drawn(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], list[np.ndarray]]:

@@ -1,10 +1,15 @@
 """The page: what stands in it, what is left out with a hint, and what is refused."""
 
 import json
+import os
 import re
 import shlex
+import shutil
+import struct
 import subprocess
 import sys
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,7 @@ from pospre.evaluation.registry import check_settings, default_settings, evaluat
 from pospre.model.algorithm import algorithm_class, algorithm_names
 from pospre.report import main
 from pospre.reporting.measured import PUBLISHED, evaluate_command, reproduce_commands
-from pospre.reporting.page import write_report
+from pospre.reporting.page import write_page, write_report
 from pospre.reporting.run import read_run
 from tests.reporting.fabricated_run import (
     fabricate_run,
@@ -380,44 +385,101 @@ def test_page_of_a_long_run_with_heavy_pictures_stays_light(tmp_path: Path) -> N
     assert "The first 24 of 48 pictures" in html
 
 
+def big_picture(path: Path) -> None:
+    """Write the head of a PNG that claims 60,000 x 60,000 pixels."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(b"")
+    parts = [
+        struct.pack(">I", len(p) - 4) + p + struct.pack(">I", zlib.crc32(p)) for p in (head, data)
+    ]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+def replaced(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+def outside(folder: Path, name: str) -> None:
+    """Replace a file by a link to a copy outside of the run folder."""
+    copy = shutil.copy(folder / name, folder.parent)
+    replaced(folder / name, lambda path: path.symlink_to(copy))
+
+
+ORIGINAL = "evaluation/position_pictures/0000_original.png"
+MANY = [{**position_grid()["cells"][0], "mask_ratio": n / 3000} for n in range(3000)]
+
+
 @pytest.mark.parametrize(
     ("breaks", "names"),
     [
-        (lambda f: (f / "metrics.jsonl").unlink(), ["metrics.jsonl", "pospre.train"]),
-        (lambda f: log(f, '{"step": 1}', "{bad", '{"step": 3}'), ["metrics.jsonl, line 2"]),
-        (lambda f: log(f, '{"loss": 1}', '{"step": 3}'), ["metrics.jsonl, line 1", "step"]),
+        (lambda f: log(f, '{"step": 1}', "{bad", '{"step": 3}'), ["metrics.jsonl", "line 2"]),
+        (lambda f: log(f, '{"loss": 1}', '{"step": 3}'), ["metrics.jsonl", "line 1", "step"]),
+        (lambda f: log(f, '{"step": 1e308}', '{"step": 3}'), ["metrics.jsonl", "line 1", "step"]),
+        (lambda f: replaced(f / "metrics.jsonl", os.mkfifo), ["metrics.jsonl", "regular"]),
         (lambda f: (f / "recipe.yaml").write_text("a: [1"), ["recipe.yaml", "YAML"]),
         (lambda f: (f / "recipe.yaml").write_text("- 1"), ["recipe.yaml"]),
-        (
-            lambda f: (f / "pretext_tasks.json").write_text('{"mae": 1}'),
-            ["pretext_tasks.json", "delete"],
-        ),
+        (lambda f: outside(f, "recipe.yaml"), ["recipe.yaml", "outside"]),
+        (lambda f: (f / "watch.jsonl").symlink_to("/dev/zero"), ["watch.jsonl", "outside"]),
+        (lambda f: (f / "pretext_tasks.json").write_text('{"mae": 1}'), ["pretext_tasks.json"]),
         (lambda f: (f / "evaluation/knn.json").write_text("{"), ["knn.json", "again"]),
+        (lambda f: replaced(f / "evaluation/knn.json", os.mkfifo), ["knn.json", "regular"]),
         (lambda f: (f / "evaluation/knn.json").write_text("{}"), ["knn.json", "results"]),
         (lambda f: write_evaluation(f, "knn", {"top1": "much"}), ["knn.json", "results.top1"]),
         (lambda f: write_evaluation(f, "position_grid", {"cells": []}), ["position_grid.json"]),
         (
-            lambda f: (f / "evaluation/position_pictures/0000_original.png").write_bytes(b"no"),
-            ["0000_original.png", "position_pictures"],
+            lambda f: write_evaluation(f, "position_grid", {**position_grid(), "cells": MANY}),
+            ["position_grid.json", "at most 400"],
         ),
+        (lambda f: (f / ORIGINAL).write_bytes(b"no"), ["0000_original.png"]),
+        (lambda f: outside(f, ORIGINAL), ["0000_original.png", "outside"]),
+        (lambda f: big_picture(f / ORIGINAL), ["0000_original.png", "pixels"]),
     ],
 )
-def test_broken_folder_is_refused_by_name(tmp_path: Path, breaks, names: list[str]) -> None:
-    folder = fabricate_run(tmp_path, num_steps=5)
+def test_what_is_damaged_is_left_out_with_a_line(
+    tmp_path: Path, breaks: Callable[[Path], object], names: list[str]
+) -> None:
+    folder = fabricate_run(tmp_path / "runs", num_steps=5)
+    (folder / "watch.jsonl").unlink(missing_ok=True)
     breaks(folder)
-    with pytest.raises(UserError) as error:
+    run = read_run(folder)
+    page = write_page(run).read_text("utf-8")
+    assert len(run.left_out) == 1 and all(name in run.left_out[0] for name in names)
+    assert "Left out: 1 damaged" in page and page.endswith("</html>")
+
+
+def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5)
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"no metrics\.jsonl, so it is not a run .* pospre\.train"):
         write_report(folder)
-    assert all(name in str(error.value) for name in names)
     assert not (folder / "report.html").exists()
 
 
-def test_pictures_outside_their_folder_are_refused(tmp_path: Path) -> None:
+def test_numbers_and_names_of_any_kind_make_a_page(tmp_path: Path) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5)
+    huge = {"loss/total": 1e308, "lr": -1e308, "samples": 1e308, "throughput": 1e-300, "time": 1e99}
+    lines = [
+        {"step": n, **huge, "evaluation/x": 1, "loss/a": (-1) ** n * 9e99} for n in range(1, 200)
+    ]
+    lines += [{"step": 200, **{f"metric/{n}": 1.0 for n in range(500)}}]
+    log(folder, *map(json.dumps, lines))
+    recipe = "algorithms: 5\nevaluation: {knn: [1]}\ntrainer: {max_duration: %sba}\n" % ("9" * 9000)
+    (folder / "recipe.yaml").write_text(recipe)
+    run = read_run(folder)
+    page = write_page(run).read_text("utf-8")
+    assert run.left_out == ["304 of 504 curves"] and len(page) < PAGE_LIMIT
+
+
+def test_pictures_outside_their_folder_are_left_out(tmp_path: Path) -> None:
     folder = fabricate_run(tmp_path, num_steps=5)
     results = position_pictures(folder, num_pictures=1)
-    results["pictures"][0]["original"] = "../../secret.png"
+    shutil.copy(folder / ORIGINAL, tmp_path / "secret.png")
+    results["pictures"][0]["original"] = "../../../secret.png"
     write_evaluation(folder, "position_pictures", results)
-    with pytest.raises(UserError, match=re.escape("../../secret.png")):
-        write_report(folder)
+    run = read_run(folder)
+    write_page(run)
+    assert len(run.left_out) == 1 and "outside of the folder" in run.left_out[0]
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
