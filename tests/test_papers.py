@@ -17,6 +17,7 @@ import pospre.evaluate
 import pospre.sweep
 import pospre.train
 from data_prep.convert import _parser as conversion_parser
+from pospre.data.stores.description import TrainedOn
 from pospre.errors import UserError
 from pospre.evaluation import models
 from pospre.evaluation.classification import accuracy
@@ -144,7 +145,7 @@ def _check_training(arguments: Any) -> int:
     weights = recipe.encoder.weights
     assert weights is None or weights.endswith(".pth") or Path(weights) in runs(), weights
     check_evaluations(recipe)
-    model = _built(recipe)
+    model, _ = _built(recipe)
     build_schedule(
         build_optimizer(model, recipe.optimizer, batch_size=recipe.data.batch_size),
         recipe.schedule,
@@ -184,22 +185,23 @@ def _check_target(words: list[str]) -> None:
     assert TIMED
 
 
-_BUILT: dict[str, PretrainModel] = {}
+_BUILT: dict[str, tuple[PretrainModel, TrainedOn]] = {}
 
 
-def _built(recipe: Recipe) -> PretrainModel:
-    """Return a recipe's model without memory; it is built once for all with the same."""
+def _built(recipe: Recipe) -> tuple[PretrainModel, TrainedOn]:
+    """Return a recipe's model without memory, and its data; made once for all with the same."""
     key = f"{recipe.data.path} {recipe.data.views} {recipe.encoder} {recipe.algorithms}"
     if key not in _BUILT:
         whole = resolve(recipe, open_data(recipe))
         with torch.device("meta"):
-            _BUILT[key] = build_model(whole)
+            _BUILT[key] = build_model(whole), whole.trained_on
     return _BUILT[key]
 
 
 def _load_model(run: str) -> tuple[PretrainModel, Recipe]:
     recipe = runs()[Path(run)]
-    return _built(recipe), recipe
+    model, data = _built(recipe)
+    return model, resolve(recipe).with_training_data(data)
 
 
 def _of_file(uri: str, *_: Any) -> models.Subject:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from pospre import evaluate
 from pospre.errors import UserError, run_command
 from pospre.evaluation.models import open_model
+from pospre.evaluation.recipe_evaluations import check_evaluations
 from pospre.evaluation.registry import (
     check_settings,
     default_settings,
@@ -249,10 +250,11 @@ def test_a_class_head_is_for_the_classes_of_its_training_data(tmp_path, image_fo
     trained, other = image_folder(), image_folder(classes=("cat", "cow"), name="other")
     recipe = tiny_recipe(tmp_path, {"supervised": {}})
     data = recipe.data.model_copy(update={"path": str(trained)})
-    recipe = recipe.model_copy(update={"data": data})
-    check_evaluation("accuracy", recipe, trained, {}, None)
-    with pytest.raises(UserError, match="first difference: 'cow'"):
-        check_evaluation("accuracy", recipe, other, {}, None)
+    recipe = recipe.model_copy(update={"data": data, "evaluation": {"accuracy": {}}})
+    check_evaluations(recipe)
+    recipe.evaluation["accuracy"]["data"] = str(other)
+    with pytest.raises(UserError, match=r"evaluation.accuracy: .* the class 'cow'"):
+        check_evaluations(recipe)
 
 
 def test_fewer_images_than_wanted_are_said(mae_checkpoint, image_folder, capsys):

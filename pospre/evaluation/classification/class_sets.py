@@ -91,7 +91,8 @@ def match_classes(plan: Plan) -> HeadClasses:
 def head_names(recipe: Recipe) -> list[str]:
     """Return the names of a head's classes; those without one are called by their number."""
     _, options = method_of(recipe.algorithms, Classification) or ("", {})
-    known, count = recipe.trained_on.classes or (), options["num_classes"]
+    known = recipe.trained_on.classes or ()
+    count = options["num_classes"] or len(known)
     return [*known[:count], *map(str, range(len(known), count))]
 
 
