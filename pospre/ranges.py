@@ -35,6 +35,10 @@ def _bytes(value: Any) -> Any:
         ) from None
 
 
+# Bounds that no model reaches, so that a damaged or hostile file of options takes little memory
+Depth = Annotated[int, Field(ge=0, le=256)]
+PositiveDepth = Annotated[int, Field(ge=1, le=256)]
+Count = Annotated[int, Field(ge=0, le=1 << 16)]
 Width = Annotated[int, Field(ge=4, multiple_of=4)]
 Ratio = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch.nn.functional as F
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre import draws
@@ -28,7 +28,7 @@ from pospre.nn.encoder_interface import split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import PatchMasking, Sampling, slot_mask
 from pospre.nn.vit import Encoder
-from pospre.ranges import PositiveShare, Ratio, Width
+from pospre.ranges import Depth, PositiveShare, Ratio, Width
 
 
 def num_known(visible: int, position_mask_ratio: float) -> int:
@@ -146,7 +146,7 @@ class DropPos(PositionTask):
     sampling: Sampling = "random"
     ignore_confident: bool = False
     decoder_dim: Width = 512
-    decoder_depth: NonNegativeInt = 2
+    decoder_depth: Depth = 2
     decoder_heads: PositiveInt = 16
     official: bool = False
 

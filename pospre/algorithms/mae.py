@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre import draws
@@ -35,7 +35,7 @@ from pospre.nn.masking import (
 from pospre.nn.places import view_places
 from pospre.nn.positions import decoder_positions
 from pospre.nn.vit import Encoder
-from pospre.ranges import Ratio, Width
+from pospre.ranges import Depth, Ratio, Width
 
 
 class PixelRegression(PixelObjective):
@@ -105,7 +105,7 @@ class MAE(PretrainAlgorithm):
     sampling: Sampling = "random"
     second_mask_ratio: Ratio = 0.0
     decoder_dim: Width = 512
-    decoder_depth: NonNegativeInt = 8
+    decoder_depth: Depth = 8
     decoder_heads: PositiveInt = 16
     norm_pix: bool = True
     weight: NonNegativeFloat = 1.0

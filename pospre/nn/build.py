@@ -12,6 +12,8 @@ from pospre.nn.swin.encoder import SWIN, build_swin
 from pospre.nn.timm_models import PREFIX, timm_size
 from pospre.nn.vit import Encoder
 
+_MOST_PATCHES = 1 << 20  # of an image
+
 
 @taking(EncoderOptions)
 def build_encoder(options: EncoderOptions) -> Encoder:
@@ -35,6 +37,12 @@ def build_encoder(options: EncoderOptions) -> Encoder:
     patch = pair(options.patch_size or size.patch_size)
     for side, part in zip(pair(options.image_size), patch, strict=True):
         check_divides(side, part, key="encoder.image_size")
+    rows, columns = (s // p for s, p in zip(pair(options.image_size), patch, strict=True))
+    if rows * columns > _MOST_PATCHES:
+        raise UserError(
+            f"encoder.image_size = {options.image_size} has {rows * columns} patches of "
+            f"{patch[0]} x {patch[1]} pixels; use at most {_MOST_PATCHES}."
+        )
     return Encoder(size, options)
 
 

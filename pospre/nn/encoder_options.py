@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 from pydantic_core import PydanticCustomError
 
-from pospre.ranges import Ratio, Size
+from pospre.ranges import Count, PositiveDepth, Ratio, Size
 
 Init = Literal["xavier", "trunc_normal", "deit", "dinov2", "beit"]
 Positions = str | Mapping[str, Mapping[str, Any]]
@@ -64,11 +64,11 @@ class EncoderOptions:
     _: KW_ONLY
     image_size: Size = 224
     patch_size: Size | None = None
-    depth: Annotated[PositiveInt, Field(le=1024)] | None = None
-    channels: PositiveInt = 3
+    depth: PositiveDepth | None = None
+    channels: Annotated[Count, Field(ge=1)] = 3
     positions: Annotated[Positions, BeforeValidator(_scheme)] = "sincos"
     class_token: bool = True
-    num_registers: NonNegativeInt = 0
+    num_registers: Count = 0
     layer_scale: PositiveFloat | None = None
     drop_path: Ratio = 0.0
     uniform_drop_path: bool = False

@@ -20,6 +20,9 @@ from pospre.exporting.export import export
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.swin.encoder import SWIN_NEEDS
+from pospre.run.checkpoints.reading import open_checkpoint
+from pospre.run.resume import recorded
+from pospre.training.build import model_of
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1}
@@ -201,6 +204,32 @@ def test_the_model_of_a_run_is_loaded(mae_checkpoint: Path) -> None:
     ):
         with pytest.raises(UserError, match=said):
             pospre.load_run(address, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("encoder.channels", 1 << 16, r"tensor 'encoder\.patch.*' has shape .*65536"),
+        ("encoder.num_registers", 1 << 16, r"lacks the tensor 'encoder\.reg"),
+        ("algorithms.mae.decoder_dim", 1 << 28, r"tensor '.*mae.*' has shape"),
+        ("encoder.channels", 10**9, r"'encoder\.channels' is 1000000000"),
+        ("algorithms.mae.decoder_depth", 10**9, r"'algorithms\.mae\.decoder_depth' is 1000000000"),
+        ("encoder.image_size", 1 << 16, r"has 16777216 patches of 16 x 16 pixels; use at most"),
+    ],
+)
+def test_a_recorded_recipe_larger_than_its_tensors_takes_no_memory(
+    mae_checkpoint: Path, key: str, value: int, said: str
+) -> None:
+    checkpoint = open_checkpoint(str(mae_checkpoint))
+    section = recorded(checkpoint.content).recipe
+    *parents, last = key.split(".")
+    for parent in parents:
+        section = section[parent]
+    section[last] = value
+    if last == "image_size":
+        recorded(checkpoint.content).recipe["data"]["views"]["view"]["size"] = value
+    with pytest.raises(UserError, match=said):
+        model_of(checkpoint)
 
 
 def test_models_made_in_code(image_folder: Callable[..., Path]) -> None:

@@ -205,9 +205,10 @@ def test_patchify_is_row_major_with_the_channel_fastest():
     ("name", "options", "message"),
     [
         ("vitz16", {}, r"encoder.name is 'vitz16'. Did you mean 'vit"),
+        ("vits16", {"image_size": 1 << 15}, "has 4194304 patches of 16 x 16 pixels; use at most"),
         ("vits16", {"image_size": 225}, "225 is not divisible by the patch size 16. Use 224"),
         ("vits16", {"patch_size": 0}, "patch_size is 0: .*greater than 0"),
-        ("vits16", {"depth": -1}, "depth is -1: .*greater than 0"),
+        ("vits16", {"depth": -1}, "depth is -1: .*greater than or equal to 1"),
         ("vits16", {"image_size": -16}, "image_size is -16: .*greater than 0"),
     ],
 )

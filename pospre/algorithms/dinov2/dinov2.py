@@ -27,7 +27,7 @@ from pospre.model.passes import EncoderPass, MaskedTokens
 from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Momentum
 from pospre.nn.vit import Encoder
-from pospre.ranges import RatioRange, Share
+from pospre.ranges import PositiveDepth, RatioRange, Share
 from pospre.schedules import linear
 
 MASK_KEY = "global/masked"
@@ -151,7 +151,7 @@ class DINOv2(PretrainAlgorithm):
     num_prototypes: Annotated[int, Field(ge=2)] = 65536
     head_hidden: PositiveInt = 2048
     head_bottleneck: PositiveInt = 256
-    head_layers: PositiveInt = 3
+    head_layers: PositiveDepth = 3
     train_norm: bool = False
     separate_heads: bool = False
     patch_head_bottleneck: PositiveInt | None = None

@@ -26,7 +26,7 @@ from pospre.model.teacher import Momentum, Shape
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import others
 from pospre.nn.vit import Encoder
-from pospre.ranges import PositiveRange, ShareRange, Width
+from pospre.ranges import PositiveDepth, PositiveRange, ShareRange, Width
 
 Loss = Literal["smooth_l1", "l2"]
 
@@ -147,7 +147,7 @@ class IJEPA(PretrainAlgorithm):
     target_tokens: PositiveInt | None = None
     context_tokens: PositiveInt | None = None
     predictor_dim: Width = 384
-    predictor_depth: PositiveInt = 6
+    predictor_depth: PositiveDepth = 6
     predictor_heads: PositiveInt | None = None
     loss: Loss = "smooth_l1"
     momentum_start: float | None = 0.996
