@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pospre import draws
 from pospre.nn.positions.scheme import Clue, rotate
+from pospre.nn.projections import UnbiasedKeys, is_plain
 from pospre.nn.sizes import EncoderSize
 from pospre.portable_math import chain
 
@@ -26,9 +27,10 @@ class Attention(nn.Module):
 
     def __init__(self, size: EncoderSize) -> None:
         super().__init__()
-        dim, self.num_heads, self.key_bias = size.embed_dim, size.num_heads, size.key_bias
+        dim, self.num_heads = size.embed_dim, size.num_heads
         self.head_dim = dim // size.num_heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=size.qkv_bias)
+        projection = nn.Linear if size.key_bias else UnbiasedKeys
+        self.qkv = projection(dim, 3 * dim, bias=size.qkv_bias)
         self.q_norm = nn.LayerNorm(self.head_dim, size.eps) if size.qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(self.head_dim, size.eps) if size.qk_norm else nn.Identity()
         self.proj = nn.Linear(dim, dim)
@@ -46,7 +48,7 @@ class Attention(nn.Module):
             x_BTD: tokens.
             clue: rotation and bias from the tokens' positions.
             num_keys: only the first ``num_keys`` tokens give keys and values; None: all tokens.
-                Others are not projected, which saves compute.
+                Others are not projected, which saves compute (unless ``qkv`` was replaced).
             num_queries: only the first ``num_queries`` tokens attend; None: all tokens. Others are
                 not returned.
         """
@@ -81,15 +83,15 @@ class Attention(nn.Module):
     def _project(
         self, x_BTD: Tensor, num_keys: int | None, num_queries: int | None
     ) -> tuple[Tensor, ...]:
-        """Return the queries, keys and values of the tokens that need them."""
-        if num_keys is None and num_queries is None and self.key_bias:
-            return self.qkv(x_BTD).chunk(3, dim=-1)
+        """Return the queries, keys and values of the tokens that need them.
+
+        A projection that has been changed, such as by LoRA, is computed for all tokens.
+        """
+        if (num_keys is None and num_queries is None) or not is_plain(self.qkv):
+            query, key, value = self.qkv(x_BTD).chunk(3, dim=-1)
+            return first(query, num_queries), first(key, num_keys), first(value, num_keys)
         weight, dim = self.qkv.weight, x_BTD.shape[-1]
-        bias: Tensor | None = self.qkv.bias
-        if bias is not None and not self.key_bias:
-            bias = torch.cat([bias[:dim], torch.zeros_like(bias[:dim]), bias[2 * dim :]])
-        if num_keys is None and num_queries is None:
-            return F.linear(x_BTD, weight, bias).chunk(3, dim=-1)
+        bias = self.qkv.used_bias() if isinstance(self.qkv, UnbiasedKeys) else self.qkv.bias
         asking, asked = first(x_BTD, num_queries), first(x_BTD, num_keys)
         query = F.linear(asking, weight[:dim], None if bias is None else bias[:dim])
         pair = F.linear(asked, weight[dim:], None if bias is None else bias[dim:])
@@ -99,20 +101,23 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """A two-layer MLP, or SwiGLU: the second layer gets SiLU(gate) · value of the first."""
 
-    def __init__(self, size: EncoderSize) -> None:
+    def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.gated, inner = size.swiglu, size.hidden_dim // 2 if size.swiglu else size.hidden_dim
         self.fc1 = nn.Linear(size.embed_dim, size.hidden_dim)
         self.act = get_act_layer("silu" if size.swiglu else size.activation)()
         self.norm = nn.LayerNorm(inner, size.eps) if size.mlp_norm else nn.Identity()
         self.fc2 = nn.Linear(inner, size.embed_dim)
 
-    def hidden(self, x_BTD: Tensor) -> Tensor:
-        """Return the input of the second layer."""
-        if not self.gated:
-            return self.norm(self.act(self.fc1(x_BTD)))
-        gate, value = self.fc1(x_BTD).chunk(2, dim=-1)
-        return self.norm(self.act(gate) * value)
+    def forward(self, x_BTD: Tensor, dropout_B: Tensor | None = None) -> Tensor:
+        """Return tokens; ``dropout_B`` are draw keys of dropout within (None: no dropout)."""
+        if self.gated:
+            gate, value = self.fc1(x_BTD).chunk(2, dim=-1)
+            hidden = self.act(gate) * value
+        else:
+            hidden = self.act(self.fc1(x_BTD))
+        return self.fc2(dropout(self.norm(hidden), dropout_B, self.dropout, place=1))
 
 
 class Block(nn.Module):
@@ -131,7 +136,7 @@ class Block(nn.Module):
         self.attn = Attention(size)
         self.ls1 = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
         self.norm2 = nn.LayerNorm(dim, size.eps)
-        self.mlp = Mlp(size)
+        self.mlp = Mlp(size, dropout)
         self.ls2 = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
 
     def forward(
@@ -154,8 +159,8 @@ class Block(nn.Module):
         attended = self.ls1(drop(mixed, place=0))
         attended = attended if branch_B2 is None else attended * branch_B2[:, :1, None]
         x_BTD = (first(x_BTD, num_queries) + attended).to(x_BTD.dtype)
-        hidden = drop(self.mlp.hidden(self.norm2(x_BTD)), place=1)
-        mixed = self.ls2(drop(self.mlp.fc2(hidden), place=2))
+        inner = () if dropout_B is None else (dropout_B,)  # else what replaces it gets tokens only
+        mixed = self.ls2(drop(self.mlp(self.norm2(x_BTD), *inner), place=2))
         mixed = mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None]
         return (x_BTD + mixed).to(x_BTD.dtype)
 

@@ -12,6 +12,7 @@ from pospre.errors import UserError
 from pospre.nn.encoder_options import EncoderOptions, Init
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme
+from pospre.nn.projections import Parts
 
 Edit = Callable[[Tensor], Tensor]
 """Maps patch embeddings (B, N, D) to their replacements."""
@@ -31,6 +32,7 @@ class PatchEncoder(nn.Module, ABC):
         positions: the scheme of positions, see ``pospre.nn.positions``.
         pixel_mean: with ``pixel_std``, the normalisation that its weights expect, if known.
         timm_head: timm's name of the classifier's linear layer.
+        built: its parts when it was made, so that exports notice replaced ones.
     """
 
     options: EncoderOptions
@@ -50,6 +52,7 @@ class PatchEncoder(nn.Module, ABC):
     num_prefix_tokens: int = 0
     has_class_token: bool = False
     patches_per_token: int = 1
+    built: Parts
 
     def set_grid(self, image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
         """Set the sizes and the attributes derived from them."""

@@ -96,6 +96,18 @@ def wrap_encoder(
     return encoder
 
 
+def _check_parts(vit: nn.Module) -> None:
+    """Raise ``UserError`` if a part with weights is neither timm's nor torch's, such as LoRA."""
+    for name, part in vit.named_modules():
+        home = type(part).__module__.startswith(("timm.", "torch.nn.modules."))
+        used = bool(name) and not f"{name}.".startswith(_HEAD)
+        if used and not home and any(True for _ in part.parameters()):
+            _refuse(
+                f"its {name} is a {type(part).__name__}, which is not timm's. Merge it into the "
+                "weights first, or change model.encoder instead (such as by LoRA)"
+            )
+
+
 def _note_pixels(encoder: Encoder, vit: nn.Module) -> None:
     """Copy the normalisation of ``vit`` if its channels match."""
     noted = getattr(vit, "pretrained_cfg", None) or {}
@@ -138,6 +150,8 @@ def _tensors_of(vit: VisionTransformer | Eva) -> dict[str, Tensor]:
 
 
 def _size_of(vit: nn.Module, name: str) -> EncoderSize:
+    if isinstance(vit, VisionTransformer | Eva):
+        _check_parts(vit)
     if isinstance(vit, Eva):
         return eva_size(vit, name)
     if isinstance(vit, Encoder):

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre.errors import UserError
@@ -23,6 +22,7 @@ from pospre.nn.places import Places
 from pospre.nn.positions import build_positions, schemes_that
 from pospre.nn.positions.foreign import as_their_table
 from pospre.nn.positions.scheme import Clue, Space, in_order
+from pospre.nn.projections import PatchConv, check_parts, parts_of
 from pospre.nn.sizes import EncoderSize, pair, timm_model
 from pospre.nn.timm_eva import eva_model, eva_state, is_eva
 from pospre.nn.weight_names import timm_name
@@ -33,13 +33,12 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, channels: int, dim: int, patch_size: tuple[int, int], *, bias: bool) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(channels, dim, patch_size, patch_size, bias=bias)
+        self.proj = PatchConv(channels, dim, patch_size, patch_size, bias=bias)
 
     def forward(self, pixels_BKCHW: Tensor) -> Tensor:
         """Return the embeddings (B, K, D) of patches."""
-        weight = self.proj.weight
-        # images stay float32 after .half() on the weights
-        return F.linear(pixels_BKCHW.flatten(2).to(weight.dtype), weight.flatten(1), self.proj.bias)
+        embedded = self.proj(pixels_BKCHW.flatten(0, 1)).flatten(1)
+        return embedded.unflatten(0, pixels_BKCHW.shape[:2])
 
 
 class Encoder(PatchEncoder):
@@ -78,6 +77,7 @@ class Encoder(PatchEncoder):
         self.norm = nn.LayerNorm(dim, size.eps) if options.final_norm else nn.Identity()
         self.size = size
         self.init_parameters(options.init)
+        self.built = parts_of(self)
 
     @torch.no_grad()
     def init_parameters(self, init: Init) -> None:
@@ -236,8 +236,9 @@ class Encoder(PatchEncoder):
             grid: grid of the exported position table; None: the images'.
 
         Raises:
-            UserError: timm has no model with this position scheme.
+            UserError: timm has no model with this position scheme, or parts were replaced.
         """
+        check_parts(self, self.built, "encoder")
         if self.positions.timm is None:
             raise UserError(
                 f"encoder.positions = {self.positions.name} cannot be exported: timm has no such "
@@ -246,7 +247,7 @@ class Encoder(PatchEncoder):
             )
         state = {self.timm_name_of(key): v.contiguous() for key, v in self.state_dict().items()}
         for key, tensor in self.positions.exported(grid or self.grid).items():
-            state[key] = tensor.to(self.patch_embed.proj.weight.device)
+            state[key] = tensor.to(next(self.parameters()).device)
         if vit is not None:
             state = as_their_table(state, vit.state_dict(), self.num_prefix_tokens)
         if is_eva(self.size, self.positions):

@@ -123,8 +123,9 @@ def test_a_bias_of_keys_does_nothing_where_there_is_none(tokens: Tensor) -> None
     with torch.no_grad():
         attention.qkv.bias[24:48] = 5
     assert torch.equal(attention(tokens, clue), before)
-    attention.key_bias = True
-    assert not torch.allclose(attention(tokens, clue), before)
+    biased = Attention(SIZE).double()
+    biased.load_state_dict(attention.state_dict())
+    assert not torch.allclose(biased(tokens, clue), before)
 
 
 def test_only_the_context_is_projected_to_keys_and_values() -> None:

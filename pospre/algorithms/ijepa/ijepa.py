@@ -25,6 +25,7 @@ from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Momentum, Shape
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import others
+from pospre.nn.projections import weight_of
 from pospre.nn.vit import Encoder
 from pospre.ranges import PositiveDepth, PositiveRange, ShareRange, Width
 
@@ -59,10 +60,11 @@ class FeaturePrediction(Objective):
         features = self.predictor(passes["student"][:, self.num_prefix :], visible, targets, batch)
         whole = passes["teacher"][:, self.num_prefix :].float()
         whole = F.layer_norm(whole, whole.shape[-1:])
+        projection = weight_of(self.predictor.embed, whole.shape[-1])
         outputs = {
             "predicted": self.predict(features),
             "target": gather_blocks(whole, targets),
-            "projection_norm": self.predictor.embed.weight.detach().float().norm(),
+            "projection_norm": projection.detach().float().norm(),
             "token_norm": self.predictor.mask_token.detach().float().norm(),
         }
         if self.extra is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.algorithms.ijepa.predictor import PredictorTokens
 from pospre.batch import Batch, view_keys
+from pospre.nn.projections import bias_of, weight_of
 
 
 class StochasticTokens(PredictorTokens):
@@ -17,18 +18,21 @@ class StochasticTokens(PredictorTokens):
 
     Attributes:
         noise_std: s, the standard deviation of n.
+        in_dim: width of the encoder's tokens.
+        dim: width of the predictor's.
         official: b stands for m̃, as in the published code.
     """
 
-    def __init__(self, noise_std: float, *, official: bool = False) -> None:
+    def __init__(self, noise_std: float, in_dim: int, dim: int, *, official: bool = False) -> None:
         super().__init__()
         self.noise_std, self.official = noise_std, official
+        self.in_dim, self.dim = in_dim, dim
 
     def masked(
         self, targets_BMT: Tensor, mask_token: Tensor, embed: nn.Linear, batch: Batch
     ) -> Tensor:
         """Return A·n + m̃; without training m̃."""
-        shared = embed.bias if self.official else mask_token
+        shared = bias_of(embed, self.in_dim) if self.official else mask_token
         masked = shared.expand(*targets_BMT.shape, -1)
         if not self.training:
             return masked
@@ -36,17 +40,18 @@ class StochasticTokens(PredictorTokens):
 
     def offset(self, normal: Tensor, embed: nn.Linear) -> Tensor:
         """Return A·n, what Eq. 3 adds to ψ, with n of the covariance s²·I."""
-        return F.linear(self.noise_std * normal, embed.weight)
+        return F.linear(self.noise_std * normal, weight_of(embed, self.in_dim))
 
-    def width(self, embed: nn.Linear) -> int:
-        """Return the number of channels of n."""
-        return embed.in_features
+    @property
+    def width(self) -> int:
+        """The number of channels of n."""
+        return self.in_dim
 
-    def draw(self, batch: Batch, seed: int, embed: nn.Linear) -> None:
+    def draw(self, batch: Batch, seed: int) -> None:
         """Write ``stop/masked`` (B, M, T, D), new for every epoch, target block and token."""
         _, blocks, tokens = batch["ijepa/targets"].shape
         keys = view_keys(batch, blocks, seed, "stop/masked")
-        batch["stop/masked"] = standard_normal(keys, tokens, self.width(embed))
+        batch["stop/masked"] = standard_normal(keys, tokens, self.width)
 
 
 def standard_normal(keys: Tensor, tokens: int, channels: int) -> Tensor:

@@ -80,7 +80,8 @@ class StoP(PretrainAlgorithm):
         predictor, replaced = objective.predictor, VARIANTS[self.variant]
         if replaced.tokens is not None:
             std = 0.25 if self.noise_std is None else self.noise_std
-            predictor.tokens = replaced.tokens(std, official=self.official)
+            widths = model.encoder.embed_dim, predictor.dim
+            predictor.tokens = replaced.tokens(std, *widths, official=self.official)
             predictor.mask_token.requires_grad_(not self.official)
         if replaced.positions is not None:
             predictor.positions = replaced.positions(predictor.positions.space)
@@ -114,4 +115,4 @@ class StoP(PretrainAlgorithm):
         """Draw n."""
         predictor = model.objectives.of(FeaturePrediction).predictor
         if isinstance(predictor.tokens, StochasticTokens):
-            predictor.tokens.draw(batch, model.seed, predictor.embed)
+            predictor.tokens.draw(batch, model.seed)

@@ -19,6 +19,7 @@ from pospre.batch import EPOCH, INDEX, VISIBLE, Batch
 from pospre.model.objective import Outputs
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.positions.table import Table
+from pospre.nn.projections import weight_of
 
 Pooling = Literal["bilinear", "maxpool"]
 Variant = Literal[
@@ -44,16 +45,16 @@ class NoiseOnBoth(StochasticTokens):
             return context
         return context + self.offset(batch["stop/context"], embed)
 
-    def draw(self, batch: Batch, seed: int, embed: nn.Linear) -> None:
+    def draw(self, batch: Batch, seed: int) -> None:
         """Write ``stop/masked``, and ``stop/context`` (B, K, D), which does not depend on it."""
-        super().draw(batch, seed, embed)
-        self.draw_context(batch, seed, embed)
+        super().draw(batch, seed)
+        self.draw_context(batch, seed)
 
-    def draw_context(self, batch: Batch, seed: int, embed: nn.Linear) -> None:
+    def draw_context(self, batch: Batch, seed: int) -> None:
         """Write ``stop/context``, new for every epoch and token."""
         keys = draws.sample_keys(seed, batch[EPOCH], batch[INDEX], 0, "stop/context")
         tokens = batch[VISIBLE].shape[1]
-        batch["stop/context"] = standard_normal(keys, tokens, self.width(embed))
+        batch["stop/context"] = standard_normal(keys, tokens, self.width)
 
 
 class NoiseOnContext(NoiseOnBoth):
@@ -70,9 +71,10 @@ class FixedCovariance(StochasticTokens):
         """Return s·ε."""
         return self.noise_std * normal
 
-    def width(self, embed: nn.Linear) -> int:
-        """Return the predictor's width."""
-        return embed.out_features
+    @property
+    def width(self) -> int:
+        """The predictor's width."""
+        return self.dim
 
 
 class ProjectionL1(ExtraTerm):
@@ -86,7 +88,7 @@ class ProjectionL1(ExtraTerm):
         self, features: Tensor, target_BND: Tensor, embed: nn.Linear, batch: Batch
     ) -> Outputs:
         """Return the penalty."""
-        return {"l1": self.weight * embed.weight.float().abs().sum()}
+        return {"l1": self.weight * weight_of(embed, target_BND.shape[-1]).float().abs().sum()}
 
     def combine(self, distance: Tensor, outputs: Outputs, measure: Measure) -> Tensor:
         """Add it."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pospre.batch import LABEL, whole_numbers
 from pospre.errors import UserError
+from pospre.nn.projections import check_parts, parts_of
 from pospre.nn.vit import Encoder
 
 
@@ -28,6 +29,7 @@ class Head(nn.Module):
         self.linear = nn.Linear(encoder.embed_dim, num_classes)
         nn.init.trunc_normal_(self.linear.weight, std=std)
         nn.init.zeros_(self.linear.bias)
+        self.num_classes, self.built = num_classes, parts_of(self)
 
     def forward(self, pooled_BD: Tensor) -> Tensor:
         """Return logits (B, C)."""
@@ -38,14 +40,18 @@ class Head(nn.Module):
 
         Args:
             of_mean: it classifies the mean of the patches.
+
+        Raises:
+            UserError: parts were replaced.
         """
+        check_parts(self, self.built, "supervised.head")
         parts = {self.timm_name: self.linear, "fc_norm": self.norm}
         state = {
             f"{prefix}.{key}": value
             for prefix, part in parts.items()
             for key, value in part.state_dict().items()
         }
-        kwargs: dict[str, Any] = {"num_classes": self.linear.out_features}
+        kwargs: dict[str, Any] = {"num_classes": self.num_classes}
         bare = isinstance(self.norm, LayerNorm)
         if of_mean:
             kwargs["global_pool"] = "avg"

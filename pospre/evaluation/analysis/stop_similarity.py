@@ -85,11 +85,11 @@ def check(plan: Plan[StopSimilarity]) -> None:
 
 def noise(predictor: Predictor, num_positions: int, seed: int, draw: int) -> Tensor:
     """Return the noise added to each position in training: (N, d)."""
-    tokens, embed = predictor.tokens, predictor.embed
+    tokens = predictor.tokens
     assert isinstance(tokens, StochasticTokens)
-    place_N = torch.arange(num_positions, device=embed.weight.device)
+    place_N = torch.arange(num_positions, device=predictor.mask_token.device)
     keys_N = draws.sample_keys(seed, draw, place_N, 0, "stop_similarity")
-    return tokens.offset(draws.normal(keys_N, tokens.width(embed)), embed)
+    return tokens.offset(draws.normal(keys_N, tokens.width), predictor.embed)
 
 
 def similarity(queries_ND: Tensor, position_ND: Tensor) -> Tensor:

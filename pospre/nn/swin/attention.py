@@ -14,9 +14,9 @@ class OffsetBias(nn.Module):
         self.fc1 = nn.Linear(2, hidden)
         self.fc2 = nn.Linear(hidden, num_heads, bias=False)
 
-    def forward(self, reach: int) -> Tensor:
+    def forward(self, reach: int, device: torch.device) -> Tensor:
         """Return the biases ((2·reach − 1)², heads) of offsets below ``reach``, row-major."""
-        steps = torch.arange(1 - reach, reach, device=self.fc1.weight.device)
+        steps = torch.arange(1 - reach, reach, device=device)
         # log-spaced offsets resolve near tokens better than far ones
         scaled = steps.sign() * (1 + steps.abs().float()).log2() / 3
         rows, cols = torch.meshgrid(scaled, scaled, indexing="ij")
@@ -50,7 +50,7 @@ class WindowAttention(nn.Module):
             for part in self.qkv(tokens_WTC).chunk(3, dim=-1)
         )
         if places_WT3 is None:
-            bias = self._bias_in_order(round(tokens_WTC.shape[1] ** 0.5))
+            bias = self._bias_in_order(round(tokens_WTC.shape[1] ** 0.5), tokens_WTC.device)
         else:
             bias = self._bias(places_WT3)
         if mask_W1TT is not None:
@@ -63,17 +63,17 @@ class WindowAttention(nn.Module):
         reach = self.reach
         place, known = places_WT3[..., :2].long(), places_WT3[..., 2]
         row, col = (place.unsqueeze(2) - place.unsqueeze(1) + reach - 1).unbind(-1)
-        table = self.offset_bias(reach)
+        table = self.offset_bias(reach, place.device)
         both = known.unsqueeze(2) * known.unsqueeze(1)
         return (table[row * (2 * reach - 1) + col] * both.unsqueeze(-1)).permute(0, 3, 1, 2)
 
-    def _bias_in_order(self, window: int) -> Tensor:
+    def _bias_in_order(self, window: int, device: torch.device) -> Tensor:
         """Return the bias (1, heads, T, T) shared by all windows of a whole image."""
-        steps = torch.arange(window, device=self.proj.weight.device)
+        steps = torch.arange(window, device=device)
         apart = steps.unsqueeze(1) - steps + window - 1
         # (row, column, row, column) to two tokens
         index = apart[:, None, :, None] * (2 * window - 1) + apart[None, :, None, :]
-        table = self.offset_bias(window)
+        table = self.offset_bias(window, device)
         return table[index.reshape(window**2, -1)].permute(2, 0, 1).unsqueeze(0)
 
 

@@ -21,6 +21,7 @@ from pospre.nn.encoder_options import EncoderOptions, Init
 from pospre.nn.initialisation import init_patch_embed, init_trunc_normal, init_weights
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.projections import check_parts, parts_of
 from pospre.nn.sizes import pair
 from pospre.nn.swin.attention import (
     WindowAttention,
@@ -148,6 +149,7 @@ class SwinEncoder(PatchEncoder):
         )
         self.norm = LayerNorm(self.embed_dim, eps=1e-5)
         self.init_parameters(options.init)
+        self.built = parts_of(self)
 
     def init_parameters(self, init: Init) -> None:
         """Reinitialise all weights; see ``build_swin``."""
@@ -239,14 +241,16 @@ class SwinEncoder(PatchEncoder):
 
     def timm_state(self) -> dict[str, Tensor]:
         """Return the weights for timm's Swin, with the biases within a window as tables."""
+        check_parts(self, self.built, "encoder")
         state = {k: v.contiguous() for k, v in self.state_dict().items() if "offset_bias" not in k}
+        device = next(self.parameters()).device
         for number, stage in enumerate(self.layers):
             assert isinstance(stage, Stage)
             for index, block in enumerate(stage.blocks):
                 assert isinstance(block, SwinBlock)
                 window = min(self.window, block.attn.reach)
                 name = f"layers.{number}.blocks.{index}.attn.relative_position_bias_table"
-                state[name] = block.attn.offset_bias(window).detach().contiguous()
+                state[name] = block.attn.offset_bias(window, device).detach().contiguous()
         return state
 
 

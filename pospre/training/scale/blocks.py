@@ -76,16 +76,18 @@ def convert_blocks(model: PretrainModel, **options: Any) -> None:
     """
     with needing("float8", "trainer.float8"):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8.float8_linear import Float8Linear
     config = Float8LinearConfig(pad_inner_dim=True, **options)
     for block in blocks_of(model):
         convert_to_float8_training(block, module_filter_fn=_is_wide, config=config)
         for layer in block.modules():
-            if isinstance(layer, nn.Linear) and type(layer) is not nn.Linear:
-                layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
+            if isinstance(layer, Float8Linear):
+                layer.forward = partial(_forward, layer)
 
 
 def _is_wide(module: nn.Module, name: str) -> bool:
-    return isinstance(module, nn.Linear) and not (
+    # torchao would forget what a subclass computes
+    return type(module) is nn.Linear and not (
         module.in_features % _MULTIPLE or module.out_features % _MULTIPLE
     )
 

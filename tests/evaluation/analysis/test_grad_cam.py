@@ -26,7 +26,7 @@ def test_the_map_is_what_finite_differences_give(pooling: str, layer: int) -> No
     def logit(tokens: Tensor) -> Tensor:
         block = blocks[layer - 1]
         mixed = before + block.attn(tokens)
-        mixed = mixed + block.mlp.fc2(block.mlp.hidden(block.norm2(mixed)))
+        mixed = mixed + block.mlp(block.norm2(mixed))
         for later in blocks[layer:]:
             mixed = later(mixed)
         logits = head({"student": encoder.norm(mixed)}, {})["logits"]

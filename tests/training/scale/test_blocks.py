@@ -14,6 +14,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
+from pospre.nn.block import Block
+from pospre.nn.projections import UnbiasedKeys
 from pospre.training.scale import blocks
 from pospre.training.scale.blocks import blocks_of, recompute_blocks
 from tests.algorithms.cases import Case, written
@@ -110,8 +112,17 @@ def test_blocks_train_in_8_bits_and_are_evaluated_as_before() -> None:
     assert torch.equal(found, expected)
 
 
-def test_narrow_layers_stay() -> None:
+def test_narrow_layers_stay_and_so_do_keys_without_bias() -> None:
     assert blocks._is_wide(nn.Linear(48, 16), "") and not blocks._is_wide(nn.Linear(40, 16), "")
+    model, batch = CASE.build()[0], CASE.batch()
+    expected = model.eval()(dict(batch), progress=0.5).loss
+    for block in model.encoder.blocks:
+        assert isinstance(block, Block)
+        block.attn.qkv.__class__ = UnbiasedKeys
+        nn.init.ones_(block.attn.qkv.bias.view(3, -1)[1])
+    blocks.convert_blocks(model, emulate=True)
+    assert type(model.encoder.blocks[0].get_submodule("attn.qkv")) is UnbiasedKeys
+    assert torch.equal(model.eval()(dict(batch), progress=0.5).loss, expected)  # it had none
 
 
 @pytest.mark.parametrize(("capability", "lacks"), [((9, 0), False), ((8, 0), True)])
