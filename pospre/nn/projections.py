@@ -103,10 +103,12 @@ def check_parts(module: nn.Module, built: Parts, name: str) -> None:
         same = kind is was or kind is DTensor
         if same or (kind and (issubclass(kind, FSDPModule) or "torchao.float8" in kind.__module__)):
             continue
-        now, then = (each.__name__ if each else "missing" for each in (kind, was))
+        now, then = (
+            f"{each.__module__}.{each.__name__}" if each else "missing" for each in (kind, was)
+        )
         raise UserError(
-            f"{name}.{part} is now {now}, but was {then} when the module was built. An export of "
-            "the weights would lose what it computes. Merge it into the weights first (LoRA of "
-            "peft: model.merge_and_unload(); parametrisations: "
-            "torch.nn.utils.parametrize.remove_parametrizations)."
+            f"{name}.{part} is now {now}, but was {then} when it was built. An export of the "
+            "weights would lose what it computes. Merge it into the weights first: for peft "
+            "model.merge_and_unload(), for parametrisations "
+            "torch.nn.utils.parametrize.remove_parametrizations(…)."
         )

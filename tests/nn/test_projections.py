@@ -214,12 +214,18 @@ def cut(encoder: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda encoder: give_lora(encoder, "qkv"), r"qkv is now Lora, but was Linear"),
-        (lambda encoder: give_lora(encoder.patch_embed, "proj"), r"proj is now Lora"),
-        (parametrised, r"qkv is now ParametrizedLinear.*remove_parametrizations"),
-        (pruned, r"proj.weight is now missing, but was Tensor"),
-        (doubled, r"blocks.0.mlp.fc2 is now Doubled, but was Linear"),
-        (cut, r"encoder.norm is now Identity, but was LayerNorm"),
+        (
+            lambda encoder: give_lora(encoder, "qkv"),
+            r"qkv is now .*\.Lora, but was .*Linear",
+        ),
+        (
+            lambda encoder: give_lora(encoder.patch_embed, "proj"),
+            r"proj is now .*Lora, but was",
+        ),
+        (parametrised, r"qkv is now .*ParametrizedLinear.*remove_parametrizations"),
+        (pruned, r"proj.weight is now missing, but was torch.Tensor"),
+        (doubled, r"blocks.0.mlp.fc2 is now .*Doubled, but was .*Linear"),
+        (cut, r"encoder.norm is now .*Identity, but was .*LayerNorm"),
     ],
 )
 def test_an_export_refuses_what_its_weights_do_not_hold(
@@ -248,11 +254,11 @@ def test_merged_weights_are_exported(kind: str) -> None:
 def test_swin_and_the_classifier_refuse_too() -> None:
     encoder: Any = swin(window=4)
     give_lora(encoder.layers[3].blocks[0].attn, "proj")
-    with pytest.raises(UserError, match=r"encoder.layers.3.blocks.0.attn.proj is now Lora"):
+    with pytest.raises(UserError, match=r"encoder.layers.3.blocks.0.attn.proj is now .*Lora"):
         encoder.timm_state()
     head: Any = model_of("plain", ("supervised",)).objectives["supervised"]
     give_lora(head, "linear")
-    with pytest.raises(UserError, match=r"supervised.head.linear is now Lora"):
+    with pytest.raises(UserError, match=r"supervised.head.linear is now .*Lora"):
         head.timm_state()
 
 
