@@ -74,8 +74,7 @@ class OpenedImage:
                 self._pixels, self.deep = decode_otherwise(self._data, decoding)
                 self._data = self._pixels
         if self._header is not None:
-            sides = self._header.width, self._header.height
-            self.width, self.height = sides[::-1] if self._header.orientation > 4 else sides
+            self.width, self.height = self._header.upright_sides
         elif self._pixels is not None:
             self.height, self.width = self._pixels.shape[:2]
         self.num_bytes = self._data.nbytes

@@ -68,6 +68,12 @@ class JpegHeader(NamedTuple):
     scan: int = 0
 
     @property
+    def upright_sides(self) -> tuple[int, int]:
+        """Width and height of the upright image."""
+        sides = self.width, self.height
+        return sides[::-1] if self.orientation > 4 else sides
+
+    @property
     def whole(self) -> Box:
         """All of the image."""
         return Box(0, 0, self.width, self.height)

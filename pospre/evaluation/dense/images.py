@@ -1,49 +1,76 @@
-"""Reading of images, masks, and labels of rendered scenes for dense evaluations."""
+"""Reading of images, masks, and labels of rendered scenes for dense evaluations.
+
+Images are decoded as in training, and turned upright by EXIF. So are masks, if they have EXIF.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy import ndarray
-from PIL import Image
+from PIL import Image, ImageOps
 from pycocotools import mask as coco_mask
 from torch import Tensor
 
+from pospre.data.decode import jpeg
+from pospre.data.decode.bit_depth import Decoding, given_range
+from pospre.data.decode.decoder import DecodeError, OpenedImage
+from pospre.data.stores.files import odd_file, read_bytes
+from pospre.data.stores.image_folder import list_images
 from pospre.errors import UserError
+from pospre.recipe.recipe import Recipe
 from pospre.untrusted_json import parse_object
+
+_START = 1 << 17  # bytes: EXIF and a colour profile usually end there
+
+
+def decoding_of(recipe: Recipe) -> Decoding:
+    """Return how the images of a recipe's training are decoded, in RGB."""
+    return Decoding(deep_range=given_range(recipe.data.deep_range))
 
 
 @contextmanager
-def _opened(path: Path, what: str = "image") -> Iterator[Image.Image]:
-    """Open an image file, and turn read errors into ``UserError``."""
+def _readable(path: Path, what: str = "image") -> Iterator[None]:
+    """Turn errors of reading a file into ``UserError``."""
     try:
-        with Image.open(path) as image:
-            yield image
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        if odd := odd_file(path):
+            raise OSError(f"it is {odd}")
+        yield
+    except (OSError, ValueError, DecodeError, Image.DecompressionBombError) as error:
         raise UserError(
             f"{path} is not a readable {what} ({error}); replace it, or leave it out."
         ) from error
 
 
-def read_image(path: Path) -> Tensor:
-    """Return the pixels of an image file, uint8 RGB (3, H, W)."""
-    with _opened(path) as image:
-        return torch.tensor(np.asarray(image.convert("RGB"))).permute(2, 0, 1)
+def read_image(path: Path, decoding: Decoding) -> Tensor:
+    """Return the pixels of an upright image, uint8 RGB (3, H, W)."""
+    with _readable(path):
+        pixels = OpenedImage(read_bytes(path), decoding).decode()[0]
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def image_sides(path: Path) -> tuple[int, int]:
-    """Return height and width of an image file, reading only its header."""
-    with _opened(path) as image:
-        return image.height, image.width
+    """Return height and width of an upright image; of a JPEG only the start is read."""
+    with _readable(path):
+        with path.open("rb") as file, suppress(jpeg.UnusualJpeg):
+            return jpeg.read_header(memoryview(file.read(_START))).upright_sides[::-1]
+        image = OpenedImage(read_bytes(path))
+    return image.height, image.width
+
+
+def files_by_stem(folder: Path) -> dict[str, Path]:
+    """Return the images of a folder by their path in it, without the ending."""
+    names = list_images(folder) if folder.is_dir() else []
+    return {name.rpartition(".")[0]: folder / name for name in names}
 
 
 def read_mask(path: Path) -> ndarray:
     """Return the values of a mask file, int64 (H, W)."""
-    with _opened(path, "mask") as image:
-        values = np.asarray(image)
+    with _readable(path, "mask"), Image.open(path) as image:
+        values = np.asarray(ImageOps.exif_transpose(image))
     if values.ndim != 2:
         raise UserError(
             f"{path} has {values.shape[2]} channels; a mask is a grey or indexed PNG of class ids."

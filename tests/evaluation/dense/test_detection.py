@@ -9,14 +9,17 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from pycocotools import mask as coco_mask
 from torchmetrics.detection import MeanAveragePrecision
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 
 from data_prep.scenes import Settings, render_scenes
+from pospre.data.decode.bit_depth import RGB
 from pospre.errors import UserError
 from pospre.evaluation.dense.detection import detection
 from pospre.evaluation.dense.detection.average_precision import average_precision
-from pospre.evaluation.dense.detection.box_data import BoxSet, open_boxes
+from pospre.evaluation.dense.detection.box_data import open_boxes
+from pospre.evaluation.dense.detection.box_set import BoxSet
 from pospre.evaluation.dense.detection.detection import Jittered
 from pospre.evaluation.dense.detection.mask_rcnn import Pyramid, build_detector, stride_of
 from pospre.evaluation.dense.maps import FeatureMaps
@@ -80,6 +83,34 @@ def test_figures_are_those_of_torchmetrics(coco: BoxSet):
     assert list(ours["classes"].values()) == pytest.approx(wanted["map_per_class"].tolist())
     assert ours["AP_large"] is None  # no rectangle has 96² pixels
     assert 0 < ours["AP_se"] < 0.2
+
+
+def test_size_of_a_mask_is_its_own_area():
+    """Diagonal stripes: small objects in boxes of medium size."""
+    truth, found = BoxSet("stripes", ["stripe"], RGB), []
+    theirs = MeanAveragePrecision(iou_type="segm", backend="pycocotools")
+    for number, score in enumerate((0.9, 0.4, 0.7), start=1):
+        places = np.arange(40 + 10 * number)
+        stripe = np.zeros((100, 100), np.uint8)
+        for shift in range(6):
+            stripe[places, places + shift] = 1
+        moved = np.roll(stripe, number - 1, axis=1)
+        masks = [coco_mask.encode(np.asfortranarray(each)) for each in (stripe, moved)]
+        truth.images.append(Path("stripe"))
+        truth.sides.append((100, 100))
+        truth.items.append([])
+        truth.add([0.0, 0.0, places[-1] + 6.0, places[-1] + 1.0], 1, mask=masks[0])
+        line = {"image_id": number, "category_id": 1, "score": score, "segmentation": masks[1]}
+        found.append({**line, "bbox": [0.0, 0.0, 60.0, 60.0]})
+        both = [
+            {"masks": torch.from_numpy(each).bool()[None], "labels": torch.tensor([1])}
+            for each in (stripe, moved)
+        ]
+        theirs.update([both[1] | {"scores": torch.tensor([score])}], [both[0]])
+    ours, wanted = average_precision(truth.coco(), found, "segm"), theirs.compute()
+    assert [ours["AP"], ours["AP_small"]] == pytest.approx([float(wanted["map"])] * 2, abs=1e-6)
+    assert wanted["map_small"] == wanted["map"] and 0 < ours["AP"] < 1
+    assert ours["AP_medium"] is ours["AP_large"] is None
 
 
 def test_standard_errors_leave_out_every_tenth_image(coco: BoxSet):
@@ -341,6 +372,24 @@ def test_run_lengths_beyond_the_image_are_refused(tmp_path: Path):
         item.read_mask()
 
 
+@pytest.mark.parametrize(
+    ("noted", "area"), [({"area": 7.5}, 7.5), ({"area": None}, 32.0), ({"area": 0}, 32.0)]
+)
+def test_area_is_the_noted_one_or_that_of_the_mask(
+    tmp_path: Path, noted: dict[str, Any], area: float
+):
+    triangle = {"bbox": [10, 10, 8, 8], "segmentation": [[10, 10, 18, 10, 10, 18]]}
+    change_first(coco_folder(tmp_path, {"val": 1}), triangle | noted)
+    (item, _), *_ = open_boxes(str(tmp_path), "val").items
+    assert item.area == pytest.approx(area, abs=4)  # of a triangle's pixels
+    assert "area" in noted and (noted["area"] or item.area == item.read_mask().sum())
+    change_first(tmp_path, {"segmentation": None, "area": None})
+    assert open_boxes(str(tmp_path), "val").items[0][0].area == 64
+    change_first(tmp_path, {"area": -1})
+    with pytest.raises(UserError, match="annotation 1 has the area -1; give a number of pixels"):
+        open_boxes(str(tmp_path), "val")
+
+
 def test_boxes_without_area_are_counted_and_other_classes_refused(tmp_path: Path):
     data = coco_folder(tmp_path, {"train": 1, "val": 1})
     path = change_first(data, {"bbox": [70, 2, 5, 5]})  # right of the image
@@ -353,7 +402,7 @@ def test_boxes_without_area_are_counted_and_other_classes_refused(tmp_path: Path
         open_boxes(str(data), "val", ["red", "green"])
     content["images"][0] |= {"height": 640, "width": 640}
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"0\.jpg has height and width \(640, 640\), but it has"):
+    with pytest.raises(UserError, match=r"0\.jpg has height and width \(640, 640\), but upright"):
         open_boxes(str(data), "val")
     path.write_text("[]")
     with pytest.raises(UserError, match=r"instances_val2017\.json is not a COCO annotation file"):

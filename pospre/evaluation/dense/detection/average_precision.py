@@ -23,11 +23,15 @@ def average_precision(
 ) -> dict[str, Any]:
     """Return COCO's figures for COCO annotations and results.
 
+    Of ``segm``, the size of a result is that of its mask.
+
     Returns:
         ``AP`` (mean over IoU 0.5 to 0.95), ``AP50``, ``AP75`` and AP by size, in [0, 1];
         ``AP_se`` and so on for the first three: jackknife standard errors, leaving out every tenth
         image in turn; ``classes``: AP of each by name; None for sizes and classes without objects.
     """
+    if kind == "segm":  # pycocotools would take the area of a result's box
+        detections = [{k: v for k, v in each.items() if k != "bbox"} for each in detections]
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         coco = _index(truth)
         nothing = _index({**truth, "annotations": []})

@@ -8,141 +8,35 @@ year may follow the split's name), Pascal VOC (``ImageSets/Main/<split>.txt``,
 import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from numpy import ndarray
 from pycocotools import mask as coco_mask
 from tqdm import tqdm
 
+from pospre.data.decode.bit_depth import RGB, Decoding
 from pospre.data.stores.description import first_other
 from pospre.errors import UserError
-from pospre.evaluation.dense.images import LABELS, SCENE_CLASSES, image_sides, scene_lines
+from pospre.evaluation.dense.detection.box_set import BoxSet
+from pospre.evaluation.dense.images import (
+    LABELS,
+    SCENE_CLASSES,
+    files_by_stem,
+    scene_lines,
+)
 from pospre.untrusted_json import parse_object
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".JPEG", ".JPG")
 
-
-@dataclass(frozen=True)
-class Item:
-    """An object in an image.
-
-    Attributes:
-        box: x0, y0, x1, y1 in pixels, within the image.
-        label: class, from 1.
-        crowd: many objects (COCO) or difficult (VOC): not trained on, and ignored in measurement.
-        area: area in pixels, of the mask if there is one.
-        mask: compressed run lengths in pycocotools' format.
-    """
-
-    box: tuple[float, float, float, float]
-    label: int
-    crowd: bool
-    area: float
-    mask: Mapping[str, Any] | None
-
-    def read_mask(self) -> ndarray:
-        """Return the mask, uint8 (H, W)."""
-        assert self.mask is not None
-        try:
-            mask: ndarray = coco_mask.decode(self.mask)
-        except ValueError as error:
-            size = "x".join(map(str, self.mask["size"]))
-            raise UserError(f"the run lengths of a mask do not fit its {size} pixels.") from error
-        return mask
-
-
-@dataclass
-class BoxSet:
-    """A split of a data set.
-
-    Attributes:
-        address: for messages.
-        classes: names; label 1 is the first.
-        sides: height and width of each image.
-        dropped: number of boxes without area within their image, which are left out.
-    """
-
-    address: str
-    classes: Sequence[str]
-    images: list[Path] = field(default_factory=list)
-    sides: list[tuple[int, int]] = field(default_factory=list)
-    items: list[list[Item]] = field(default_factory=list)
-    dropped: int = 0
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def add_image(self, file: Path, annotation: Path) -> tuple[int, int]:
-        """Add an image without objects, described by ``annotation``; return height and width."""
-        if not file.is_file():
-            raise UserError(f"{annotation} describes {file}, which does not exist.")
-        self.images.append(file)
-        self.sides.append(image_sides(file))
-        self.items.append([])
-        return self.sides[-1]
-
-    def add(
-        self,
-        box: Sequence[float],
-        label: int,
-        *,
-        place: int = -1,
-        crowd: bool = False,
-        area: float | None = None,
-        mask: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Add an object to the image at ``place``, with its box clipped to the image."""
-        height, width = self.sides[place]
-        x0, x1 = (min(max(float(x), 0.0), float(width)) for x in box[::2])
-        y0, y1 = (min(max(float(y), 0.0), float(height)) for y in box[1::2])
-        if x1 <= x0 or y1 <= y0:
-            self.dropped += 1
-            return
-        area = area or (x1 - x0) * (y1 - y0)
-        self.items[place].append(Item((x0, y0, x1, y1), label, crowd, area, mask))
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether every object has a mask."""
-        return all(item.mask is not None for items in self.items for item in items)
-
-    def coco(self) -> dict[str, Any]:
-        """Return COCO annotations; ids count from 1, in the order of images."""
-        placed = [(place, item) for place, row in enumerate(self.items, start=1) for item in row]
-        annotations = [
-            {
-                "id": number,
-                "image_id": place,
-                "category_id": item.label,
-                "bbox": [*item.box[:2], item.box[2] - item.box[0], item.box[3] - item.box[1]],
-                "area": item.area,
-                "iscrowd": int(item.crowd),
-                **({} if item.mask is None else {"segmentation": item.mask}),
-            }
-            for number, (place, item) in enumerate(placed, start=1)
-        ]
-        return {
-            "images": [
-                {"id": number, "height": height, "width": width}
-                for number, (height, width) in enumerate(self.sides, start=1)
-            ],
-            "categories": [
-                {"id": label, "name": name} for label, name in enumerate(self.classes, start=1)
-            ],
-            "annotations": annotations,
-        }
-
-
-def open_boxes(root: str, split: str, classes: Sequence[str] | None = None) -> BoxSet:
+def open_boxes(
+    root: str, split: str, classes: Sequence[str] | None = None, *, decoding: Decoding = RGB
+) -> BoxSet:
     """Open a split's images and annotations; its classes must be those of the training split."""
     base = Path(root)
     listed = sorted((base / "annotations").glob(f"instances_{split}*.json"))
     if listed:
-        found = _coco(base, listed[0])
+        found = _coco(base, listed[0], decoding)
     elif (base / "ImageSets" / "Main" / f"{split}.txt").is_file():
-        found = _voc(base, split, classes)
+        found = _voc(base, split, classes, decoding)
     else:
         folders = [folder for folder in (base / split, base) if (folder / LABELS).is_file()]
         if not folders:
@@ -151,7 +45,7 @@ def open_boxes(root: str, split: str, classes: Sequence[str] | None = None) -> B
                 f"annotations/instances_{split}.json (COCO), with ImageSets/Main/{split}.txt, "
                 "Annotations and JPEGImages (Pascal VOC), or rendered scenes."
             )
-        found = _scenes(folders[0])
+        found = _scenes(folders[0], decoding)
     if classes is not None and list(found.classes) != list(classes):
         raise UserError(
             f"{found.address} has other classes than the training split (first difference: "
@@ -162,7 +56,7 @@ def open_boxes(root: str, split: str, classes: Sequence[str] | None = None) -> B
     return found
 
 
-def _coco(base: Path, path: Path) -> BoxSet:
+def _coco(base: Path, path: Path, decoding: Decoding) -> BoxSet:
     name = path.stem.removeprefix("instances_")
     folder = next((base / part for part in (name, "images") if (base / part).is_dir()), None)
     if folder is None:
@@ -178,16 +72,10 @@ def _coco(base: Path, path: Path) -> BoxSet:
         files = [folder / each["file_name"] for each in images]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a COCO annotation file ({error!r}).") from error
-    found = BoxSet(str(path), names)
+    found = BoxSet(str(path), names, decoding)
     bar = tqdm(files, "images", unit="img", disable=None, delay=2)
     for image, file in zip(images, bar, strict=True):
-        rows, cols = found.add_image(file, path)
-        told = (image.get("height") or rows, image.get("width") or cols)
-        if told != (rows, cols):
-            raise UserError(
-                f"{path} says that {file} has height and width {told}, but it has "
-                f"{(rows, cols)}, so its boxes and masks would not fit. Correct one of them."
-            )
+        found.add_image(file, path, image.get("height"), image.get("width"))
     for number, each in enumerate(annotations):
         try:
             _add_annotation(found, each, labels, places)
@@ -221,9 +109,17 @@ def _add_annotation(
         labels[each["category_id"]],
         place=place,
         crowd=bool(each.get("iscrowd", 0)),
-        area=each.get("area"),
+        area=_area(each.get("area")),
         mask=_coco_mask(each.get("segmentation"), *found.sides[place]),
     )
+
+
+def _area(given: Any) -> float:
+    """Return the area that an annotation notes; 0: none."""
+    area = float(given or 0)
+    if not 0 <= area < math.inf:
+        raise UserError(f"has the area {given}; give a number of pixels, or leave it out.")
+    return area
 
 
 def _coco_mask(given: Any, height: int, width: int) -> Mapping[str, Any] | None:
@@ -239,16 +135,18 @@ def _coco_mask(given: Any, height: int, width: int) -> Mapping[str, Any] | None:
     return merged
 
 
-def _voc(base: Path, split: str, classes: Sequence[str] | None) -> BoxSet:
+def _voc(base: Path, split: str, classes: Sequence[str] | None, decoding: Decoding) -> BoxSet:
     listed = base / "ImageSets" / "Main" / f"{split}.txt"
     names = [line.split()[0] for line in listed.read_text(encoding="utf-8").splitlines() if line]
     paths = [base / "Annotations" / f"{name}.xml" for name in names]
-    objects = [_voc_objects(path) for path in paths]
+    trees = [_voc_tree(path) for path in paths]
+    objects = [_voc_objects(tree, path) for tree, path in zip(trees, paths, strict=True)]
     known = list(classes or sorted({name for some in objects for name, *_ in some}))
-    found = BoxSet(f"{base} ({split})", known)
-    for name, path, some in zip(names, paths, objects, strict=True):
-        images = [base / "JPEGImages" / f"{name}{suffix}" for suffix in _IMAGES]
-        found.add_image(next((image for image in images if image.is_file()), images[0]), path)
+    images = files_by_stem(base / "JPEGImages")
+    found = BoxSet(f"{base} ({split})", known, decoding)
+    for name, path, tree, some in zip(names, paths, trees, objects, strict=True):
+        image = images.get(name, base / "JPEGImages" / f"{name}.jpg")
+        found.add_image(image, path, *(_voc_side(tree, key) for key in ("height", "width")))
         for kind, box, difficult in some:
             if kind not in known:
                 raise UserError(f"{path} has the class '{kind}'; known are {', '.join(known)}.")
@@ -256,12 +154,23 @@ def _voc(base: Path, split: str, classes: Sequence[str] | None) -> BoxSet:
     return found
 
 
-def _voc_objects(path: Path) -> list[tuple[str, tuple[float, float, float, float], bool]]:
-    """Return each object's class, box, and whether it is difficult."""
+def _voc_tree(path: Path) -> ElementTree.Element:
     try:
-        tree = ElementTree.parse(path)
+        return ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError) as error:
         raise UserError(f"{path} is not a readable annotation ({error}).") from error
+
+
+def _voc_side(tree: ElementTree.Element, key: str) -> int | None:
+    """Return the ``height`` or ``width`` that an annotation notes; None if it notes none."""
+    text = (tree.findtext(f"size/{key}") or "").strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _voc_objects(
+    tree: ElementTree.Element, path: Path
+) -> list[tuple[str, tuple[float, float, float, float], bool]]:
+    """Return each object's class, box, and whether it is difficult."""
     found = []
     for number, item in enumerate(tree.iter("object"), start=1):
         texts = [item.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
@@ -277,8 +186,8 @@ def _voc_objects(path: Path) -> list[tuple[str, tuple[float, float, float, float
     return found
 
 
-def _scenes(folder: Path) -> BoxSet:
-    found = BoxSet(str(folder), SCENE_CLASSES)
+def _scenes(folder: Path, decoding: Decoding) -> BoxSet:
+    found = BoxSet(str(folder), SCENE_CLASSES, decoding)
     for line in scene_lines(folder):
         sides = found.add_image(folder / line["path"], folder / LABELS)
         for item in line["objects"]:

@@ -22,10 +22,11 @@ from torchvision.transforms import v2
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.detection.average_precision import average_precision
-from pospre.evaluation.dense.detection.box_data import BoxSet, open_boxes
+from pospre.evaluation.dense.detection.box_data import open_boxes
+from pospre.evaluation.dense.detection.box_set import BoxSet
 from pospre.evaluation.dense.detection.mask_rcnn import build_detector, stride_of
 from pospre.evaluation.dense.fitting import seeded, train_head
-from pospre.evaluation.dense.images import check_apart, check_not_smaller, read_image
+from pospre.evaluation.dense.images import check_apart, check_not_smaller, decoding_of
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.dense.settings import Detection
 from pospre.evaluation.registry import Context, Plan
@@ -87,8 +88,9 @@ def check(plan: Plan[Detection]) -> Setup:
     """Return the data; raise a ``UserError`` for invalid annotations, classes or sizes."""
     encoder = check_encoder(plan)
     settings, patch = plan.settings, encoder.patch_size[0]
-    train = open_boxes(settings.bank or plan.data, settings.train_split)
-    val = open_boxes(plan.data, settings.split, train.classes)
+    decoding = decoding_of(plan.recipe)
+    train = open_boxes(settings.bank or plan.data, settings.train_split, decoding=decoding)
+    val = open_boxes(plan.data, settings.split, train.classes, decoding=decoding)
     setup = Setup(train, val, settings.size or max(encoder.grid) * stride_of(patch))
     unit = 2 * stride_of(patch)
     if setup.size % unit:
@@ -143,7 +145,7 @@ class Jittered(Dataset[tuple[Tensor, dict[str, Tensor]]]):
     def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return uint8 (3, S, S), and boxes (x0, y0, x1, y1), labels and masks."""
         epoch, index = place
-        pixels = read_image(self.boxes.images[index])
+        pixels = self.boxes.image(index)
         items = [item for item in self.boxes.items[index] if not item.crowd]
         sides = self.boxes.sides[index]
         corners = torch.tensor([item.box for item in items]).reshape(-1, 4)
@@ -225,7 +227,7 @@ def _detect(context: Context, setup: Setup, detector: FasterRCNN) -> list[dict[s
         height, width = setup.val.sides[index]
         factor = setup.size / max(height, width)
         scaled = round(height * factor), round(width * factor)
-        image = read_image(setup.val.images[index])[None].to(context.device) / 255
+        image = setup.val.image(index)[None].to(context.device) / 255
         image = F.interpolate(image, scaled, mode="bilinear", antialias=True)
         (found,) = detector([image[0]])
         unit = found["boxes"].new_tensor([width / scaled[1], height / scaled[0]] * 2)

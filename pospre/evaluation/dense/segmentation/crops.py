@@ -14,7 +14,6 @@ from torchvision.transforms import v2
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.fitting import seeded
-from pospre.evaluation.dense.images import read_image
 from pospre.evaluation.dense.maps import FeatureMaps
 from pospre.evaluation.dense.segmentation.mask_data import IGNORED, MaskSet
 from pospre.evaluation.registry import Context
@@ -117,7 +116,7 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return the crop of (epoch, index)."""
         epoch, index = place
-        pixels = read_image(self.masks.images[index])
+        pixels = self.masks.image(index)
         mask = tv_tensors.Mask(torch.from_numpy(self.masks.read(index, self.num_classes)))
         short = min(mask.shape) if self.size is None else self.size
         least, most = (round(short * scale) for scale in SCALES)
@@ -147,8 +146,8 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
     ) -> "Encoded":
         """Encode all windows of a set and keep them in memory."""
         found: list[tuple[Tensor, Tensor]] = []
-        for index, path in enumerate(context.track(masks.images, "windows", unit="img")):
-            image = show(maps.model, read_image(path), showing)
+        for index in context.track(range(len(masks)), "windows", unit="img"):
+            image = show(maps.model, masks.image(index), showing)
             labels = torch.from_numpy(masks.read(index, num_classes)).float()[None, None]
             rows, columns = showing.scaled(*labels.shape[-2:])
             labels = F.interpolate(labels, (rows, columns), mode="nearest-exact")

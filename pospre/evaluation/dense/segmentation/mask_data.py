@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
+from torch import Tensor
 from tqdm import tqdm
 
+from pospre.data.decode.bit_depth import RGB, Decoding
 from pospre.data.stores.image_folder import list_images
 from pospre.errors import UserError
 from pospre.evaluation.dense.images import (
@@ -22,6 +24,7 @@ from pospre.evaluation.dense.images import (
     SCENE_CLASSES,
     check_apart,
     image_sides,
+    read_image,
     read_labels,
     scene_lines,
 )
@@ -42,6 +45,7 @@ class MaskSet:
         first: the value of class 0 in a mask; lower values are ignored.
         ignored: values without a class.
         classes: names, if the layout has them.
+        decoding: how images are decoded.
     """
 
     address: str
@@ -50,9 +54,14 @@ class MaskSet:
     first: int
     ignored: frozenset[int]
     classes: Sequence[str] | None
+    decoding: Decoding = RGB
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def image(self, index: int) -> Tensor:
+        """Return an image's pixels, uint8 (3, H, W)."""
+        return read_image(self.images[index], self.decoding)
 
     def read(self, index: int, num_classes: int) -> ndarray:
         """Return the classes of an image's pixels, int64 (H, W); ``IGNORED`` for no class."""
@@ -89,7 +98,7 @@ class MaskSet:
         return read_labels(mask, image, lambda item: 1 + SCENE_CLASSES.index(item["class"]))
 
 
-def open_masks(root: str, split: str, ignore: int | None) -> MaskSet:
+def open_masks(root: str, split: str, ignore: int | None, decoding: Decoding = RGB) -> MaskSet:
     """Find a split of a data set; ``train`` and ``val`` also stand for ADE20K's longer names.
 
     Pixels of the value ``ignore`` have no class; in ADE20K also those of 0.
@@ -100,17 +109,17 @@ def open_masks(root: str, split: str, ignore: int | None) -> MaskSet:
         if (base / name / "masks").is_dir():
             classes = _class_names(base / "classes.txt")
             pairs = _pairs(base / name / "images", base / name / "masks")
-            return MaskSet(str(base / name), *pairs, 0, ignored, classes)
+            return MaskSet(str(base / name), *pairs, 0, ignored, classes, decoding)
         if (base / "annotations" / name).is_dir():
             names_150 = _ade_names(base / "objectInfo150.txt")
             pairs = _pairs(base / "images" / name, base / "annotations" / name)
-            return MaskSet(str(base / "images" / name), *pairs, 1, ignored, names_150)
+            return MaskSet(str(base / "images" / name), *pairs, 1, ignored, names_150, decoding)
         for folder in (base / name, base):
             if (folder / LABELS).is_file():
                 lines = scene_lines(folder)
                 images = [folder / line["path"] for line in lines]
                 names_all = ("ground and sky", *SCENE_CLASSES)
-                return MaskSet(str(folder), images, lines, 0, ignored, names_all)
+                return MaskSet(str(folder), images, lines, 0, ignored, names_all, decoding)
     raise UserError(
         f"{root} has no split '{split}' of images with masks; give a folder with "
         f"{split}/images and {split}/masks, with images/{split} and annotations/{split} (ADE20K), "
@@ -176,7 +185,7 @@ def _count_pixels(part: MaskSet, num_classes: int) -> ndarray:
         if classes.shape != image_sides(path):
             raise UserError(
                 f"{part.name(index)} is {classes.shape[1]}×{classes.shape[0]}, but {path} has "
-                "another size; a mask needs a value for every pixel."
+                "another size, upright by its EXIF; a mask needs a value for every pixel."
             )
         counts += np.bincount(classes[classes >= 0], minlength=num_classes)
     if not counts.any():

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from pospre.errors import UserError
 from pospre.evaluation.dense.fitting import seeded, train_head
-from pospre.evaluation.dense.images import check_not_smaller, image_sides, read_image
+from pospre.evaluation.dense.images import check_not_smaller, decoding_of, image_sides
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.dense.segmentation.crops import Crops, Encoded, Showing, predict, show
 from pospre.evaluation.dense.segmentation.decoders import LinearDecoder, UperNet
@@ -96,7 +96,7 @@ def check(plan: Plan[Segmentation]) -> Setup:
     """Return the data; raise a ``UserError`` for invalid masks, classes, sizes or layers."""
     settings = plan.settings
     encoder = check_encoder(plan, settings.layers)
-    setup = open_setup(plan.data, settings, encoder)
+    setup = open_setup(plan, encoder)
     check_side("crop", setup.crop, encoder)
     if settings.decoder == "upernet":
         check_upernet(setup, settings.batch_size, encoder)
@@ -174,7 +174,7 @@ def _confusions(
     """Return the confusion matrix of every image, int64 (N, C, C)."""
     matrices = []
     for index in context.track(range(len(setup.val)), "segmentation", unit="img"):
-        image = show(maps.model, read_image(setup.val.images[index]), setup.showing)
+        image = show(maps.model, setup.val.image(index), setup.showing)
         logits = predict(lambda some: decoder(maps(some)), image, setup.showing, batch_size)
         classes_HW = torch.from_numpy(setup.val.read(index, setup.num_classes))
         rows, columns = setup.showing.scaled(*classes_HW.shape)
@@ -231,11 +231,12 @@ def _number(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def open_setup(data: str, settings: Segmentation, encoder: Encoder) -> Setup:
+def open_setup(plan: Plan[Segmentation], encoder: Encoder) -> Setup:
     """Open the data, and fill in settings that depend on others."""
+    settings, decoding = plan.settings, decoding_of(plan.recipe)
     ignore, side = settings.ignore, settings.crop
-    train = open_masks(settings.bank or data, settings.train_split, ignore)
-    val = open_masks(data, settings.split, ignore)
+    train = open_masks(settings.bank or plan.data, settings.train_split, ignore, decoding)
+    val = open_masks(plan.data, settings.split, ignore, decoding)
     crop = encoder.image_size if side is None else (side, side)
     depth = encoder.depth
     usual = {

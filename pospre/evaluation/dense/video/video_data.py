@@ -13,9 +13,18 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
+from torch import Tensor
 
+from pospre.data.decode.bit_depth import RGB, Decoding
 from pospre.errors import UserError
-from pospre.evaluation.dense.images import LABELS, image_sides, read_labels, scene_lines
+from pospre.evaluation.dense.images import (
+    LABELS,
+    files_by_stem,
+    image_sides,
+    read_image,
+    read_labels,
+    scene_lines,
+)
 
 VOID = 255
 _RESOLUTION = "480p"
@@ -28,6 +37,11 @@ class Video:
     name: str
     frames: Sequence[Path]
     masks: Sequence[Any]
+    decoding: Decoding
+
+    def image(self, index: int) -> Tensor:
+        """Return a frame's pixels, uint8 (3, H, W)."""
+        return read_image(self.frames[index], self.decoding)
 
     def objects(self, index: int) -> ndarray:
         """Return the objects of a frame, int64 (H, W): 0 is background, ``VOID`` is ignored."""
@@ -38,15 +52,15 @@ class Video:
         return sorted(set(np.unique(self.objects(0)).tolist()) - {0, VOID})
 
 
-def open_videos(root: str, split: str) -> list[Video]:
+def open_videos(root: str, split: str, decoding: Decoding = RGB) -> list[Video]:
     """Find the sequences of a data set: of a list of DAVIS, or rendered tracks, which have none."""
     base = Path(root)
     listed = base / "ImageSets" / f"{split}.txt"
     if listed.is_file():
         names = [line.split()[0] for line in listed.read_text().splitlines() if line.strip()]
-        videos = [_davis(base, name) for name in names]
+        videos = [_davis(base, name, decoding) for name in names]
     elif (base / LABELS).is_file():
-        videos = _tracks(base)
+        videos = _tracks(base, decoding)
     else:
         raise UserError(
             f"{root} has no list ImageSets/{split}.txt beside JPEGImages and Annotations (DAVIS), "
@@ -71,7 +85,7 @@ def check_video(video: Video) -> None:
         if objects.shape != image_sides(frame):
             raise UserError(
                 f"the mask of {frame} is {objects.shape[1]}×{objects.shape[0]}, but the frame has "
-                "another size."
+                "another size, upright by its EXIF."
             )
         other = sorted(set(np.unique(objects).tolist()) - {0, VOID, *known})
         if other and isinstance(video.masks[index], Path):
@@ -81,19 +95,20 @@ def check_video(video: Video) -> None:
             )
 
 
-def _davis(base: Path, name: str) -> Video:
+def _davis(base: Path, name: str, decoding: Decoding) -> Video:
     folders = [base / part / _RESOLUTION / name for part in ("JPEGImages", "Annotations")]
-    frames, masks = sorted(folders[0].glob("*.jpg")), sorted(folders[1].glob("*.png"))
+    frames = list(files_by_stem(folders[0]).values())
+    masks = sorted(folders[1].glob("*.png"))
     lone = sorted({path.stem for path in frames} ^ {path.stem for path in masks})
     if lone or not frames:
         raise UserError(
             f"{folders[0]} has {len(frames)} frames and {folders[1]} {len(masks)} masks"
             f"{f'; only one of them has {lone[0]}' if lone else ''}. Every frame needs a mask."
         )
-    return Video(name, frames, masks)
+    return Video(name, frames, masks, decoding)
 
 
-def _tracks(base: Path) -> list[Video]:
+def _tracks(base: Path, decoding: Decoding) -> list[Video]:
     scenes: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for line in scene_lines(base):
         scenes[line["scene"]].append(line)
@@ -101,5 +116,5 @@ def _tracks(base: Path) -> list[Video]:
     for number, lines in sorted(scenes.items()):
         lines.sort(key=lambda line: line["frame"])
         frames = [base / line["path"] for line in lines]
-        videos.append(Video(f"scene {number}", frames, lines))
+        videos.append(Video(f"scene {number}", frames, lines, decoding))
     return videos

@@ -20,7 +20,7 @@ from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.images import check_not_smaller, image_sides, read_image
+from pospre.evaluation.dense.images import check_not_smaller, decoding_of, image_sides
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder
 from pospre.evaluation.dense.settings import VideoSegmentation
 from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, open_videos
@@ -81,7 +81,7 @@ def check(plan: Plan[VideoSegmentation]) -> list[Video]:
             f"multiple={multiple} is not a multiple of the patch size {patch}; use "
             f"{max(1, round(multiple / patch)) * patch}."
         )
-    videos = open_videos(plan.data, settings.split)[: settings.num_videos]
+    videos = open_videos(plan.data, settings.split, decoding_of(plan.recipe))[: settings.num_videos]
     for video in videos:
         check_video(video)
         height, width = image_sides(video.frames[0])
@@ -173,7 +173,7 @@ def _features(
     context: Context, maps: FeatureMaps, video: Video, index: int, settings: VideoSegmentation
 ) -> Tensor:
     """Return the features (h, w, D) of a scaled frame."""
-    pixels = read_image(video.frames[index])[None]
+    pixels = video.image(index)[None]
     height, width = pixels.shape[-2:]
     patch = maps.model.encoder.patch_size[0]
     sides = scaled_sides(height, width, settings.size, settings.multiple, patch)
