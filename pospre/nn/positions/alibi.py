@@ -36,12 +36,12 @@ class Alibi(Scheme):
         distance: in ``cells`` (CROMA), or on a ``torus`` with opposite edges joined, divided by the
             longest distance between cells (DINO-SAW).
         slopes: ``fixed``, ALiBi's 2^(−8i/heads), i = 1 … heads; ``constant``, 1 in every head; or
-            ``learned`` per head and block, from U(0, 1) (DINO-SAW; ``optimizer.no_decay: [slope]``
-            exempts them from weight decay). None: the published choice, ``fixed`` for cells and
-            ``constant`` on a torus.
+            ``learned`` per head and block, from U(0, 1), without weight decay (DINO-SAW).
+            None: the published choice, ``fixed`` for cells and ``constant`` on a torus.
     """
 
     in_decoders: ClassVar[bool] = True
+    undecayed: ClassVar[tuple[str, ...]] = ("slope",)
 
     def __init__(
         self, space: Space, *, distance: Distance = "cells", slopes: Slopes | None = None

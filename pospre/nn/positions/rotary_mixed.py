@@ -30,8 +30,8 @@ from pospre.nn.positions.scheme import Scheme, Space
 class RotaryMixed(Scheme):
     """Learned frequencies ``freqs`` (2, blocks, heads, D/2): of columns, then of rows.
 
-    Published models do not decay them: ``optimizer.no_decay: [freqs]``. Angles are computed block
-    by block, because (blocks, heads, K, D/2) for every sample would be large.
+    As in the published code, they have no weight decay. Angles are computed block by block, because
+    (blocks, heads, K, D/2) for every sample would be large.
 
     Args:
         base: θ of the initial magnitudes θ^(−4i/D); each head starts in a random direction.
@@ -39,6 +39,7 @@ class RotaryMixed(Scheme):
 
     shares_clues = False
     in_decoders: ClassVar[bool] = True
+    undecayed: ClassVar[tuple[str, ...]] = ("freqs",)
     timm = "eva"
 
     def __init__(self, space: Space, *, base: PositiveFloat = 10.0) -> None:

@@ -112,6 +112,7 @@ class Scheme(nn.Module):
         takes_registers: supports registers.
         learns: has a learned table, which ``enlarge`` moves to another grid.
         inputs: names of the parameters that are added to tokens.
+        undecayed: names of the parameters without weight decay.
         name: the scheme's name in recipes; ``options`` are those that differ from the defaults.
     """
 
@@ -129,6 +130,7 @@ class Scheme(nn.Module):
     takes_registers: ClassVar[bool] = True
     learns: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...]] = ()
+    undecayed: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, space: Space) -> None:
         super().__init__()

@@ -11,6 +11,7 @@ from pospre.arguments import typed
 from pospre.model.algorithm import unwrapped
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.positions.scheme import Scheme
 from pospre.recipe.sections import Optimizer
 
 # modules that edit tokens before the first block learn like the patch embedding
@@ -49,9 +50,9 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return parameter groups for torch's optimisers, by learning rate and weight decay.
 
-    Vectors (biases, norms, layer scale) are never decayed. The class and mask tokens have three
-    dimensions and are decayed, as in MAE's code. Besides torch's own keys, a group has the key
-    ``decayed``.
+    Vectors (biases, norms, layer scale) and a scheme's frequencies and slopes are never decayed.
+    The class and mask tokens have three dimensions and are decayed, as in MAE's code. Besides
+    torch's own keys, a group has the key ``decayed``.
 
     Args:
         model: the model to train; parameters without gradient are left out.
@@ -92,11 +93,14 @@ def recipe_groups(model: nn.Module, options: Optimizer, peak: float) -> list[dic
 def _groups(
     model: nn.Module, options: Optimizer, lr: float, waiting: Mapping[str, int]
 ) -> list[dict[str, Any]]:
+    schemes = [module for module in model.modules() if isinstance(module, Scheme)]
+    undecayed = {id(getattr(scheme, name)) for scheme in schemes for name in scheme.undecayed}
     groups: dict[tuple[bool, float, int], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        decayed = parameter.ndim > 1 and not any(part in name for part in options.no_decay)
+        decayed = parameter.ndim > 1 and id(parameter) not in undecayed
+        decayed = decayed and not any(part in name for part in options.no_decay)
         scale = rate_scale(model, name, options)
         frozen = max((e for start, e in waiting.items() if name.startswith(start)), default=0)
         group = groups.setdefault(

@@ -78,6 +78,16 @@ def test_names_without_decay() -> None:
     assert groups["encoder.patch_embed.proj.weight"]["weight_decay"] == 0.05
 
 
+@pytest.mark.parametrize(
+    ("positions", "name"),
+    [("rotary_mixed", "freqs"), ({"alibi": {"slopes": "learned"}}, "slope")],
+)
+def test_frequencies_and_slopes_of_positions_go_without_decay(positions: Any, name: str) -> None:
+    groups = by_name(small_model(positions=positions))
+    assert groups[f"encoder.positions.{name}"]["weight_decay"] == 0.0
+    assert groups["encoder.blocks.0.attn.qkv.weight"]["weight_decay"] == 0.05
+
+
 def test_layer_decay_is_timms() -> None:
     theirs = create_model("vit_base_patch16_224", depth=3, global_pool="avg", num_classes=7)
     expected = {}
@@ -116,7 +126,7 @@ def test_positions_learn_as_what_they_are_told_to(positions: str, rates: dict[st
     found = {name: group for name, group in groups.items() if ".positions." in name}
     assert {name.partition(".positions.")[2]: each["lr"] for name, each in found.items()} == rates
     for name, group in found.items():
-        assert group["weight_decay"] == (0.0 if "tables" in name else 0.05)
+        assert group["weight_decay"] == (0.0 if "tables" in name or "freqs" in name else 0.05)
 
 
 def test_smallest_rate_of_vit_base_and_the_patch_embeddings_own() -> None:
