@@ -169,7 +169,7 @@ class PretrainAlgorithm(Algorithm):
         if event == Event.INIT:
             attach_algorithm(model, self)
         elif event == Event.FIT_START:
-            model.check_complete()
+            model.loop_watch.start(model)
             if hasattr(state.dataloader, "check_ranks"):  # our own loader
                 state.dataloader.check_ranks(dist.get_world_size())
                 state.dataloader.check_augment(model.views)

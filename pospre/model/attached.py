@@ -12,7 +12,6 @@ from pospre.batch import EPOCH, INDEX, Batch, loaded_keys, whole_numbers
 from pospre.errors import UserError
 from pospre.model.loop_checks import (
     check_claimed,
-    check_followed,
     check_is_batch,
     check_unwrapped,
     lacking,
@@ -58,6 +57,7 @@ def attach_algorithm(model: PretrainModel, algorithm: PretrainAlgorithm) -> None
     check_places(model)
     model.to(next(model.encoder.parameters()).device)  # the encoder may have been moved
     model.algorithms.append(algorithm)
+    model.loop_watch.has_new_tensors = True
 
 
 def check_given(model: PretrainModel, algorithms: Sequence[Algorithm]) -> None:
@@ -85,11 +85,9 @@ def begin_step(model: PretrainModel, batch: Batch, progress: Progress | float) -
     """Write the draws of all algorithms into ``batch``; see ``PretrainModel.prepare``."""
     if not isinstance(progress, Progress):  # a loop without Composer
         check_given(model, model.algorithms)
-        if not model.is_prepared:
-            model.check_complete()
-            model.is_prepared = True
-        check_followed(model)
-    write_draws(model, model.algorithms, batch, as_progress(progress))
+        progress = as_progress(progress)
+        model.loop_watch.begin(model, progress.step)
+    write_draws(model, model.algorithms, batch, progress)
 
 
 def write_draws(
@@ -120,7 +118,7 @@ def _written(model: PretrainModel, algorithms: Sequence[PretrainAlgorithm], batc
             )
         batch[key] = whole_numbers(batch[key], key)
     if model.training:
-        model.number_check.look(batch)
+        model.loop_watch.numbers.look(batch)
     for algorithm in algorithms:
         before = {**batch}
         try:

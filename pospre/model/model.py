@@ -16,7 +16,8 @@ from pospre.data.views.crop_plan import first_view
 from pospre.data.views.options import ViewGroup, Views, named_groups
 from pospre.errors import UserError
 from pospre.model.attached import Progress, as_progress, attach_algorithm, begin_step
-from pospre.model.loop_checks import NumberCheck, check_batch, check_stepped, lacking
+from pospre.model.loop_checks import check_batch, check_normalised, lacking
+from pospre.model.loop_watch import LoopWatch
 from pospre.model.needs import check_complete
 from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs, StepOutputs
 from pospre.model.passes import EditSet, EncoderPass
@@ -44,7 +45,7 @@ class PretrainModel(ComposerModel):
 
     Args:
         encoder: the encoder to pre-train and export, from ``build_encoder``; or a timm ViT, which
-            ``wrap_encoder`` wraps.
+            ``wrap_encoder`` copies: later changes to it have no effect.
         algorithms: algorithms to attach, hosts first; a Trainer may add more.
         seed: the run's seed; all masks are functions of it.
         views: the view groups of each batch, as a dict by name or a sequence. Default: one group
@@ -84,12 +85,9 @@ class PretrainModel(ComposerModel):
         self.seed = seed
         self.views = named_groups(views or [ViewGroup(size=encoder.image_size)])
         self.registry = Registry(encoder, self.views)
-        # for loops without Composer: training begun, optimisers checked, ``after_step`` called
-        self.is_prepared = self.is_checked = self.is_followed = False
         self.is_one_graph = False  # of ``run_step``: forward also returns the losses
         self.draw_stream: Callable[[Callable[[], Batch]], Batch] = _at_once  # or on a stream
-        self.number_check = NumberCheck()
-        self.seen_weights, self.moves_seen = (-1, 0.0), 0  # until ``after_step`` is called
+        self.loop_watch = LoopWatch()
         for name, group in self.views.items():
             for side, patch in zip(group.shape, encoder.patch_size, strict=True):
                 check_divides(side, patch, key=f"data.views.{name}.size")
@@ -153,7 +151,7 @@ class PretrainModel(ComposerModel):
             places: of the patches; None: their own.
 
         Raises:
-            UserError: the encoder is not a ViT, or lacks a layer.
+            UserError: the encoder is not a ViT, or lacks a layer; or the images are not normalised.
         """
         if not isinstance(self.encoder, Encoder):
             raise UserError(
@@ -162,6 +160,7 @@ class PretrainModel(ComposerModel):
             )
         if isinstance(layers, int):
             raise UserError(f"layers = {layers}, but model.features takes a list: [{layers}].")
+        check_normalised(images_BCHW)
         found = self.encoder(images_BCHW, places=places, layers=layers)
         return [self.encoder.norm(tokens)[:, self.encoder.num_prefix_tokens :] for tokens in found]
 
@@ -227,8 +226,9 @@ class PretrainModel(ComposerModel):
 
         Raises:
             UserError: the batch is invalid, has no integer ``index`` or ``epoch``, or repeats those
-                of other samples; ``progress`` is out of range; or the weights change without
-                ``after_step``, which the teacher needs.
+                of other samples; ``progress`` is out of range; the weights change without
+                ``after_step``, which the teacher needs; or an optimiser omits tensors that have a
+                gradient.
         """
         begin_step(self, batch, progress)
         return batch
@@ -237,12 +237,14 @@ class PretrainModel(ComposerModel):
         """Update the teacher, if any, after the optimiser step that began at ``progress``.
 
         Raises:
-            UserError: some tensors have a gradient, but the optimiser's first step did not use it.
+            UserError: some tensors have a gradient, but no optimiser holds them; or this is called
+                more often than the optimiser steps.
         """
-        self.is_followed = True
-        check_stepped(self)
+        done = as_progress(progress)
+        if not isinstance(progress, Progress):  # a loop without Composer
+            self.loop_watch.end(self, done.step)
         for algorithm in self.algorithms:
-            algorithm.after_step(self, as_progress(progress))
+            algorithm.after_step(self, done)
 
     def forward(
         self, batch: Batch, progress: Progress | float | None = None

@@ -2,7 +2,9 @@
 
 import copy
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -85,6 +87,7 @@ class TeacherManager:
         self.momentum: Momentum | None = None
         self.owner: str | None = None
         self.pairs: list[tuple[nn.Module, nn.Module]] = []
+        self._made: dict[int, int] = {}  # versions of teachers that only have copied weights
 
     def ask(self, owner: str, momentum: Momentum | None) -> bool:
         """Set the momentum; return whether this call is the first.
@@ -117,11 +120,42 @@ class TeacherManager:
     def mirror(self, student: nn.Module, teacher: nn.Module) -> None:
         """Make ``teacher``, a module of the same structure, follow ``student`` from now on."""
         self.pairs.append((student, teacher))
+        self._made[id(teacher)] = _version(teacher)
+        teacher.register_load_state_dict_post_hook(partial(_note_loaded, self._made))
 
     def update(self, progress: float) -> None:
         """Update the teachers from the trained weights, after the step begun at ``progress``."""
         if self.momentum is not None:
+            self._made.clear()
             follow(self.pairs, self.momentum.at(progress))
+
+    def catch_up(self) -> bool:
+        """Copy weights that the students got since; return whether there were any.
+
+        Teachers that were loaded, changed or updated keep their weights, and so do sharded ones:
+        within a forward they cannot be read.
+
+        Raises:
+            UserError: the students have other tensors than their teachers.
+        """
+        behind = [
+            (student, teacher)
+            for student, teacher in self.pairs
+            if not any(isinstance(part, FSDPModule) for part in student.modules())
+            and not all(own.equal(copied) for own, copied in _paired([(student, teacher)]))
+            and self._made.get(id(teacher)) == _version(teacher)
+        ]
+        follow(behind, 0.0)
+        return bool(behind)
+
+
+def _note_loaded(made: dict[int, int], teacher: nn.Module, keys: Any) -> None:
+    made.pop(id(teacher), None)
+
+
+def _version(module: nn.Module) -> int:
+    """Return a number that rises when a tensor is changed in place."""
+    return sum(each._version for each in _weights(module))
 
 
 @torch.no_grad()
@@ -134,16 +168,28 @@ def follow(pairs: list[tuple[nn.Module, nn.Module]], momentum: float) -> None:
     """
     teachers: list[Tensor] = []
     students: list[Tensor] = []
-    for student, teacher in pairs:
-        for value, theirs in zip(_weights(student), _weights(teacher), strict=True):
-            mine = _local(theirs)
-            if mine.is_floating_point():
-                teachers.append(mine)
-                students.append(_local(value).to(mine.dtype))
-            else:
-                mine.copy_(_local(value))
+    for value, theirs in _paired(pairs):
+        mine = local(theirs)
+        if mine.is_floating_point():
+            teachers.append(mine)
+            students.append(local(value).to(mine.dtype))
+        else:
+            mine.copy_(local(value))
     if teachers:
         torch._foreach_lerp_(teachers, students, 1 - momentum)
+
+
+def _paired(pairs: list[tuple[nn.Module, nn.Module]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the tensors of all students and their teachers."""
+    for student, teacher in pairs:
+        own, theirs = _weights(student), _weights(teacher)
+        if len(own) != len(theirs):
+            raise UserError(
+                f"{type(student).__name__} has {len(own)} tensors, but its teacher, copied before, "
+                f"{len(theirs)}. Change the encoder, such as by LoRA, before the algorithms are "
+                "attached: pospre.PretrainModel(encoder, algorithms, seed=…)."
+            )
+        yield from zip(own, theirs, strict=True)
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
@@ -159,5 +205,6 @@ def _weights(module: nn.Module) -> list[Tensor]:
     return [tensor for tensor in found if tensor is not None]
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor; others are whole."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,6 +1,7 @@
 """The interface of patch encoders, and how images become patches and patches images."""
 
 import re
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,27 @@ Edit = Callable[[Tensor], Tensor]
 """Maps patch embeddings (B, N, D) to their replacements."""
 
 
+class Original:
+    """A module that an encoder was copied from, to notice later changes; copies forget it."""
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        self._module = None if module is None else weakref.ref(module)
+        self._tensors = None if module is None else _state(module)
+
+    def __reduce__(self) -> tuple[type["Original"], tuple[()]]:
+        return Original, ()
+
+    def has_changed(self) -> bool:
+        """Return whether its tensors, or those that are trained, have changed."""
+        module = None if self._module is None else self._module()
+        return module is not None and _state(module) != self._tensors
+
+
+def _state(module: nn.Module) -> list[tuple[int, int, bool]]:
+    tensors = (*module.parameters(), *module.buffers())
+    return [(id(each), each._version, each.requires_grad) for each in tensors]
+
+
 class PatchEncoder(nn.Module, ABC):
     """A network that encodes the visible patches of an image as tokens.
 
@@ -31,6 +53,7 @@ class PatchEncoder(nn.Module, ABC):
         patches_per_token: patches covered by one output token.
         positions: the scheme of positions, see ``pospre.nn.positions``.
         pixel_mean: with ``pixel_std``, the normalisation that its weights expect, if known.
+        copied_from: the module whose weights it has, if any.
         timm_head: timm's name of the classifier's linear layer.
         built: its parts when it was made, so that exports notice replaced ones.
     """
@@ -48,6 +71,7 @@ class PatchEncoder(nn.Module, ABC):
     positions: Scheme
     pixel_mean: Sequence[float] | None = None
     pixel_std: Sequence[float] | None = None
+    copied_from = Original()
     timm_head: str = "head"
     num_prefix_tokens: int = 0
     has_class_token: bool = False

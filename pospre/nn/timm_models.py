@@ -12,6 +12,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from pospre.errors import UserError, suggestion
+from pospre.nn.encoder_interface import Original
 from pospre.nn.encoder_options import EncoderOptions, Positions
 from pospre.nn.positions.table import Table
 from pospre.nn.sizes import CLIP, GIANT, SIZES, EncoderSize, pair
@@ -43,7 +44,8 @@ def wrap_encoder(
     It also takes timm's pixel mean and deviation of this model, for ``PretrainModel``.
 
     Args:
-        vit: from ``timm.create_model``, pre-trained or not; it is not modified.
+        vit: from ``timm.create_model``, pre-trained or not; it is not modified, and later changes
+            to it have no effect.
         drop_path: rate at which a sample skips the branches of the last block in training;
             None: that of ``vit``.
         dropout: rate after projections and positions in training; None: that of ``vit``. Its
@@ -93,6 +95,7 @@ def wrap_encoder(
         parameter.requires_grad_(encoder.timm_name_of(name) in learns)
     _check_tokens(encoder, vit)
     _note_pixels(encoder, vit)
+    encoder.copied_from = Original(vit)
     return encoder
 
 

@@ -1,4 +1,4 @@
-"""Mistakes of a loop that train without an error: parts added too late, samples without number."""
+"""Parts that are attached too late, and mirrored images."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pospre
 from pospre.errors import UserError
 from tests.algorithms.cases import DECODER, Case, bare_model
+from tests.model.test_sample_numbers import noise
 
 
 @pytest.mark.parametrize("wrapper", [DistributedDataParallel, fully_shard])
@@ -34,59 +35,6 @@ def test_what_is_attached_before_is_prepared_under_ddp(one_rank: None) -> None:
     wrapped = DistributedDataParallel(model)
     del wrapped  # it is gone: the model is one process's again
     pospre.attach(model, "ema_teacher")
-
-
-def noise(step: int, **numbers: Any) -> pospre.batch.Batch:
-    generator = torch.Generator().manual_seed(step)
-    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    return pospre.from_images(images, **{"index": torch.arange(4), "epoch": 0, **numbers})
-
-
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_an_index_that_starts_anew_in_every_batch_is_an_error(microbatches: int) -> None:
-    model = Case(("mae", "droppos")).build()[0]
-
-    def step(number: int) -> None:
-        whole = noise(number)
-        for rows in torch.arange(4).chunk(microbatches):
-            model.prepare({k: v[rows] for k, v in whole.items()}, 0.0)
-
-    for number in range(2):
-        step(number)
-    with pytest.raises(
-        UserError, match=r"the same 'index' and 'epoch', .* position in the data set"
-    ):
-        step(2)
-
-
-def test_an_epoch_of_two_such_batches_is_found_in_the_next() -> None:
-    model = Case(("mae",)).build()[0]
-    model.prepare({k: v[:2] for k, v in noise(9, epoch=7).items()}, 0.0)  # tried on two images
-    for step in range(3):
-        model.prepare(noise(step, epoch=step // 2), 0.0)
-    with pytest.raises(
-        UserError, match=r"the same 'index' and 'epoch', .* position in the data set"
-    ):
-        model.prepare(noise(3, epoch=1), 0.0)
-
-
-def test_some_samples_that_come_twice_are_no_error() -> None:
-    model = Case(("mae",)).build()[0]
-    for step in range(5):  # of a sampler that fills its batches up, in any order
-        model.prepare(noise(step, index=torch.tensor([3 * step, 0, 3 * step + 1, 1])), 0.0)
-
-
-def test_numbers_that_count_are_no_error() -> None:
-    model = Case(("mae",)).build()[0]
-    for epoch in range(3):
-        for step in range(3):
-            index = torch.arange(4) + 4 * step
-            model.prepare(noise(step, index=index, epoch=epoch), 0.0)
-    for _ in range(4):  # one batch, again and again, to see whether it is learned
-        model.prepare(noise(7, epoch=9), 0.0)
-    model.eval()
-    for step in range(4):
-        model.prepare(noise(step), 0.0)
 
 
 def test_mirrored_images_are_upright_with_a_flip() -> None:
