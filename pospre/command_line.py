@@ -84,8 +84,9 @@ def check_exists(option: str, address: str, remedy: str) -> None:
         UserError: it is not there.
     """
     path = address.partition(",")[2] if address.startswith("timm:") else address
-    told = path.rpartition(",")[0]  # as FILE,positions=none
-    if path and "://" not in path and not any(map(os.path.lexists, (path, told))):
+    commas = [place.start() for place in re.finditer(",", path)]  # as FILE,positions=none
+    starts = (path[:end] for end in (len(path), *commas))
+    if path and "://" not in path and not any(map(os.path.lexists, starts)):
         raise UserError(f"{option} {path} does not exist; {remedy}.")
 
 

@@ -1,38 +1,29 @@
 """Loading the model to measure: from a run, a weights file, or timm."""
 
 import copy
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import timm
 import torch
 from torch import nn
 
-from pospre.arguments import check_arguments
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
 from pospre.nn.encoder_from_tensors import encoder_options
-from pospre.nn.encoder_options import EncoderOptions
-from pospre.nn.positions.foreign import hold_table
+from pospre.nn.positions.file_tables import FileTable, hold_table
 from pospre.nn.sizes import pair
 from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.nn.vit import Encoder
+from pospre.nn.weight_address import as_grid
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.run.checkpoints.reading import open_checkpoint
 from pospre.training.build import Weights, build_model, model_of
 from pospre.training.start_weights import Loaded, take_weights
-from pospre.training.weight_files import (
-    EXPORTED,
-    Keys,
-    Source,
-    is_weights_file,
-    read_source,
-    recipe_in,
-)
-from pospre.untrusted_json import is_number, parse_json, parse_object
+from pospre.training.weight_files import EXPORTED, Keys, Source, is_weights_file, read_source
 
 MODEL_KEYS = Keys("--model ", "--weights")
 Numbers = Sequence[float] | None
@@ -145,53 +136,26 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
         )
         return _subject(twin, seed, address, line)
     source = read_source(file, weights, keys, otherwise=encoder.positions.as_given())
-    usual = size if config is None else pair(config.input_size[1:])
-    likely = encoder.grid_of(*usual), encoder.grid
-    return _loaded(model, source, seed, f"{PREFIX}{name}", likely, bare=vit.no_embed_class)
+    usual = encoder.grid_of(*(size if config is None else pair(config.input_size[1:])))
+    hold = partial(hold_table, usual=usual, bare=vit.no_embed_class)
+    return _loaded(model, source, seed, f"{PREFIX}{name}", [], hold)
 
 
 def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) -> Subject:
     source = read_source(uri, weights, keys)
-    recipe = recipe_in(source.metadata)
-    pixels: tuple[Numbers, Numbers] = (None, None)
-    if recipe is None:
-        options = encoder_options(source.tensors, uri, source.positions)
-    else:
-        options = _noted(source, recipe)
-        pixels = (_noted_numbers(source, "mean"), _noted_numbers(source, "std"))
+    known = source.known
+    options, assumed = known.encoder or {}, list[str]()
+    if not options:
+        options, assumed = encoder_options(
+            source.tensors, uri, known.positions, grid=known.grid, heads=known.heads
+        )
+    pixels = known.pixels.get("mean"), known.pixels.get("std")
     own = pair(options["image_size"])
-    options["image_size"] = shown.image_size or own
+    options |= {"image_size": shown.image_size or own}
     _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
     model = _headless(build_encoder(**options), shown, pixels, seed)
-    return _loaded(model, source, seed, options["name"], (model.encoder.grid_of(*own),))
-
-
-def _noted(source: Source, recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``build_encoder`` recorded by our export."""
-    own = {key: value for key, value in recipe["encoder"].items() if not key.startswith("weights")}
-    options = check_arguments("encoder", EncoderOptions, own, source=f"recipe in {source.name}")
-    try:
-        exported_at = parse_object(source.metadata["timm_kwargs"]).get("img_size", 224)
-        rows, columns = map(operator.index, pair(exported_at))
-    except (KeyError, ValueError, TypeError) as error:
-        raise _odd(source, "timm_kwargs") from error
-    options["image_size"] = rows, columns
-    return options
-
-
-def _noted_numbers(source: Source, key: str) -> tuple[float, ...]:
-    """Return the pixel mean or deviation recorded by our export."""
-    try:
-        values = parse_json(source.metadata[key])
-    except (KeyError, ValueError) as error:
-        raise _odd(source, key) from error
-    if not isinstance(values, list) or not all(map(is_number, values)):
-        raise _odd(source, key)
-    return tuple(values)
-
-
-def _odd(source: Source, key: str) -> UserError:
-    return UserError(f"{source.named}: '{key}' in its header is not what pospre.export writes")
+    hold = partial(hold_table, usual=model.encoder.grid_of(*own))
+    return _loaded(model, source, seed, options["name"], assumed, hold)
 
 
 def _headless(
@@ -215,14 +179,22 @@ def _loaded(
     source: Source,
     seed: int,
     name: str,
-    likely: Sequence[tuple[int, int]],
-    *,
-    bare: bool = False,
+    assumed: Sequence[str],
+    hold: Callable[..., FileTable | None],
 ) -> Subject:
     """Return ``model`` with all of its weights from ``source``; see ``hold_table``."""
-    resampled = hold_table(model.encoder, source.tensors, likely, source.resampling, bare=bare)
+    encoder, known = model.encoder, source.known
+    table = hold(encoder, source.tensors, known.grid, known.resampling)
+    if table is not None:
+        source = replace(source, known=replace(known, grid=table.grid))
     done: Loaded = take_weights(model, source)
-    done.resampled += resampled
+    done.assumed += assumed
+    if table is not None and table.grid != encoder.grid:
+        sizes = " → ".join(map(as_grid, (table.grid, encoder.grid)))
+        how = encoder.positions.resampling
+        done.resampled.append(f"positions of {sizes} patches ({how})")
+    if table is not None and table.is_assumed:
+        done.assumed.append(f"a grid of {as_grid(table.grid)}")
     if done.fresh:
         raise UserError(f"{source.named} lacks {', '.join(done.fresh)}")
     return _subject(model, seed, name, str(done))

@@ -39,7 +39,7 @@ def write(parts: Parts, path: Path) -> None:
     config.save_pretrained(path)
     # under the names of the published files, which transformers 4 and 5 both read
     tensors = _dinov3_tensors(parts) if is_rotary else _tensors(parts, kind)
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    save_file(tensors, path / "model.safetensors", {"format": "pt", **parts.metadata()})
     if parts.model.encoder.channels == 3:
         transformers.BitImageProcessor(**_processor(parts)).save_pretrained(path)
 

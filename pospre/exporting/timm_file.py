@@ -1,6 +1,8 @@
 """An encoder as the file that ``timm.create_model(…, checkpoint_path=OUT)`` loads."""
 
 import io
+import json
+import zipfile
 from pathlib import Path
 
 import safetensors.torch
@@ -10,19 +12,23 @@ from torch import Tensor
 
 from pospre.atomic_file import write_atomic
 from pospre.exporting.timm_encoder import Parts, TimmOutputs
+from pospre.training.weight_records import RECORD
 
 LIBRARY = "timm"
 TOLERANCE = 1e-5
 
 
 def write(parts: Parts, path: Path) -> None:
-    """Write a ``.pth`` (a plain state dict) or ``.safetensors`` file."""
+    """Write a ``.safetensors`` file, or a plain state dict as ``.pth``; both keep the record."""
     if path.suffix == ".safetensors":
         header = {"format": "pt", **parts.metadata()}  # recipe, architecture and normalisation
         write_atomic(path, safetensors.torch.save(parts.tensors, header))
         return
     buffer = io.BytesIO()
     torch.save(parts.tensors, buffer)
+    with zipfile.ZipFile(buffer, "a") as archive:  # torch.load does not look for it
+        root = archive.namelist()[0].partition("/")[0]
+        archive.writestr(zipfile.ZipInfo(f"{root}/{RECORD}"), json.dumps(parts.metadata()))
     write_atomic(path, buffer.getbuffer())
 
 

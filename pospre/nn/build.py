@@ -1,5 +1,6 @@
 """Build encoders by name; all options are checked first."""
 
+from dataclasses import replace
 from typing import cast
 
 import timm
@@ -7,7 +8,7 @@ import timm
 from pospre.arguments import taking
 from pospre.errors import UserError, suggestion
 from pospre.nn.encoder_options import EncoderOptions
-from pospre.nn.sizes import SIZES, pair
+from pospre.nn.sizes import SIZES, EncoderSize, pair
 from pospre.nn.swin.encoder import SWIN, build_swin
 from pospre.nn.timm_models import PREFIX, timm_size
 from pospre.nn.vit import Encoder
@@ -23,17 +24,13 @@ def build_encoder(options: EncoderOptions) -> Encoder:
         UserError: the name is unknown, the patch size does not divide the image size, or a value is
             out of range.
     """
-    name = options.name
-    if name == SWIN:
+    if options.name == SWIN:
         return cast(Encoder, build_swin(options))
-    if name not in SIZES and not name.startswith(PREFIX):
-        known = [f"{PREFIX}{name}"] if timm.is_model(name) else [*SIZES, SWIN]
-        raise UserError(f"encoder.name is '{name}'.{suggestion(name, known)}")
+    size = encoder_size(options)
     if options.window is not None:
         raise UserError(
-            f"encoder.window = {options.window} is for swin_tiny; {name} has no windows."
+            f"encoder.window = {options.window} is for swin_tiny; {options.name} has no windows."
         )
-    size = SIZES[name] if name in SIZES else timm_size(name)
     patch = pair(options.patch_size or size.patch_size)
     for side, part in zip(pair(options.image_size), patch, strict=True):
         check_divides(side, part, key="encoder.image_size")
@@ -44,6 +41,24 @@ def build_encoder(options: EncoderOptions) -> Encoder:
             f"{patch[0]} x {patch[1]} pixels; use at most {_MOST_PATCHES}."
         )
     return Encoder(size, options)
+
+
+def encoder_size(options: EncoderOptions) -> EncoderSize:
+    """Return the size of a ViT with the heads of these options.
+
+    Raises:
+        UserError: the name is unknown, or the heads do not divide the width.
+    """
+    name, heads = options.name, options.num_heads
+    if name not in SIZES and not name.startswith(PREFIX):
+        known = [f"{PREFIX}{name}"] if timm.is_model(name) else [*SIZES, SWIN]
+        raise UserError(f"encoder.name is '{name}'.{suggestion(name, known)}")
+    size = SIZES[name] if name in SIZES else timm_size(name)
+    if heads is not None and size.embed_dim % heads:
+        raise UserError(
+            f"encoder.num_heads = {heads} does not divide the width of {name}, {size.embed_dim}."
+        )
+    return replace(size, num_heads=heads or size.num_heads)
 
 
 def check_divides(side: int, patch: int, *, key: str) -> None:

@@ -1,17 +1,17 @@
 """Infer an encoder's options from a state dict with timm's names."""
 
-import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.encoder_options import Positions
-from pospre.nn.positions.foreign import has_table, is_interleaved, turns, with_prefix_rows
-from pospre.nn.positions.sincos import is_sincos
-from pospre.nn.sizes import SIZES
-from pospre.nn.timm_models import PREFIX
+from pospre.nn.positions.file_tables import Grid, read_table, relative_grid
+from pospre.nn.positions.foreign import as_text, has_table, is_interleaved, turns
+from pospre.nn.sizes import SIZES, EncoderSize
+from pospre.nn.timm_models import PREFIX, timm_size
+from pospre.nn.weight_address import GRID, as_grid
 from pospre.nn.weight_layouts import is_gated
 
 # published encoders of other sizes, by width, or by width, MLP width and SwiGLU
@@ -36,47 +36,95 @@ _EVA_02 = {
     (1024, 5460, True): "eva02_large_patch14_224",
 }
 _TABLE = "relative_position_bias_table"
+_SHARED = f"shared_rel_pos.{_TABLE}"
+_OWN = f"blocks.0.attn.rel_pos.{_TABLE}"
 _USUAL_SIDE = 224
 
 
+class Inferred(NamedTuple):
+    """An encoder that tensors show.
+
+    Attributes:
+        options: the arguments of ``build_encoder``.
+        assumed: what no tensor shows and nothing says, in words.
+    """
+
+    options: dict[str, Any]
+    assumed: list[str]
+
+
 def encoder_options(
-    tensors: Mapping[str, Tensor], name: str, given: Positions | None = None
-) -> dict[str, Any]:
+    tensors: Mapping[str, Tensor],
+    name: str,
+    given: Positions | None = None,
+    *,
+    grid: Grid | None = None,
+    heads: int | None = None,
+) -> Inferred:
     """Infer the arguments of ``build_encoder`` from an encoder's tensors in the file ``name``.
 
     Published values fill in what tensors cannot show: the number of heads follows from the width,
-    and without positions the image size is 224 pixels. Layer scale's factors are loaded, so their
-    initial value is 1. ``given`` are the positions, if no tensor shows them.
+    the grid is a square, and without positions the image size is 224 pixels. Layer scale's factors
+    are loaded, so their initial value is 1.
+
+    Args:
+        tensors: by timm's names.
+        name: of the file, for errors.
+        given: the positions, if something other than the tensors shows them.
+        grid: of the patches, if known.
+        heads: of each block, if known.
 
     Raises:
-        UserError: no known encoder has this width, or the positions are not a square grid.
+        UserError: no known encoder has this width, or the positions are not of this grid.
     """
     kernel = tensors["patch_embed.proj.weight"]
     patch, width = (int(kernel.shape[2]), int(kernel.shape[3])), len(kernel)
     class_token = "cls_token" in tensors
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
     bare = registers > 0 or not class_token or (given is not None and has_table(given))
-    positions, grid = _positions(tensors, name, class_token, registers, bare=bare)
-    image_size = (_USUAL_SIDE, _USUAL_SIDE) if grid is None else (grid * patch[0], grid * patch[1])
-    positions = positions if given is None else given
+    found = _positions(tensors, name, class_token, registers, bare=bare, known=grid)
+    rows, columns = found.grid or (_USUAL_SIDE / patch[0], _USUAL_SIDE / patch[1])
+    positions = found.kind if given is None else given
     numbers = [int(key.split(".")[1]) for key in tensors if key.startswith("blocks.")]
-    return {
-        "name": _size_name(width, tensors, name, given),
-        "image_size": image_size,
-        "patch_size": patch,
-        "depth": 1 + max(numbers, default=-1),
-        "channels": int(kernel.shape[1]),
-        "positions": positions,
-        "class_token": class_token,
-        "num_registers": registers,
-        "layer_scale": 1.0 if "blocks.0.ls1.gamma" in tensors else None,
-        "final_norm": "norm.weight" in tensors,
-    }
+    heads = heads or _heads(tensors)
+    size_name, size = _size_of(width, tensors, name, given, heads)
+    assumed = [f"{size.num_heads} heads"] if heads is None else []
+    assumed += [f"a grid of {as_grid(found.grid)}"] if found.grid and found.is_assumed else []
+    assumed += [f"positions {as_text(positions)}"] if given is None else []
+    return Inferred(
+        {
+            "name": size_name,
+            "num_heads": heads if heads not in (None, size.num_heads) else None,
+            "image_size": (round(rows * patch[0]), round(columns * patch[1])),
+            "patch_size": patch,
+            "depth": 1 + max(numbers, default=-1),
+            "channels": int(kernel.shape[1]),
+            "positions": positions,
+            "class_token": class_token,
+            "num_registers": registers,
+            "layer_scale": 1.0 if "blocks.0.ls1.gamma" in tensors else None,
+            "final_norm": "norm.weight" in tensors,
+        },
+        assumed,
+    )
 
 
-def _size_name(
-    width: int, tensors: Mapping[str, Tensor], name: str, given: Positions | None
-) -> str:
+def _heads(tensors: Mapping[str, Tensor]) -> int | None:
+    """Return the number of heads that positions show; None: they do not."""
+    for key, dim, count in ((_SHARED, 2, 1), (_OWN, 2, 1), ("rope.freqs", 4, 2)):
+        if key in tensors and tensors[key].ndim == dim:
+            return tensors[key].shape[count]
+    return None
+
+
+def _size_of(
+    width: int,
+    tensors: Mapping[str, Tensor],
+    name: str,
+    given: Positions | None,
+    heads: int | None,
+) -> tuple[str, EncoderSize]:
+    """Return a published size of these shapes and its name, with ``heads`` if there is one."""
     hidden = len(tensors.get("blocks.0.mlp.fc1.weight", ()))
     shape = (width, hidden, is_gated(tensors))
     fitting = _rotary_sizes(shape, tensors, given)
@@ -92,7 +140,8 @@ def _size_name(
             f"{name}: cannot infer the number of heads of an encoder of width {width} with an MLP "
             f"of {hidden}. Give its timm model: timm:NAME,FILE"
         )
-    return fitting[0]
+    sizes = [(key, SIZES[key] if key in SIZES else timm_size(key)) for key in fitting]
+    return next((found for found in sizes if found[1].num_heads == heads), sizes[0])
 
 
 def _rotary_sizes(
@@ -109,29 +158,47 @@ def _rotary_sizes(
     return [f"{PREFIX}{_DINOV3[shape]}{'' if bias is None else '_qkvb'}"]
 
 
+class _Found(NamedTuple):
+    """Positions that tensors show; without a table there is no grid."""
+
+    kind: Positions
+    grid: Grid | None
+    is_assumed: bool = False
+
+
 def _positions(
-    tensors: Mapping[str, Tensor], name: str, class_token: bool, registers: int, *, bare: bool
-) -> tuple[Positions, int | None]:
-    """Return the kind of positions and the side of their grid."""
+    tensors: Mapping[str, Tensor],
+    name: str,
+    class_token: bool,
+    registers: int,
+    *,
+    bare: bool,
+    known: Grid | None,
+) -> _Found:
+    """Return the kind of positions and their grid."""
     if "pos_embed" in tensors:
-        table = with_prefix_rows(tensors["pos_embed"], class_token, registers, bare=bare)
-        patches = table[0, class_token + registers :]
-        side = _side(len(patches), name, "pos_embed")
-        return "sincos" if is_sincos(patches, side, side) else "learned", side
-    shared = f"shared_rel_pos.{_TABLE}"
-    own = f"blocks.0.attn.rel_pos.{_TABLE}"
-    for kind, key in (("relative", own), ("shared_relative", shared)):
+        table = read_table(tensors["pos_embed"], class_token, registers, known=known, bare=bare)
+        if table is None:
+            raise no_grid(name, name, "pos_embed", tensors["pos_embed"], known)
+        return _Found("sincos" if table.is_fixed else "learned", table.grid, table.is_assumed)
+    for kind, key in (("relative", _OWN), ("shared_relative", _SHARED)):
         if key in tensors:
-            distances = _side(len(tensors[key]) - 3 * class_token, name, key)
-            return kind, (distances + 1) // 2
-    return "none", None
+            found = relative_grid(len(tensors[key]), class_token, known)
+            if found is None:
+                raise no_grid(name, name, key, tensors[key], known)
+            return _Found(kind, *found)
+    return _Found("none", known)
 
 
-def _side(count: int, name: str, key: str) -> int:
-    side = math.isqrt(max(count, 0))
-    if side < 1 or side * side != count:
-        raise UserError(
-            f"{name}: the {count} positions of its tensor '{key}' are not a square grid. Give its "
-            "timm model: timm:NAME,FILE"
-        )
-    return side
+def no_grid(name: str, address: str, key: str, table: Tensor, known: Grid | None) -> UserError:
+    """Return the error of a table whose grid is not known, or not what it is said to be.
+
+    ``name`` is what the file is called in errors, ``address`` as its user gives it.
+    """
+    what = f"{name}: the grid of its tensor '{key}' {tuple(table.shape)}"
+    if known is not None:
+        return UserError(f"{what} is not {as_grid(known)}, as its description says.")
+    return UserError(
+        f"{what} is not square, and nothing says which it is. Give rows and columns of its "
+        f"patches, such as '{address}{GRID}7x28', or its timm model: timm:NAME,FILE"
+    )

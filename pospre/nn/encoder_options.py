@@ -35,6 +35,7 @@ class EncoderOptions:
         image_size: side in pixels, or (height, width).
         patch_size: side of a patch, or (height, width); None: that of ``name``.
         depth: number of blocks; None: that of ``name``.
+        num_heads: attention heads of each block; None: those of ``name``.
         channels: input channels, 3 for images.
         positions: a scheme of ``pospre.nn.positions``, by name or as ``{name: its options}``. Added
             to tokens: ``sincos`` (fixed table, MAE's order), ``learned`` (from N(0, 0.02²)) and
@@ -65,6 +66,7 @@ class EncoderOptions:
     image_size: Size = 224
     patch_size: Size | None = None
     depth: PositiveDepth | None = None
+    num_heads: PositiveInt | None = None
     channels: Annotated[Count, Field(ge=1)] = 3
     positions: Annotated[Positions, BeforeValidator(_scheme)] = "sincos"
     class_token: bool = True

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-import yaml
 from torch import Tensor
 
 from pospre.errors import UserError, printable
 from pospre.nn.encoder_options import Positions
 from pospre.nn.positions.foreign import as_text, dinov3, eva_02, rope_vit
 from pospre.nn.positions.scheme import Resampling
+from pospre.nn.weight_address import POSITIONS
 from pospre.nn.weight_names import joined, ours
 
 KNOWN = (
@@ -24,8 +24,6 @@ KNOWN = (
     "StoP, BEiT, EVA-02, rope-vit, DeiT, any plain or rotary ViT of timm, and ViTModel, "
     "Dinov2Model and DINOv3ViTModel of transformers"
 )
-POSITIONS = ",positions="
-"""Suffix of a file's name that gives its encoder's positions, if no tensor shows them."""
 _PATCHES = (
     "patch_embed.proj.weight",
     "embeddings.patch_embeddings.projection.weight",
@@ -38,7 +36,9 @@ _BESIDE = re.compile(
 )
 _DINO = re.compile(r"(^|\.)(student|teacher)\.(module\.)?backbone\.$")
 _DINOV3 = re.compile(r"storage_tokens|rope_embed\.|layer\.\d+\.attention\.o_proj\.")
-_POSITIONS = re.compile(r"pos_embed|rel_pos|relative_position_bias|offset_bias")
+_POSITIONS = re.compile(
+    r"pos_embed|rel_pos|relative_position_bias|offset_bias|^rope\.|^positions\."
+)
 _DERIVED = re.compile(
     r"relative_position_index$|(^|\.)rope\.freqs_(cos|sin)$|^freqs_t_[xy]$|\.bias_mask$"
 )
@@ -93,10 +93,16 @@ def timm_names(content: Any, name: str, which: Literal["student", "teacher"], ke
 def _named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     kept = {ours(path): t for path, t in tensors.items() if not _DERIVED.search(path)}
     found = joined(kept, name)
-    if any(path.endswith("bias_mask") for path in tensors):  # DINOv3's keys have no bias
-        for key in [key for key in found if key.endswith("qkv.bias")]:
-            query, bias, value = found[key].chunk(3)
-            found[key] = torch.cat([query, torch.zeros_like(bias), value])
+    for path, mask in tensors.items():  # DINOv3 multiplies the bias by it: keys have none
+        if not path.endswith("bias_mask"):
+            continue
+        if not bool(torch.isfinite(mask).all()):
+            raise UserError(
+                f"{name}: '{path}' holds values that are not finite, so DINOv3's code has no "
+                "features. Its training sets it to 1 for queries and values and 0 for keys."
+            )
+        key = ours(path).removesuffix("_mask")
+        found[key] = found[key] * mask.to(found[key].dtype)
     if "register_tokens" in tensors and "pos_embed" in found:
         table, count = found["pos_embed"], found["reg_token"].shape[1]
         zeros = table.new_zeros(1, count, table.shape[2])  # DINOv2's registers have no rows
@@ -159,23 +165,6 @@ def _choose(starts: list[str], name: str, which: str, key: str) -> str:
     return wanted[0]
 
 
-def split_address(uri: str) -> tuple[str, Positions | None]:
-    """Split ``FILE,positions=SCHEME`` into the file and the scheme; None: no scheme is given."""
-    file, said, text = uri.partition(POSITIONS)
-    if not said:
-        return uri, None
-    try:
-        given = yaml.safe_load(text)
-    except yaml.YAMLError:
-        given = None
-    if not isinstance(given, str | dict):
-        raise UserError(
-            f"{uri}: after positions= comes a scheme's name, or {{name: {{option: value}}}} as in "
-            f"recipes, not '{text}'."
-        )
-    return file, given
-
-
 def check_positions(
     tensors: Mapping[str, Tensor], name: str, found: Positions | None, given: Positions | None
 ) -> Positions | None:
@@ -187,7 +176,7 @@ def check_positions(
     Raises:
         UserError: positions are unknown, or those given contradict the file ``name``.
     """
-    key = next((key for key in tensors if _POSITIONS.search(key)), None)
+    key = next(iter(position_names(tensors)), None)
     if given == "none" and (key is not None or found is not None):
         raise UserError(f"{name} holds positions ('{key or 'rope'}'); leave '{POSITIONS}none' out.")
     if given is not None and found is not None and given != found:
@@ -200,6 +189,11 @@ def check_positions(
             f"without positions, {name}{POSITIONS}none"
         )
     return given if found is None else found
+
+
+def position_names(tensors: Iterable[str]) -> list[str]:
+    """Return the names, among timm's and ours, of tensors of positions."""
+    return [key for key in tensors if _POSITIONS.search(key)]
 
 
 def shortened(names: Iterable[str]) -> str:

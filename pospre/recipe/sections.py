@@ -58,7 +58,8 @@ class Encoder(Section, EncoderOptions):
     weights: str | None = Field(
         default=None,
         description="run folder, checkpoint, or a file of weights: ours, timm's, MAE's, DINOv2's, "
-        "I-JEPA's, …; local or s3://; FILE,positions=none if it was trained without positions",
+        "I-JEPA's, …; local or s3://; FILE,positions=none if it was trained without positions, "
+        "FILE,positions=drop to leave them out",
     )
     weights_from: Literal["student", "teacher"] = Field(
         default="student", description="which encoder of a file: the trained one, or its EMA"

@@ -2,11 +2,12 @@
 
 import contextlib
 import tempfile
+import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, NamedTuple, get_args
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,15 +15,17 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.encoder_options import Positions
-from pospre.nn.positions.foreign import turns, without_empty_table
-from pospre.nn.positions.scheme import Resampling
-from pospre.nn.weight_layouts import POSITIONS, check_positions, split_address, timm_names
+from pospre.nn.positions.file_tables import without_empty
+from pospre.nn.positions.foreign import turns
+from pospre.nn.weight_address import DROP, Address, bare_address, split_address
+from pospre.nn.weight_layouts import check_positions, position_names, timm_names
 from pospre.nn.weight_names import timm_name
 from pospre.object_store import Bucket, is_remote
 from pospre.run.checkpoints import torch_file
 from pospre.run.checkpoints.reading import open_checkpoint
 from pospre.run.resume import recorded
 from pospre.training.build import Weights
+from pospre.training.weight_records import RECORD, Known, of_export, of_hub, of_run
 from pospre.untrusted_json import parse_object
 
 EXPORTED = (".safetensors", ".pth", ".pth.tar", ".pt", ".bin")
@@ -39,18 +42,17 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Encoder tensors under timm's names."""
+    """Encoder tensors under timm's names, and what is known of them."""
 
     name: str  # of the source
     tensors: dict[str, Tensor]  # by timm's names
     keys: Keys  # for errors
-    positions: Positions | None = None  # as in a recipe, if known
+    known: Known
     # whether they are a run's, with rotary ones in our layout; otherwise the publisher's
     is_run: bool = False
-    # names of the file's tensors that are not an encoder's
+    # names of the file's tensors that are not an encoder's, or that its user leaves out
     left_out: list[str] = field(default_factory=list)
-    metadata: dict[str, str] = field(default_factory=dict)  # of a .safetensors file
-    resampling: Resampling | None = None  # of its positions to another grid, see nn.weight_layouts
+    address: str = ""  # as its user gives it
 
     @property
     def named(self) -> str:
@@ -59,23 +61,26 @@ class Source:
 
 
 def is_weights_file(uri: str) -> bool:
-    """Return whether ``uri`` is a file of weights, with or without ``,positions=…``."""
-    return uri.partition(POSITIONS)[0].endswith(EXPORTED)
+    """Return whether ``uri`` is a file of weights, whatever is said of it after its name."""
+    return bare_address(uri).endswith(EXPORTED)
 
 
 def read_source(
-    uri: str, which: Weights, keys: Keys, *, otherwise: Positions | None = None
+    address: str, which: Weights, keys: Keys, *, otherwise: Positions | None = None
 ) -> Source:
-    """Return the encoder tensors at ``uri``: a checkpoint, a folder of them, or a file of weights.
+    """Return the encoder tensors at an address: a checkpoint, a folder of them, or a file.
 
-    ``,positions=SCHEME`` after it gives its positions, and ``otherwise`` is for files without, if
-    no tensor shows them. ``which`` is the encoder of a file with several. ``UserError`` if it is
-    missing or damaged, has no teacher, or has values that are not finite or not floats.
+    ``address`` may say more of them, see ``split_address``. ``otherwise`` are the positions of
+    files without, if no tensor shows them. ``which`` is the encoder of a file with several.
+    ``UserError`` if it is missing or damaged, has no teacher, has values that are not finite or not
+    floats, or is not what is said of it.
     """
-    if is_weights_file(uri):
-        source = _read_file(uri, which, keys, otherwise)
+    said = split_address(address)
+    if is_weights_file(said.uri):
+        source = _read_file(said, which, keys, otherwise)
     else:
-        source = _read_run(uri, which, keys)
+        source = _read_run(said.uri, which, keys)
+    source = _with_said(source, said)
     for key, tensor in source.tensors.items():
         if tensor.dtype not in _NUMBERS and tensor.dim():  # batch norms count in a scalar
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -87,6 +92,26 @@ def read_source(
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{source.name}: tensor '{key}' holds values that are not finite")
     return source
+
+
+def _with_said(source: Source, said: Address) -> Source:
+    """Return a source with what its user says of it; ``UserError`` if it is known otherwise."""
+    known, dropped = source.known, []
+    if said.positions == DROP:
+        dropped = position_names(source.tensors)
+        said, known = said._replace(positions=None), replace(known, positions="none")
+    for key, told in said._asdict().items():
+        own = getattr(known, key, None)
+        if told is not None and key != "uri" and own not in (None, told):
+            raise UserError(f"{source.named} has {key} = {own}; leave ',{key}=…' out.")
+    known = replace(known, grid=said.grid or known.grid, heads=said.heads or known.heads)
+    return replace(
+        source,
+        address=said.uri,
+        tensors={key: each for key, each in source.tensors.items() if key not in dropped},
+        known=known,
+        left_out=[*source.left_out, *dropped],
+    )
 
 
 def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
@@ -103,33 +128,30 @@ def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
         raise UserError(
             f"{keys.which} = {which}, but {uri} was trained without a teacher; use student"
         )
-    recipe: dict[str, Any] = recorded(content).recipe
-    positions = recipe["encoder"].get("positions")
-    return Source(f"{uri} ({which})", own, keys, positions, is_run=True)
+    known = of_run(recorded(content).recipe, own, uri)
+    return Source(f"{uri} ({which})", own, keys, known, is_run=True)
 
 
-def _read_file(uri: str, which: Weights, keys: Keys, otherwise: Positions | None) -> Source:
+def _read_file(said: Address, which: Weights, keys: Keys, otherwise: Positions | None) -> Source:
     """Return the encoder in a file of weights; see ``nn.weight_layouts`` and ``read_source``."""
-    uri, told = split_address(uri)
+    uri = said.uri
     with _local_copy(uri) as path:
         if not path.is_file():
             raise UserError(
                 f"{keys.weights}{uri} does not exist. Give a weight file, a run or a checkpoint."
             )
-        content, metadata = _load(path, uri)
+        content, header = _load(path, uri)
     found = timm_names(content, uri, which, keys.which)
-    own = recipe_in(metadata)  # of an export of ours
-    noted = otherwise if own is None else own["encoder"].get("positions")
-    if noted is not None and not turns(noted):  # of others the tensors tell
-        noted = None
-    positions = check_positions(
-        found.tensors, f"{keys.weights}{uri}", found.positions or noted, told
-    )
-    tensors = without_empty_table(found.tensors)
+    known = of_export(header, uri) or of_hub(uri)
+    rotary = otherwise if otherwise is not None and turns(otherwise) else None  # others show
+    positions = known.positions or found.positions or rotary
+    if said.positions != DROP:
+        named = f"{keys.weights}{uri}"
+        positions = check_positions(found.tensors, named, positions, said.positions)
+    resampling = known.resampling or found.resampling
+    known = replace(known, positions=positions, resampling=resampling)
     name = f"{uri} ({found.origin})" if found.origin else uri
-    how = metadata.get("resampling")  # our exports may be of weights of others
-    resampling = next((each for each in get_args(Resampling) if each == how), found.resampling)
-    return Source(name, tensors, keys, positions, False, found.left_out, metadata, resampling)
+    return Source(name, without_empty(found.tensors), keys, known, left_out=found.left_out)
 
 
 @contextlib.contextmanager
@@ -146,7 +168,7 @@ def _local_copy(uri: str) -> Iterator[Path]:
 
 
 def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
-    """Return the content of a file of tensors, and the texts of a ``.safetensors`` header."""
+    """Return the content of a file of tensors, and the texts recorded beside them."""
     try:
         with path.open("rb") as file:
             _refuse_text(file.read(256).lstrip(), name)
@@ -155,7 +177,7 @@ def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
                 return tensors, dict(file.metadata() or {})
         with path.open("rb") as file:
-            return torch_file.load(file), {}
+            return torch_file.load(file), _record_in(file)
     except UserError:  # which is a ValueError
         raise
     except OSError as error:
@@ -170,6 +192,16 @@ def _load(path: Path, name: str) -> tuple[Any, dict[str, str]]:
         ) from error
 
 
+def _record_in(file: BinaryIO) -> dict[str, str]:
+    """Return the texts in our record of a ``.pth`` export; none for other files."""
+    if not zipfile.is_zipfile(file):
+        return {}
+    with torch_file.open_archive(file) as archive:
+        name = next((name for name in archive.namelist() if name.endswith(f"/{RECORD}")), None)
+        texts = {} if name is None else parse_object(archive.read(name))
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+
 def _refuse_text(start: bytes, name: str) -> None:
     """Raise ``UserError`` if a download is text instead of weights."""
     if start.startswith(b"version https://git-lfs"):
@@ -179,12 +211,3 @@ def _refuse_text(start: bytes, name: str) -> None:
             f"{name} is a web page, not weights. The site probably wants a login: log in, accept "
             "the licence (DINOv3's weights are gated), and download the file again."
         )
-
-
-def recipe_in(metadata: dict[str, str]) -> dict[str, Any] | None:
-    """Return the recipe recorded in our export; None for other files."""
-    try:
-        recipe: dict[str, Any] = parse_object(metadata["recipe"])
-        return recipe if isinstance(recipe["encoder"], dict) else None
-    except (KeyError, ValueError):
-        return None

@@ -74,7 +74,8 @@ def test_a_file_is_measured_beside_its_random_twin(
     common = ["knn", "--model", weights, "--data", data, "k=2"]
     code, said, complained = run(*common, "--output", output)
     assert code == 0 and "untrained" in said
-    assert f"18 of 18 tensors from {weights}; images of 32×32 pixels, mean 0.485" in complained
+    assert f"18 of 18 tensors from {weights}; assumed: 3 heads, a grid of 4×4, pos" in complained
+    assert "; images of 32×32 pixels, mean 0.485" in complained
     document = json.loads(output.read_text())
     assert document["model"] == str(weights)
     assert document["encoder"]["image_size"] == [32, 32] and document["encoder"]["depth"] == 1

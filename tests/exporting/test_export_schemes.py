@@ -14,7 +14,6 @@ from pospre.errors import run_command
 from pospre.evaluation.models import open_model
 from pospre.export import main
 from pospre.exporting.export import export
-from pospre.nn.positions import SCHEMES, scheme_class
 from pospre.training.build import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.nn.test_eva import redrawn
@@ -25,22 +24,6 @@ CLASSIFIER = {"supervised": {"num_classes": 3}}
 def run_of(scheme: str, folder: Path) -> Path:
     recipe = tiny_recipe(folder, CLASSIFIER, positions=scheme, image_size=32, depth=1)
     return save_checkpoint(recipe)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_scheme_is_exported_or_refused(
-    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out = run_of(scheme, tmp_path / "runs"), tmp_path / "encoder.safetensors"
-    code = run_command(lambda: main([str(path), str(out), "--format", "safetensors"]))
-    if scheme_class(scheme).timm is None:
-        assert code == 2 and f"encoder.positions = {scheme} cannot" in capsys.readouterr().err
-        return
-    assert code == 0 and "are ours" in capsys.readouterr().out
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    models = load_model(str(path))[0], open_model(str(out)).model
-    ours, read = (model.eval().encoder(images) for model in models)
-    torch.testing.assert_close(read, ours)
 
 
 @pytest.mark.parametrize(
@@ -59,21 +42,6 @@ def test_what_timm_does_not_have_is_refused_in_every_format(
     assert code == 2 and said.startswith("error: encoder.positions = alibi cannot be exported")
     assert "none, sincos, learned" in said and "through its run or checkpoint" in said
     assert [each.name for each in tmp_path.iterdir()] == ["runs"]
-
-
-@pytest.mark.parametrize("scheme", ["rotary", "learned_rotary"])
-@pytest.mark.parametrize(("format", "name"), [("timm", "e.pth"), ("onnx", "e.onnx"), ("hf", "e")])
-def test_rotary_encoders_come_back_from_every_format_or_are_refused(
-    format: str, name: str, scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out = run_of(scheme, tmp_path / "runs"), tmp_path / name
-    code = run_command(lambda: main([str(path), str(out), "--format", format]))
-    said = capsys.readouterr()
-    if format == "hf" and scheme == "learned_rotary":
-        assert code == 2 and f"has encoder.positions = {scheme}" in said.err and not out.exists()
-        return
-    assert code == 0, said.err
-    assert "are ours" in said.out and "cosine 1.000000" in said.out
 
 
 @pytest.mark.parametrize(

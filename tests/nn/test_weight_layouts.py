@@ -19,7 +19,7 @@ from pospre.errors import UserError
 from pospre.evaluation.models import Shown, open_model
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.positions.foreign import with_prefix_rows
+from pospre.nn.positions.file_tables import with_prefix_rows
 from pospre.nn.positions.sincos import sincos_positions
 from pospre.nn.positions.table import Resampling, Table, resample_positions
 from pospre.nn.timm_models import wrap_encoder
@@ -316,7 +316,7 @@ def test_a_table_is_read_with_the_rows_that_it_has() -> None:
         ),
         (
             lambda state: state | {"pos_embed": torch.ones(1, 19, 192)},
-            r"18 positions of its tensor 'pos_embed' are not a square grid",
+            r"grid of its tensor 'pos_embed' \(1, 19, 192\) is not square, .*other.bin,grid=7x28'",
         ),
         (
             lambda state: {"a": under("v.", state), "b": under("v.", state)},

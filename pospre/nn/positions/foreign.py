@@ -1,19 +1,16 @@
 """Positions of other codes: rotary ones in the form of recipes, and tables in our layout."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import yaml
 from torch import Tensor
 
-from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.encoder_options import Positions
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
-from pospre.nn.positions.scheme import Resampling, Scheme
-from pospre.nn.positions.table import Table
+from pospre.nn.positions.scheme import Scheme
 
 DINOV3: Positions = "rotary"
 DINOV3_ROUNDED: Positions = {"rotary": {"bf16_periods": True}}
@@ -114,35 +111,6 @@ def as_text(positions: Positions) -> str:
     return text.strip()
 
 
-def with_prefix_rows(table: Tensor, class_token: bool, registers: int, *, bare: bool) -> Tensor:
-    """Return a position table (1, P+N, D) with a row for every prefix token.
-
-    Some timm tables have no rows for registers, or none for the class token; these become zeros. A
-    table that does not fit a square grid in any of these ways is returned unchanged. Only a
-    ``bare`` table may have rows for patches alone. Without registers the number of rows is
-    ambiguous: 3×3 patches need as many rows as 2×4 patches and a class token.
-    """
-    prefix = class_token + registers
-    if registers and not bool(table[0, int(class_token) : prefix].any()):
-        return table  # registers have no positions
-    for there in dict.fromkeys((int(class_token), *((0,) if bare else ()), prefix)):
-        count = max(table.shape[1] - there, 0)
-        if count and math.isqrt(count) ** 2 == count:
-            head, patches = table[:, :there], table[:, there:]
-            zeros = table.new_zeros(1, prefix - there, table.shape[2])
-            return torch.cat([head, zeros, patches], dim=1)
-    return table
-
-
-def without_empty_table(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return an encoder's tensors without a table of zeros, as one without positions has for timm.
-
-    Args:
-        tensors: by timm's names.
-    """
-    return {key: each for key, each in tensors.items() if key != "pos_embed" or bool(each.any())}
-
-
 def as_their_table(
     state: dict[str, Tensor], theirs: Mapping[str, Tensor], prefix: int
 ) -> dict[str, Tensor]:
@@ -159,35 +127,3 @@ def without_rows(state: dict[str, Tensor], kept: int, prefix: int) -> dict[str, 
     parts = {"cls_token": table[:, kept:own], "reg_token": table[:, max(kept, own) : prefix]}
     added = {key: state[key] + rows for key, rows in parts.items() if rows.shape[1]}
     return {**state, **added, "pos_embed": torch.cat([table[:, :kept], table[:, prefix:]], dim=1)}
-
-
-def hold_table(
-    encoder: PatchEncoder,
-    tensors: dict[str, Tensor],
-    likely: Sequence[tuple[int, int]],
-    resampling: Resampling | None,
-    *,
-    bare: bool,
-) -> list[str]:
-    """Give ``encoder`` room for a file's table; return a description of what gets resampled.
-
-    A table for another grid than the images' is kept, and resampled for each image size.
-    Evaluations use several sizes, and resampling twice would lose precision. Its grid is the first
-    of ``likely`` with this number of cells, or else a square. The table in ``tensors`` gets a row
-    for each prefix token; for ``bare`` see ``with_prefix_rows``.
-    """
-    table, positions = tensors.get("pos_embed"), encoder.positions
-    if table is None or not isinstance(positions, Table):
-        return []
-    positions.resampling = resampling or positions.resampling
-    class_token, prefix = encoder.has_class_token, encoder.num_prefix_tokens
-    registers, counts = prefix - class_token, {math.prod(grid): grid for grid in likely[::-1]}
-    bare = bare or registers > 0 or table.shape[1] in counts
-    tensors["pos_embed"] = table = with_prefix_rows(table, class_token, registers, bare=bare)
-    side = math.isqrt(max(table.shape[1] - prefix, 0))
-    grid = {side * side: (side, side), **counts}.get(table.shape[1] - prefix, encoder.grid)
-    if grid == encoder.grid:
-        return []
-    positions.make_room(grid)
-    sizes = " → ".join(f"{rows}×{columns}" for rows, columns in (grid, encoder.grid))
-    return [f"positions of {sizes} patches ({positions.resampling})"]

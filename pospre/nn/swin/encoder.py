@@ -35,6 +35,7 @@ SWIN = "swin_tiny"
 SWIN_NEEDS: dict[str, Any] = {
     "patch_size": None,
     "depth": None,
+    "num_heads": None,
     "channels": 3,
     "positions": "relative",
     "class_token": False,

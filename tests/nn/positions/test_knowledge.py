@@ -19,7 +19,9 @@ WEIGHTS_OF_OTHERS = {
     "nn/timm_models.py",
     "nn/weight_layouts.py",
     "nn/weight_names.py",
+    "training/start_positions.py",
     "training/start_weights.py",
+    "training/weight_records.py",
 }
 OTHERS = {
     "algorithms/droppos.py": "no scheme: a dropped position's token may be learned",

@@ -1,0 +1,165 @@
+"""The positions of an encoder that starts from other weights: they fit, or a message says why not.
+
+Tables of another grid are resampled as the code that trained them does (``resample_positions``;
+relative ones by timm's ``resize_rel_pos_bias_table``). Equal numbers of rows prove nothing: 14×14
+patches are as many as 7×28. A fixed table is computed for the encoder's own grid instead.
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.nn.encoder_from_tensors import no_grid
+from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.positions.file_tables import (
+    FileTable,
+    Grid,
+    read_table,
+    relative_grid,
+    resized_relative,
+)
+from pospre.nn.positions.foreign import as_text, is_interleaved, same_turn, turns
+from pospre.nn.positions.table import Table, resample_positions
+from pospre.nn.vit import Encoder
+from pospre.nn.weight_address import DROP, GRID, POSITIONS, as_grid
+from pospre.nn.weight_names import interleaved
+from pospre.training.weight_files import Source
+
+
+def in_our_layout(encoder: Encoder, source: Source) -> Source:
+    """Return the tensors in the layout of our rotary positions; others stay as they are."""
+    own, theirs = encoder.positions, source.known.positions
+    if theirs is None and is_interleaved(own.as_given()) and "pos_embed" in source.tensors:
+        raise UserError(
+            f"{source.named} has a table of positions, but does not say whether its encoder "
+            f"also rotates queries and keys. State it: '{source.address}{POSITIONS}"
+            f"{as_text(own.as_given())}', or {source.address}{POSITIONS}learned"
+        )
+    if theirs is None or not turns(theirs):
+        return source
+    if not same_turn(own, theirs):
+        raise UserError(
+            f"{source.named} was trained with positions {as_text(theirs)}, and the "
+            f"encoder has {as_text(own.as_given())}; use encoder.positions = {as_text(theirs)}"
+            f"{_or_drop(source)}"
+        )
+    if source.is_run or not is_interleaved(theirs):
+        return source
+    tensors = interleaved(source.tensors, own.space.num_heads, back=True)
+    return replace(source, tensors=tensors)
+
+
+def other_scheme(encoder: Encoder, source: Source) -> list[str]:
+    """Describe a change of schemes, which no tensor may show: distance biases have none."""
+    theirs, own = source.known.positions, encoder.positions
+    if theirs is None or turns(theirs):
+        return []
+    ((name, options),) = ({theirs: {}} if isinstance(theirs, str) else theirs).items()
+    if (name, {**options}) == (own.name, {**own.options}):
+        return []
+    return [f"{as_text(theirs)} → {as_text(own.as_given())}"]
+
+
+def check_fixed(encoder: Encoder, source: Source) -> None:
+    """Raise ``UserError`` if a learned table would be loaded as the fixed one, and frozen.
+
+    A run and an export record which it is; another file is judged by its values.
+    """
+    told = source.known.positions or ""
+    learned = bool({"learned", "learned_sincos"} & {*([told] if isinstance(told, str) else told)})
+    if source.known.positions is None and "pos_embed" in source.tensors:
+        learned = not _read(encoder, source).is_fixed
+    if learned:
+        raise UserError(
+            f"encoder.positions = sincos is a fixed table, but {source.name} has learned its own; "
+            f"use encoder.positions=learned{_or_drop(source)}"
+        )
+
+
+def check_thrown_away(unused: list[str], encoder: PatchEncoder, source: Source) -> None:
+    """Raise ``UserError`` if a table of positions would be left out without being asked for."""
+    kinds = ("pos_embed", "relative_position_bias_table")
+    tables = [key for key in unused if key.endswith(kinds) or key.startswith("positions.")]
+    if tables:
+        raise UserError(
+            f"{source.named} was trained with positions ('{tables[0]}'), for which encoder."
+            f"positions = {encoder.positions.name} has no place. Use the positions of the file"
+            f"{_or_drop(source)}"
+        )
+
+
+def _or_drop(source: Source) -> str:
+    return f", or leave them out on purpose: '{source.address}{POSITIONS}{DROP}'"
+
+
+class Fitted(NamedTuple):
+    """A tensor of positions for the encoder, and in words what was changed and what assumed."""
+
+    tensor: Tensor
+    changed: str = ""
+    assumed: str = ""
+
+
+def fitted_table(own: Tensor, encoder: Encoder, source: Source) -> Fitted:
+    """Return the file's table of positions for the grid of ``own``, the encoder's."""
+    found, table = _read(encoder, source), encoder.positions
+    assert isinstance(table, Table)
+    if found.rows.shape[-1] != own.shape[-1] or found.grid == table.grid:
+        return Fitted(found.rows, assumed=_assumed(found.grid, found.is_assumed))
+    assumed = _checked(found.grid, table.grid, source, "pos_embed", is_assumed=found.is_assumed)
+    change = _change("pos_embed", found.grid, table.grid)
+    if not table.learns:
+        return Fitted(own, f"{change}, computed anew", assumed)
+    prefix, how = encoder.num_prefix_tokens, source.known.resampling or table.resampling
+    patches = resample_positions(found.rows[0, prefix:], found.grid, table.grid, how)
+    return Fitted(torch.cat([found.rows[0, :prefix], patches])[None], change, assumed)
+
+
+def fitted_relative(
+    key: str, found: Tensor, own: Tensor, encoder: Encoder, source: Source
+) -> Fitted:
+    """Return the file's relative table ``key`` for the encoder's grid."""
+    grid = relative_grid(len(found), encoder.has_class_token, source.known.grid)
+    if grid is None:
+        raise no_grid(source.named, source.address, key, found, source.known.grid)
+    old, is_assumed = grid
+    if found.shape[1] != own.shape[1] or old == encoder.grid:
+        return Fitted(found, assumed=_assumed(old, is_assumed))
+    assumed = _checked(old, encoder.grid, source, key, is_assumed=is_assumed)
+    return Fitted(
+        resized_relative(found, old, encoder.grid), _change(key, old, encoder.grid), assumed
+    )
+
+
+def _read(encoder: Encoder, source: Source) -> FileTable:
+    """Return the file's table; some have no rows for some prefix tokens."""
+    table, class_token = source.tensors["pos_embed"], encoder.has_class_token
+    registers = encoder.num_prefix_tokens - class_token
+    bare = registers > 0 or table.shape[1] == encoder.num_patches
+    found = read_table(table, class_token, registers, known=source.known.grid, bare=bare)
+    if found is None:
+        raise no_grid(source.named, source.address, "pos_embed", table, source.known.grid)
+    return found
+
+
+def _checked(old: Grid, new: Grid, source: Source, key: str, *, is_assumed: bool) -> str:
+    """Say what is assumed; ``UserError`` if the encoder's own grid is as likely."""
+    if is_assumed and math.prod(old) == math.prod(new):
+        first, second = (f"{source.address}{GRID}{rows}x{columns}" for rows, columns in (old, new))
+        raise UserError(
+            f"{source.named}: its tensor '{key}' may be of {as_grid(old)} patches or of "
+            f"{as_grid(new)}, as the encoder's; nothing says which. Give '{first}' or '{second}'."
+        )
+    return _assumed(old, is_assumed)
+
+
+def _assumed(grid: Grid, is_assumed: bool) -> str:
+    return f"a grid of {as_grid(grid)}" if is_assumed else ""
+
+
+def _change(key: str, old: Grid, new: Grid) -> str:
+    return f"{key} {as_grid(old)} → {as_grid(new)}"
