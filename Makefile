@@ -20,7 +20,7 @@ FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 FAST := tests/nn tests/algorithms tests/model tests/augment tests/recipe tests/training/optimizer tests/data/decode
 SLOW := tests/model/test_trained_leaks.py tests/model/test_fsdp.py
 
-.PHONY: help setup test test-fast test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-report gpu-bundle learn position-table evaluation-table clean
+.PHONY: help setup test test-fast test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-minutes gpu-report gpu-count gpu-bundle learn position-table evaluation-table clean
 
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -80,8 +80,14 @@ bench-methods: setup ## Compare a step of every method with a plain one: time, F
 check-plan: setup ## Compare the FLOPs and memory of `python -m pospre.plan` with measured ones.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/check_plan.py $(ARGS)
 
-gpu-report: setup ## On a machine with GPUs: speed, memory and proofs of every method (images: DATA=…; none: ARGS=--count).
-	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/gpu_report.py $(if $(DATA),--data "$(DATA)") $(ARGS)
+gpu-minutes: setup ## On a GPU: the figures of most worth in so many minutes; again: the others (ARGS="--minutes 8").
+	PYTHONPATH=. $(PYTHON_RUN) -m tests.benchmarks.gpu_minutes $(ARGS)
+
+gpu-report: setup ## On a machine with GPUs, in hours: speed and memory of every method (images: DATA=…).
+	PYTHONPATH=. $(PYTHON_RUN) -m tests.benchmarks.gpu_minutes --grid $(if $(DATA),--data "$(DATA)") $(ARGS)
+
+gpu-count: setup ## Count kernels, bytes and FLOPs of a step on GPUs that are not there (ARGS="--methods mae").
+	PYTHONPATH=. $(PYTHON_RUN) -m tests.benchmarks.gpu_count $(ARGS)
 
 gpu-bundle: need-FREEZE setup ## Make bundle/: what a node without a network lacks beside the packages in FREEZE=<its pip list>.
 	PYTHONPATH=. $(PYTHON_RUN) .setup/bundle.py "$(FREEZE)" $(ARGS)

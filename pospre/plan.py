@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pospre.command_line import add_trust, recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, format_table, write_output
+from pospre.planning.figures import Figure, of
 from pospre.planning.gpus import (
     GIB,
     GIGA,
@@ -151,6 +152,7 @@ def as_json(plan: "Plan") -> dict[str, Any]:
         "keys": plan.best.keys(plan.device_batch),
         "warning": plan.warning(),
         "loader_of_a_node": plan.feed(),
+        "measured": [asdict(one) for one in _figures(plan)],
     }
 
 
@@ -172,7 +174,7 @@ def _choice(plan: "Plan", choice: "Choice") -> dict[str, Any]:
 
 def render(plan: "Plan") -> str:
     """Return the whole plan as text."""
-    parts = (_recipe, _passes, _settings, _microbatches, _best, _assumptions)
+    parts = (_recipe, _passes, _settings, _microbatches, _best, _measured, _assumptions)
     return "\n\n".join(part(plan) for part in parts) + "\n"
 
 
@@ -264,6 +266,25 @@ def _best(plan: "Plan") -> str:
         "or bucket",
     ]
     return "\n".join(lines)
+
+
+def _figures(plan: "Plan") -> list[Figure]:
+    """Return what was measured of the recipe's method and encoder on a GPU of this kind."""
+    recipe, gpu = plan.recipe, plan.machine.gpu
+    kind = next((name for name, each in GPUS.items() if each == gpu), None)
+    return of([*recipe.algorithms], recipe.encoder.name, kind)
+
+
+def _measured(plan: "Plan") -> str:
+    found, gpu = _figures(plan), plan.machine.gpu.name
+    if not found:
+        return f"Measured: nothing of this method and encoder on one {gpu}; all above is predicted"
+    rows = [
+        (one.setting, one.loop, one.step.split()[-1], f"{one.images_per_s:.0f}", one.date)
+        for one in found
+    ]
+    header = ("setting", "loop", "images", "images/s", "date")
+    return format_table(f"Measured on one {gpu}; all above is predicted", header, rows)
 
 
 def _cost(plan: "Plan") -> str:

@@ -140,7 +140,7 @@ def test_the_wheel_holds_both_packages_and_their_data(wheel: Path) -> None:
         about = file.read(f"pospre-{pospre.__version__}.dist-info/METADATA").decode()
         assert f"pospre-{pospre.__version__}.dist-info/licenses/LICENSE" in file.namelist()
     below = [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()]
-    kinds = (".py", ".css", ".jinja", ".typed")
+    kinds = (".py", ".css", ".jinja", ".json", ".typed")
     wanted = {path.relative_to(ROOT).as_posix() for path in below if path.suffix in kinds}
     recipes = [path.relative_to(ROOT) for path in (ROOT / "yamls").rglob("*") if path.is_file()]
     wanted |= {f"pospre/{path.as_posix()}" for path in recipes}

@@ -9,6 +9,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pospre.errors import UserError, suggestion
+from pospre.planning.figures import efficiency
 
 if TYPE_CHECKING:  # --help and a mistyped key answer without torch
     from pospre.planning.estimate import Counts, Parameters
@@ -16,11 +17,6 @@ if TYPE_CHECKING:  # --help and a mistyped key answer without torch
 
 TERA, GIGA, GIB = 1e12, 1e9, 2**30
 IMAGENET = 1_281_167
-EFFICIENCY = 0.54
-"""Measured images/s over the floor's, ViT-B/16 on an H100: .54 is the median of ten eager steps.
-
-MAE compiled reached .59 in a plain loop; the trainer had .91 of a plain loop's images/s: .54, too.
-"""
 _BYTES = 4  # parameters, gradients and what ranks exchange are fp32
 _BUS_SHARE = 0.75  # of a link, that collectives reach
 _DECODE_S = 0.82e-3  # of an image, and of each pixel of its views: README, Loader
@@ -91,7 +87,7 @@ class Assumptions:
     """
 
     efficiency: float = _assumed(
-        EFFICIENCY,
+        efficiency(),
         "of the floor's speed",
         "images/s over those of the least time that a GPU needs for every kernel's bytes and "
         "FLOPs; measured on an H100 (tests/benchmarks/README.md, On GPUs)",

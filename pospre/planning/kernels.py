@@ -8,7 +8,7 @@ operators that exchange values, with none of these between them, form one kernel
 value once, and writes results and what other kernels read. Indexed values are in memory.
 
 Inductor also recomputes values in the backward that this model stores. Against Inductor's own count
-(``gpu_report.py --count``) the bytes of nine methods are 5 % too low to 8 % too high. Those of
+(``make gpu-count``) the bytes of nine methods are 5 % too low to 8 % too high. Those of
 Intertwined, with the losses of two heads over 65,536 prototypes, are 14 % too high.
 """
 

@@ -1,17 +1,14 @@
-"""One cell of ``gpu_report.py``: a recipe's own training for some steps, in a process of its own.
+"""How fast a recipe's own trainer is on a GPU: median of windows, the first step apart, memory.
 
-    python -m tests.benchmarks.gpu_cell ASKED      # on several ranks: composer -n N -m …
-
-The cell says which recipe and what of it is changed. Its measurement is written beside it on rank
-0. What goes wrong is written as well: running out of memory is a result.
+A random batch that stays in memory, or images. The trainer waits for its turn after the warm-up, so
+that items compile beside each other and are timed alone.
 """
 
-import json
-import sys
-import tempfile
+import os
+import statistics
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -20,22 +17,35 @@ import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
+from torch.profiler import ProfilerActivity, profile
 
+from data_prep.scenes import Settings, render_scenes
 from pospre.batch import Batch
 from pospre.data.decode.bit_depth import Decoding
 from pospre.data.loader import ViewLoader
+from pospre.data.threads import available_cores
 from pospre.data.views.options import ViewGroup
-from pospre.planning.kernels import count_flops
-from pospre.planning.step_costs import FakeTraining
+from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device
 from pospre.training.build import Components, build_components, make_components, resolve
 from pospre.training.data import build_views
+from pospre.training.scale.blocks import lacking_float8
+from pospre.training.scale.compilation import lacking_compiler
 from tests.benchmarks.bench_methods import make_batch
+from tests.benchmarks.gpu_items import recipe_path
 from tests.benchmarks.loader_worker import memory
 from tests.training.fitting import fit
 
 _MANY = 1_000_000  # batches that the synthetic loader has
+_WINDOWS = 8
+_COPIES = 8  # of each scene: an epoch is long, and few are rendered
+_LOADED = 20  # batches that the loader alone is timed with
+_SLOW = 0.5  # of the predicted images/s: below it, a step is profiled
+_KERNELS = 10
+
+Turn = Callable[[], None]
+"""Returns when the card is free for this process."""
 
 
 class Synthetic:
@@ -64,45 +74,84 @@ class Synthetic:
         """Be where the run is: everywhere is alike."""
 
 
-class Meter(Callback):
-    """Times the first step, those after a warm-up, and what of these was waiting for the loader."""
+class Clock:
+    """Marks moments of the work that the device is asked for; reading them waits for it."""
 
-    def __init__(self, warm_up: int) -> None:
-        self.warm_up = warm_up
-        self.losses: list[float] = []
-        self.seconds = self.waited = self.first = 0.0
+    def __init__(self) -> None:
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        """Note now; on a GPU, when what was asked of it so far is done, without waiting."""
+        if torch.cuda.is_available():
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def windows(self) -> list[float]:
+        """Return the seconds of a step in each of some windows of equally many steps."""
+        wait()
+        width = max(1, (len(self._marks) - 1) // _WINDOWS)
+        return [_between(*pair) / width for pair in pairwise(self._marks[::width])]
+
+
+def _between(one: Any, other: Any) -> float:
+    return one.elapsed_time(other) / 1e3 if torch.cuda.is_available() else other - one
+
+
+def wait() -> None:
+    """Wait until all that was asked of the GPU is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+class Meter(Callback):
+    """Times the first step, and after the warm-up, its turn and some more steps, each step."""
+
+    def __init__(self, turn: Turn, warm_up: int, settle: int) -> None:
+        self.turn, self.warm_up, self.unmarked = turn, warm_up, warm_up + settle
+        self.clock = Clock()
+        self.waited = self.first = 0.0
+        self._losses: list[Any] = []  # a step's are fetched during the next one
         self._begun = self._asked = 0.0
+
+    @property
+    def losses(self) -> list[float]:
+        """Return the total loss of every step."""
+        return [float(one["loss/train/total"]) for one in self._losses]
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Note when the first step begins, which may compile."""
-        self._begun = _now()
+        wait()
+        self._begun = time.perf_counter()
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
         self._asked = time.perf_counter()
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
-        """Note how long it took; what comes behind the last step of the warm-up counts."""
-        if len(self.losses) >= self.warm_up:
+        """Note how long it took; what comes behind the last unmarked step counts."""
+        if len(self._losses) >= self.unmarked:
             self.waited += time.perf_counter() - self._asked
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Note the loss, which Composer has fetched, and the time since the warm-up."""
-        self.losses.append(float(state.total_loss_dict["loss/train/total"]))
-        if len(self.losses) == 1:
-            self.first = _now() - self._begun
-        if len(self.losses) == self.warm_up:
-            self._begun, self.waited = _now(), 0.0
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        """Note how long the steps after the warm-up took."""
-        self.seconds = _now() - self._begun
-
-
-def _now() -> float:
-    """Return the time when all that was asked of the GPU is done."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+        """Note the loss, and the time of a step that counts."""
+        self._losses.append(state.total_loss_dict)
+        done = len(self._losses)
+        if done == 1:
+            wait()
+            self.first = time.perf_counter() - self._begun
+        if done == self.warm_up:
+            wait()
+            torch.cuda.empty_cache()  # others that wait hold as little
+            self.turn()
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()  # compiling tries kernels out
+        if done >= self.unmarked:
+            self.clock.mark()
 
 
 def synthetic(recipe: Recipe) -> Components:
@@ -113,51 +162,126 @@ def synthetic(recipe: Recipe) -> Components:
     return make_components(recipe, device, cast(ViewLoader, loader))
 
 
-def measure(recipe: Recipe, *, real: bool, warm_up: int) -> dict[str, Any]:
-    run = build_components(recipe) if real else synthetic(recipe)
-    meter = Meter(warm_up)
+def recipe_of(asked: dict[str, Any], folder: Path, *more: str) -> Recipe:
+    """Return the recipe that is asked for, with ``images`` on every rank."""
+    size = asked["images"] * dist.get_world_size()
+    places = [f"data.batch_size={size}", f"trainer.run_folder={folder}"]
+    return load_recipe(recipe_path(asked["method"]), [*asked["overrides"], *places, *more])
+
+
+def measure(asked: dict[str, Any], turn: Turn, folder: Path) -> dict[str, Any]:
+    """Return the speed of a training, see ``gpu_items.training``."""
+    loader = asked["loader"]
+    more = []
+    if loader == "scenes":
+        side = 32 if asked["images"] < 32 else 224
+        more = [f"data.path={scenes(folder / 'scenes', asked['images'] * _COPIES, side)}"]
+    recipe = recipe_of(asked, folder, *more)
+    run = synthetic(recipe) if loader == "synthetic" else build_components(recipe)
+    check_possible(run)
+    meter = Meter(turn, asked["warm_up"], asked["settle"])
     trainer = fit(run, meter)
-    steps = len(meter.losses) - warm_up
+    windows, images = meter.clock.windows(), recipe.data.batch_size
+    seconds = statistics.median(windows)
     on_gpu = run.device.name == "gpu"
     peak = torch.tensor(torch.cuda.max_memory_allocated() if on_gpu else memory()[1])
     dist.all_reduce(peak := run.device.tensor_to_device(peak), reduce_operation="MAX")
-    return {
-        "images_per_s": steps * recipe.data.batch_size / meter.seconds,
-        "peak_bytes": int(peak),
-        "data_wait": meter.waited / meter.seconds,
+    found = {
+        "algorithms": [*recipe.algorithms],
+        "images_per_s": images / seconds,
+        "spread": [images / max(windows), images / min(windows)],
         "first_step": meter.first,
-        "losses": meter.losses,
+        "data_wait": meter.waited / (seconds * asked["steps"]),
+        "peak_bytes": int(peak),
         "microbatch": trainer.state.device_train_microbatch_size,
-        "flops_per_image": _flops_per_image(recipe),
+        "losses": meter.losses,
         "world": dist.get_world_size(),
-        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "device_bytes": torch.cuda.get_device_properties(0).total_memory if on_gpu else 0,
-        "torch": torch.__version__,
     }
+    if asked["plain"]:
+        plain = statistics.median(plain_loop(run, asked["settle"], asked["steps"]))
+        found["plain_images_per_s"] = images / plain
+        found["gap_ms"] = 1e3 * (seconds - plain)
+    if loader != "synthetic":
+        found["loader_images_per_s"] = alone(run.loader)
+    if images / seconds < _SLOW * (asked.get("predicted") or 0.0):
+        found["kernels"] = top_kernels(run)
+    return found
 
 
-def _flops_per_image(recipe: Recipe, samples: int = 16) -> float:
-    training = FakeTraining(recipe)
-    step = partial(training.forward_backward, training.batch(samples))
-    return count_flops(step) / samples
+def check_possible(run: Components) -> None:
+    """Raise a ``UserError`` where the trainer would only say so, and leave something out."""
+    options, device = run.recipe.trainer, run.device
+    lacking = lacking_compiler(device) if options.compile else None
+    if lacking is None and options.float8:
+        lacking = lacking_float8(device)
+    if lacking is not None:
+        raise UserError(lacking)
 
 
-def main(path: Path) -> int:
-    """Measure the cell described in a file; rank 0 writes the outcome beside it."""
-    cell = json.loads(path.read_text())
-    with tempfile.TemporaryDirectory(prefix="pospre-cell-") as folder:
-        recipe = load_recipe(cell["recipe"], [*cell["overrides"], f"trainer.run_folder={folder}"])
-        world = dist.get_world_size()
-        batch = {"batch_size": cell["device_batch"] * world}
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=batch)})
-        try:
-            outcome = measure(recipe, real=cell["real"], warm_up=cell["warm_up"])
-        except torch.OutOfMemoryError:
-            outcome = {"failed": "out of memory"}
-    if dist.get_global_rank() == 0:
-        path.with_suffix(".out").write_text(json.dumps(outcome))
-    return 0
+def plain_step(run: Components) -> Callable[[Batch], None]:
+    """Return a step of a plain loop over what the trainer has trained, and compiled."""
+    device = torch.device("cuda" if run.device.name == "gpu" else "cpu")
+    half = run.recipe.trainer.precision == "amp_bf16"
+    model, optimizer = run.model.train(), run.optimizer
+
+    def step(batch: Batch) -> None:
+        batch = {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            loss = model(batch, 0.5).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        model.after_step(0.5)
+
+    return step
 
 
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+def plain_loop(run: Components, settle: int, steps: int) -> list[float]:
+    """Return the seconds of a step in windows of a plain loop."""
+    step, clock = plain_step(run), Clock()
+    batches = iter(run.loader)
+    for number in range(settle + steps + 1):
+        step(next(batches))
+        if number >= settle:
+            clock.mark()
+    return clock.windows()
+
+
+def top_kernels(run: Components) -> list[list[Any]]:
+    """Return name, milliseconds and calls of what takes longest in a plain step."""
+    step, batch = plain_step(run), next(iter(run.loader))
+    step(batch)
+    on_gpu = run.device.name == "gpu"
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    wait()
+    with profile(activities=[activity]) as found:
+        step(batch)
+        wait()
+
+    def microseconds(one: Any) -> float:
+        return float(one.self_device_time_total if on_gpu else one.self_cpu_time_total)
+
+    most = sorted(found.key_averages(), key=microseconds, reverse=True)[:_KERNELS]
+    return [[one.key[:80], round(microseconds(one) / 1e3, 3), one.count] for one in most]
+
+
+def alone(loader: ViewLoader) -> float:
+    """Return the images/s of a loader whose batches are thrown away."""
+    batches = iter(loader)
+    next(batches)
+    begun, images = time.perf_counter(), 0
+    for batch, _ in zip(batches, range(_LOADED), strict=False):
+        images += len(batch["index"])
+    return images / (time.perf_counter() - begun)
+
+
+def scenes(folder: Path, number: int, side: int) -> Path:
+    """Return a folder of rendered scenes, each there several times."""
+    settings = Settings(number, side, 0, "train", 1)
+    if dist.get_local_rank() == 0:
+        render_scenes(folder, settings, num_workers=available_cores())
+        for path in sorted(folder.rglob("*.jpg")):
+            for copy in range(1, _COPIES):
+                os.link(path, path.with_stem(f"{path.stem}-{copy}"))
+    dist.barrier()
+    return folder

@@ -1,34 +1,40 @@
-"""``gpu_report.py --count``: what a step of every method moves and computes, without a GPU.
+"""What a step of every method moves and computes, counted without a GPU.
+
+    make gpu-count ARGS="--methods mae --sizes vitb16"
+    make gpu-count ARGS="--methods mae --set trainer.residual=bf16 --write"    # into the figures
 
 Eager operators and fused kernels grow linearly with the blocks of the encoder. So steps of two and
-of three blocks are counted, and continued to the encoder's own depth.
+of three blocks are counted, and continued to the encoder's own depth. ``--write`` keeps the floors
+in ``pospre/planning/gpu_figures.json``, from which follows what is predicted.
 """
 
+import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from composer.core import Callback, State
 
 from pospre.nn.sizes import SIZES
-from pospre.planning.gpus import EFFICIENCY, GIGA, GPUS
+from pospre.planning import figures
+from pospre.planning.gpus import GIGA, GPUS
 from pospre.planning.kernels import StepTrace, floor_seconds
 from pospre.planning.step_costs import FakeTraining
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import Components
+from tests.benchmarks import gpu_table
 from tests.benchmarks.gpu_cell import synthetic
+from tests.benchmarks.gpu_items import METHODS, batch_of, recipe_path
+from tests.benchmarks.gpu_items import SIZES as ENCODERS
 from tests.training.fitting import fit
 
-ROOT = Path(__file__).parents[2]
-CROPS = ("dinov2", "intertwined")  # ten views an image
+HALF = "trainer.residual=bf16"
 SHOWN = ("a100-80", "h100", "h200", "b200")
-_BATCH, _LARGE = 256, {"vitl16": 128}
 _DEPTHS = 2, 3
-_RECIPE_OF = str(ROOT / "yamls/pretrain/{}_vitb16.yaml")
 _TINY = (
     "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}",
     "encoder={name: vit_tiny16, depth: 1, image_size: 32}",
@@ -44,10 +50,6 @@ _TINY = (
 
 Figures = dict[str, float]
 """Of one step, by name: see ``at_depth``."""
-
-
-def batch_of(method: str, size: str) -> int:
-    return _LARGE.get(size, _BATCH) // (4 if method in CROPS else 1)
 
 
 def counted(method: str, size: str, batch: int, overrides: Sequence[str] = ()) -> Figures:
@@ -105,15 +107,16 @@ def traced(recipe: Recipe, samples: int) -> tuple[StepTrace, StepTrace]:
 
 def recipe_of(method: str, size: str, overrides: Sequence[str]) -> Recipe:
     given = [f"encoder.name={size}", "trainer.precision=amp_bf16", *overrides]
-    return load_recipe(_RECIPE_OF.format(method), given)
+    return load_recipe(recipe_path(method), given)
 
 
 def print_table(
-    methods: Sequence[str], sizes: Sequence[str], batch: int | None, overrides: Sequence[str]
+    methods: Sequence[str], sizes: Sequence[str], overrides: Sequence[str], *, keep: bool
 ) -> None:
-    """Print a line of Markdown for every method and size, as soon as it is counted."""
+    """Print a line of Markdown for every method and size, as soon as it is counted; keep floors."""
     print("Counted; nothing was measured. →: from the eager step to the compiled one.")
-    print("Floor: images/s by bandwidth and peak, on an H100. Predicted:", EFFICIENCY, "of it.")
+    share = figures.efficiency()
+    print("Floor: images/s by bandwidth and peak, on an H100. Predicted:", share, "of it.")
     print(f"The trainer's loop takes {loop_ms():.1f} ms of this CPU around a step.\n", flush=True)
     rates = " | ".join(f"predicted, {name}" for name in SHOWN)
     print("| method | size | batch | graphs, breaks, symbolic sizes | operators → kernels ", end="")
@@ -121,8 +124,27 @@ def print_table(
     print("|---" * (10 + len(SHOWN)) + "|")
     for size in sizes:
         for method in methods:
-            images = batch or batch_of(method, size)
-            print(_row(method, size, images, counted(method, size, images, overrides)), flush=True)
+            images = batch_of(method, size)
+            step = counted(method, size, images, overrides)
+            print(_row(method, size, images, step), flush=True)
+            if keep:
+                _keep(f"{method} {size} {images}", images, step, HALF in overrides)
+
+
+def _keep(name: str, images: int, step: Figures, half: bool) -> None:
+    """Write the floors of a step into the figures; ``half``: with a bf16 residual."""
+    content = figures.content()
+    settings = {"fused": f"{figures.COMPILED}, bf16 residual"}
+    if not half:
+        settings = {"eager": figures.EAGER, "fused": figures.COMPILED}
+    floors = {
+        setting: {gpu: round(images / step[f"{kind} {gpu}"]) for gpu in SHOWN}
+        for kind, setting in settings.items()
+    }
+    before = content["counted"].get(name, {"floors": {}})
+    flops = round(step["flops"] / images / GIGA, 1)
+    found = {"gflops": flops, "floors": {**before["floors"], **floors}}
+    gpu_table.write({**content["counted"], name: found}, content["measured"])
 
 
 def _row(method: str, size: str, batch: int, step: Figures) -> str:
@@ -132,7 +154,8 @@ def _row(method: str, size: str, batch: int, step: Figures) -> str:
     cells.append(f"{step['eager'] / GIGA:.1f} → {step['fused'] / GIGA:.1f}")
     cells += [f"{step['casts']:.0f}", f"{step['items']:.0f}", f"{step['flops'] / batch / GIGA:.1f}"]
     cells.append(f"{batch / step['eager h100']:.0f} → {batch / step['fused h100']:.0f}")
-    cells += [f"{EFFICIENCY * batch / step[f'fused {name}']:.0f}" for name in SHOWN]
+    share = figures.efficiency()
+    cells += [f"{share * batch / step[f'fused {name}']:.0f}" for name in SHOWN]
     return f"| {' | '.join(cells)} |"
 
 
@@ -168,10 +191,28 @@ def loop_ms(steps: int = 200) -> float:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="pospre-loop-") as folder:
         length = [f"trainer.run_folder={folder}", f"trainer.max_duration={steps + 20}ba"]
-        run = synthetic(load_recipe(_RECIPE_OF.format("mae"), [*_TINY, *length]))
+        run = synthetic(load_recipe(recipe_path("mae"), [*_TINY, *length]))
         neighbour = _Neighbour(run)
         try:
             fit(run, neighbour)
         finally:
             torch.set_num_threads(threads)
     return 1e3 * statistics.median(neighbour.loops[20:])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Count steps, and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--sizes", nargs="+", default=[*ENCODERS])
+    parser.add_argument("--set", nargs="*", default=[], metavar="key=value")
+    parser.add_argument("--write", action="store_true", help="keep the floors in the figures")
+    options = parser.parse_args(argv)
+    print_table(options.methods, options.sizes, options.set, keep=options.write)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

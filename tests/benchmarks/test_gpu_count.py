@@ -1,4 +1,4 @@
-"""What ``gpu_report.py --count`` prints of a step, and how much a step of a method may move."""
+"""What ``make gpu-count`` prints of a step, and how much a step of a method may move."""
 
 import pytest
 

@@ -99,7 +99,7 @@ def test_gradients_of_a_norm_are_two_kernels() -> None:
     ],
 )
 def test_bytes_are_near_those_of_inductors_kernels(method: str, name: str, most: float) -> None:
-    """As ``gpu_report.py --count`` has printed them, and they stand in the README."""
+    """As ``make gpu-count`` has printed them, and they stand in the README."""
     found = re.search(rf"^\| {name}, (\d+) \|.*? → ([\d.]+) \| \d+ → \d+ \|", FIGURES, re.M)
     assert found is not None
     images, counted = int(found[1]), float(found[2])

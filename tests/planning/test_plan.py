@@ -81,6 +81,19 @@ def test_the_text_says_everything(plan: Command) -> None:
     for words in ("FLOPs per image", "teacher", "Memory by microbatch", "trainer.microbatch_size="):
         assert words in said
     assert f"{IMAGENET} images (assumed" in said and "--decode-rate" in said
+    assert "Measured: nothing of this method and encoder on one NVIDIA H100" in said
+
+
+def test_what_was_measured_stands_beside_what_is_predicted() -> None:
+    given = ["data.path=nowhere", "data.batch_size=64", "encoder.depth=1"]
+    recipe = load_recipe(YAMLS / "pretrain/mae_vitb16.yaml", given)
+    planned = estimate(recipe, Machine(GPUS["h100"], 1, 1), Assumptions())
+    found = as_json(planned)["measured"]
+    rates = [one["images_per_s"] for one in found]
+    assert rates == sorted(rates, reverse=True)
+    assert {"eager", "compiled"} <= {one["setting"] for one in found}
+    (row,) = [line for line in render(planned).splitlines() if line.startswith("compiled  ")]
+    assert row.split()[1:] == ["plain", "256", "4583", "2026-11-23"]
 
 
 def test_what_is_best_fits_and_is_not_slower_than_others(planned: dict[str, Any]) -> None:

@@ -118,7 +118,7 @@ def facts_of(recipe: Recipe, world_size: int, device: str) -> dict[str, Any]:
     return {
         "pospre's version": pospre.__version__,
         _REVISION: revision(_sources()),
-        "the SHA-256 of pospre's sources": _hash_of_sources(),
+        "the SHA-256 of pospre's sources": hash_of_sources(),
         "torch's version": torch.__version__,
         "WORLD_SIZE": world_size,
         "the device": device,
@@ -191,7 +191,8 @@ def _shared_keys(recipe: Recipe) -> dict[str, Any]:
     return {key: value for key, value in values(recipe.dump()) if key not in NODE_KEYS}
 
 
-def _hash_of_sources() -> str:
+def hash_of_sources() -> str:
+    """Return the first digits of the SHA-256 of pospre's Python files."""
     total = hashlib.sha256()
     for path in sorted(_sources().rglob("*.py")):
         total.update(path.read_bytes())
