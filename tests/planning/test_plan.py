@@ -85,8 +85,8 @@ def test_the_text_says_everything(plan: Command) -> None:
 
 
 def test_what_was_measured_stands_beside_what_is_predicted() -> None:
-    given = ["data.path=nowhere", "data.batch_size=64", "encoder.depth=1"]
-    recipe = load_recipe(YAMLS / "pretrain/mae_vitb16.yaml", given)
+    few = ["encoder.depth=1", "algorithms.mae.decoder_depth=1", "data.batch_size=8"]
+    recipe = load_recipe(YAMLS / "pretrain/mae_vitb16.yaml", ["data.path=nowhere", *few])
     planned = estimate(recipe, Machine(GPUS["h100"], 1, 1), Assumptions())
     found = as_json(planned)["measured"]
     rates = [one["images_per_s"] for one in found]
