@@ -77,6 +77,8 @@ def _print_summary(destination: str, summary: Summary) -> None:
         print(f"  unreadable: {printable(item['path'])}: {printable(item['reason'])}")
     if len(content["skipped"]) > _NUM_SHOWN:
         print(f"  … and {len(content['skipped']) - _NUM_SHOWN} more, listed in the description")
+    for line in content.get("left_out", ()):
+        print(f"  warning: {printable(line)}")
     for name in content.get("ignored_examples", ()):
         print(f"  ignored, for instance: {printable(name)}")
 

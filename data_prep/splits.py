@@ -1,16 +1,13 @@
 """The splits of a data set: train, val and test, by file names or its own lists."""
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from pospre.data.stores.splits import split_of_name
 from pospre.errors import UserError
-
-_SPLIT = re.compile(r"(?:^|[/_.-])(train|training|val|valid|validation|test)(?=[/_.-]|\d|$)")
-_SAME = {"training": "train", "valid": "val", "validation": "val"}
 
 
 class Named(Protocol):
@@ -49,12 +46,6 @@ class Split:
         if self.name not in splits:
             raise UserError(f"--split {self.name}: {root} has no such split, only {there}.")
         return splits[self.name]
-
-
-def split_of_name(name: str) -> str | None:
-    """Return the split named by a file or folder: train, val or test."""
-    found = _SPLIT.search(name)
-    return _SAME.get(found[1], found[1]) if found else None
 
 
 def files_of(split: Split, files: Sequence[N], root: Path) -> tuple[Sequence[N], str | None]:

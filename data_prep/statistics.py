@@ -12,6 +12,7 @@ from data_prep.distribute.ordered_maps import over_samples
 from data_prep.plan.records import Moments, Record
 from pospre.command_line import command_parser
 from pospre.data.decode.bit_depth import DeepRange, parse_range
+from pospre.data.stores.image_folder import describe_classes
 from pospre.data.threads import available_cores
 from pospre.errors import UserError, printable, run_command
 from pospre.output import check_picture, save_picture
@@ -156,6 +157,7 @@ def _class_rows(statistics: Statistics) -> list[tuple[str, str]]:
     few, many = int(counts.argmin()), int(counts.argmax())
     rows = [
         ("classes", f"{len(classes)}"),
+        ("  with samples", describe_classes(classes, statistics.labels.tolist())),
         ("  smallest", f"{classes[few]} ({counts[few]})"),
         ("  largest", f"{classes[many]} ({counts[many]})"),
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pospre.data.stores.image_folder import FolderReader
+from pospre.data.stores.folder_reader import FolderReader
 from pospre.data.stores.reader import Sample
 from pospre.errors import UserError
 from pospre.loader_costs import (

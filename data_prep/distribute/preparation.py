@@ -56,7 +56,11 @@ def make_plan(source: Source, settings: Settings) -> tuple[Plan, list[Block]]:
         block._replace(key=_key(source.fingerprint(block.start, block.stop), settings))
         for block in cut_blocks([item.name for item in source.items], sizes, settings.shard_mb)
     ]
-    about = {"ignored_examples": list(source.ignored), "split_rule": source.split_rule}
+    about = {
+        "ignored_examples": list(source.ignored),
+        "left_out": list(source.left_out),
+        "split_rule": source.split_rule,
+    }
     found = {key: value for key, value in about.items() if value not in (None, [])}
     plan = Plan(
         made_from={"settings": asdict(settings), "source": source.fingerprint()},

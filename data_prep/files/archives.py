@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from pospre.data.stores.files import odd_file
+from pospre.data.stores.files import is_visible, odd_file
 from pospre.errors import UserError
 
 _OPEN_ARCHIVES = 64
@@ -176,11 +176,6 @@ def zip_entries(path: Path) -> list[Entry]:
         for member in members
         if is_visible(member.filename)
     ]
-
-
-def is_visible(name: str) -> bool:
-    """Return whether a path is neither hidden nor a metadata file that macOS puts into zips."""
-    return not any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
 
 
 def _visible_file(path: Path, member: tarfile.TarInfo) -> list[Entry]:

@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from zipfile import is_zipfile
 
-from data_prep.files.archives import Entry, InFile, Missing, is_visible, zip_entries
-from data_prep.splits import split_of_name
-from pospre.data.stores.files import names_in, odd_file, refuse_unlisted
+from data_prep.files.archives import Entry, InFile, Missing, zip_entries
+from pospre.data.stores.files import is_visible, names_in, odd_file, refuse_unlisted
 from pospre.data.stores.image_folder import visible_files
+from pospre.data.stores.splits import split_of_name
 from pospre.errors import UserError
 from pospre.untrusted_json import parse_json
 

@@ -6,11 +6,11 @@ from importlib import import_module
 from pathlib import Path
 
 from data_prep.files.tree import Tree
-from data_prep.sources.image_folder import file_item
+from data_prep.sources.image_folder import file_item, own_split
 from data_prep.sources.keywords import NOISE, keyword_classes, pieces, spot
 from data_prep.sources.source import Source, one_of_each_ending
 from data_prep.splits import Split
-from pospre.data.stores.image_folder import class_labels, looks_like_image, visible_files
+from pospre.data.stores.image_folder import Listing, class_labels, looks_like_image, visible_files
 from pospre.errors import UserError, needing
 
 # Free Spoken Digits: class, speaker and number in the name. The first five of each are the test set
@@ -39,14 +39,25 @@ def load(tree: Tree, split: Split) -> Source:
 
     The classes are the sub-folders, except those whose name begins with an underscore (Speech
     Commands has its noise in one). If all files are in one folder and named
-    ``class_speaker_number.wav`` (Free Spoken Digits), the names give the class. With keywords there
-    are two more classes, see ``data_prep.sources.keywords``, and clips not drawn for them are left
-    out.
+    ``class_speaker_number.wav`` (Free Spoken Digits), the names give the class. Splits of the
+    folder's own are those of ``own_splits``. With keywords there are two more classes, see
+    ``data_prep.sources.keywords``, and clips not drawn for them are left out.
     """
     path = tree.root
     with needing("speech", f"{path}, a folder of WAV files,"):
         import_module("soundfile")
-    visible = list(visible_files(path)) if path.is_dir() else []
+    chosen = own_split(path, split, _clips) if path.is_dir() else None
+    if chosen is None:
+        folder = _clips(path)
+        chosen = folder if split.name is None else _select(folder, split)
+    return chosen if split.keywords is None else _with_keywords(chosen, split)
+
+
+def _clips(path: Path) -> Source:
+    """List all WAV files below a folder."""
+    found = Listing()
+    visible = list(visible_files(path, found)) if path.is_dir() else []
+    found.folders = [name for name in found.folders if not name.startswith("_")]
     noise = {name for name in visible if "/" in name and name.startswith("_")}
     names = sorted(name for name in visible if _is_wav(name) and name not in noise)
     if not names:
@@ -54,15 +65,22 @@ def load(tree: Tree, split: Split) -> Source:
     classes, labels = _classes(names)
     items = tuple(file_item(path, name, label) for name, label in zip(names, labels, strict=True))
     others = one_of_each_ending(set(visible).difference(names))
-    folder = Source(path, items, classes, len(visible) - len(names), ignored=others, is_audio=True)
-    chosen = folder if split.name is None else _select(folder, split)
-    return chosen if split.keywords is None else _with_keywords(chosen, visible, split)
+    return Source(
+        path,
+        items,
+        classes,
+        len(visible) - len(names),
+        ignored=others,
+        left_out=tuple(found.left_out(names)),
+        is_audio=True,
+    )
 
 
-def _with_keywords(folder: Source, visible: list[str], split: Split) -> Source:
+def _with_keywords(folder: Source, split: Split) -> Source:
     assert split.keywords is not None
     root, before = folder.root, folder.classes
     classes = keyword_classes(split.keywords, before, root)
+    visible = visible_files(root)
     names = sorted(name for name in visible if _is_wav(name) and name.startswith(f"{NOISE}/"))
     noise = pieces(root, [file_item(root, name, -1) for name in names], split)
     return replace(

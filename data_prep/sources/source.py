@@ -64,6 +64,7 @@ class Source:
     split_rule: str | None = None  # what defines the split; None if all of the data set is used
     metadata_stamp: str = ""  # changes with the files that describe all items (a list, a JSON)
     ignored: tuple[str, ...] = ()  # some of the num_ignored files, as examples
+    left_out: tuple[str, ...] = ()  # what else is not used, and what is no class: lines to print
     is_audio: bool = False  # whether the items are WAV files rather than images
     kind: str = ""  # name of the module, set by open_source
 

@@ -11,7 +11,7 @@ from pospre.data.reading import Storage
 from pospre.data.stores.description import Noted
 from pospre.data.stores.ffcv import FfcvReader
 from pospre.data.stores.files import odd_file
-from pospre.data.stores.image_folder import FolderReader
+from pospre.data.stores.folder_reader import FolderReader
 from pospre.data.stores.mds import MdsReader, is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.data.stores.reader import Reader

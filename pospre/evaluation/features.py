@@ -14,7 +14,6 @@ from pospre.batch import Batch
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.description import first_other
-from pospre.data.stores.image_folder import FolderReader
 from pospre.data.stores.reader import Reader
 from pospre.data.views.options import Crop, ViewGroup
 from pospre.errors import UserError
@@ -150,20 +149,8 @@ def check_enough(bank: str, images: int, classes: int) -> None:
 
 
 def open_labelled(data: str) -> Reader:
-    """Open a data set; raise a ``UserError`` if it has no labels.
-
-    Class folders without images are skipped with a warning.
-    """
+    """Open a data set; raise a ``UserError`` if it has no labels."""
     reader = open_reader(data)
-    if isinstance(reader, FolderReader) and reader.classes is not None:
-        folders = {path.name for path in reader.path.iterdir() if path.is_dir()}
-        empty = sorted(name for name in folders - {*reader.classes} if not name.startswith("."))
-        if empty:
-            print(
-                f"warning: {data}/{empty[0]} has no images and is not a class; {data} has "
-                f"{len(reader.classes)} classes",
-                file=sys.stderr,
-            )
     if reader.classes is None:  # shards from elsewhere may have labels without names
         require_labels(torch.tensor([reader.read(0).label]), data)
     return reader

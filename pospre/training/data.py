@@ -11,6 +11,7 @@ from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.memory import readable
 from pospre.data.opening import open_reader
 from pospre.data.reading import Reading, Storage
+from pospre.data.stores.image_folder import describe_classes
 from pospre.data.stores.reader import Reader
 from pospre.data.views.options import Augment, RandAugment, ViewGroup
 from pospre.errors import UserError
@@ -99,6 +100,15 @@ def _build_view(name: str, view: View, size: Size) -> ViewGroup:
     except UserError as error:
         raise UserError(f"data.views.{name}.{error}") from None
     return ViewGroup(name=name, augment=augment, **{**options, "size": view.size or size})
+
+
+def describe_data(loader: ViewLoader) -> str:
+    """Return a line about the samples and their classes."""
+    reader, named = loader.reader, "no names of classes"
+    if reader.classes is not None:
+        some = describe_classes(reader.classes, reader.labels())
+        named = f"{len(reader.classes)} classes: {some}"
+    return f"data: {len(reader)} samples of {reader.address}; {named}"
 
 
 def describe_data_volume(loader: ViewLoader) -> str | None:

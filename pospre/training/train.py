@@ -13,7 +13,7 @@ from composer.utils import ParallelismConfig, dist
 from pospre.arguments import Section
 from pospre.collectives import from_rank_zero, print_once
 from pospre.data.memory import estimate_memory
-from pospre.errors import Stopped, UserError
+from pospre.errors import Stopped, UserError, printable
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.folders import checkpoints_in
@@ -28,7 +28,7 @@ from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.callbacks.watchers import WARNINGS, Collapse, PositionShortcut
-from pospre.training.data import LoaderPosition, describe_data_volume
+from pospre.training.data import LoaderPosition, describe_data, describe_data_volume
 from pospre.training.loggers import build_metrics_file
 from pospre.training.optimizer.gradients import GradientNorms, build_clipping
 from pospre.training.scale.blocks import recompute_blocks, use_float8
@@ -60,6 +60,7 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     else:
         if run.start is not None:
             _say_length(parts, run.start)
+        print_once(printable(describe_data(parts.loader)))
         volume = describe_data_volume(parts.loader)
         if volume is not None and dist.get_local_rank() == 0:
             print(volume, flush=True)

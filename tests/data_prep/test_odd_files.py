@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.sources.registry import open_source
-from pospre.data.stores.image_folder import FolderReader
+from pospre.data.stores.folder_reader import FolderReader
 from pospre.data.stores.reader import DamagedSample
 from pospre.errors import UserError
 from tests.data_prep.reading import Says, description, read_samples, run

@@ -23,8 +23,10 @@ from pospre.data.decode.bit_depth import (
 )
 from pospre.data.decode.formats import (
     NPY_START,
+    RAW,
     TIFF_STARTS,
     arrange,
+    is_raw,
     read_npy,
     read_tiff,
     why_unknown,
@@ -144,6 +146,8 @@ def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, 
         start = data[: len(NPY_START)].tobytes()
         if start == NPY_START:
             return _of_array(read_npy(data), decoding)
+        if start.startswith(TIFF_STARTS) and is_raw(data.tobytes()):
+            raise ValueError(RAW)
         if decoding.channels not in _PICTURES and start.startswith(TIFF_STARTS):
             values, orientation = read_tiff(data.tobytes())
             pixels, deep = _of_array(values, decoding)

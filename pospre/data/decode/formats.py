@@ -1,7 +1,7 @@
 """Formats that Pillow does not read: arrays in ``.npy`` and TIFF files; advice about others."""
 
 import io
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image, features
@@ -12,6 +12,13 @@ _ORIENTATION = "Orientation"
 _HEIF_CONVERT = "heif-convert (apt install libheif-examples)"
 _DARKTABLE = "darktable-cli (apt install darktable)"
 _DJXL = "djxl (apt install libjxl-tools)"
+
+
+def _converted(name: str, tool: str) -> str:
+    return f"{name}, which Pillow cannot read; make a PNG or JPEG of it first, with {tool}"
+
+
+RAW = _converted("a camera's raw file", _DARKTABLE)
 # Place and first bytes of other pictures, their name, and a program that turns them into PNG.
 _PICTURES = (
     *((4, b"ftyp" + brand, "HEIC", _HEIF_CONVERT)
@@ -21,6 +28,8 @@ _PICTURES = (
     (0, b"%PDF", "PDF", "pdftoppm (apt install poppler-utils)"),
     (4, b"ftypcrx", "a camera's raw file", _DARKTABLE),
     (0, b"FUJIFILMCCD", "a camera's raw file", _DARKTABLE),
+    *((0, start, "a camera's raw file", _DARKTABLE)
+      for start in (b"IIU\0", b"IIRO", b"IIRS", b"MMOR", b"FOVb", b"\0MRM")),
     (0, b"v/1\x01", "OpenEXR", "exrtopng (apt install exrtools)"),
     (0, b"#?RADIANCE", "Radiance HDR", "ra_ppm (apt install radiance)"),
     (128, b"DICM", "DICOM", "dcmj2pnm (apt install dcmtk)"),
@@ -45,6 +54,10 @@ _OWN = (
     (4, b"ftypavis", "AVIF"),
 )
 _START = 1024  # bytes that identify a text format
+# tags of a TIFF; values of PhotometricInterpretation that are pixels of a sensor
+_NEW_SUBFILE, _OLD_SUBFILE, _PHOTOMETRIC, _DNG_VERSION = 254, 255, 262, 50706
+_SHORT = 3  # the type of a value of two bytes
+_SENSOR = (32803, 34892)
 
 
 def read_npy(data: np.ndarray) -> np.ndarray:
@@ -84,6 +97,31 @@ def read_tiff(data: bytes) -> tuple[np.ndarray, int]:
         return series.asarray(maxworkers=1), int(tag.value) if tag is not None else 1
 
 
+def is_raw(data: bytes) -> bool:
+    """Return whether a TIFF is a camera's raw file, by its first kilobyte or more.
+
+    Pillow reads the first directory, which then has a thumbnail, or pixels of a sensor.
+    """
+    if not data.startswith(TIFF_STARTS[:2]):
+        return False
+    if data[8:10] == b"CR":  # Canon
+        return True
+    order: Literal["little", "big"] = "little" if data[:1] == b"I" else "big"
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(data[at : at + size], order)
+
+    start, tags = number(4, 4), {}
+    for at in range(start + 2, min(start + 2 + 12 * number(start, 2), len(data)), 12):
+        tags[number(at, 2)] = number(at + 8, 2 if number(at + 2, 2) == _SHORT else 4)
+    return (
+        bool(tags.get(_NEW_SUBFILE, 0) & 1)
+        or tags.get(_OLD_SUBFILE) == 2
+        or tags.get(_PHOTOMETRIC) in _SENSOR
+        or _DNG_VERSION in tags
+    )
+
+
 def arrange(values: np.ndarray, counts: tuple[int, ...]) -> np.ndarray:
     """Return values (H, W), (H, W, C) or (C, H, W) as (H, W, C), where C is one of ``counts``."""
     if values.ndim == 2:
@@ -101,7 +139,9 @@ def arrange(values: np.ndarray, counts: tuple[int, ...]) -> np.ndarray:
 
 
 def own_format(data: bytes) -> str | None:
-    """Return the name of a common format that Pillow reads, by a file's first bytes."""
+    """Return the name of a common format that Pillow reads, by a file's first kilobyte."""
+    if is_raw(data):
+        return None
     return next((name for at, magic, name in _OWN if data[at : at + len(magic)] == magic), None)
 
 
@@ -122,6 +162,8 @@ def foreign_format(data: bytes) -> str | None:
     for at, magic, name, tool in _PICTURES:
         if data[at : at + len(magic)] == magic:
             return _converted(name, tool)
+    if is_raw(data):
+        return RAW
     for magic, what in _OTHERS:
         if data.startswith(magic):
             return what
@@ -131,7 +173,3 @@ def foreign_format(data: bytes) -> str | None:
     if text.startswith((b"<!doctype html", b"<html")):
         return "a web page; download the file itself"
     return None
-
-
-def _converted(name: str, tool: str) -> str:
-    return f"{name}, which Pillow cannot read; make a PNG or JPEG of it first, with {tool}"

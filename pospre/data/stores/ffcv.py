@@ -5,6 +5,7 @@ structure is checked when the file is opened, which takes milliseconds per 100,0
 """
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,6 +66,10 @@ class FfcvReader(Reader):
             image = self._images[index]
             data = data.view(int(image["height"]), int(image["width"]), 3)
         return Sample(data, int(self._labels[index]))
+
+    def labels(self) -> Sequence[int]:
+        """Return all labels, from memory."""
+        return [int(label) for label in self._labels]
 
     def about(self, index: int) -> tuple[int, str]:
         """Return a sample's label; the file has no names."""

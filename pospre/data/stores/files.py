@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,18 @@ _ODD_KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 
+# names, in lower case, that these add to folders of pictures: thumbnails, deleted and older files
+_ADDED = re.compile(
+    r"@eadir|@tmp|#recycle|#snapshot|@sharesnap"  # Synology
+    r"|@recycle|@recently-snapshot|@__thumb"  # QNAP
+    r"|~snapshot"  # NetApp
+    r"|\$recycle\.bin|system volume information|thumbs\.db|desktop\.ini"  # Windows
+    r"|__macosx|network trash folder|temporary items"  # macOS
+    r"|lost\.dir|.+\.thm"  # Android; cameras: thumbnails of films
+    r"|.+\.lrdata|.+\.\w+~"  # Lightroom's previews; editors' backups
+    r"|.+\.(?:part|partial|crdownload)"  # browsers: unfinished downloads
+)
+
 
 def odd_file(path: str | Path) -> str | None:
     """Describe a path that must not be opened because that may block; None: it can be opened.
@@ -36,6 +49,21 @@ def odd_file(path: str | Path) -> str | None:
     except OSError:
         return None
     return next((name for is_odd, name in _ODD_KINDS if is_odd(mode)), None)
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is hidden, or ext4's lost+found."""
+    return name.startswith(".") or name == "lost+found"
+
+
+def is_added(name: str) -> bool:
+    """Return whether a system, editor or camera has added a file or folder to the user's."""
+    return _ADDED.fullmatch(name.lower()) is not None
+
+
+def is_visible(path: str) -> bool:
+    """Return whether no part of a path is hidden or added."""
+    return not any(is_hidden(name) or is_added(name) for name in path.split("/"))
 
 
 def names_in(folder: str | Path) -> list[str]:

@@ -1,112 +1,109 @@
-"""A folder of image files: its images, their order and their classes."""
+"""What a folder contains: images, in which order, of which classes, and what is left out."""
 
-import errno
 import os
-import warnings
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
-from pospre.data.decode.formats import foreign_format, own_format
-from pospre.data.stores.description import LABELS, Identity, hash_of, hash_of_labels
-from pospre.data.stores.files import odd_file, read_bytes, refuse_unlisted
-from pospre.data.stores.reader import DamagedSample, Reader, Sample
+from pospre.data.decode.formats import RAW, foreign_format, own_format
+from pospre.data.stores.files import is_added, is_hidden, odd_file, refuse_unlisted
 from pospre.errors import UserError
 
 # formats that Pillow lists but cannot read by itself (stubs, or a foreign program is needed)
 _UNREADABLE_FORMATS = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
 
-# errors of one file, not of its neighbours: forbidden, circular links, a long path
-_ONE_FILES_ERRORS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
+# raw files of cameras; many are TIFFs, of which Pillow would read the thumbnail
+_RAW = re.compile(
+    r".+\.(?:3fr|arw|cr2|cr3|dcr|dng|erf|fff|gpr|iiq|kdc|mef|mos|mrw|nef|nrw|orf|pef|raf|rw2|rwl"
+    r"|sr2|srf|srw|x3f)",
+    re.IGNORECASE,
+)
+# further pictures, of which Pillow reads some with a plug-in
+_FOREIGN_ENDINGS = (".heic", ".heif", ".hif", ".jxl", ".exr", ".dcm")
 
 ARRAYS = ".npy"
 
 _NUM_START = 1024
-_MOST_SIZES = 1024  # number of files, evenly spaced
+_NUM_NAMED = 8  # classes
 
 
-class FolderReader(Reader):
-    """Reads image files straight from a folder, sorted by relative path."""
+@dataclass
+class Listing:
+    """The visible files of a folder, and what was left out; filled by ``visible_files``.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.format = "folder"
-        self.remedy = (
-            "Remove or replace the file; `python -m data_prep.convert` lists and leaves out all "
-            "files that cannot be read."
-        )
-        self._names = list_images(path)
-        self.classes, self._labels = class_labels(self._names)
-        if self.classes is None and any("/" in name for name in self._names):
-            stray = next(name for name in self._names if "/" not in name)
-            warnings.warn(
-                f"{path} has images in sub-folders, but also {stray} beside them: the folders are "
-                "not classes, and every label is -1 (unknown).",
-                stacklevel=2,
-            )
+    Attributes:
+        images: paths of the images, relative, with forward slashes, sorted.
+        others: paths of the other visible files.
+        folders: names of the visible folders directly in it, sorted.
+        added: files and folders that systems, editors and cameras have added; not searched.
+        again: links to folders that were already read.
+    """
 
-    def __len__(self) -> int:
-        return len(self._names)
+    images: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
 
-    def read(self, index: int) -> Sample:
-        """Return a file's bytes and its label."""
-        path = self.path / self._names[index]
-        odd = odd_file(path)
-        if odd is not None:
-            raise DamagedSample(f"{path} is not a regular file, but {odd}. {self.remedy}")
-        try:
-            return Sample(read_bytes(path), self._labels[index])
-        except UserError as error:
-            if not _is_one_files(error.__cause__, path):
-                raise
-            raise DamagedSample(f"{error} {self.remedy}") from error
-
-    def about(self, index: int) -> tuple[int, str]:
-        """Return a file's label and its path below the folder, without reading it."""
-        return self._labels[index], self._names[index]
-
-    def _own_identity(self) -> Identity:
-        """Hash all paths and the sizes of some files: on a network each costs a round trip."""
-        some = np.linspace(0, len(self) - 1, min(len(self), _MOST_SIZES)).astype(int)
-        sizes = [_size(self.path / self._names[index]) for index in some]
-        files = hash_of([*map(os.fsencode, self._names), repr(sizes).encode()])
-        return {LABELS: hash_of_labels(self._labels), "files (paths and sizes)": files}
-
-    def name(self, index: int) -> str:
-        """Return the file's path."""
-        return str(self.path / self._names[index])
+    def left_out(self, used: Sequence[str]) -> list[str]:
+        """Say what is not used that may be missed, one line a kind, if the files ``used`` are."""
+        stray = [name for name in used if "/" not in name]
+        filled = {name.split("/", 1)[0] for name in used}
+        empty = [name for name in self.folders if name not in filled]
+        kinds = {
+            "skipped what systems, editors or cameras add": self.added,
+            "skipped links to folders that are already read": self.again,
+            "skipped pictures that Pillow cannot read": [n for n in self.others if _is_foreign(n)],
+            "folders that are no classes, as they are empty or hold other files": (
+                [] if stray else empty
+            ),
+            "images beside the sub-folders, so these are no classes and all labels are -1": (
+                stray if len(stray) < len(used) else []
+            ),
+        }
+        return [
+            f"{what} ({len(names)}): {_first_of(names)}" for what, names in kinds.items() if names
+        ]
 
 
-def list_images(root: Path) -> list[str]:
-    """Return the images below a folder: relative paths with forward slashes, sorted.
+def list_folder(root: Path) -> Listing:
+    """List the images below a folder.
 
     A file counts if its extension belongs to a format that Pillow reads, or its first bytes are
     those of a common image format. If there are none, ``.npy`` files count: arrays (H, W), (H, W,
-    C) or (C, H, W). Hidden files and folders are ignored; links are followed.
+    C) or (C, H, W). Hidden files and folders are ignored, and those that systems, editors and
+    cameras add; links are followed.
 
     Raises:
         UserError: there is no image, or a folder cannot be read.
     """
-    images: list[str] = []
-    others: list[str] = []
-    for name in visible_files(root):
-        (images if looks_like_image(root, name) else others).append(name)
-    images = images or [name for name in others if name.lower().endswith(ARRAYS)]
-    if not images:
+    found = Listing()
+    for name in visible_files(root, found):
+        (found.images if looks_like_image(root, name) else found.others).append(name)
+    if not found.images:
+        found.images = [name for name in found.others if name.lower().endswith(ARRAYS)]
+        found.others = [name for name in found.others if not name.lower().endswith(ARRAYS)]
+    if not found.images:
         seen = ""
-        if others:
-            first = min(others)
-            what = foreign_format(file_start(root / first))
-            named = first if what is None else f"{first}: {what}"
-            seen = f" ({len(others)} other files, for instance {named})"
+        if found.others:
+            named = explained(root, min(found.others))
+            seen = f" ({len(found.others)} other files, for instance {named})"
         raise UserError(
             f"{root} has no images{seen}; give a folder of JPEG, PNG … files (in class "
             "sub-folders or flat), a .beton file or an MDS directory."
         )
-    return sorted(images)
+    found.images.sort()
+    return found
+
+
+def list_images(root: Path) -> list[str]:
+    """Return the images below a folder; see ``list_folder``."""
+    return list_folder(root).images
 
 
 def class_labels(names: list[str]) -> tuple[list[str] | None, list[int]]:
@@ -123,24 +120,45 @@ def class_labels(names: list[str]) -> tuple[list[str] | None, list[int]]:
     return classes, [places[folder] for folder in folders]
 
 
-def visible_files(root: Path) -> Iterator[str]:
-    """Yield the relative path of each visible file; ``UserError`` if a folder cannot be read."""
-    visited = set()
+def describe_classes(classes: Sequence[str], labels: Sequence[int]) -> str:
+    """Name classes, with the number of their samples if the labels are known."""
+    counts = Counter(labels)
+    named = [f"{name} ({counts[label]})" if labels else name for label, name in enumerate(classes)]
+    if len(named) > _NUM_NAMED:
+        named = [*named[: _NUM_NAMED - 1], "…", named[-1]]
+    return ", ".join(named)
+
+
+def visible_files(root: Path, found: Listing | None = None) -> Iterator[str]:
+    """Yield the relative path of each visible file, and note in ``found`` what is passed over.
+
+    Of several links to one folder, each is followed if they are (in) different folders of the root,
+    such as classes. A link to a folder above it is not followed.
+
+    Raises:
+        UserError: a folder cannot be read.
+    """
+    found = found or Listing()
+    seen: dict[str, set[str]] = {}  # per folder of the root
+    top = os.path.realpath(root)
     for folder, subfolders, names in os.walk(root, onerror=refuse_unlisted, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in visited:  # a circular link
+        relative = Path(folder).relative_to(root).as_posix()
+        prefix = "" if relative == "." else f"{relative}/"
+        real, visited = os.path.realpath(folder), seen.setdefault(prefix.split("/")[0], {top})
+        if real in visited and prefix:
+            found.again.append(relative)
             subfolders.clear()
             continue
         visited.add(real)
-        subfolders[:] = sorted(name for name in subfolders if not _is_hidden(name))
-        relative = Path(folder).relative_to(root).as_posix()
-        prefix = "" if relative == "." else f"{relative}/"
-        yield from (prefix + name for name in names if not _is_hidden(name))
+        found.added += (prefix + name for name in (*subfolders, *names) if is_added(name))
+        subfolders[:] = sorted(n for n in subfolders if not (is_hidden(n) or is_added(n)))
+        if not prefix:
+            found.folders += subfolders
+        yield from (prefix + n for n in names if not (is_hidden(n) or is_added(n)))
 
 
-def _is_hidden(name: str) -> bool:
-    """Return whether a file or folder is not data: hidden, or ext4's lost+found."""
-    return name.startswith(".") or name == "lost+found"
+def _first_of(names: Sequence[str]) -> str:
+    return min(names) if len(names) == 1 else f"{min(names)} and {len(names) - 1} more"
 
 
 @cache
@@ -159,12 +177,30 @@ def looks_like_image(root: Path, name: str) -> bool:
     Raises:
         UserError: these cannot be read; a broken link may stand for a folder of images.
     """
+    if _is_raw(name):
+        return False
     if os.path.splitext(name)[1].lower() in _image_extensions():  # fast: there may be millions
         return True
     try:
         return own_format(_start(root / name)) is not None
     except OSError as error:
         refuse_unlisted(error)
+
+
+def explained(root: Path, name: str) -> str:
+    """Return a file's name, and its format if it is known but cannot be read."""
+    what = odd_file(root / name) or foreign_format(file_start(root / name))
+    if what is None and _is_raw(name):
+        what = RAW
+    return name if what is None else f"{name}: {what}"
+
+
+def _is_raw(name: str) -> bool:
+    return _RAW.fullmatch(name) is not None
+
+
+def _is_foreign(name: str) -> bool:
+    return _is_raw(name) or name.lower().endswith(_FOREIGN_ENDINGS)
 
 
 def file_start(path: Path) -> bytes:
@@ -180,18 +216,3 @@ def _start(path: Path) -> bytes:
         return b""
     with path.open("rb", buffering=0) as file:
         return file.read(_NUM_START)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # reading it will report a damaged sample
-        return -1
-
-
-def _is_one_files(error: BaseException | None, path: Path) -> bool:
-    """Return whether an error concerns one file, not the disk: its neighbours may be good."""
-    if not isinstance(error, OSError):
-        return False
-    leads_nowhere = error.errno == errno.ENOENT and path.is_symlink()
-    return leads_nowhere or error.errno in _ONE_FILES_ERRORS

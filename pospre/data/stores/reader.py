@@ -1,6 +1,7 @@
 """The interface of readers: encoded bytes or features, and a label, per sample."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,6 +106,10 @@ class Reader(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """Return a sample's name for messages: its file, or its file and index."""
+
+    def labels(self) -> Sequence[int]:
+        """Return all labels if that needs no reading of samples; otherwise nothing."""
+        return ()
 
     def about(self, index: int) -> tuple[int, str]:
         """Return a sample's label, and its file's path in the data set ("" if unknown)."""

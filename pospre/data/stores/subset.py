@@ -4,6 +4,7 @@ Experiments with few labels use 1 % or 10 % of ImageNet's. Published lists are f
 per line. Without a list, the same number of images is drawn from each class, by a seed.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,11 @@ class SubsetReader(Reader):
     def read(self, index: int) -> Sample:
         """Return a sample."""
         return self._whole.read(int(self.indices[index]))
+
+    def labels(self) -> Sequence[int]:
+        """Return the labels of the subset, if those of the whole are known."""
+        labels = self._whole.labels()
+        return [labels[index] for index in self.indices] if labels else ()
 
     def about(self, index: int) -> tuple[int, str]:
         """Return a sample's label and file."""

@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 from pospre.data.opening import open_reader
+from pospre.data.stores.image_folder import describe_classes
+from pospre.data.stores.subset import subset
 from pospre.errors import UserError
 
 NUM_IMAGES = 22
@@ -259,3 +261,15 @@ def test_values_of_any_other_type_are_read_or_refused(mds, name):
             except UserError:
                 refused += 1
     assert refused > 100
+
+
+def test_classes_are_named_with_their_counts(photos: Path) -> None:
+    reader = open_reader(photos)
+    assert reader.classes is not None
+    labels = list(reader.labels())
+    counts = [f"{name} ({labels.count(k)})" for k, name in enumerate(reader.classes)]
+    assert describe_classes(reader.classes, labels) == ", ".join(counts)
+    few = subset(reader, 0.5, None, 0)
+    assert few.labels() == [few.about(index)[0] for index in range(len(few))]
+    many = [f"c{number}" for number in range(20)]
+    assert describe_classes(many, ()) == "c0, c1, c2, c3, c4, c5, c6, …, c19"

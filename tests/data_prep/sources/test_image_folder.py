@@ -1,13 +1,21 @@
+import io
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep.encode.images import prepare_image
+from data_prep.files.archives import DamagedItem
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Item, Source
 from data_prep.splits import Split
+from pospre.data.decode.decoder import DecodeError, decode_image
+from pospre.data.opening import open_reader
 from pospre.errors import UserError
+from tests.data_prep.reading import run
 from tests.data_prep.sample_images import encoded, picture, write_files
 from tests.data_prep.sources.fakes import refuses
 
@@ -26,12 +34,64 @@ def test_order_labels_and_ignored_files(tmp_path: Path) -> None:
     assert folder.num_ignored == 2  # hidden ones do not count
 
 
-def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
+def test_linked_folders_are_followed_once_for_each_class(tmp_path: Path) -> None:
     write_files(tmp_path, {"outside/1.jpg": JPEG, "photos/a/1.jpg": JPEG})
-    (tmp_path / "photos/b").symlink_to(tmp_path / "outside")
+    for name in ("b", "c", "a/out", "a/out-again"):
+        (tmp_path / "photos" / name).symlink_to(tmp_path / "outside")
     (tmp_path / "photos/a/up").symlink_to(tmp_path / "photos")
     folder = open_source(tmp_path / "photos")
-    assert [item.name for item in folder.items] == ["a/1.jpg", "b/1.jpg"]
+    assert [item.name for item in folder.items] == ["a/1.jpg", "a/out/1.jpg", "b/1.jpg", "c/1.jpg"]
+    assert folder.classes == ["a", "b", "c"]
+    skipped = "skipped links to folders that are already read (2): a/out-again and 1 more"
+    assert folder.left_out == (skipped,)
+    with pytest.warns(UserWarning, match=re.escape(skipped)):
+        assert len(open_reader(tmp_path / "photos")) == 4
+
+
+ADDED = ["@eaDir/x/SYNOPHOTO_THUMB_M.jpg", "#recycle/a.jpg", "$RECYCLE.BIN/S-1/a.jpg",
+         "a/@eaDir/1.jpg/SYNOPHOTO_THUMB_XL.jpg", "a/@__thumb/1.jpg", "a/GOPR0001.THM",
+         "b/1.jpg~", "b/2.jpg.crdownload", "System Volume Information/1.jpg"]  # fmt: skip
+
+
+def nef(*, first: int = 1) -> bytes:
+    """A TIFF whose first directory is a thumbnail (NewSubfileType 1), as cameras write."""
+    buffer = io.BytesIO()
+    picture().save(buffer, "TIFF", tiffinfo={254: first})
+    return buffer.getvalue()
+
+
+def test_what_others_add_to_a_folder_is_skipped_and_counted(tmp_path: Path) -> None:
+    files = dict.fromkeys(["a/1.jpg", "b/1.jpg", *ADDED], JPEG)
+    more = {"a/DSC_1.NEF": nef(), "a/DSC_2": nef(), "b/whole.tif": nef(first=0), "b/x.CR3": b"?"}
+    with_raw = write_files(tmp_path, files | more | {"empty/notes.txt": b"x", "b/y.txt": b""})
+    folder = open_source(with_raw)
+    assert [item.name for item in folder.items] == ["a/1.jpg", "b/1.jpg", "b/whole.tif"]
+    assert folder.classes == ["a", "b"] and folder.num_ignored == 5
+    assert "a/DSC_1.NEF: a camera's raw file, which Pillow" in str(folder.ignored)
+    assert folder.left_out == (
+        "skipped what systems, editors or cameras add (9): #recycle and 8 more",
+        "skipped pictures that Pillow cannot read (2): a/DSC_1.NEF and 1 more",
+        "folders that are no classes, as they are empty or hold other files (1): empty",
+    )
+    with pytest.warns(UserWarning) as caught:
+        reader = open_reader(with_raw)
+    assert reader.classes == ["a", "b"] and list(reader.labels()) == [0, 1, 1]
+    assert [str(warning.message) for warning in caught] == [
+        f"{with_raw}: {line}" for line in folder.left_out
+    ]
+    with pytest.raises(DamagedItem, match="a camera's raw file"):
+        prepare_image(nef(), None, 90)
+    with pytest.raises(DecodeError, match="a camera's raw file"):
+        decode_image(torch.frombuffer(bytearray(nef()), dtype=torch.uint8))
+
+
+def test_a_stray_image_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_files(tmp_path / "in", dict.fromkeys(["a/1.jpg", "b/1.jpg", "top.png"], JPEG))
+    said = "so these are no classes and all labels are -1 (1): top.png"
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        assert open_reader(root).classes is None
+    assert run(root, tmp_path / "out") == 0
+    assert said in capsys.readouterr().out
 
 
 def test_fingerprint_changes_with_the_files(tmp_path: Path) -> None:
@@ -90,6 +150,36 @@ def test_splits_of_its_own(tmp_path: Path) -> None:
     refuses(r"has the class cow, which the training split lacks", root, split="val")
 
 
+@pytest.mark.parametrize(
+    ("train", "val", "name"),
+    [("Train", "VAL", ""), ("data/train", "data/val", "data/"), ("x/TRAIN_256", "x/Val", "x/")],
+)
+def test_splits_in_any_case_and_one_level_down(
+    tmp_path: Path, train: str, val: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {f"{split}/{label}/{split[-1]}.jpg": JPEG for split in (train, val) for label in "ab"}
+    root = write_files(tmp_path / "in", files | {f"{name}stray.png": JPEG, "notes.txt": b"x"})
+    source = open_source(root, split="train")
+    assert [item.name for item in source.items] == [f"a/{train[-1]}.jpg", f"b/{train[-1]}.jpg"]
+    assert source.classes == ["a", "b"] and source.root == root / train
+    assert source.left_out == ("skipped images beside the splits (1): stray.png",)
+    said = rf"{root} has splits of its own \(train, val\), .*: {root / train}\.$"
+    with pytest.raises(UserError, match=said):
+        open_reader(root)
+    assert len(open_reader(root / train)) == 2
+    assert run(root, tmp_path / "out", "--split", "val") == 0
+    assert "warning: skipped images beside the splits" in capsys.readouterr().out
+
+
+def test_splits_inside_one_of_several_folders(tmp_path: Path) -> None:
+    names = ["photos/train/ant/1.jpg", "photos/val/ant/2.jpg", "masks/3.jpg", "train/4.jpg"]
+    root = write_files(tmp_path, dict.fromkeys(names, JPEG))
+    said = rf"{root}/photos has splits of its own \(train, val\), .*give {root}/photos, or"
+    refuses(said, root, split="train")
+    with pytest.raises(UserError, match=said):
+        open_reader(root)
+
+
 @pytest.mark.parametrize(("first", "second"), [("train", "train2"), ("val", "validation")])
 def test_two_folders_of_one_split(tmp_path: Path, first: str, second: str) -> None:
     names = [f"{split}/ant/{split}.jpg" for split in {"train", "val", first, second}]
@@ -102,7 +192,7 @@ def test_two_folders_of_one_split(tmp_path: Path, first: str, second: str) -> No
 def test_classes_that_are_called_like_splits(tmp_path: Path) -> None:
     names = ["train/1.jpg", "plane/2.jpg", "test_tube/3.jpg"]
     source = open_source(write_files(tmp_path, dict.fromkeys(names, JPEG)))
-    assert source.classes == ["plane", "test_tube", "train"]
+    assert source.classes == open_reader(tmp_path).classes == ["plane", "test_tube", "train"]
 
 
 def test_a_folder_beside_splits_does_not_make_them_classes(tmp_path: Path) -> None:

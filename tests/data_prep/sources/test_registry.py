@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.sources.registry import KINDS, open_source
-from data_prep.splits import split_of_name
+from pospre.data.stores.splits import split_of_name
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import JPEGS, refuses, text
 
