@@ -15,7 +15,7 @@ from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.description import first_other
 from pospre.data.stores.reader import Reader
-from pospre.data.views.options import Crop, ViewGroup
+from pospre.data.views.options import Crop, ViewGroup, Views
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Pooling, Sampling
 from pospre.evaluation.layers import layer_tokens
@@ -35,7 +35,7 @@ def centre_batches(
     data: str = "",
     *,
     size: Size | None = None,
-    view: ViewGroup | None = None,
+    view: Views | None = None,
     epoch: int = 0,
     **chosen: Any,
 ) -> Iterator[Batch]:
@@ -43,7 +43,7 @@ def centre_batches(
 
     They are of ``data``; by default, of the measured images. Views of at most 48 pixels show the
     whole image, as is usual for CIFAR. Without ``num_samples`` all images are read, in order; the
-    last batch may be smaller. Another ``view`` group is drawn for ``epoch``. ``chosen`` are
+    last batch may be smaller. Other ``view`` groups are drawn for ``epoch``. ``chosen`` are
     ``label_fraction`` and ``labels`` of ``build_loader``.
     """
     data = data or context.data
@@ -83,13 +83,11 @@ def check_views(recipe: Recipe, data: str) -> None:
     loader.reader.close()
 
 
-def _centre_loader(
-    data: str, size: Size, view: ViewGroup | None = None, **options: Any
-) -> ViewLoader:
+def _centre_loader(data: str, size: Size, view: Views | None = None, **options: Any) -> ViewLoader:
     crop: Crop = "full" if np.max(size) <= WHOLE else "center"
     return build_loader(
         data,
-        views=[view or ViewGroup(size=size, crop=crop, flip_rate=0.0)],
+        views=view or ViewGroup(size=size, crop=crop, flip_rate=0.0),
         drop_last=False,
         tolerance=0.0,  # figures must compare with others': keep all of the image
         **options,

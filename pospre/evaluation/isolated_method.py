@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pospre.batch import Batch
+from pospre.data.views.options import Augment, ViewGroup
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import ObjectiveSet, Outputs
@@ -30,6 +31,29 @@ def ratios_of(
     return [*ratios] if takes(type(method_in(model, kind)), option) else [None]
 
 
+def views_of(model: PretrainModel, kind: type) -> dict[str, ViewGroup] | None:
+    """Return the view groups that a method with a ``kind`` as objective reads; None: one ``view``.
+
+    They are cropped as in training, but neither mirrored nor changed. Of a method that reads only
+    one ``view``, evaluations take the centre instead.
+    """
+    trained: Any = method_in(model, kind)
+    method: PretrainAlgorithm = replace(trained)
+    alone = PretrainModel(model.encoder, seed=model.seed, views=model.views)
+    with torch.device("meta"):
+        method.attach(alone)
+    counts = method.needs(model.encoder).views
+    read = {*counts, *(declared.group for declared in alone.registry.passes.values())}
+    if read == {"view"} and (counts["view"] or 1) == 1:
+        return None
+    outer = {model.views[name].inside for name in read}
+    return {
+        name: replace(group, flip_rate=0.0, augment=Augment())
+        for name, group in model.views.items()
+        if name in read | outer
+    }
+
+
 class IsolatedMethod:
     """A method of a model in isolation, with the trained weights.
 
@@ -41,7 +65,7 @@ class IsolatedMethod:
         trained: Any = method_in(model, kind)
         known = {key: value for key, value in options.items() if takes(type(trained), key)}
         self.method: PretrainAlgorithm = replace(trained, **known)
-        self.model = PretrainModel(model.encoder, seed=seed)
+        self.model = PretrainModel(model.encoder, seed=seed, views=views_of(model, kind))
         with torch.device("meta"):
             self.method.attach(self.model)
         self.name, objective = model.objectives.find(kind)
@@ -50,6 +74,16 @@ class IsolatedMethod:
         self.model.contents, self.model.places = model.contents, model.places
         self.model.augment = model.augment
         self.model.train(model.training)
+
+    @property
+    def groups(self) -> set[str]:
+        """The view groups of the passes that its objective reads."""
+        registry = self.model.registry
+        return {
+            declared.group
+            for name, declared in registry.passes.items()
+            if self.name in registry.readers.get(name, ())
+        }
 
     def draw(self, batch: Batch) -> Batch:
         """Return the batch with the keys that the method writes."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,15 +14,16 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pospre.batch import VISIBLE, Batch
+from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
-from pospre.model.passes import ForgottenPlaces
+from pospre.model.passes import EncoderPass, ForgottenPlaces
 from pospre.model.position_task import Answers, PositionObjective
 from pospre.model.task_description import TaskDescription
 from pospre.nn.masking import PatchMasking, slot_mask
 from pospre.ranges import Ratio
-from pospre.recipe.recipe import Recipe
+from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.reporting.live_page import draw_views
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import results_of, tiny_recipe
@@ -70,6 +72,49 @@ class Lost(PretrainAlgorithm):
 
     def _masking(self, model: PretrainModel) -> PatchMasking:
         return PatchMasking.by_ratio("lost", model.encoder.grid, self.mask_ratio)
+
+
+class Placing(PositionObjective):
+    """A linear layer that reads off the places of the query's patches, as LOCA does."""
+
+    def __init__(self, model: PretrainModel, reads: str) -> None:
+        super().__init__(model.encoder)
+        self.read = nn.Linear(model.encoder.embed_dim, model.encoder.num_patches)
+        self.reads = reads
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        tokens = passes["query"]
+        if self.reads == "both":
+            tokens = tokens + passes["student"].mean(1, keepdim=True)
+        return {"logits": self.read(tokens[:, self.num_prefix :])}
+
+    def answers(self, outputs: Outputs, batch: Batch) -> Answers:
+        logits = outputs["logits"]
+        places = torch.arange(logits.shape[1], device=logits.device).expand(logits.shape[:2])
+        nowhere = torch.zeros_like(places, dtype=torch.bool)
+        return Answers(logits, places, nowhere, ~nowhere)
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(outputs["logits"].mT, self.answers(outputs, batch)[1])
+
+
+@dataclass(kw_only=True, eq=False)
+class Places(PretrainAlgorithm):
+    """Where are the patches of the view ``query``?"""
+
+    objective = Placing
+    reads: str = "both"
+
+    def attach(self, model: PretrainModel) -> None:
+        model.registry.require_views("Places", "query")
+        if self.reads == "both":
+            model.registry.add_pass("student", "Places", EncoderPass())
+        model.registry.add_pass("query", "Places", EncoderPass(group="query"))
+        model.add_objective("Places", Placing(model, self.reads))
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        assert not batch["query/flip"].any()
+        self.seen = batch["query/box"]
 
 
 class Painter(PixelObjective):
@@ -130,6 +175,41 @@ def test_any_method_that_answers_places_is_measured(measure: Measure) -> None:
     assert [row["context"] for row in rows] == [16, 8] and rows[0]["masked_top1"] is None
     pictures = measure("position_pictures", Lost, num_pictures=2)
     assert len(pictures["pictures"]) == 2 and pictures["position_mask_ratio"] is None
+
+
+@pytest.mark.parametrize(("reads", "size", "count"), [("both", 32, 1), ("query", 64, 2)])
+def test_a_method_over_a_second_view_group_is_measured(
+    tmp_path: Path, image_folder: Callable[..., Path], reads: str, size: int, count: int
+) -> None:
+    others = {} if reads == "both" else {"supervised": {"num_classes": 2, "pooling": "mean"}}
+    recipe = tiny_recipe(
+        tmp_path, {f"{__name__}:Places": {"reads": reads}, **others}, positions="none", depth=1
+    )
+    views = {
+        "view": {},
+        "query": {"count": count, "size": size, "scale": [0.1, 0.3], "inside": "view"},
+    }
+    recipe = recipe_from_dict(recipe.dump() | {"data": recipe.dump()["data"] | {"views": views}})
+    model, data = build_model(recipe), image_folder(num_images=3)
+    measure = partial(results_of, recipe=recipe, data=data, model=model, baseline=False)
+    (cell,) = measure("position_grid")["cells"]
+    patches = (size // 16) ** 2
+    assert (cell["visible"], cell["dropped"], cell["tokens"]) == (
+        patches,
+        patches,
+        3 * count * patches,
+    )
+    assert (cell["mask_ratio"], cell["position_mask_ratio"], cell["chance"]) == (0, 1, 1 / 16)
+    (row,) = measure("patch_position")["ratios"]
+    assert (row["top1"], row["mask_ratio"]) == (cell["accuracy"], 0)
+    pictures = partial(
+        results_of, "position_pictures", recipe, data, tmp_path / "p.json", model, num_pictures=2
+    )
+    if reads == "both":
+        with pytest.raises(UserError, match=r"Places reads the view groups query, view"):
+            pictures()
+    else:
+        assert len(pictures()["pictures"]) == 2
 
 
 def test_any_method_that_predicts_pixels_is_drawn(measure: Measure) -> None:

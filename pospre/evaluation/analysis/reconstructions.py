@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pospre.batch import HIDDEN, MASKED, Batch
+from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import Reconstructions
 from pospre.evaluation.drawing import Cell, as_picture, save_groups
 from pospre.evaluation.estimates import mean_and_error
@@ -59,7 +60,13 @@ def evaluate(context: Context, settings: Reconstructions) -> dict[str, Any]:
 
 def alone(model: PretrainModel) -> IsolatedMethod:
     """Return the method that predicts pixels, in isolation: others may edit its pass."""
-    return IsolatedMethod(model, PixelObjective, seed=0, second_mask_ratio=0.0)
+    host = IsolatedMethod(model, PixelObjective, seed=0, second_mask_ratio=0.0)
+    if others := host.groups - {"view"}:
+        raise UserError(
+            f"it hides patches of the view group 'view', but algorithms.{host.name} reads "
+            f"{', '.join(sorted(others))}."
+        )
+    return host
 
 
 def hide(host: IsolatedMethod, batch: Batch, mask_ratio: float, seed: int) -> Batch:

@@ -5,13 +5,14 @@ measures top-1 and top-5 over all patches of all images, and top-1 over the cont
 other patches. The context is seeded per image, so two models get the same one; centre view, no
 flip. Chance is 1/N and 5/N. Patches whose position is given are not counted. For other methods that
 predict positions, the ratio is their ``mask_ratio``; methods without it are measured as trained.
+One that reads further view groups gets views cropped as in training, not flipped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pospre.evaluation.isolated_method import ratios_of
-from pospre.evaluation.position.predictions import TOP, Tally, tally_models
+from pospre.evaluation.position.predictions import TOP, Tally, tally_models, view_patches
 from pospre.evaluation.position.settings import PatchPosition
 from pospre.evaluation.registry import Context
 from pospre.model.position_task import PositionObjective
@@ -30,11 +31,16 @@ def evaluate(context: Context, settings: PatchPosition) -> dict[str, Any]:
     ratios = ratios_of(context.model, NEEDS, "mask_ratio", settings.mask_ratios)
     cells = [(ratio,) for ratio in ratios]
     counts = tally_models(context, settings, cells)
-    return summarise(counts, context.model.encoder.grid)
+    return summarise(counts, context.model.encoder.grid, view_patches(context.model))
 
 
-def summarise(counts: Tally, grid: tuple[int, int]) -> dict[str, Any]:
-    """Turn counts by ratio into the results (see ``evaluate``)."""
+def summarise(
+    counts: Tally, grid: tuple[int, int], view_patches: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Turn counts by ratio into the results (see ``evaluate``).
+
+    ``view_patches`` are the numbers of patches in the views that the method reads.
+    """
     patches = grid[0] * grid[1]
     ratios: list[dict[str, Any]] = []
     for (ratio,), rows in counts.items():
@@ -42,9 +48,10 @@ def summarise(counts: Tally, grid: tuple[int, int]) -> dict[str, Any]:
         accuracies = _accuracies(trained)
         untrained = {key: _accuracies(initial)[key] if initial else None for key in accuracies}
         context = int(trained["context"] / trained["images"])
+        whole = min(each for each in view_patches or [patches] if each >= context)
         ratios.append(
             {
-                "mask_ratio": 1 - context / patches if ratio is None else ratio,
+                "mask_ratio": 1 - context / whole if ratio is None else ratio,
                 "context": context,
                 **accuracies,
                 **{f"initial_{key}": value for key, value in untrained.items()},

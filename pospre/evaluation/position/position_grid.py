@@ -14,15 +14,17 @@ positions that are not shown.
 
 An encoder that packs the visible patches into a square (Swin) is measured only at γ = 0 and .75.
 For other methods that predict positions, γ and γ_pos are their ``mask_ratio`` and
-``position_mask_ratio``; without one of them, a method is measured as trained.
+``position_mask_ratio``; without one of them, a method is measured as trained. One that reads
+further view groups gets views cropped as in training, not flipped.
 """
 
 import itertools
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from pospre.evaluation.isolated_method import ratios_of
-from pospre.evaluation.position.predictions import Tally, tally_models, weighed
+from pospre.evaluation.position.predictions import Tally, tally_models, view_patches, weighed
 from pospre.evaluation.position.settings import PositionGrid
 from pospre.evaluation.registry import Context
 from pospre.model.position_task import PositionObjective
@@ -49,18 +51,24 @@ def evaluate(context: Context, settings: PositionGrid) -> dict[str, Any]:
     cells = list(itertools.product(rows, columns))
     weigh = partial(weighed, context.model)
     counts = tally_models(context, settings, cells, prepare=weigh)
-    return summarise(counts, encoder.grid)
+    return summarise(counts, encoder.grid, view_patches(context.model))
 
 
-def summarise(counts: Tally, grid: tuple[int, int]) -> dict[str, Any]:
-    """Turn counts by γ and γ_pos into the results (see ``evaluate``)."""
+def summarise(
+    counts: Tally, grid: tuple[int, int], view_patches: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Turn counts by γ and γ_pos into the results (see ``evaluate``).
+
+    ``view_patches`` are the numbers of patches in the views that the method reads.
+    """
     num_patches = grid[0] * grid[1]
     cells: list[dict[str, Any]] = []
     for (mask_ratio, position_mask_ratio), rows in counts.items():
         row, initial = rows["trained"], rows.get("initial")
         visible, dropped = (int(row[key] / row["images"]) for key in ("visible", "asked"))
         kept = visible - dropped
-        hidden, lost = 1 - visible / num_patches, dropped / visible
+        whole = min(each for each in view_patches or [num_patches] if each >= visible)
+        hidden, lost = 1 - visible / whole, dropped / visible
         cells.append(
             {
                 "mask_ratio": hidden if mask_ratio is None else mask_ratio,

@@ -22,7 +22,7 @@ from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.isolated_method import method_in, takes
+from pospre.evaluation.isolated_method import IsolatedMethod, method_in, takes, views_of
 from pospre.evaluation.layers import blank_encoder
 from pospre.evaluation.position.mosaic import Puzzle, compose_views, save_png
 from pospre.evaluation.position.predictions import Placer
@@ -31,6 +31,7 @@ from pospre.evaluation.registry import Context, Plan
 from pospre.model.algorithm import algorithm_class, method_of
 from pospre.model.position_task import PositionObjective
 from pospre.nn.encoder_interface import patchify, unpatchify
+from pospre.training.build import build_model
 
 NEEDS = PositionObjective
 VIEWS = ("original", "shuffled", "reconstructed")
@@ -47,7 +48,8 @@ def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
     assert context.folder is not None  # checked
     count, seed = settings.num_pictures, settings.seed
     sampling = Sampling(num_samples=count, batch_size=min(count, 32), seed=seed)
-    batches = centre_batches(context, sampling)
+    views, group = views_of(context.model, NEEDS), context.opened
+    batches = centre_batches(context, sampling, view=views)
     pictures: list[dict[str, Any]] = []
     drops = takes(type(method_in(context.model, NEEDS)), "position_mask_ratio")
     shown_ratio = (settings.position_mask_ratio or 0.75) if drops else None
@@ -55,10 +57,11 @@ def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
     for batch in batches:
         if settings.mixed:
             batch = {key: value[: len(value) // 2 * 2] for key, value in batch.items()}
-            puzzle = _mixed_puzzle(place, batch, settings.mask_ratio, seed)
+            puzzle = _mixed_puzzle(place, batch, group, settings.mask_ratio, seed)
         else:
-            puzzle = _puzzle(place, batch, settings.mask_ratio, shown_ratio, seed)
-        pictures += _draw(context.folder, batch, puzzle, encoder.patch_size[0], settings.mixed)
+            puzzle = _puzzle(place, batch, group, settings.mask_ratio, shown_ratio, seed)
+        originals = _pairs(batch[image_key(group)][:, 0]) if settings.mixed else puzzle.pixels
+        pictures += _draw(context.folder, batch[INDEX], puzzle, originals, encoder.patch_size[0])
     _remove_others(context.folder, pictures)
     return {
         "pictures": sorted(pictures, key=lambda picture: picture["index"]),
@@ -67,8 +70,8 @@ def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
     }
 
 
-def check(plan: Plan[PositionPictures]) -> None:
-    """Raise a ``UserError`` if there is nothing to show, or no folder for the pictures."""
+def check(plan: Plan[PositionPictures]) -> str:
+    """Return the view group to show; ``UserError`` if there is none, or no folder for pictures."""
     reader, settings = open_reader(plan.data), plan.settings
     name, _ = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
     for key in ("mask_ratio", "position_mask_ratio"):
@@ -86,6 +89,21 @@ def check(plan: Plan[PositionPictures]) -> None:
         )
     if plan.folder is None:
         raise UserError("it writes pictures: give --output FILE.json")
+    return _shown_group(plan, name)
+
+
+def _shown_group(plan: Plan[PositionPictures], method: str) -> str:
+    """Return the view group whose patches the method places."""
+    with torch.device("meta"):
+        alone = IsolatedMethod(build_model(plan.recipe), NEEDS, seed=0)
+    groups = sorted(alone.groups)
+    if len(groups) > 1 or alone.model.grid(groups[0]) != alone.model.encoder.grid:
+        raise UserError(
+            f"it shows patches of one view at their places in it, but algorithms.{method} reads "
+            f"the view groups {', '.join(groups)}, or views of another grid than the encoder's; "
+            "position_grid and patch_position measure it."
+        )
+    return groups[0]
 
 
 def _check_mixed(plan: Plan, found: int) -> None:
@@ -107,20 +125,29 @@ def _told(by: str) -> UserError:
 
 
 def _puzzle(
-    place: Placer, batch: Batch, mask_ratio: float, position_mask_ratio: float | None, seed: int
+    place: Placer,
+    batch: Batch,
+    group: str,
+    mask_ratio: float,
+    position_mask_ratio: float | None,
+    seed: int,
 ) -> Puzzle:
-    logits_BKN, places_BK, asked_BK, context_BK = place(batch, mask_ratio, position_mask_ratio)
+    """Return the puzzles of the first view of the group."""
+    views = batch[image_key(group)].shape[1]
+    logits_BKN, places_BK, asked_BK, context_BK = (
+        each[::views] for each in place(batch, mask_ratio, position_mask_ratio)
+    )
     placed_BK = torch.where(asked_BK, logits_BKN.argmax(dim=-1), places_BK)
     strewn_BK = strew(batch[INDEX], places_BK, asked_BK, logits_BKN.shape[-1], seed)
     framed_BK = ~asked_BK if context_BK.all() else ~asked_BK | context_BK
-    pixels = batch[image_key()][:, 0]
+    pixels = batch[image_key(group)][:, 0]
     return Puzzle(pixels, places_BK, framed_BK, asked_BK, strewn_BK, placed_BK, places_BK)
 
 
-def _mixed_puzzle(place: Placer, batch: Batch, mask_ratio: float, seed: int) -> Puzzle:
+def _mixed_puzzle(place: Placer, batch: Batch, group: str, mask_ratio: float, seed: int) -> Puzzle:
     """Return the puzzles of images that each hold half of the shuffled patches of a pair."""
     encoder = place.model.encoder
-    patches_BNF = patchify(batch[image_key()][:, 0], encoder.patch_size)
+    patches_BNF = patchify(batch[image_key(group)][:, 0], encoder.patch_size)
     count = patches_BNF.shape[1]
     keys_P = draws.sample_keys(seed, 0, batch[INDEX][::2], 0, "position_pictures/mix")
     order_PM = draws.permutation(keys_P, 2 * count)
@@ -128,25 +155,28 @@ def _mixed_puzzle(place: Placer, batch: Batch, mask_ratio: float, seed: int) -> 
     rows = torch.arange(len(pairs_PMF), device=order_PM.device).unsqueeze(1)
     halves_BNF = pairs_PMF[rows, order_PM].unflatten(1, (2, count)).flatten(0, 1)
     pixels = unpatchify(halves_BNF, encoder.grid)
-    unflipped = torch.zeros_like(batch[flip_key()])
-    shown = {**batch, image_key(): pixels.unsqueeze(1), flip_key(): unflipped}
-    puzzle = _puzzle(place, shown, mask_ratio, None, seed)
+    shown = {**batch, image_key(group): pixels.unsqueeze(1)}
+    shown[flip_key(group)] = torch.zeros_like(batch[flip_key(group)][:, :1])
+    puzzle = _puzzle(place, shown, group, mask_ratio, None, seed)
     if not puzzle.asked.all():
         raise _told("the method")
     true_BN = (order_PM % count).view(len(pixels), count)
     return puzzle._replace(strewn=puzzle.keep, true=true_BN.gather(1, puzzle.keep))
 
 
+def _pairs(pixels_BCHW: Tensor) -> Tensor:
+    """Return each image with its partner beside it, (B, C, H, 2W)."""
+    both = torch.cat([pixels_BCHW[::2], pixels_BCHW[1::2]], dim=3)
+    return both.repeat_interleave(2, dim=0)
+
+
 def _draw(
-    folder: Path, batch: Batch, puzzle: Puzzle, patch_size: int, mixed: bool
+    folder: Path, index_B: Tensor, puzzle: Puzzle, originals_BCHW: Tensor, patch_size: int
 ) -> list[dict[str, Any]]:
     """Write the pictures of a batch; return the results for its images."""
     pictures = []
-    for row, index in enumerate(batch[INDEX].tolist()):
-        first = row // 2 * 2
-        pair = batch[image_key()][first : first + 2, 0]
-        one = Puzzle(*(each[row] for each in puzzle))
-        original = torch.cat(list(pair), dim=2) if mixed else one.pixels
+    for row, index in enumerate(index_B.tolist()):
+        one, original = Puzzle(*(each[row] for each in puzzle)), originals_BCHW[row]
         names = {view: f"{index:08d}_{view}.png" for view in VIEWS}
         for view, picture in compose_views(one, original, patch_size).items():
             save_png(picture, folder / names[view])

@@ -1,6 +1,7 @@
 """Predicted positions of patches at any mask ratio, for the position evaluations."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from pospre.batch import Batch, per_row
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.isolated_method import IsolatedMethod
+from pospre.evaluation.isolated_method import IsolatedMethod, views_of
 from pospre.evaluation.position.settings import PatchPosition, PositionGrid
 from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
@@ -44,7 +45,8 @@ WEIGHT = "weight"
 class Placer:
     """Predicts positions with any method whose objective is a ``PositionObjective``.
 
-    A model trained on one of every 2×2 patches (``sampling: uniform``) gets these at γ = .75.
+    A model trained on one of every 2×2 patches (``sampling: uniform``) gets these at γ = .75. A
+    batch needs ``views_of`` the model.
     """
 
     def __init__(self, model: PretrainModel, seed: int) -> None:
@@ -86,11 +88,13 @@ class Placer:
 def weighed(model: PretrainModel, batch: Batch) -> Batch:
     """Return a batch with the attentive weight of every patch, as in DropPos's published loss.
 
+    Methods that read further view groups are not weighted.
+
     They come from the whole image, with all positions, in the trained encoder. A recipe may train
     without them (``temperature: null``); then there are none.
     """
     _, objective = model.objectives.find(PositionObjective)
-    if objective.temperature is None:
+    if objective.temperature is None or views_of(model, PositionObjective) is not None:
         return batch
     tokens = model.encoder(model.images(batch).flatten(0, 1))
     return {**batch, WEIGHT: objective.attentive_weights(tokens)}
@@ -109,8 +113,17 @@ def tally_models(
         "initial" if prefix else "trained": Placer(model, settings.seed)
         for prefix, model in models.items()
     }
-    batches = centre_batches(context, settings)
+    views = views_of(context.model, PositionObjective)
+    batches = centre_batches(context, settings, view=views)
     return tally(predictors, map(prepare, batches), cells)
+
+
+def view_patches(model: PretrainModel) -> list[int]:
+    """Return the number of patches in a view of each group that the method reads."""
+    views = views_of(model, PositionObjective)
+    if views is None:
+        return [model.encoder.num_patches]
+    return [math.prod(model.encoder.grid_of(*group.shape)) for group in views.values()]
 
 
 def tally(
