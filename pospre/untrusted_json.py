@@ -5,7 +5,8 @@ import math
 from contextlib import suppress
 from typing import Any, TypeGuard
 
-_INTEGERS = range(-(1 << 63), 1 << 64)  # 64 bits: larger ones overflow later
+INTEGERS = range(-(1 << 63), 1 << 64)
+"""Those of 64 bits: larger ones overflow later."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -54,7 +55,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def _integer(text: str) -> int:
     value = int(text)
-    if value not in _INTEGERS:
+    if value not in INTEGERS:
         raise ValueError(f"{text[:30]}… is not a 64-bit integer")
     return value
 

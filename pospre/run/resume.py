@@ -123,12 +123,6 @@ def check_checkpoint(start: Checkpoint, training: Training) -> None:
             f"{start.uri} exists and trainer.autoresume is false; use trainer.autoresume=true to "
             "resume, trainer.overwrite=true to start again, or another run_name"
         )
-    state: dict[str, Any] = start.content["state"]
-    for key in ("model", "optimizers", "schedulers", "timestamp"):
-        if key not in state:
-            raise UserError(
-                f"{start.uri} holds weights only (no '{key}'): no run can resume from it"
-            )
     before = recorded(start.content)
     if start.batch > training.total_steps:
         raise UserError(
@@ -153,7 +147,8 @@ def check_checkpoint(start: Checkpoint, training: Training) -> None:
             f"data.path = {recipe.data.path} holds: {other}. Give the data that the run began "
             "with, or choose another run_name"
         )
-    compare_tensors(training.model.state_dict(), state["model"], start.uri)
+    weights: dict[str, Tensor] = start.content["state"]["model"]
+    compare_tensors(training.model.state_dict(), weights, start.uri)
     warn_of_other_versions(start.content, start.uri)
 
 
@@ -261,7 +256,7 @@ class Resume(Callback):
         # one under the old name, with an underscore); ours come from the recipe.
         for key in [key for key in saved if key.startswith("_")]:
             del saved[key]
-        saved["algorithms"] = dict(saved.get("algorithms", {}))
+        saved["algorithms"] = dict(saved["algorithms"])
         states = saved.setdefault("callbacks", {})
         for callback in state.callbacks:  # of one that this start adds nothing is missing
             if not callback.state_dict():

@@ -16,7 +16,7 @@ import torch
 import pospre
 from pospre.run.checkpoints.rank_files import Part, Staging
 from pospre.run.checkpoints.reading import read_checkpoint
-from tests.run.checkpoints.hostile import CONTENT
+from tests.run.checkpoints.checkpoint_files import CONTENT
 
 _ROUNDS = 4
 
@@ -49,7 +49,8 @@ def state(encoder: str) -> dict[str, Any]:
         for name, weights in model.named_parameters()
     }
     optimizers = {"AdamW": {"state": moments}}
-    return {"state": {"model": model.state_dict(), "optimizers": optimizers, **CONTENT["state"]}}
+    held = {"model": model.state_dict(), "optimizers": optimizers}
+    return {**CONTENT, "state": {**CONTENT["state"], **held}}
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, str]:

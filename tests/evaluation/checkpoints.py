@@ -15,7 +15,7 @@ from pospre.evaluation.run import run_evaluation
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import build_model, load_model
-from tests.run.checkpoints.checkpoint_files import write_checkpoint
+from tests.run.checkpoints.checkpoint_files import CONTENT, write_checkpoint
 
 
 def tiny_recipe(run_folder: Path, *algorithms: str | dict[str, Any], **encoder: Any) -> Recipe:
@@ -63,7 +63,7 @@ def save_checkpoint(
     path = run / "checkpoints" / "ep1-ba2"
     timestamp = {"Timestamp": Timestamp(batch=2).state_dict()}
     state = {"model": weights, "callbacks": {"RecipeRecord": record}, "timestamp": timestamp}
-    write_checkpoint({"state": state}, path)
+    write_checkpoint({**CONTENT, "state": {**CONTENT["state"], **state}}, path)
     return path
 
 

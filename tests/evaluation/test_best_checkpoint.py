@@ -34,7 +34,7 @@ class Folder:
     def save(self, step: int) -> Path:
         path = self.checkpoints / f"ep0-ba{step}"
         path.mkdir()
-        (path / "rest.pt").write_text(str(step))
+        (path / "state.json").write_text(str(step))
         (path / "manifest.json").write_text("{}")
         return path
 
@@ -54,7 +54,7 @@ def test_the_best_stays_when_the_last_ones_go(tmp_path: Path) -> None:
         if step > 3:
             folder.drop(step - 3)
     assert folder.kept() == ["ep0-ba6"]
-    assert (folder.best.folder / "ep0-ba6" / "rest.pt").read_text() == "6"
+    assert (folder.best.folder / "ep0-ba6" / "state.json").read_text() == "6"
     note = json.loads((folder.best.folder / NOTE).read_text())
     assert note == {"step": 6, "figure": FIGURE, "value": 0.5, "checkpoint": "ep0-ba6"}
     folder.best.forget()
@@ -98,7 +98,7 @@ def test_without_hard_links_it_is_a_copy(tmp_path: Path, monkeypatch: pytest.Mon
     folder = Folder(tmp_path)
     folder.measure(3, 0.2)
     folder.best.settle(folder.save(3))
-    assert (folder.best.folder / "ep0-ba3" / "rest.pt").read_text() == "3"
+    assert (folder.best.folder / "ep0-ba3" / "state.json").read_text() == "3"
 
 
 def test_a_step_without_a_figure_is_never_the_best(tmp_path: Path) -> None:

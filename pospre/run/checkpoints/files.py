@@ -1,9 +1,24 @@
-"""The files of a checkpoint: a folder with a manifest, written last.
+"""The files of a checkpoint: a folder of tensors, a JSON of everything else, and a manifest.
 
-``ep1-ba4/`` holds torch's distributed checkpoint of the model's and the optimiser's tensors
-(``*.distcp``, ``.metadata``), ``rest.pt`` with everything else, and ``manifest.json``. The manifest
-has the size and SHA-256 of every file, and the versions that wrote them. A folder without one is
-no checkpoint. Readers compare size and SHA-256 before they use a byte, and warn of other versions.
+``ep1-ba4/`` holds
+
+- ``rank<rank>-<8 hex digits>.safetensors``: the tensors that a rank wrote. Without FSDP the first
+  rank writes all, whole; under FSDP every rank writes its shards. A tensor's name is its path in
+  the content, joined by ``/``: ``state/model/encoder.norm.weight``.
+- ``state.json``: ``{"content": …, "types": [[path, type], …]}``. ``content`` is the state of
+  training, the recipe and the random states. ``types`` lists what JSON has no type for, inner
+  values before outer ones; a path is a list of keys and places:
+
+  - ``tensor``: ``{"shape": […], "shards": [{"file": …, "offset": […], "size": […]}, …]}`` with the
+    whole shape, and for each shard its file, where it begins in the tensor, and its shape.
+  - ``tuple``: a list. ``timedelta``: days, seconds and microseconds. ``float``: nan, inf or -inf.
+
+- ``manifest.json``: ``{"files": [{"file": …, "bytes": …, "sha256": …}, …], "versions": {…}}``: size
+  and SHA-256 of every other file, and the versions that wrote them. It is written last; a folder
+  without it is no checkpoint.
+
+Readers compare sizes before they read a file, compare SHA-256 before they use a byte, and warn of
+other versions. Any number of ranks can read what any other number wrote.
 """
 
 import errno
@@ -30,9 +45,10 @@ from pospre.errors import UserError
 from pospre.untrusted_json import parse_object
 
 MANIFEST = "manifest.json"
-METADATA = ".metadata"
-REST = "rest.pt"
-_NAME = re.compile(rf"{re.escape(METADATA)}|{re.escape(REST)}|\w+\.distcp")
+STATE = "state.json"
+TENSORS = ".safetensors"
+LARGEST_MANIFEST = 1 << 24  # bytes: those of a hundred thousand ranks
+_NAME = re.compile(rf"{re.escape(STATE)}|rank[0-9]{{1,9}}-[0-9a-f]{{8}}{re.escape(TENSORS)}")
 _COMPARED = ("pospre", "revision", "torch", "composer", "python")
 
 
@@ -55,21 +71,12 @@ class HashedFile:
         self.file = file
         self.hash = hashlib.sha256()
         self.size = 0
-        self.failure: OSError | None = None
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes | memoryview) -> None:
         """Write some bytes."""
         self.hash.update(data)
         self.size += len(data)
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.failure = error
-            raise
-
-    def flush(self) -> None:
-        """Flush the file; torch calls this at the end."""
-        self.file.flush()
+        self.file.write(data)
 
 
 def write_member(path: Path, save: Callable[[HashedFile], Any]) -> Member:
@@ -79,12 +86,7 @@ def write_member(path: Path, save: Callable[[HashedFile], Any]) -> Member:
     """
     with atomic_open(path) as file:
         hashed = HashedFile(file)
-        try:
-            save(hashed)
-        except RuntimeError:  # how torch ends when the disk was full, without saying so
-            if hashed.failure is None:
-                raise
-            raise hashed.failure from None
+        save(hashed)
         flush(file)
     return Member(path.name, hashed.size, hashed.hash.hexdigest())
 
@@ -110,7 +112,7 @@ def read_manifest(manifest: bytes, name: str) -> list[Member]:
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"{name}: its manifest is damaged") from error
     names = {member.file for member in members}
-    if not {METADATA, REST} <= names or not all(map(_NAME.fullmatch, names)):
+    if STATE not in names or not all(map(_NAME.fullmatch, names)):
         raise DamagedCheckpoint(f"{name}: its manifest is damaged")
     return members
 

@@ -1,10 +1,12 @@
 """Folders of checkpoints, on disk and in buckets: what they hold, and removal of old ones."""
 
+import os
 import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from pospre.errors import UserError
 from pospre.object_store import Bucket, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.files import MANIFEST
@@ -15,7 +17,7 @@ BEST = "best"
 """The folder, beside the checkpoints, of what ``trainer.keep_best`` keeps."""
 NOTE = "figure.json"
 """The file in it that says which checkpoint that is."""
-NAME = re.compile(r"ep(\d+)-ba(\d+)")
+NAME = re.compile(r"ep([0-9]{1,18})-ba([0-9]{1,18})")
 
 
 class Found(NamedTuple):
@@ -40,9 +42,28 @@ def checkpoints_in(*folders: str) -> list[Found]:
             with Bucket(folder) as bucket:
                 found += _named(list(bucket.list(below=True)), folder)
         else:
-            paths = Path(folder).glob(f"*/{MANIFEST}")
-            found += _named([path.relative_to(folder).as_posix() for path in paths], folder)
+            found += _named([f"{name}/{MANIFEST}" for name in _whole(Path(folder))], folder)
     return sorted(found, reverse=True)
+
+
+def _whole(folder: Path) -> list[str]:
+    """Return the names of the folders in a local folder that have a manifest.
+
+    One that cannot be looked into counts: its error must not hide the others.
+    """
+
+    def is_whole(name: str) -> bool:
+        try:
+            return (folder / name / MANIFEST).exists()
+        except OSError:
+            return True
+
+    try:
+        return list(filter(is_whole, filter(NAME.fullmatch, os.listdir(folder))))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror}") from error
 
 
 def _named(names: list[str], folder: str) -> list[Found]:

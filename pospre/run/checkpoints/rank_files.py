@@ -1,11 +1,10 @@
 """The files that one rank writes of a checkpoint: all of them, or its shards."""
 
 import contextlib
-import copy
-import dataclasses
-import pickle
+import functools
+import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,22 +13,34 @@ import torch
 from composer.core import State
 from composer.utils import dist
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.serialization import get_crc32_options, set_crc32_options
+from torch.distributed.tensor import DTensor, Shard
 
 from pospre.run.checkpoints.files import (
     MANIFEST,
-    METADATA,
-    REST,
+    STATE,
+    TENSORS,
     HashedFile,
     Member,
     write_manifest,
     write_member,
 )
+from pospre.run.checkpoints.plain_state import Plain
 
-_PARTS = ("model", "optimizers")
+_ALIGNED = 8  # bytes: where a .safetensors file's data begin
+_KINDS = {  # the names of that format
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 @contextlib.contextmanager
@@ -44,7 +55,7 @@ def sharded_state(state: State) -> Iterator[None]:
 
 
 class Staging:
-    """Copies states into the CPU's memory, into the same buffers each time (pinned with a GPU).
+    """Copies tensors into the CPU's memory, into the same buffers each time (pinned with a GPU).
 
     A call overwrites what an earlier call returned.
     """
@@ -52,123 +63,111 @@ class Staging:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    def copy(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of nested dicts, lists and tuples with everything in them."""
-        used: dict[str, Tensor] = {}
-        staged: dict[str, Any] = self._copy(state, "", used)
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return contiguous copies of tensors."""
+        self._buffers = {
+            name: self._buffer(name, tensor).copy_(tensor, non_blocking=True)
+            for name, tensor in tensors.items()
+        }
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()  # the copies from the GPU are under way
-        self._buffers = used
-        return staged
+        return self._buffers
 
-    def _copy(self, value: Any, place: str, used: dict[str, Tensor]) -> Any:
-        if isinstance(value, Tensor):
-            used[place] = self._buffer(place, value).copy_(value, non_blocking=True)
-            return used[place]
-        if isinstance(value, dict):
-            return {key: self._copy(item, f"{place}/{key}", used) for key, item in value.items()}
-        if type(value) in (list, tuple):
-            copies = (self._copy(item, f"{place}/{i}", used) for i, item in enumerate(value))
-            return type(value)(copies)
-        return copy.deepcopy(value)
-
-    def _buffer(self, place: str, like: Tensor) -> Tensor:
-        buffer = self._buffers.get(place)
+    def _buffer(self, name: str, like: Tensor) -> Tensor:
+        buffer = self._buffers.get(name)
         if buffer is None or (buffer.shape, buffer.dtype) != (like.shape, like.dtype):
             buffer = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
         return buffer
 
 
 class Written(NamedTuple):
-    """The files that a rank has written, and the position of each tensor in them."""
+    """The files that a rank has written, and the shard of each tensor in them, by its name."""
 
     members: list[Member]
-    tensors: dict[MetadataIndex, _StorageInfo]
+    shards: dict[str, dict[str, Any]]
 
 
 class Part:
     """The part of a checkpoint that this rank writes: a copy, so that training continues.
 
-    If all ranks write ``together``, as torch's distributed checkpoint plans it, the first of the
-    ranks that hold a tensor writes it.
+    If all ranks write ``together``, each writes its shards, and the first of the ranks that hold
+    the same writes it.
     """
 
     def __init__(
-        self, content: dict[str, Any], staging: Staging, *, together: bool = False
+        self, content: Mapping[str, Any], staging: Staging, *, together: bool = False
     ) -> None:
-        rank = dist.get_global_rank() if together else 0
-        found, rest = _split(content)
-        planner = dcp.DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
-        planner.set_up_planner(found, is_coordinator=rank == 0)
-        plan = planner.create_local_plan()
-        plans = dist.all_gather_object(plan) if together else [plan]
-        plans, self._described = planner.create_global_plan(plans)
-        own = {item.index: planner.resolve_data(item) for item in plans[rank].items}
-        staged = staging.copy({"tensors": [*own.values()], "rest": None if rank else rest})
-        self._tensors: dict[MetadataIndex, Tensor] = dict(zip(own, staged["tensors"], strict=True))
-        self._rest = staged["rest"]
+        self._rank = dist.get_global_rank() if together else 0
+        self._plain = Plain(content)
+        self._versions: dict[str, Any] = content.get("versions", {})
+        found = {name: own_shard(each, self._rank) for name, each in self._plain.tensors.items()}
+        shards = {name: shard for name, shard in found.items() if shard is not None}
+        self._offsets = {name: offset for name, (_, offset) in shards.items()}
+        self._tensors = staging.copy({name: tensor for name, (tensor, _) in shards.items()})
+        self._plain.tensors.clear()  # training goes on with their memory
 
     def write(self, folder: Path) -> Written:
-        """Write this rank's files into a checkpoint's folder, which has no manifest yet."""
+        """Write this rank's tensors into a checkpoint's folder, which has no manifest yet."""
         folder.mkdir(parents=True, exist_ok=True)
-        written = Written([], {})
-        # names that no other save has: in a bucket such a file is not left by an earlier one
-        name = f"{uuid.uuid4().hex[:8]}__{dist.get_global_rank()}_0.distcp"
-
-        def save_tensors(file: HashedFile) -> None:
-            for index, tensor in self._tensors.items():
-                start = file.size
-                torch.save(tensor, file)  # type: ignore[arg-type]
-                written.tensors[index] = _StorageInfo(name, start, file.size - start)
-
-        def save_rest(file: HashedFile) -> None:
-            torch.save(self._rest, file)  # type: ignore[arg-type]
-
-        if self._rest is not None:
+        if self._rank == 0:
             (folder / MANIFEST).unlink(missing_ok=True)  # of a checkpoint of an earlier start
-            written.members.append(write_member(folder / REST, save_rest))
-        if self._tensors:
-            with _without_crc32():
-                written.members.append(write_member(folder / name, save_tensors))
-        return written
+        if not self._tensors:
+            return Written([], {})
+        # a name that no other save has: in a bucket such a file is not left by an earlier one
+        name = f"rank{self._rank}-{uuid.uuid4().hex[:8]}{TENSORS}"
+        member = write_member(
+            folder / name, functools.partial(write_tensors, tensors=self._tensors)
+        )
+        shards = {
+            key: {"file": name, "offset": self._offsets[key], "size": list(tensor.shape)}
+            for key, tensor in self._tensors.items()
+        }
+        return Written([member], shards)
 
     def finish(self, folder: Path, parts: Sequence[Written]) -> None:
         """Combine the files of all ranks into a checkpoint, on the first rank."""
-        places = {index: info for part in parts for index, info in part.tensors.items()}
-        described = pickle.dumps(dataclasses.replace(self._described, storage_data=places))
-        metadata = write_member(folder / METADATA, lambda file: file.write(described))
-        members = [*chain(*(part.members for part in parts)), metadata]
-        write_manifest(folder, members, self._rest.get("versions", {}))
+        for part in parts:
+            for name, shard in part.shards.items():
+                self._plain.described[name]["shards"].append(shard)
+        text = self._plain.text()
+        state = write_member(folder / STATE, lambda file: file.write(text))
+        members = [*chain(*(part.members for part in parts)), state]
+        write_manifest(folder, members, self._versions)
 
 
-@contextlib.contextmanager
-def _without_crc32() -> Iterator[None]:
-    """Turn torch's own checksums off: the manifest has better ones, in half the time."""
-    before = get_crc32_options()
-    set_crc32_options(False)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
+def own_shard(tensor: Tensor, rank: int) -> tuple[Tensor, list[int]] | None:
+    """Return what a rank writes of a tensor, and where that begins in it; None: nothing."""
+    offset, size = [0] * tensor.dim(), list(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return None if rank else (tensor, offset)
+    mesh, places = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    if places is None:
+        return None
+    for axis, (place, placement) in enumerate(zip(places, tensor.placements, strict=True)):
+        if isinstance(placement, Shard):  # as torch.chunk divides, along one axis of the mesh
+            whole = size[placement.dim]
+            length = -(-whole // mesh.size(axis))
+            begin = min(length * place, whole)
+            offset[placement.dim] += begin
+            size[placement.dim] = min(length, whole - begin)
+        elif place > 0:  # another rank has the same
+            return None
+    local = tensor.to_local()
+    assert list(local.shape) == size, f"a shard is {list(local.shape)}, not {size}"
+    return None if local.numel() == 0 < tensor.numel() else (local, offset)
 
 
-def _split(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the tensors of model and optimiser by their path, and the rest unchanged."""
-    tensors: dict[str, Any] = {}
-
-    def without_tensors(value: Any, place: str) -> Any:
-        if not isinstance(value, dict):
-            return value
-        rest = {}
-        for key, item in value.items():
-            if isinstance(item, Tensor):
-                tensors[f"{place}/{key}"] = item
-            else:
-                rest[key] = without_tensors(item, f"{place}/{key}")
-        return rest
-
-    state = {
-        key: without_tensors(value, key) if key in _PARTS else value
-        for key, value in content["state"].items()
-    }
-    return tensors, {**content, "state": state}
+def write_tensors(file: HashedFile, tensors: Mapping[str, Tensor]) -> None:
+    """Write contiguous tensors in the format of safetensors, without a copy of them in memory."""
+    # the widest first, so that each is aligned
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+    header, end = {}, 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        kind = {"dtype": _KINDS[tensor.dtype], "shape": list(tensor.shape)}
+        header[name] = {**kind, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for _, tensor in ordered:
+        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)

@@ -6,6 +6,7 @@ bytes that were checked are the bytes that are loaded, even if the files change 
 
 import contextlib
 import hashlib
+import os
 import shlex
 import socket
 import sys
@@ -17,12 +18,14 @@ from typing import Any, NamedTuple
 from composer.utils import dist
 
 from pospre.collectives import from_rank_zero, however_long, on_every_rank
-from pospre.errors import UserError
+from pospre.data.memory import available_memory, readable
+from pospre.errors import Unreachable, UserError
 from pospre.object_store import Bucket, Garbled, is_remote, patiently, s3_patience
 from pospre.recipe.recipe import recorded_recipe
 from pospre.recipe.yaml_text import VARIABLE, read_mapping
 from pospre.run.checkpoints.content import assemble, check_state
 from pospre.run.checkpoints.files import (
+    LARGEST_MANIFEST,
     MANIFEST,
     DamagedCheckpoint,
     read_manifest,
@@ -72,8 +75,8 @@ def open_newest(folders: Sequence[str]) -> Checkpoint | None:
 def read_checkpoint(uri: str) -> Checkpoint:
     """Return one checkpoint, verified; no part of it is executed.
 
-    ``DamagedCheckpoint`` if it differs from what training wrote; ``UserError`` if it is missing,
-    cannot be fetched, or is not one of this package.
+    ``DamagedCheckpoint`` if it cannot be read, is not one of this package, or differs from what
+    training wrote; ``Unreachable`` if its bucket does not answer.
     """
     try:
         return _read(uri)
@@ -87,7 +90,15 @@ def read_checkpoint(uri: str) -> Checkpoint:
 
 
 def _read(uri: str) -> Checkpoint:
-    files = _files_of(uri)
+    try:
+        files = _files_of(uri)
+    except Unreachable:
+        raise
+    except UserError as error:  # as a bucket refuses an object
+        raise DamagedCheckpoint(str(error)) from error
+    except (OSError, MemoryError) as error:
+        why = getattr(error, "strerror", None) or "it does not fit into the memory"
+        raise DamagedCheckpoint(f"{uri} cannot be read: {why}") from error
     content = assemble(files, uri)
     check_state(content, uri)
     is_shared = is_remote(uri) and dist.get_local_world_size() > 1
@@ -176,30 +187,49 @@ def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
 
 
 def _files_of(uri: str) -> dict[str, bytes]:
-    """Return the content of a checkpoint's files by name; refuse one that lacks some."""
-    (manifest,) = _read_files(uri, [MANIFEST])
-    names = [member.file for member in read_manifest(manifest, uri)]
-    return {MANIFEST: manifest, **dict(zip(names, _read_files(uri, names), strict=True))}
+    """Return the content of a checkpoint's files by name, after all sizes have been compared."""
+    there = _sizes_in(uri)
+    if there.get(MANIFEST, 0) > LARGEST_MANIFEST:
+        raise DamagedCheckpoint(f"{uri}: its manifest is damaged: it has {there[MANIFEST]} bytes")
+    files = _read_files(uri, [MANIFEST], there)
+    members = read_manifest(files[MANIFEST], uri)
+    for member in members:
+        size = there.get(member.file, member.bytes)
+        if size != member.bytes:
+            raise DamagedCheckpoint(
+                f"{uri} is damaged: {member.file} has {size} bytes, {member.bytes} were written"
+            )
+    needed, free = sum(member.bytes for member in members), available_memory()
+    if free is not None and needed > free:
+        raise DamagedCheckpoint(
+            f"{uri} cannot be read: it has {readable(needed)}, but {readable(free)} of memory are "
+            "available"
+        )
+    return files | _read_files(uri, [member.file for member in members], there)
 
 
-def _read_files(folder: str, names: list[str]) -> Iterator[bytes]:
-    """Yield files of a checkpoint's folder, one after another."""
+def _sizes_in(folder: str) -> dict[str, int]:
+    """Return the sizes of the files in a local or ``s3://`` folder by name."""
     if is_remote(folder):
         with Bucket(folder) as bucket:
-            there = bucket.list()
-            missing = [name for name in names if name not in there]
-            if not missing:
-                yield from map(bucket.fetch, names)
-    else:
-        # to open a FIFO would take for ever
-        missing = [name for name in names if not (Path(folder) / name).is_file()]
-        if not missing:
-            try:
-                yield from (path.read_bytes() for path in (Path(folder) / name for name in names))
-            except OSError as error:
-                raise DamagedCheckpoint(f"{folder} cannot be read: {error}") from error
+            return bucket.list()
+    with os.scandir(folder) as entries:  # only files: to open a FIFO would take for ever
+        return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+
+
+def _read_files(folder: str, names: list[str], sizes: dict[str, int]) -> dict[str, bytes]:
+    """Return the content of files in a folder, no more of each than its size."""
+    missing = [name for name in names if name not in sizes]
     if missing:
         raise DamagedCheckpoint(f"{folder} is an incomplete checkpoint: it lacks {missing[0]}")
+    if is_remote(folder):
+        with Bucket(folder) as bucket:
+            return {name: bucket.fetch(name) for name in names}
+    found = {}
+    for name in names:
+        with (Path(folder) / name).open("rb") as file:
+            found[name] = file.read(sizes[name])
+    return found
 
 
 def open_checkpoint(uri: str) -> Checkpoint:
@@ -215,8 +245,7 @@ def _is_checkpoint(uri: str) -> bool:
         return True
     if not is_remote(uri):
         return (Path(uri) / MANIFEST).is_file()
-    with Bucket(uri) as bucket:
-        return bucket.find(MANIFEST) is not None
+    return MANIFEST in _sizes_in(uri)
 
 
 def _find(uri: str) -> Checkpoint:

@@ -1,7 +1,8 @@
 """Pickles of others, read into records: nothing that a file names is called, or changed."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, BinaryIO, ClassVar
 
 import torch
@@ -17,15 +18,23 @@ _REFUSED = (
 )
 
 
-def _with_plain_keys(method: Any, keys: slice) -> Any:
-    """Return a method of pickle's that refuses tuples as keys.
+def plain_key(key: Any) -> str | int:
+    """Return a key; ``ValueError`` unless it is a text or a whole number.
 
-    The hash of one that is nested deeply ends the process.
+    The hash of a tuple that is nested deeply ends the process.
     """
+    if type(key) not in (str, int):
+        raise ValueError(f"a key is a {type(key).__name__}")
+    plain: str | int = key
+    return plain
+
+
+def _with_plain_keys(method: Any, keys: slice) -> Any:
+    """Return a method of pickle's that refuses other keys than plain ones."""
 
     def checked(unpickler: Any) -> None:
-        if any(isinstance(key, tuple) for key in unpickler.stack[keys]):
-            raise ValueError("a key is a tuple")
+        for key in unpickler.stack[keys]:
+            plain_key(key)
         method(unpickler)
 
     return checked
@@ -60,6 +69,17 @@ class Record:
 
 class RecordDict(dict[Any, Any]):
     """An ordered dict of a pickle; what it keeps besides its items is left out."""
+
+    given: Any = ()
+
+    def __init__(self, items: Any = ()) -> None:
+        self.given = items  # as Python 2 wrote them, not copied: a few bytes can ask for it again
+
+    def pairs(self) -> Iterator[tuple[str | int, Any]]:
+        """Yield keys and values."""
+        given = self.given.items() if isinstance(self.given, dict) else self.given
+        for key, value in chain(given, self.items()):
+            yield plain_key(key), value
 
     def __setstate__(self, state: Any) -> None:
         pass

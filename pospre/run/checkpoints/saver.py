@@ -21,7 +21,7 @@ from composer.utils import create_interval_scheduler, dist, reproducibility
 
 from pospre.collectives import Greatest, from_rank_zero, on_every_rank, wait_for_all
 from pospre.errors import UserError
-from pospre.run.checkpoints.files import METADATA, versions, why_not_written
+from pospre.run.checkpoints.files import STATE, versions, why_not_written
 from pospre.run.checkpoints.folders import CHECKPOINT_NAME, incomplete, remove
 from pospre.run.checkpoints.rank_files import Part, Staging, Written, sharded_state
 
@@ -156,7 +156,7 @@ class CheckpointSaver(Callback):
             from_rank_zero(lambda: self._finish_parts(part, path, parts))
             self._finish(path)
             rank = dist.get_global_rank()
-            names = [member.file for member in parts[rank].members] + [METADATA] * (rank == 0)
+            names = [member.file for member in parts[rank].members] + [STATE] * (rank == 0)
             for hook in self.after_parts:
                 hook(path, [path / name for name in names])
 

@@ -1,24 +1,22 @@
-"""Files of ``torch.save``, read without calling anything that they name.
+"""Tensors in files of ``torch.save``, read without calling anything that these name.
 
 ``torch.load`` of torch 2.7 lets a file assign to objects that are no dicts, and trusts its claims
 about storages (CVE-2026-24747). Here a pickle makes records, which hold arguments and do nothing.
-Tensors are built from them afterwards. Each stays within the bytes of its storage, and all storages
-together within those of the file.
+Tensors are built from them afterwards, and everything else is left out. Each tensor stays within
+the bytes of its storage, and all storages together within those of the file.
 """
 
-import datetime
 import io
 import math
 import pickle
 import sys
 import zipfile
-from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from pospre.run.checkpoints.records import Record, RecordDict, Records, record_kind
+from pospre.run.checkpoints.records import Record, RecordDict, Records, plain_key, record_kind
 
 _STORAGES = {
     "torch.DoubleStorage": torch.float64,
@@ -37,7 +35,11 @@ _STORAGES = {
 }
 _MAGIC = 0x1950A86A20F9469CFC6C  # how files of before torch 1.6 begin
 _NAMED = record_kind("a storage")
-_LEAST = 1 << 20  # bytes that a tensor may claim in any file: a small one may be expanded
+_LEAST = 1 << 20  # bytes that tensors may claim in any file: a small one may be expanded
+_SHARED = 8  # times the file's length that they may claim: some are the same values
+_LARGEST = 1 << 23  # bytes of a pickle: Python takes up to 64 times as much for it
+_MOST_DIMENSIONS = 64
+_MOST_VALUES, _DEEPEST = 100_000, 20  # of nested dicts; a repeated value counts each time
 
 
 class _Storage:
@@ -58,8 +60,8 @@ class _Storages:
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
-        self.by_key: dict[str, _Storage] = {}
-        self._claimed = 0
+        self.by_key: dict[str | int, _Storage] = {}
+        self._claimed, self._viewed = 0, 0
 
     def __call__(self, pid: Any) -> Record:
         """Return the replacement of a storage, which the pickle itself cannot access."""
@@ -82,16 +84,19 @@ class _Storages:
         """Return a tensor, if it lies within its storage, of whose kind it is by default."""
         if type(storage) is not _NAMED:
             raise ValueError("a tensor has no storage")
+        if not len(size) == len(stride) <= _MOST_DIMENSIONS:
+            raise ValueError("a tensor has an unknown description")
         storage, numbers = self.by_key[storage.args[0]], (offset, *size, *stride)
-        if len(size) != len(stride) or any(type(n) is not int or n < 0 for n in numbers):
+        if any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers):
             raise ValueError("a tensor has an unknown description")
         dtype = dtype or storage.dtype
         width, count = dtype.itemsize, math.prod(size)
         steps = sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if count else -1
         if (offset + steps + 1) * width > storage.num_bytes:
             raise ValueError("a tensor reaches beyond its storage")
-        if count * width > max(self.num_bytes, _LEAST):
-            raise ValueError("a tensor claims more than the whole file")
+        self._viewed += count * width
+        if self._viewed > max(_SHARED * self.num_bytes, _LEAST):
+            raise ValueError("its tensors claim much more than the whole file")
         values = torch.empty(0, dtype=dtype)
         return values.set_(storage.data.untyped_storage(), offset, size, stride)
 
@@ -100,19 +105,21 @@ _TENSOR = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor")
 _OTHER_TENSOR = "torch._utils._rebuild_tensor_v3"
 _PARAMETER = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 _SUBCLASS = "torch._tensor._rebuild_from_type_v2"
-_CLASSES = ("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter")
-_PLAIN: dict[str, Callable[..., Any]] = {
-    "torch.torch_version.TorchVersion": str,
-    "datetime.timedelta": datetime.timedelta,
-    "torch.device": lambda *names: ":".join(map(str, names)),
-    "torch.Size": tuple,
-    "__builtin__.set": list,
-    "builtins.set": list,
-    "_codecs.encode": lambda text, _: text.encode("latin-1"),
-    "__builtin__.bytes": bytes,
-}
-_NAMESPACE = "argparse.Namespace"  # MAE's and DINO's files hold the command line of their training
-_NAMES = (*_TENSOR, _OTHER_TENSOR, *_PARAMETER, _SUBCLASS, *_CLASSES, *_PLAIN, _NAMESPACE)
+_LEFT_OUT = (  # harmless, and usual beside tensors
+    "torch.Tensor",
+    "torch._tensor.Tensor",
+    "torch.nn.parameter.Parameter",
+    "torch.torch_version.TorchVersion",
+    "torch.device",
+    "torch.Size",
+    "datetime.timedelta",
+    "__builtin__.set",
+    "builtins.set",
+    "_codecs.encode",
+    "__builtin__.bytes",
+    "argparse.Namespace",  # MAE's and DINO's files hold the command line of their training
+)
+_NAMES = (*_TENSOR, _OTHER_TENSOR, *_PARAMETER, _SUBCLASS, *_LEFT_OUT)
 _KINDS: dict[str, type] = {
     **{name: record_kind(name) for name in (*_NAMES, *_STORAGES)},
     "collections.OrderedDict": RecordDict,
@@ -121,68 +128,54 @@ _KINDS: dict[str, type] = {
 
 
 class _Contents:
-    """Converts the records of a pickle to plain values and tensors, each object once."""
+    """Converts the records of a pickle to tensors, in the dicts that hold them."""
 
     def __init__(self, storages: _Storages) -> None:
         self._storages = storages
-        self._made: dict[int, Any] = {}
+        self._count = 0
 
-    def of(self, value: Any) -> Any:
-        """Return the value that a replacement in the pickle stands for."""
-        if id(value) not in self._made:
-            self._made[id(value)] = self._make(value)
-        return self._made[id(value)]
-
-    def _make(self, value: Any) -> Any:
+    def of(self, value: Any, depth: int = 0) -> Any:
+        """Return the dict or tensor that a replacement in the pickle stands for, else None."""
+        self._count += 1
+        if self._count > _MOST_VALUES or depth > _DEEPEST:
+            raise ValueError(f"it holds more than {_MOST_VALUES} values, or is nested too deeply")
         if isinstance(value, dict):
-            return {self._key(key): self.of(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)([self.of(item) for item in value])
-        if isinstance(value, Record):
-            return self._of_record(value.name, value)
-        if isinstance(value, type):
-            raise pickle.UnpicklingError(f"it holds {value.__name__} itself")
-        return value
+            pairs = value.pairs() if isinstance(value, RecordDict) else value.items()
+            found = {key: self.of(item, depth + 1) for key, item in pairs}
+            return {key: item for key, item in found.items() if item is not None}
+        return self._made(value.name, value.args, depth) if isinstance(value, Record) else None
 
-    def _key(self, key: Any) -> Any:
-        if isinstance(key, Record | type):
-            raise pickle.UnpicklingError("a key is not a plain value")
-        return key
-
-    def _of_record(self, name: str, record: Record) -> Any:
+    def _made(self, name: str, args: Any, depth: int) -> Any:
         if name in _TENSOR:
-            return self._storages.tensor(None, *record.args[:4])
+            return self._storages.tensor(None, *args[:4])
         if name == _OTHER_TENSOR:
-            return self._storages.tensor(record.args[6], *record.args[:4])
+            return self._storages.tensor(args[6], *args[:4])
         if name in _PARAMETER:
-            return self.of(record.args[0])
+            return self.of(args[0], depth + 1)
         if name == _SUBCLASS:  # a tensor with attributes
-            kind, _, args, *_ = record.args
-            return self._of_record(kind.name, kind(*args))
-        if name == _NAMESPACE:
-            return self.of(record.state)
-        if name in _PLAIN:
-            return _PLAIN[name](*self.of(record.args))
-        raise pickle.UnpicklingError(f"it names {name}, but does not use it")
+            kind, _, inner, *_ = args
+            return self._made(kind.name, inner, depth + 1)
+        return None
 
 
-def load(file: BinaryIO) -> Any:
-    """Return the content of a file of ``torch.save``: plain values, and tensors on the CPU.
+def load(file: BinaryIO) -> dict[str | int, Any]:
+    """Return the tensors of a file of ``torch.save``, on the CPU, in dicts as they are there.
 
-    An ``OrderedDict`` becomes a dict, a parameter a tensor, a namespace the dict of its names.
-    ``UnpicklingError`` if the file names anything else, ``ValueError`` if it is damaged or no such
-    file.
+    An ``OrderedDict`` becomes a dict, and a parameter a tensor; what is neither is left out.
+    ``UnpicklingError`` if the file names anything unknown, ``ValueError`` if it is damaged or no
+    such file.
     """
     try:
-        return _load(file)
-    except (pickle.UnpicklingError, OSError, MemoryError):
+        found = _load(file)
+        return found if isinstance(found, dict) else {}
+    except (pickle.UnpicklingError, OSError):
         raise
     except Exception as error:  # a dozen kinds, of whatever a damaged file leads to
         text = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise ValueError(text) from error
 
 
-def open_archive(file: BinaryIO) -> zipfile.ZipFile:
+def _open_archive(file: BinaryIO) -> zipfile.ZipFile:
     """Open a zip whose records are not compressed, as ``torch.save`` writes it.
 
     ``ValueError`` or ``BadZipFile`` for another kind: 2 MB may expand to terabytes.
@@ -204,13 +197,13 @@ def _load(file: BinaryIO) -> Any:
 
 
 def _read_archive(file: BinaryIO, storages: _Storages) -> Any:
-    with open_archive(file) as archive:
+    with _open_archive(file) as archive:
         root = next(name for name in archive.namelist() if name.endswith("/data.pkl"))[:-9]
         order = f"{root}/byteorder"
         if order in archive.namelist() and archive.read(order) != sys.byteorder.encode():
             raise ValueError("it was written by a machine with another byte order")
-        pickled = io.BytesIO(archive.read(f"{root}/data.pkl"))
-        content = Records(pickled, _KINDS, storages).load()
+        with archive.open(f"{root}/data.pkl") as pickled:
+            content = Records(_start(pickled), _KINDS, storages).load()
         for key, storage in storages.by_key.items():
             name = f"{root}/data/{key}"
             if archive.getinfo(name).file_size != storage.num_bytes:
@@ -219,16 +212,24 @@ def _read_archive(file: BinaryIO, storages: _Storages) -> Any:
     return content
 
 
+def _start(file: IO[bytes]) -> io.BytesIO:
+    """Return as much of a file as pickles may take, in memory: they can claim any size there."""
+    return io.BytesIO(file.read(_LARGEST))
+
+
 def _read_old(file: BinaryIO, storages: _Storages) -> Any:
     """Read a file of ``torch.save`` before torch 1.6: five pickles, then the storages."""
     file.seek(0)
-    if Records(file, {}).load() != _MAGIC:
+    start = _start(file)
+    if Records(start, {}).load() != _MAGIC:
         raise ValueError("torch.save did not write it")
     for _ in ("the version of the format", "what the machine was"):
-        Records(file, {}).load()
-    content = Records(file, _KINDS, storages).load()
-    for key in Records(file, {}).load():
-        storage = storages.by_key[key]
+        Records(start, {}).load()
+    content = Records(start, _KINDS, storages).load()
+    keys = Records(start, {}).load()
+    file.seek(start.tell())
+    for key in keys:
+        storage = storages.by_key[plain_key(key)]
         count, found = int.from_bytes(file.read(8), "little"), file.read(storage.num_bytes)
         if len(found) != storage.num_bytes or count * storage.dtype.itemsize != len(found):
             raise ValueError(f"storage {key} is not as large as the pickle claims")

@@ -5,7 +5,35 @@ import json
 from pathlib import Path
 from typing import Any
 
+from composer.core import Timestamp
+
 from pospre.run.checkpoints.rank_files import Part, Staging
+
+_RECIPE = {"data": {}, "encoder": {}, "algorithms": {}, "trainer": {"max_duration": "1ep"}}
+_RECORD = {
+    "recipe": _RECIPE,
+    "num_samples": 1,
+    "data": {},
+    "fingerprints": {},
+    "classes": None,
+}
+CONTENT: dict[str, Any] = {
+    "state": {
+        "callbacks": {"RecipeRecord": _RECORD},
+        "timestamp": {"Timestamp": Timestamp().state_dict()},
+        "model": {},
+        "optimizers": {},
+        "schedulers": {},
+        "algorithms": [],
+    },
+    "rng": [],
+}
+"""The least that a checkpoint holds."""
+
+
+def holding(model: dict[str, Any]) -> dict[str, Any]:
+    """Return the least content with a model."""
+    return {**CONTENT, "state": {**CONTENT["state"], "model": model}}
 
 
 def write_checkpoint(content: dict[str, Any], folder: Path) -> None:
@@ -16,7 +44,7 @@ def write_checkpoint(content: dict[str, Any], folder: Path) -> None:
 
 def shard(checkpoint: Path) -> Path:
     """Return the file with the tensors that one rank has written."""
-    (path,) = checkpoint.glob("*.distcp")
+    (path,) = checkpoint.glob("*.safetensors")
     return path
 
 

@@ -1,26 +1,10 @@
-"""Files that someone hostile would write: pickles that ``pickle`` itself never makes."""
+"""Pickles that someone hostile would write, and ``pickle`` itself never makes."""
 
 import io
 import pickle
 import zipfile
 from collections.abc import Iterable
 from typing import Any
-
-_RECIPE = {"data": {}, "encoder": {}, "algorithms": {}, "trainer": {"max_duration": "1ep"}}
-CONTENT: dict[str, Any] = {
-    "state": {
-        "callbacks": {
-            "RecipeRecord": {
-                "recipe": _RECIPE,
-                "num_samples": 1,
-                "data": {},
-                "fingerprints": {},
-                "classes": None,
-            }
-        }
-    }
-}
-"""The least that a checkpoint holds."""
 
 
 class Call:

@@ -13,8 +13,7 @@ from pospre.run.checkpoints.reading import open_checkpoint, open_newest, read_ch
 from pospre.run.resume import compare_tensors
 from pospre.training.build import build_model, load_model
 from tests.disk import full_disk
-from tests.run.checkpoints.checkpoint_files import forge, write_checkpoint
-from tests.run.checkpoints.hostile import CONTENT
+from tests.run.checkpoints.checkpoint_files import CONTENT, forge, write_checkpoint
 from tests.training.tiny_runs import Run
 
 
@@ -24,12 +23,12 @@ def test_the_newest_is_by_progress_and_whole(
     assert open_newest([str(tmp_path)]) is None
     for name in ("ep2-ba9", "ep10-ba100", "ep1-ba20", "ep11-ba110", "other"):
         write_checkpoint(CONTENT, tmp_path / name)
-    (tmp_path / "ep11-ba110" / "rest.pt").unlink()
+    (tmp_path / "ep11-ba110" / "state.json").unlink()
     (tmp_path / "ep12-ba120").mkdir()  # a save that has only begun
     found = open_newest([str(tmp_path)])
     assert found is not None and found.uri == f"{tmp_path}/ep10-ba100"
     said = capsys.readouterr().err
-    assert "ep11-ba110 is an incomplete checkpoint: it lacks rest.pt; passed over" in said
+    assert "ep11-ba110 is an incomplete checkpoint: it lacks state.json; passed over" in said
     assert said.count("warning") == 1
 
 
@@ -48,8 +47,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     # under another name its manifest tells that it is one
     write_checkpoint(CONTENT, tmp_path / "sent")
     assert open_checkpoint(str(tmp_path / "sent")).uri == str(tmp_path / "sent")
-    torch.save({"state": {"model": torch.zeros(2)}}, tmp_path / "other")
-    forge(tmp_path / "sent", "rest.pt", (tmp_path / "other").read_bytes())
+    forge(tmp_path / "sent", "state.json", b'{"content": {"state": {}}, "types": []}')
     with pytest.raises(UserError, match="no recipe"):
         open_checkpoint(str(tmp_path / "sent"))
 
@@ -102,7 +100,7 @@ URI = "s3://bucket/run/ep1-ba4"
 
 def test_a_busy_bucket_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers: list[Unreachable | dict[str, bytes]]
-    answers = [Unreachable("503 SlowDown"), {"rest.pt": b"all of it"}]
+    answers = [Unreachable("503 SlowDown"), {"state.json": b"all of it"}]
 
     def fetch(_: str) -> dict[str, bytes]:
         answer = answers.pop(0)
@@ -112,11 +110,11 @@ def test_a_busy_bucket_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     monkeypatch.setattr(reading, "_files_of", fetch)
     reading._copy(URI, tmp_path / "ep1-ba4", None)
-    assert (tmp_path / "ep1-ba4" / "rest.pt").read_bytes() == b"all of it"
+    assert (tmp_path / "ep1-ba4" / "state.json").read_bytes() == b"all of it"
 
 
 def test_a_node_without_room_is_named(tmp_path: Path) -> None:
-    held = {"rest.pt": bytes(20_000)}
+    held = {"state.json": bytes(20_000)}
     said = f"{URI} cannot be copied to {tmp_path}/ep1-ba4 on .*File too large.*set TMPDIR"
     with full_disk(10_000), pytest.raises(UserError, match=said):
         reading._copy(URI, tmp_path / "ep1-ba4", held)

@@ -1,5 +1,6 @@
 """One bad file among checkpoints: named and passed over, wherever it lies and whatever it is."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from pospre.errors import Unreachable
+from pospre.errors import Unreachable, UserError
+from pospre.run.checkpoints import reading
 from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.folder import restore_run
 from tests.data.flaky_s3 import Fault, FlakyS3
 from tests.disk import snapshot
-from tests.run.checkpoints.checkpoint_files import shard, write_checkpoint
-from tests.run.checkpoints.hostile import CONTENT
+from tests.run.checkpoints.checkpoint_files import CONTENT, holding, shard, write_checkpoint
 from tests.test_untrusted_json import DEEP
 
 REMOTE = "s3://bucket/odd"
@@ -28,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "rest.pt"])
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -55,10 +56,10 @@ def test_what_is_no_file_is_passed_over(
 @pytest.mark.parametrize(
     "manifest",
     [
-        b'{"files": [{"file": "rest.pt", "bytes": Infinity, "sha256": "a"}]}',
-        b'{"files": [{"file": "rest.pt", "bytes": 1e999, "sha256": "a"}]}',
-        b'{"files": [{"file": "rest.pt", "bytes": [], "sha256": "a"}]}',
-        b'{"files": [{"file": "rest.pt", "bytes": 1, "sha256": "a"}]}',
+        b'{"files": [{"file": "state.json", "bytes": Infinity, "sha256": "a"}]}',
+        b'{"files": [{"file": "state.json", "bytes": 1e999, "sha256": "a"}]}',
+        b'{"files": [{"file": "state.json", "bytes": [], "sha256": "a"}]}',
+        b'{"files": [{"file": "rank0-0a1b2c3d.safetensors", "bytes": 1, "sha256": "a"}]}',
         b"[1]",
         b"\xff",
         DEEP.encode(),
@@ -74,12 +75,44 @@ def test_a_bad_manifest_is_passed_over(
     assert "its manifest is damaged; passed over" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EIO, "Input/output error"), "cannot be read: Input/output error"),
+        (MemoryError(), "cannot be read: it does not fit into the memory"),
+        (UserError("access is denied"), "access is denied"),  # as a bucket says of one object
+    ],
+)
+def test_what_cannot_be_read_is_passed_over(
+    error: Exception,
+    said: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    write_checkpoint(CONTENT, folder / "ep9-ba999")
+    read = reading._read_files
+
+    def fails(place: str, *given: Any) -> dict[str, bytes]:
+        if place.endswith("ep9-ba999"):
+            raise error
+        return read(place, *given)
+
+    monkeypatch.setattr(reading, "_read_files", fails)
+    newest = open_newest([str(folder)])
+    assert newest is not None and newest.uri == f"{folder}/ep0-ba2"
+    assert f"{said}; passed over" in capfd.readouterr().err
+    monkeypatch.setattr(os, "listdir", lambda _: fails("/ep9-ba999"))
+    if isinstance(error, OSError):
+        with pytest.raises(UserError, match=f"{folder} cannot be read: Input/output error"):
+            open_newest([str(folder)])
+
+
 @pytest.fixture
 def bucket(bucket: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Fill the bucket with two good checkpoints; give a client of it."""
     monkeypatch.setenv("POSPRE_S3_PATIENCE", "3")
-    state = {**CONTENT["state"], "model": {"a": torch.ones(3)}}
-    write_checkpoint({"state": state}, folder / "ep1-ba4")
+    write_checkpoint(holding({"a": torch.ones(3)}), folder / "ep1-ba4")
     for name, content in snapshot(folder).items():
         bucket.put_object(Bucket="bucket", Key=f"odd/{name}", Body=content)
     return bucket

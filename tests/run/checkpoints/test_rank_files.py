@@ -7,20 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.distributed import checkpoint as dcp
 
 from pospre.object_store import Bucket
-from pospre.run.checkpoints.content import load_tensors
 from pospre.run.checkpoints.files import files_of
 from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.run.checkpoints.uploads import Uploads, lacks
 from tests.data.flaky_s3 import FlakyS3, keys
-from tests.disk import snapshot
 from tests.processes import finished, launcher, until
-from tests.run.checkpoints.checkpoint_files import shard, write_checkpoint
-from tests.run.checkpoints.hostile import CONTENT
 from tests.training.tiny_runs import MAE, SHORT, Run, curve, environment
 
 MAE_RUN = (*SHORT, MAE)
@@ -36,43 +30,6 @@ def folder(tiny: Path, run: Run, tmp_path: Path) -> Path:
     return folder
 
 
-KINDS = (torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torch_reads_the_tensors_as_we_do(tmp_path: Path) -> None:
-    model = {
-        "transposed": torch.randn(4, 3).t(),
-        "part": torch.randn(5, 6)[1:, 2:],
-        "scalar": torch.tensor(3.0),
-        "empty": torch.zeros(0, 3),
-        "large": torch.randn(300, 70),
-        **{str(kind): torch.ones(3, dtype=kind) for kind in KINDS},
-    }
-    write_checkpoint({"state": {**CONTENT["state"], "model": model}}, tmp_path / "ep0-ba2")
-    ours = read_checkpoint(str(tmp_path / "ep0-ba2")).content["state"]["model"]
-    theirs = {f"model/{key}": torch.zeros_like(value) for key, value in model.items()}
-    dcp.load(theirs, checkpoint_id=str(tmp_path / "ep0-ba2"))
-    assert ours.keys() == model.keys()
-    for key, value in model.items():
-        assert torch.equal(ours[key], value) and ours[key].dtype == value.dtype, key
-        assert torch.equal(theirs[f"model/{key}"], value), key
-
-
-def test_a_tensor_that_is_not_as_described_is_refused(tmp_path: Path) -> None:
-    for name, model in (("one", {"a": torch.randn(4000, 3)}), ("two", {"a": torch.randn(4000, 2)})):
-        write_checkpoint({"state": {**CONTENT["state"], "model": model}}, tmp_path / name)
-    held, other = snapshot(tmp_path / "one"), shard(tmp_path / "two").read_bytes()
-    name = shard(tmp_path / "one").name
-    whole = held[name]
-    for content in (other.ljust(len(whole), b"\0"), whole[:-1], b""):
-        with pytest.raises(ValueError, match=r"\w"):
-            load_tensors({**held, name: content})
-    assert load_tensors(held).keys() == {"model/a"}
-    with pytest.raises(ValueError, match="it describes more data than it holds"):
-        load_tensors({".metadata": held[".metadata"]})
-
-
 def names(bucket: Any, prefix: str) -> list[str]:
     return keys(bucket, f"{prefix}/")
 
@@ -84,8 +41,8 @@ def test_the_manifest_waits_for_the_shards_of_other_ranks(
     own, others = files_of(newest)[:1], files_of(newest)[1:]
     assert others and lacks(remote, newest)
     uploads = Uploads(folder.parent, remote, keep=1)
-    killed = ("ep0-ba3/b__0_0.distcp", "ep9-ba99/c__0_0.distcp")
-    older = ("ep0-ba1/manifest.json", "ep0-ba1/.metadata", "ep0-ba1/a__0_0.distcp")
+    killed = ("ep0-ba3/rank0-b.safetensors", "ep9-ba99/rank0-c.safetensors")
+    older = tuple(f"ep0-ba1/{name}" for name in ("manifest.json", "state.json", "rank0-a"))
     for name in (*older, *killed):
         bucket.put_object(Bucket="bucket", Key=f"apart/{name}", Body=b"an older one")
     monkeypatch.setattr(uploads, "_patience", 3.0)
@@ -154,12 +111,12 @@ def test_ranks_come_and_go(
     assert "their RNG restored" not in said  # nothing depends on what a new rank lacks
     assert said.count("resuming from s3://bucket/shards/ep1-ba4\n") == 1
     # once for both ranks, which share a node
-    fetched = [name for name in names(bucket, "shards/ep1-ba4") if name.endswith(".distcp")]
+    fetched = [name for name in names(bucket, "shards/ep1-ba4") if name.endswith("tensors")]
     assert fetched and {proxy.gets[name] for name in fetched} == {1}
     losses = [step[1] for step in curve(tmp_path / "whole")]
     assert [step[1] for step in curve(folder.parent)] == pytest.approx(losses, rel=1e-5)
-    shards = [path.name for path in (folder / "ep1-ba6").glob("*.distcp")]
-    assert sorted(name[8:] for name in shards) == ["__0_0.distcp", "__1_0.distcp"]
+    shards = [path.name for path in (folder / "ep1-ba6").glob("*.safetensors")]
+    assert sorted(name[:5] for name in shards) == ["rank0", "rank1"]
     local = {path.name for path in (folder / "ep1-ba6").iterdir()}
     assert {f"ep1-ba6/{name}" for name in local} <= set(names(bucket, "shards"))
     # and one process goes on from what two have left in the bucket

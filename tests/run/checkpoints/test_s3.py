@@ -33,7 +33,7 @@ def test_resume_from_the_bucket(
     often = ("evaluation={knn: {every: 2ba, k: 3, baseline: false}}", "trainer.keep_best=knn/top1")
     code, said = run(tiny, *SHORT, *often, FOLDER, "trainer.keep_remote=1")
     assert code == 0, said
-    assert {f"ep1-ba6/{name}" for name in ("rest.pt", "manifest.json")} <= set(names(bucket))
+    assert {f"ep1-ba6/{name}" for name in ("state.json", "manifest.json")} <= set(names(bucket))
     best = json.loads((tmp_path / "runs" / "tiny" / "checkpoints" / "best" / NOTE).read_text())
     kept = {f"best/{NOTE}", f"{best['checkpoint']}/manifest.json"}
     assert kept <= set(names(bucket))

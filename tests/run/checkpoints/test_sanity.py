@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,7 @@ from pospre.errors import UserError
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.checkpoints.saver import plain_random
 from pospre.training.build import load_model
-from tests.run.checkpoints.checkpoint_files import write_checkpoint
-from tests.run.checkpoints.hostile import CONTENT
+from tests.run.checkpoints.checkpoint_files import CONTENT, write_checkpoint
 from tests.training.tiny_runs import SHORT, Run, curve
 
 
@@ -27,6 +27,12 @@ def content() -> dict[str, Any]:
     made["state"]["schedulers"] = {"StepSchedule": schedule}
     made["rng"] = plain_random(reproducibility.get_rng_state())
     return made
+
+
+def without(*keys: str) -> Callable[[dict[str, Any]], Any]:
+    """Return what takes a value out of a checkpoint's content."""
+    *path, last = keys
+    return lambda content: functools.reduce(dict.__getitem__, path, content).pop(last)
 
 
 def put(*keys: Any, value: Any) -> Callable[[dict[str, Any]], Any]:
@@ -48,6 +54,11 @@ RECORD = ("state", "callbacks", "RecipeRecord")
 NUMPY = plain_random(reproducibility.get_rng_state())[0]["numpy"]
 
 ODD = [
+    ("timestamp", without("state", "timestamp")),  # weights alone, as others save them
+    ("optimizers", without("state", "optimizers")),
+    ("rng", without("rng")),
+    ("algorithms", put("state", "algorithms", value=[["StoP"]])),
+    ("optimizers", put("state", "optimizers", value=[1])),
     ("timestamp", put("state", "timestamp", value=[1])),
     ("timestamp", put("state", "timestamp", value={})),
     ("timestamp", put(*CLOCK, value={"batch": 4})),
@@ -71,7 +82,7 @@ ODD = [
     ("model", put("state", "model", value={"a": 1})),
     ("recipe", put(*RECORD, value={})),
     ("recipe", put(*RECORD, "num_samples", value="many")),
-    ("recipe", lambda content: content["state"]["callbacks"]["RecipeRecord"].pop("fingerprints")),
+    ("recipe", without(*RECORD, "fingerprints")),
     ("recipe", put(*RECORD, "unknown", value={})),
     ("recipe", put(*RECORD, "data", value={"labels": 3})),
     ("recipe", put(*RECORD, "fingerprints", value=["encoder.weights"])),

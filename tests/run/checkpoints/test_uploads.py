@@ -7,7 +7,6 @@ from typing import Any, BinaryIO
 
 import boto3
 import pytest
-import torch
 
 from pospre.evaluation.best_checkpoint import BestCheckpoint
 from pospre.object_store import Bucket
@@ -22,8 +21,7 @@ from pospre.run.run import in_bucket
 from pospre.training.build import load_model
 from tests.data.flaky_s3 import FlakyS3, keys
 from tests.processes import until
-from tests.run.checkpoints.checkpoint_files import shard, write_checkpoint
-from tests.run.checkpoints.hostile import CONTENT
+from tests.run.checkpoints.checkpoint_files import CONTENT, shard, write_checkpoint
 from tests.training.tiny_runs import SHORT, Run, curve, metrics
 
 REMOTE = "s3://bucket/runs/tiny"
@@ -47,11 +45,11 @@ def names(server: FlakyS3, folder: str = "runs/tiny") -> list[str]:
 
 def checkpoint(folder: Path, batch: int) -> Path:
     path = folder / f"ep0-ba{batch}"
-    write_checkpoint({**CONTENT, "more": torch.full((1000,), batch)}, path)
+    write_checkpoint({**CONTENT, "more": list(range(batch, batch + 1000))}, path)
     return path
 
 
-FILES = [".metadata", "manifest.json", "rest.pt"]
+FILES = ["manifest.json", "state.json"]
 """Those of such a checkpoint."""
 
 
@@ -67,9 +65,9 @@ def test_the_manifest_goes_up_last(server: FlakyS3, tmp_path: Path) -> None:
     with Uploads(tmp_path, REMOTE) as uploads:
         uploads.offer(path)
     order = [place.rpartition("/")[2] for place in server.writes]
-    assert order == ["metrics.jsonl", "rest.pt", ".metadata", "manifest.json"]
+    assert order == ["metrics.jsonl", "state.json", "manifest.json"]
     assert not lacks(REMOTE, path)
-    write_checkpoint({**CONTENT, "more": torch.zeros(1000)}, path)
+    write_checkpoint({**CONTENT, "more": 1}, path)
     assert lacks(REMOTE, path)
 
 
@@ -139,18 +137,18 @@ def test_what_was_measured_is_on_the_next_machine_and_goes_when_the_run_starts_o
 
 def test_a_slow_bucket_gets_the_newest_only(server: FlakyS3, tmp_path: Path) -> None:
     uploads = Uploads(tmp_path, REMOTE)
-    server.mute = "ep0-ba1/rest.pt"
+    server.mute = "ep0-ba1/state.json"
     uploads.offer(checkpoint(tmp_path, 1))
-    until(lambda: any(place.endswith("ep0-ba1/rest.pt") for place in server.writes))
+    until(lambda: any(place.endswith("ep0-ba1/state.json") for place in server.writes))
     for batch in (2, 3):
         uploads.offer(checkpoint(tmp_path, batch))
-    first = (tmp_path / "ep0-ba1" / "rest.pt").read_bytes()
+    first = (tmp_path / "ep0-ba1" / "state.json").read_bytes()
     for batch in (1, 2):  # the saver keeps one only
         shutil.rmtree(tmp_path / f"ep0-ba{batch}")
     server.mute = None
     assert uploads.finish() is None
-    assert read(server, "ep0-ba1/rest.pt") == first  # what was under way was not disturbed
-    assert read(server, "ep0-ba3/rest.pt") == (tmp_path / "ep0-ba3" / "rest.pt").read_bytes()
+    assert read(server, "ep0-ba1/state.json") == first  # what was under way was not disturbed
+    assert read(server, "ep0-ba3/state.json") == (tmp_path / "ep0-ba3" / "state.json").read_bytes()
     assert names(server) == files("ep0-ba1", "ep0-ba3")
 
 
@@ -178,7 +176,7 @@ def test_the_oldest_go_once_a_newer_one_is_whole(
     server: FlakyS3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     s3 = client(server)
-    half, further = "ep0-ba1/rest.pt", "ep9-ba99/rest.pt"
+    half, further = "ep0-ba1/state.json", "ep9-ba99/state.json"
     for name in (half, *files("ep0-ba10"), further, "metrics.jsonl"):
         s3.put_object(Bucket="bucket", Key=f"runs/tiny/{name}", Body=b"of earlier starts")
     path = checkpoint(tmp_path, 11)
@@ -186,7 +184,7 @@ def test_the_oldest_go_once_a_newer_one_is_whole(
     server.mute = "ep0-ba11/manifest"  # the bytes are up, what says that they are whole is not
     uploads.offer(path)
     until(lambda: any(place.endswith("ep0-ba11/manifest.json") for place in server.writes))
-    assert {half, *files("ep0-ba10"), "ep0-ba11/rest.pt"} <= set(names(server))
+    assert {half, *files("ep0-ba10"), "ep0-ba11/state.json"} <= set(names(server))
     server.mute = None
     assert uploads.finish() is None
     assert names(server) == [*files("ep0-ba10", "ep0-ba11"), further, "metrics.jsonl"]
@@ -194,7 +192,7 @@ def test_the_oldest_go_once_a_newer_one_is_whole(
     server.deletes.clear()
     uploads.offer(checkpoint(tmp_path, 12))
     assert uploads.finish() is None
-    assert server.deletes == ["manifest.json", "manifest.json", ".metadata", "rest.pt"]
+    assert server.deletes == ["manifest.json", "manifest.json", "state.json"]
     assert "warning" not in capfd.readouterr().err
     # a bucket from which nothing may be deleted is no reason to do without the new one
     server.forbids_deletes = "ep0-ba11"

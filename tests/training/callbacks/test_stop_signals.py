@@ -17,8 +17,7 @@ from pospre.run.checkpoints import uploads as uploading
 from pospre.training.callbacks.stop_signals import StopSignals
 from tests.data.flaky_s3 import use_bucket
 from tests.processes import LIMIT, started
-from tests.run.checkpoints.checkpoint_files import write_checkpoint
-from tests.run.checkpoints.hostile import CONTENT
+from tests.run.checkpoints.checkpoint_files import CONTENT, write_checkpoint
 from tests.training.tiny_runs import LONG, Run, command, curve, environment, wait_for_step
 
 LONG_RUN = (*LONG, "trainer.keep_checkpoints=1")
