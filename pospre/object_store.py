@@ -24,6 +24,7 @@ _ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _PATIENCE = 300.0
 _CHECKED = 3  # attempts of a check: a server may be busy once
 _DELETED_AT_ONCE = 1000  # limit of S3
+_SMALL = 1 << 30  # bytes: the metrics of the longest runs have fewer
 _PIECE = 64 << 20  # bytes per request: boto's 8 MB mean 72 requests for a ViT-S with AdamW
 _BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
@@ -207,8 +208,14 @@ class Bucket:
         return target.getvalue()
 
     def read(self, name: str) -> bytes:
-        """Return a small object of this folder."""
+        """Return a small object of this folder; ``UserError`` if it is not small."""
         answer = self.client.get_object(Bucket=self.name, Key=self.path(name))
+        size = answer["ContentLength"]
+        if size > _SMALL:
+            raise UserError(
+                f"s3://{self.name}/{self.path(name)} has {size} bytes, but a file of this name "
+                f"has at most {_SMALL}; remove it, or give another address"
+            )
         body: bytes = answer["Body"].read()
         return body
 

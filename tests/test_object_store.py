@@ -89,6 +89,13 @@ def test_put_if_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         bucket.put_if("plan", b"z", IfNoneMatch="*")
 
 
+def test_a_small_object_that_is_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket("s3://bucket/run", patience=1)
+    monkeypatch.setattr(bucket.client, "get_object", lambda **_: {"ContentLength": 1 << 42})
+    with pytest.raises(UserError, match=rf"s3://bucket/run/metrics\.jsonl has {1 << 42} bytes"):
+        bucket.find("metrics.jsonl")
+
+
 def test_what_the_bucket_does_not_remove_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Bucket("s3://bucket", patience=1)
     sizes = []
