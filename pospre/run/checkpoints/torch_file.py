@@ -175,7 +175,7 @@ def load(file: BinaryIO) -> dict[str | int, Any]:
         raise ValueError(text) from error
 
 
-def _open_archive(file: BinaryIO) -> zipfile.ZipFile:
+def open_archive(file: BinaryIO) -> zipfile.ZipFile:
     """Open a zip whose records are not compressed, as ``torch.save`` writes it.
 
     ``ValueError`` or ``BadZipFile`` for another kind: 2 MB may expand to terabytes.
@@ -197,7 +197,7 @@ def _load(file: BinaryIO) -> Any:
 
 
 def _read_archive(file: BinaryIO, storages: _Storages) -> Any:
-    with _open_archive(file) as archive:
+    with open_archive(file) as archive:
         root = next(name for name in archive.namelist() if name.endswith("/data.pkl"))[:-9]
         order = f"{root}/byteorder"
         if order in archive.namelist() and archive.read(order) != sys.byteorder.encode():
