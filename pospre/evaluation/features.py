@@ -13,7 +13,7 @@ from tqdm import tqdm
 from pospre.batch import Batch
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
-from pospre.data.stores.description import first_other
+from pospre.data.stores.description import first_other, same_samples
 from pospre.data.stores.reader import Reader
 from pospre.data.views.options import Crop, ViewGroup, Views
 from pospre.errors import UserError
@@ -22,6 +22,7 @@ from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.swin.encoder import SWIN
+from pospre.object_store import is_remote
 from pospre.ranges import Size
 from pospre.recipe.recipe import Recipe
 from pospre.training.data import storage
@@ -75,12 +76,22 @@ def centre_batches(
                 break
 
 
-def check_views(recipe: Recipe, data: str) -> None:
-    """Open a data set as for the evaluation, and decode a few of its images, to raise errors."""
+def check_views(recipe: Recipe, data: str) -> bool:
+    """Open a data set as for the evaluation, and decode a few of its images, to raise errors.
+
+    Return whether the recipe's model was, or will be, trained on them.
+    """
     size = recipe.encoder.image_size
     loader = _centre_loader(data, size, batch_size=1, num_workers=0, **storage(recipe))
     loader.probe()
     loader.reader.close()
+    seen, trained_on = recipe.trained_on.identity, recipe.data.path
+    if seen is not None and same_samples(seen, loader.identity):
+        return True
+    if is_remote(trained_on) or is_remote(data):
+        return data == trained_on and seen is None
+    place, root = Path(data).resolve(), Path(trained_on).resolve()
+    return root in place.parents or (place == root and seen is None)
 
 
 def _centre_loader(data: str, size: Size, view: Views | None = None, **options: Any) -> ViewLoader:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,20 @@ def check_evaluation(
             plan = Plan(name, recipe, str(data_path), checked, folder)
             opened = module.check(plan)
         if not getattr(module, "OWN_DATA", False):
-            for path in filter(None, (str(data_path), getattr(checked, "bank", None))):
-                check_views(recipe, path)
+            if check_views(recipe, str(data_path)):
+                _say_once(
+                    f"{name}: {data_path} holds images of the training; figures of other images "
+                    "may be lower"
+                )
+            if bank := getattr(checked, "bank", None):
+                check_views(recipe, bank)
     return checked, opened
+
+
+@cache
+def _say_once(text: str) -> None:
+    """Print a line once: during training, evaluations are checked each time."""
+    print(text, file=sys.stderr)
 
 
 def _check_replaced(name: str, output: Path) -> None:

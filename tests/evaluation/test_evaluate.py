@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from pospre import evaluate
+from pospre.data.opening import open_reader
 from pospre.errors import UserError, run_command
 from pospre.evaluation.models import open_model
 from pospre.evaluation.recipe_evaluations import check_evaluations
@@ -22,7 +23,7 @@ from pospre.evaluation.registry import (
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model
-from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.evaluation.checkpoints import measured, save_checkpoint, tiny_recipe
 from tests.run.checkpoints.checkpoint_files import write_checkpoint
 
 
@@ -255,6 +256,25 @@ def test_a_class_head_is_for_the_classes_of_its_training_data(tmp_path, image_fo
     recipe.evaluation["accuracy"]["data"] = str(other)
     with pytest.raises(UserError, match=r"evaluation.accuracy: .* the class 'cow'"):
         check_evaluations(recipe)
+
+
+def test_images_of_the_training_are_said_once(tmp_path, image_folder, capsys):
+    data, other = image_folder(name="seen"), image_folder(9, name="other")
+    moved = shutil.copytree(data, tmp_path / "moved")
+    recipe, identity = tiny_recipe(tmp_path, "mae"), open_reader(data).identity()
+    checkpoint = save_checkpoint(recipe, identity=identity, classes=["cat", "dog"])
+    for place, lines in ((data, 1), (data, 0), (moved, 1), (other, 0)):
+        measured("knn", checkpoint, place, k=2, baseline=False)
+        said = capsys.readouterr().err
+        assert said.count(f"knn: {place} holds images of the training") == lines, said
+    whole = image_folder(name="planned")
+    shutil.move(image_folder(4, name="part"), whole / "cat" / "part")
+    section = {"data": recipe.data.model_copy(update={"path": str(whole)})}
+    for asked in (whole, whole / "cat" / "part", other):
+        wanted = {"spectrum": {"data": str(asked)}}
+        check_evaluations(recipe.model_copy(update=section | {"evaluation": wanted}))
+        line = f"spectrum: {asked} holds images of the training"
+        assert (line in capsys.readouterr().err) == (asked != other)
 
 
 def test_fewer_images_than_wanted_are_said(mae_checkpoint, image_folder, capsys):

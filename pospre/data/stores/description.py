@@ -22,6 +22,8 @@ SIDECAR_NAME = "pospre.json"  # in a folder of shards
 VERSION = 2
 Identity = dict[str, str]
 LABELS = "labels"
+CLASS_NAMES = "names of the classes"
+CHOSEN = "chosen samples"
 
 
 # file names may not be valid Unicode, which pydantic does not accept as text
@@ -214,6 +216,12 @@ def difference(
         if one.get(what, found) != found:
             return f"the {what} differ (SHA-256 {one[what][:12]} {first}, {found[:12]} {second})"
     return ""
+
+
+def same_samples(one: Identity, other: Identity) -> bool:
+    """Return whether two data sets are known to hold the same samples."""
+    telling = other.keys() - {LABELS, CLASS_NAMES, CHOSEN}
+    return any(one.get(what) == other[what] for what in telling)
 
 
 def first_other(names: Sequence[str], others: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from pospre.data.decode.bit_depth import RGB, Decoding
-from pospre.data.stores.description import Identity, Noted, hash_of
+from pospre.data.stores.description import CLASS_NAMES, Identity, Noted, hash_of
 from pospre.data.stores.files import SampleBytes
 from pospre.errors import UserError
 
@@ -119,7 +119,7 @@ class Reader(ABC):
         """Return hashes that distinguish this data set, without reading images."""
         known = {**self._own_identity()}
         if self.classes is not None:
-            known["names of the classes"] = hash_of(
+            known[CLASS_NAMES] = hash_of(
                 name.encode("utf-8", "surrogatepass") for name in self.classes
             )
         if self.checksums is not None:

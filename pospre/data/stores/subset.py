@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pospre import draws
-from pospre.data.stores.description import Identity, hash_of
+from pospre.data.stores.description import CHOSEN, Identity, hash_of
 from pospre.data.stores.reader import Reader, Sample
 from pospre.errors import UserError
 
@@ -47,7 +47,7 @@ class SubsetReader(Reader):
 
     def _own_identity(self) -> Identity:
         chosen = hash_of([self.indices.astype("<i8").tobytes()])
-        return {**self._whole.identity(), "chosen samples": chosen}
+        return {**self._whole.identity(), CHOSEN: chosen}
 
     def expect(self, indices: np.ndarray) -> None:
         """Set the samples that will be read."""
