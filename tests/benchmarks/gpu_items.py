@@ -173,7 +173,7 @@ def training(
         name,
         "train",
         asked,
-        prepares=(30.0 if eager else 90.0) * (1.4 if large else 1.0),
+        prepares=(30.0 if eager else 90.0) * (1.4 if large else 1.0) + 30.0 * (loader == "scenes"),
         timed=12.0 if loader == "synthetic" else 40.0,
         gib=_MOST_GIB if large else _GIB.get(method, _MOST_GIB),
         tiny=tiny,

@@ -7,7 +7,6 @@ holds (None: this machine cannot show it), and why.
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from data_prep.scenes import Settings, render_scenes
 from pospre.batch import Batch
+from pospre.evaluation.run import whole_float32
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import Components, build_model
@@ -44,7 +44,7 @@ def right(asked: dict[str, Any], turn: Turn, folder: Path) -> dict[str, Any]:
     in_fp32 = ["trainer.precision=fp32", "trainer.compile=true", "trainer.residual=auto"]
     run = synthetic(recipe_of(asked, folder, *in_fp32))
     check_possible(run)
-    with _no_tf32():
+    with whole_float32():
         facts = [*_as_on_the_cpu(run, asked["method"])]
     whole = ["trainer.compile=true", "trainer.log_interval=2"]
     facts.append(_without_sync(synthetic(recipe_of(asked, folder, *whole)), asked["method"]))
@@ -78,9 +78,10 @@ def _copy(model: PretrainModel, recipe: Recipe) -> PretrainModel:
     return other.train()
 
 
-def _step(model: PretrainModel, batch: Batch) -> Result:
-    outputs = model(dict(batch))
-    loss = model.loss(outputs, batch)["total"]
+def _step(model: PretrainModel, batch: Batch, *, half: bool = False) -> Result:
+    with torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=half):
+        outputs = model(dict(batch))
+        loss = model.loss(outputs, batch)["total"]
     loss.backward()
     named = model.named_parameters()
     grads = {name: one.grad.cpu() for name, one in named if one.grad is not None}
@@ -104,17 +105,6 @@ def _compare(what: str, expected: Result, found: Result) -> Fact:
 
 def _norm(parts: Iterable[float]) -> float:
     return sum(part**2 for part in parts) ** 0.5
-
-
-@contextmanager
-def _no_tf32() -> Iterator[None]:
-    """Let cuDNN compute convolutions in whole float32; of products torch does so anyway."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
 
 
 class _Syncs(Callback):
@@ -214,13 +204,13 @@ def _unrepeatable(recipe: Recipe) -> str:
     model = run.model.to(device).train()
     batch = {key: value.to(device) for key, value in next(iter(run.loader)).items()}
     batch = model.prepare(batch, 0.5)
-    (_, one), (_, other) = _step(model, batch), _step(model, batch)
+    (_, one), (_, other) = (_step(model, batch, half=True) for _ in range(2))
     differ = [name for name in one if not torch.equal(one[name], other[name])]
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            _step(model, batch)
+            _step(model, batch, half=True)
     finally:
         torch.use_deterministic_algorithms(False)
     said = {str(one.message).split(" does not")[0].splitlines()[0][:60] for one in found}

@@ -1,5 +1,6 @@
 """``make gpu-minutes`` at the size of a CPU: the clock, the file of results, each kind of item."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from pospre.data.views.options import ViewGroup
 from pospre.training import train as training
 from pospre.training.scale import compilation
-from tests.benchmarks import gpu_cell, gpu_item, gpu_minutes, gpu_right
+from tests.benchmarks import gpu_cell, gpu_item, gpu_kit, gpu_minutes, gpu_right
 from tests.benchmarks.gpu_items import Item, grid, minutes
 
 STUB = """
@@ -28,7 +29,7 @@ time.sleep(asked.get("sleep", 0))
 path.with_suffix(".out").write_text(json.dumps(asked.get("gives", {"facts": []})))
 """
 HOLDS = {"gives": {"facts": [{"fact": "one", "holds": True, "why": ""}]}}
-H100 = gpu_minutes.Card("NVIDIA H100 80GB HBM3", 79.1, "h100")
+H100 = gpu_kit.Card("NVIDIA H100 80GB HBM3", 79.1, "h100")
 Run = Callable[..., tuple[int, list[dict[str, Any]], str]]
 
 
@@ -36,8 +37,8 @@ Run = Callable[..., tuple[int, list[dict[str, Any]], str]]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return the command over given items, whose processes start no torch: (code, lines, said)."""
     (tmp_path / "gpu_stub.py").write_text(STUB)
-    monkeypatch.setattr(gpu_minutes, "_PROCESS", "gpu_stub")
-    monkeypatch.setattr(gpu_minutes, "_REHEARSED", 1.0)
+    monkeypatch.setattr(gpu_kit, "_PROCESS", "gpu_stub")
+    monkeypatch.setattr(gpu_kit, "_REHEARSED", 1.0)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     results = tmp_path / "results.jsonl"
 
@@ -64,7 +65,7 @@ def test_items_are_done_at_once_and_not_again(run: Run, monkeypatch: pytest.Monk
     assert all(one["card"] == "cpu" and one["code"] and one["date"] for one in lines)
     again = run(*items)[1]
     assert [one["item"] for one in again[3:]] == ["fails"]  # what failed is tried again
-    monkeypatch.setattr(gpu_minutes, "hash_of_sources", lambda: "other")
+    monkeypatch.setattr(gpu_kit, "hash_of_sources", lambda: "other")
     assert [one.name for one in gpu_minutes.missing(items, again, about("other"))] == [
         "fails",
         "first",
@@ -96,9 +97,9 @@ def test_what_was_never_done_comes_first_and_what_failed_last() -> None:
 def test_time_that_is_over_cuts_and_skips_in_a_line(run: Run) -> None:
     slow = item("slow", sleep=60)
     long = Item("long", "right", HOLDS, prepares=900.0)
-    left = (gpu_minutes._MARGIN + 3) / 60
-    begun = gpu_minutes.psutil.Process().create_time()
-    given = ("--minutes", str((gpu_minutes.time.time() - begun) / 60 + left))
+    left = (gpu_kit._MARGIN + 3) / 60
+    begun = gpu_kit.psutil.Process().create_time()
+    given = ("--minutes", str((gpu_kit.time.time() - begun) / 60 + left))
     code, lines, said = run(slow, long, more=given)
     assert code == 0 and lines == []  # both are done by the next call
     assert "slow: cut, the time is over" in said and "long: skipped; it takes 900 s" in said
@@ -106,12 +107,12 @@ def test_time_that_is_over_cuts_and_skips_in_a_line(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "why"),
-    [({"sleep": 60}, "preparing took"), ({"sleep": 60, "turn": True}, "measuring took over")],
+    [({"sleep": 60}, "preparing took over"), ({"sleep": 60, "turn": True}, "measuring took over")],
 )
 def test_an_item_past_its_limit_is_ended_and_the_others_go_on(
     run: Run, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], why: str
 ) -> None:
-    monkeypatch.setattr(gpu_minutes, "_REHEARSED", 0.03)
+    monkeypatch.setattr(gpu_kit, "_REHEARSED", 0.03)
     _, lines, _ = run(Item("stuck", "right", {**HOLDS, **asked}, 1.0, 1.0), item("good"))
     failed = {one["item"]: one.get("failed", "") for one in lines}
     assert why in failed["stuck"] and failed["good"] == ""
@@ -121,7 +122,7 @@ def test_a_full_disk_costs_no_result(run: Run, monkeypatch: pytest.MonkeyPatch) 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(gpu_minutes.os, "fsync", full)
+    monkeypatch.setattr(gpu_kit.os, "fsync", full)
     code, _, said = run(item("first"), item("second"))
     assert code == 0 and said.count("cannot be written (No space left on device): {") == 2
 
@@ -136,7 +137,7 @@ def test_no_gpu_is_an_error_that_names_the_rehearsal(capsys: pytest.CaptureFixtu
 
 def test_a_wave_has_room_on_the_card() -> None:
     options = gpu_minutes._parse(["--device", "cpu", "--jobs", "8"])
-    kit = gpu_minutes.Kit(options, H100)
+    kit = gpu_kit.Kit(options, H100)
     wave, later = kit._wave(minutes(tiny=False, cores=16))
     assert sum(one.gib for one in wave) < 76 and len(wave) <= 8
     assert [one.name for one in wave][:4] == [
@@ -153,7 +154,7 @@ def test_a_wave_has_room_on_the_card() -> None:
 def test_the_list_and_the_grid_have_no_name_twice_and_predict() -> None:
     for items in (minutes(tiny=False, cores=16), grid(tiny=False, ranks=2, data="/data")):
         assert len({one.name for one in items}) == len(items)
-    kit = gpu_minutes.Kit(gpu_minutes._parse(["--device", "cpu"]), H100)
+    kit = gpu_kit.Kit(gpu_minutes._parse(["--device", "cpu"]), H100)
     speeds = [one for one in minutes(tiny=False, cores=16) if one.kind == "train"]
     lacking = [one.name for one in speeds if kit._predicted(one) is None]
     assert all("float8" in name or "FSDP2" in name for name in lacking)
@@ -223,6 +224,17 @@ def test_gradients_that_differ_fail_and_name_the_worst() -> None:
     assert found["holds"] is False and "gradients 7.1e-03 (most: b)" in found["why"]
     nan = torch.tensor(float("nan")), one[1]
     assert gpu_right._compare("nan", one, nan)["holds"] is False
+
+
+def test_a_host_sync_is_noted_with_its_place() -> None:
+    syncs = gpu_right._Syncs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = syncs.note  # type: ignore[assignment]
+        warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=1)
+        warnings.warn("another one", stacklevel=1)
+    (place,) = syncs.places
+    assert place.startswith("test_gpu_minutes.py:")
 
 
 @pytest.mark.parametrize(

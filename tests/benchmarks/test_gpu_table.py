@@ -9,7 +9,7 @@ import pytest
 
 from pospre.planning import figures
 from pospre.planning.gpus import Assumptions
-from tests.benchmarks import gpu_minutes, gpu_table
+from tests.benchmarks import gpu_kit, gpu_table
 
 README = gpu_table.README.read_text(encoding="utf-8")
 CARD = "NVIDIA H100 80GB HBM3"
@@ -101,7 +101,7 @@ def test_the_table_has_speeds_what_holds_and_what_failed() -> None:
 
 
 def test_a_gpu_is_known_by_the_name_of_its_driver() -> None:
-    assert gpu_minutes.gpu_key(CARD, 85e9) == "h100"
-    assert gpu_minutes.gpu_key("NVIDIA A100-SXM4-40GB", 42e9) == "a100-40"
-    assert gpu_minutes.gpu_key("NVIDIA A100-SXM4-80GB", 85e9) == "a100-80"
-    assert gpu_minutes.gpu_key("NVIDIA Z9", 85e9) is None
+    assert gpu_kit.gpu_key(CARD, 85e9) == "h100"
+    assert gpu_kit.gpu_key("NVIDIA A100-SXM4-40GB", 42e9) == "a100-40"
+    assert gpu_kit.gpu_key("NVIDIA A100-SXM4-80GB", 85e9) == "a100-80"
+    assert gpu_kit.gpu_key("NVIDIA Z9", 85e9) is None
