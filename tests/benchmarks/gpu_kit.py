@@ -209,10 +209,9 @@ class Kit:
                     one.end()
                     say(f"{one.item.name}: cut, the time is over; the next call does it")
                 elif time.monotonic() > begun + seconds:
+                    what = "measuring" if one.is_ready() else "preparing"
                     one.end()
-                    why = (
-                        f"{'measuring' if one.is_ready() else 'preparing'} took over {seconds:g} s"
-                    )
+                    why = f"{what} took over {seconds:g} s"
                     self._note(one.item, {"failed": why}, time.monotonic() - one.begun)
                 else:
                     continue

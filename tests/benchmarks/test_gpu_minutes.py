@@ -112,7 +112,7 @@ def test_time_that_is_over_cuts_and_skips_in_a_line(run: Run) -> None:
 def test_an_item_past_its_limit_is_ended_and_the_others_go_on(
     run: Run, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], why: str
 ) -> None:
-    monkeypatch.setattr(gpu_kit, "_REHEARSED", 0.03)
+    monkeypatch.setattr(gpu_kit, "_REHEARSED", 0.06)
     _, lines, _ = run(Item("stuck", "right", {**HOLDS, **asked}, 1.0, 1.0), item("good"))
     failed = {one["item"]: one.get("failed", "") for one in lines}
     assert why in failed["stuck"] and failed["good"] == ""
