@@ -11,6 +11,7 @@ from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
 from composer.utils import dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from pospre import algorithms
 from pospre.arguments import check_arguments
@@ -24,7 +25,7 @@ from pospre.model.attached import (
     write_draws,
 )
 from pospre.model.external_class import UntrustedClass, load_class
-from pospre.model.loop_checks import check_optimized
+from pospre.model.loop_checks import check_held, check_optimized
 from pospre.model.model import PretrainModel
 from pospre.model.needs import Needs
 from pospre.model.objective import Objective
@@ -160,8 +161,9 @@ class PretrainAlgorithm(Algorithm):
         return None
 
     def match(self, event: Event, state: State) -> bool:
-        """Run at INIT, at the start of training, before every forward, and after every step."""
-        return event in (Event.INIT, Event.FIT_START, *_FORWARDS, Event.BATCH_END)
+        """Run at the start of training and of epochs, before every forward, after every step."""
+        starts = Event.INIT, Event.FIT_START, Event.EPOCH_START
+        return event in (*starts, *_FORWARDS, Event.BATCH_END)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Attach at INIT, check all at FIT_START, prepare each batch, then call ``after_step``."""
@@ -175,6 +177,9 @@ class PretrainAlgorithm(Algorithm):
                 state.dataloader.check_augment(model.views)
             check_given(model, state.algorithms)
             check_optimized(model, state.optimizers)
+        elif event == Event.EPOCH_START:  # tensors may have been added or unfrozen since
+            if not isinstance(model, FSDPModule):  # a forward may have left whole ones in it
+                check_held(model, state.optimizers)
         elif event in _FORWARDS:
             if event == Event.BEFORE_FORWARD:  # evaluations use the training's progress
                 self._progress = training_progress(state)

@@ -120,11 +120,16 @@ def optimizers_of(model: nn.Module) -> list[Optimizer]:
 
 
 def check_optimized(model: PretrainModel, optimizers: Sequence[Optimizer]) -> None:
+    """Raise ``UserError`` if a tensor is trained by no optimiser; warn of parts not frozen."""
+    check_held(model, optimizers)
+    for warning in unfrozen(model, optimizers):
+        warnings.warn(warning, stacklevel=2)
+
+
+def check_held(model: PretrainModel, optimizers: Sequence[Optimizer]) -> None:
     """Raise ``UserError`` if a tensor with a gradient is in no optimiser's group."""
     left = left_out(model, optimizers)
     refuse_untrained([name for name, each in left.items() if each.requires_grad])
-    for warning in unfrozen(model, optimizers):
-        warnings.warn(warning, stacklevel=2)
 
 
 def left_out(model: PretrainModel, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:

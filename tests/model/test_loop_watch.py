@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import timm
 import torch
+from composer import Callback, Trainer
+from composer.core import State
+from composer.loggers import Logger
 from torch import nn
+from torch.utils.data import DataLoader
 
 import pospre
 from pospre.errors import UserError
@@ -162,6 +166,30 @@ def test_tensors_that_no_optimiser_holds_are_found_later_too(
         train(3)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)  # a new one holds all
     train(3)
+
+
+def test_a_trainer_looks_for_such_tensors_at_every_epoch() -> None:
+    model = averaged()
+    bias = model.encoder.get_parameter("norm.bias").requires_grad_(False)
+    rows = [{key: value[row] for key, value in batch_of(0).items()} for row in range(4)]
+
+    class Unfreezing(Callback):
+        def epoch_end(self, state: State, logger: Logger) -> None:
+            bias.requires_grad_(True)
+
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(rows, batch_size=4),  # type: ignore[arg-type]
+        optimizers=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.01),
+        algorithms=model.algorithms,
+        callbacks=[Unfreezing()],
+        max_duration="2ep",
+        progress_bar=False,
+        device="cpu",
+    )
+    with pytest.raises(UserError, match=r"1 tensors have a gradient, .*encoder.norm.bias"):
+        trainer.fit()
+    assert trainer.state.timestamp.batch.value == 1
 
 
 def test_weights_loaded_after_the_teacher_was_made_reach_it(said: list[str]) -> None:
