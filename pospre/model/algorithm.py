@@ -149,7 +149,12 @@ class PretrainAlgorithm(Algorithm):
         return
 
     def after_step(self, model: PretrainModel, progress: Progress) -> None:
-        """Update the teacher if this algorithm owns it; ``progress`` is that before the step."""
+        """Update the objectives' statistics, and the teacher if this algorithm owns it.
+
+        ``progress`` is that before the step.
+        """
+        for name in model.objectives:  # all of them: the teacher also follows statistics
+            model.objectives[name].after_step()
         if model.teachers.owner in self.names():
             model.teachers.update(progress.step)
 

@@ -53,6 +53,13 @@ class Objective(nn.Module, ABC):
         """Return detached scalars to log; default: none."""
         return {}
 
+    def after_step(self) -> None:
+        """Update statistics of the batches, such as a centre, once per optimiser step.
+
+        ``forward`` runs for every microbatch of a step: it only gathers what this uses. Several
+        algorithms may call it after a step. Default: nothing.
+        """
+
     def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return its (student, teacher) modules for momentum updates; default: none.
 

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 
 from pospre import attach
 from pospre.errors import UserError
-from pospre.model.algorithm import algorithm_class, algorithm_names
+from pospre.model.algorithm import Progress, algorithm_class, algorithm_names
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.masking import slot_mask
 from tests.algorithms.cases import (
@@ -163,6 +163,55 @@ def _gradients(case: Case, microbatches: list[slice]) -> dict[str, torch.Tensor]
         total += loss.detach()
     gradients = {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
     return {"total": total, **gradients}
+
+
+CENTRED: Options = {"dinov2": {"centering": "centering"}}
+NORMS = [f"{part}.1.running_{what}" for part in ("head", "predictor") for what in ("mean", "var")]
+NORMS += [f"{part}.1.num_batches_tracked" for part in ("head", "predictor")]
+KEEPING: list[tuple[Case, list[str]]] = [
+    (
+        Case(("dinov2",), CENTRED),
+        ["class_targets.center.center_K", "patch_targets.center.center_K"],
+    ),
+    (Case(("dinov2", "masked_position"), CENTRED), ["targets.center.center_K"]),
+    (Case(("mae", "lut")), NORMS),
+    (Case(("mae", "lut"), {"lut": {"symmetric": True}}), NORMS),
+]
+"""Methods whose objective keeps something from batch to batch, besides parameters: its names."""
+
+
+@pytest.mark.parametrize(("case", "names"), KEEPING)
+def test_what_is_kept_moves_as_far_in_a_step_of_microbatches(case: Case, names: list[str]) -> None:
+    before, whole, *others = (_kept(case, size) for size in (0, 8, 4, 2))
+    prefix = f"objectives.named.{case.names[-1]}."
+    assert {f"{prefix}{name}" for name in names} == {key for key in whole if prefix in key}
+    for name, usual in whole.items():
+        for other in others if not name.endswith("running_var") else ():  # too noisy
+            moved, all_at_once = (value.double() - before[name] for value in (other[name], usual))
+            far = (moved * all_at_once).sum() / all_at_once.square().sum()
+            # batch norms see their microbatch
+            assert float(far) == pytest.approx(1, abs=0.3 if "running" in name else 1e-4), name
+
+
+def test_other_methods_keep_nothing(name: str) -> None:
+    if name != "lut":
+        assert _kept(case_of(name), 0) == {}
+
+
+def _kept(case: Case, size: int) -> dict[str, torch.Tensor]:
+    """Return what objectives keep after a step on eight samples, ``size`` at a time; 0: before."""
+    model, algorithms = case.build()
+    with torch.no_grad():
+        for parameter in model.objectives.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    for start in range(0, 8, size) if size else ():
+        rows = {key: value[start : start + size] for key, value in case.batch(8).items()}
+        model(written(model, algorithms, rows))
+    for algorithm in algorithms:
+        algorithm.after_step(model, Progress(0.0, 0.0))
+    learned = {name for name, _ in model.named_parameters()}
+    state = model.objectives.state_dict(prefix="objectives.")
+    return {k: v.clone() for k, v in state.items() if k not in learned and "teacher" not in k}
 
 
 def test_what_is_written_depends_on_seed_epoch_and_index_alone(name: str) -> None:

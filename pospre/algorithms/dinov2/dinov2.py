@@ -106,9 +106,9 @@ class DINOv2(PretrainAlgorithm):
     """The host that matches a student's crops and masked patches with a momentum teacher's.
 
     Needs the view group ``global`` with two views; ``local`` may have any number or be missing.
-    Writes ``global/masked``, bool (B, 2, N). The targets and KoLeo couple all samples of a forward
-    pass, Sinkhorn and centering those of all ranks. Unlike MAE's, the loss therefore depends on the
-    microbatch.
+    Writes ``global/masked``, bool (B, 2, N). KoLeo couples all samples of a forward pass, Sinkhorn
+    those of all ranks. Unlike MAE's, the loss therefore depends on the microbatch. The centre of
+    ``centering`` moves once per step, by all samples.
 
     Args:
         num_prototypes: K.
@@ -202,7 +202,12 @@ class DINOv2(PretrainAlgorithm):
 
     def couples_samples(self) -> str | None:
         """Name the part that couples the samples of a batch."""
-        return "the targets and KoLeo" if self.koleo_weight else "the targets"
+        coupled = {
+            "the targets": self.centering == "sinkhorn",
+            "KoLeo": self.koleo_weight > 0,
+            "the sizes of masks": self.official,
+        }
+        return " and ".join(what for what, is_used in coupled.items() if is_used) or None
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw which patches of the student's global crops are masked."""

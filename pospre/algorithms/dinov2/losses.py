@@ -62,8 +62,8 @@ def sinkhorn(
 class Center(nn.Module):
     """Centering and sharpening (DINO): softmax of the logits minus their running mean.
 
-    The mean of a batch enters the centre after the batch has been used. It is a mean over the
-    samples of all ranks.
+    The mean of a batch enters the centre after the step. It is a mean over the samples of all
+    microbatches and ranks.
 
     Args:
         num_prototypes: K.
@@ -71,11 +71,15 @@ class Center(nn.Module):
     """
 
     center_K: Tensor
+    total_K: Tensor
+    count: Tensor
 
     def __init__(self, num_prototypes: int, *, momentum: float = 0.9) -> None:
         super().__init__()
         self.momentum = momentum
         self.register_buffer("center_K", torch.zeros(num_prototypes))
+        self.register_buffer("total_K", torch.zeros(num_prototypes), persistent=False)
+        self.register_buffer("count", torch.zeros(()), persistent=False)
 
     @torch.no_grad()
     def forward(
@@ -86,11 +90,17 @@ class Center(nn.Module):
         valid = torch.ones_like(logits_MK[:, :1]) if weights_M is None else weights_M[:, None] > 0
         targets = torch.softmax((logits_MK - self.center_K) / temperature, dim=-1) * valid
         if self.training:
-            total = _reduce((logits_MK * valid).sum(0))
-            count = _reduce(valid.float().sum())
-            mean = torch.where(count > 0, total / count.clamp_min(1), self.center_K)
-            self.center_K.lerp_(mean, 1 - self.momentum)
+            self.total_K += _reduce((logits_MK * valid).sum(0))
+            self.count += _reduce(valid.float().sum())
         return targets
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Let the centre follow the logits since the last call; without any, it stays."""
+        mean = torch.where(self.count > 0, self.total_K / self.count.clamp_min(1), self.center_K)
+        self.center_K.lerp_(mean, 1 - self.momentum)
+        self.total_K.zero_()
+        self.count.zero_()
 
 
 class Targets(nn.Module):
@@ -112,6 +122,11 @@ class Targets(nn.Module):
         if self.center is not None:
             return self.center(logits_MK, temperature, weights_M)
         return sinkhorn(logits_MK, temperature, weights_M)
+
+    def after_step(self) -> None:
+        """Move the centre, if any."""
+        if self.center is not None:
+            self.center.after_step()
 
 
 def _reduce(value: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pospre.algorithms.dinov2.losses import Targets
 from pospre.model.objective import Objective
 from pospre.model.teacher import Frozen
 from pospre.nn.initialisation import init_trunc_normal
@@ -94,6 +95,12 @@ class PrototypeTask(Objective):
         self.temperature: Tensor
         start = torch.tensor(options.teacher_temperature_start)
         self.register_buffer("temperature", start, persistent=False)
+
+    def after_step(self) -> None:
+        """Move the centres of the targets."""
+        for part in self.children():
+            if isinstance(part, Targets):
+                part.after_step()
 
     def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the head with its teacher."""

@@ -14,7 +14,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre.algorithms.lut import ablations, second_view
-from pospre.algorithms.lut.projector import Projector, check_rows
+from pospre.algorithms.lut.projector import Projector, RankBatchNorm, check_rows
 from pospre.batch import INDEX, Batch
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
@@ -54,6 +54,15 @@ class BroaderContext(Objective):
         """Return the projector and the teacher's."""
         return [(self.head, self.teacher_head.module)]
 
+    @property
+    def _norms(self) -> list[RankBatchNorm]:
+        return [self.head.norm, self.predictor.norm]
+
+    def after_step(self) -> None:
+        """Move the running statistics."""
+        for norm in self._norms:
+            norm.after_step()
+
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return predictions and targets, S directions: ``context`` (S, 1, B, D).
 
@@ -69,11 +78,15 @@ class BroaderContext(Objective):
                 same = ablations.same_patches(whole[:, self.num_prefix :], places)
                 pairs["tokens"].append((tokens[:, self.num_prefix :], same))
         outputs = {}
+        for norm in self._norms if self.training else ():
+            norm.begin()
         for kind, directions in pairs.items():
             predicted = [self.predictor(self.head(student)) for student, _ in directions]
             outputs[f"predicted_{kind}"] = torch.stack(predicted)
             targets = [self.teacher_head(teacher) for _, teacher in directions]
             outputs[f"target_{kind}"] = torch.stack(targets)
+        for norm in self._norms if self.training else ():
+            norm.end(len(batch[INDEX]))
         return outputs
 
     def _pool(self, tokens: Tensor) -> Tensor:

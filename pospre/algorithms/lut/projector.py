@@ -12,8 +12,50 @@ from pospre.errors import UserError
 class RankBatchNorm(nn.BatchNorm1d):
     """Batch norm with statistics over the rows of all ranks, which all have the same number.
 
-    Like torch's ``SyncBatchNorm``, which is for GPUs only; DDP refuses it on CPUs.
+    Like torch's ``SyncBatchNorm``, which is for GPUs only; DDP refuses it on CPUs. The running
+    statistics move once per step: every microbatch starts from those ``before`` the step, and
+    ``after_step`` sets the mean of what they end with.
     """
+
+    before_2D: Tensor
+    ends_2D: Tensor
+    before_tracked: Tensor
+    rows: Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        for name in ("before_2D", "ends_2D"):
+            self.register_buffer(name, torch.zeros(2, num_features), persistent=False)
+        self.register_buffer("before_tracked", torch.tensor(0), persistent=False)
+        self.register_buffer("rows", torch.zeros(()), persistent=False)
+
+    def begin(self) -> None:
+        """Start a microbatch; ``forward`` may run several times in it."""
+        begun, tracked = self.rows > 0, self.num_batches_tracked
+        assert tracked is not None
+        self.before_2D.copy_(torch.where(begun, self.before_2D, self._running()))
+        self.before_tracked.copy_(torch.where(begun, self.before_tracked, tracked))
+        self._set(self.before_2D)
+        tracked.copy_(self.before_tracked)
+
+    def end(self, rows: int) -> None:
+        """End a microbatch of so many samples."""
+        self.rows += rows
+        self.ends_2D.lerp_(self._running(), rows / self.rows)
+
+    def after_step(self) -> None:
+        """Set the running statistics, if there were microbatches since the last call."""
+        self._set(torch.where(self.rows > 0, self.ends_2D, self._running()))
+        self.rows.zero_()
+
+    def _running(self) -> Tensor:
+        assert self.running_mean is not None and self.running_var is not None
+        return torch.stack([self.running_mean, self.running_var])
+
+    def _set(self, running_2D: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None
+        self.running_mean.copy_(running_2D[0])
+        self.running_var.copy_(running_2D[1])
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (rows, D)."""
@@ -53,6 +95,13 @@ class Projector(nn.Sequential):
             nn.ReLU(inplace=True),
             nn.Linear(hidden_dim, out_dim, bias=False),
         )
+
+    @property
+    def norm(self) -> RankBatchNorm:
+        """The batch norm."""
+        norm = self[1]
+        assert isinstance(norm, RankBatchNorm)
+        return norm
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map (…, in_dim) to (…, out_dim); the statistics are over all but the last dimension."""

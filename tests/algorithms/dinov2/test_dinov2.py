@@ -179,14 +179,16 @@ def test_the_prototypes_of_both_heads_are_declared_frozen_at_first():
 
 
 def test_the_centre_is_saved_and_moves_in_training_only():
-    model, inputs, _ = model_and_batch(centering="centering")
+    model, inputs, algorithm = model_and_batch(centering="centering")
     spread_prototypes(model)
     name = "objectives.named.dinov2.class_targets.center.center_K"
     model(inputs)
+    algorithm.after_step(model, Progress(0.0, 0.0))
     moved = model.state_dict()[name].clone()
     assert moved.any()
     model.eval()
     model(inputs)
+    algorithm.after_step(model, Progress(0.0, 0.0))
     assert torch.equal(model.state_dict()[name], moved)
     again, _, _ = model_and_batch(centering="centering")
     again.load_state_dict(model.state_dict())

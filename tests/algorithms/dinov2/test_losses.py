@@ -90,7 +90,7 @@ def test_padding_rows_count_for_nothing(padding):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_centre_follows_the_mean_and_enters_at_the_next_call(compiled, whole_graph):
+def test_the_centre_follows_the_mean_of_a_step_and_enters_at_the_next(compiled, whole_graph):
     center: Any = Center(16)
     if compiled:
         center.forward = whole_graph(center.forward)
@@ -99,16 +99,22 @@ def test_the_centre_follows_the_mean_and_enters_at_the_next_call(compiled, whole
     targets = center(first, 0.07, weights)
     expected = torch.softmax(first / 0.07, -1) * (weights > 0).unsqueeze(1)
     torch.testing.assert_close(targets, expected)
-    mean = 0.1 * first[weights > 0].mean(0)
-    torch.testing.assert_close(center.center_K, mean)
+    torch.testing.assert_close(center(second, 0.07), torch.softmax(second / 0.07, -1))
+    center.after_step()
+    mean = 0.1 * torch.cat([first[weights > 0], second]).mean(0)  # of all rows of both
+    for _ in range(2):  # the second is without rows
+        torch.testing.assert_close(center.center_K, mean)
+        center.after_step()
     torch.testing.assert_close(center(second, 0.07), torch.softmax((second - mean) / 0.07, -1))
 
 
 def test_the_centre_stays_in_evaluation_and_without_samples():
     center = Center(16)
     center(logits(6), 0.07, torch.zeros(6))
+    center.after_step()
     center.eval()
     center(logits(6), 0.07)
+    center.after_step()
     assert not center.center_K.any()
 
 
@@ -124,6 +130,7 @@ def two_ranks(rank: int, folder: str) -> None:
         padded[:mine], weights[:mine] = logits(sum(shares))[first : first + mine], 1
         center = Center(16)
         center(padded, 0.07, weights)
+        center.after_step()
         found.append((sinkhorn(padded, 0.07, weights)[:mine], center.center_K))
     torch.save(found, f"{folder}/{rank}.pt")
     dist.barrier()
@@ -141,6 +148,7 @@ def test_two_ranks_equal_one_that_has_all_samples(tmp_path: Path):
         torch.testing.assert_close(torch.cat([first[0], second[0]]), whole, atol=1e-6, rtol=1e-5)
         center = Center(16)
         center(logits(sum(shares)), 0.07)
+        center.after_step()
         assert torch.equal(first[1], second[1])
         torch.testing.assert_close(first[1], center.center_K)
 

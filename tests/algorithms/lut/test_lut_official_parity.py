@@ -44,7 +44,7 @@ def fill(values: dict[str, Tensor], prefix: str = "") -> None:
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:
-    return dict(module.named_parameters()) | dict(module.named_buffers())
+    return module.state_dict(keep_vars=True)
 
 
 def teacher_head(model: PretrainModel) -> nn.Module:

@@ -58,3 +58,32 @@ def test_among_ranks_it_is_the_plain_head_of_all_rows(monkeypatch: pytest.Monkey
     torch.testing.assert_close(state.pop("1.running_var"), unbiased)
     for name, value in state.items():
         torch.testing.assert_close(value, twin.state_dict()[name])
+
+
+def test_the_statistics_move_once_in_a_step_of_several_batches() -> None:
+    heads, batches = [Projector(6, 8, 5) for _ in range(2)], torch.randn(2, 9, 6)
+    state = {name: value.clone() for name, value in heads[0].state_dict().items()}
+    heads[1].load_state_dict(state)
+    parts = [[*batches], [*batches[:, :3]], [*batches[:, 3:]]]  # two calls in each
+    for head, steps in zip(heads, (parts[:1], parts[1:]), strict=True):
+        for step in steps:
+            head.norm.begin()
+            for rows in step:
+                head(rows)
+            head.norm.end(len(step[0]))
+        for _ in range(2):  # the second has no batches
+            head.norm.after_step()
+    whole, split = (head.norm for head in heads)
+    torch.testing.assert_close(split.running_mean, whole.running_mean)
+    assert whole.num_batches_tracked == split.num_batches_tracked == 2
+    assert whole.running_mean is not None and whole.running_mean.any()
+    ends = []
+    for part in parts[1:]:  # each from the same start
+        twin = plain(Projector(6, 8, 5))
+        twin.load_state_dict(state)
+        for rows in part:
+            twin(rows)
+        ends.append(len(part[0]) * twin.state_dict()["1.running_var"])
+    torch.testing.assert_close(split.running_var, sum(ends) / 9)
+    mean = 0.9 * 0.1 * batches[0] @ heads[0][0].weight.T + 0.1 * batches[1] @ heads[0][0].weight.T
+    torch.testing.assert_close(whole.running_mean, mean.mean(0))
