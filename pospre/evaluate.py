@@ -23,7 +23,8 @@ models:
   FILE             encoder weights (.safetensors, .pth, .pth.tar, .pt, .bin): exports of pospre, or
                    those of MAE, DINO, DINOv2, I-JEPA, BEiT, …. The architecture is read from the
                    tensors.
-                   FILE,positions=none if the encoder was trained without positions
+                   FILE,positions=none if the encoder was trained without positions;
+                   FILE,heads=12 and FILE,grid=7x28 say what no tensor shows
   timm:NAME,FILE   weights of the timm model NAME, with timm's normalisation
   timm:NAME        that model with random weights
 

@@ -21,7 +21,7 @@ rate.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +77,9 @@ class ViewDraws:
         return torch.stack(happens, dim=1).flatten()
 
 
+_GIVEN = "given"
+
+
 class DeviceAugment(nn.Module):
     """Flip, colour and normalise uint8 views on their device, all at once.
 
@@ -98,13 +101,40 @@ class DeviceAugment(nn.Module):
     ) -> None:
         """Create the step. Default: ImageNet's mean and std, or 0 and 1 for other channels."""
         super().__init__()
+        self.channels = channels
+        self.whence: dict[str, str] = {}  # of mean and std, in words
         usual = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.0,), (1.0,))
-        for name, numbers in (("mean", mean or usual[0]), ("std", std or usual[1])):
-            if channels == 3:
-                _check_shares(name, numbers)
-            # one for each channel, or for each column of features
-            shape = (-1, 1, 1) if len(numbers) == channels else (1, 1, -1)
-            self.register_buffer(name, torch.tensor(numbers).view(shape), persistent=False)
+        assumed = "ImageNet's, assumed" if channels == 3 else "assumed"
+        for name, numbers, other in zip(("mean", "std"), (mean, std), usual, strict=True):
+            self._set(name, numbers or other, _GIVEN if numbers else assumed)
+
+    def _set(self, name: str, numbers: Sequence[float], whence: str) -> None:
+        if self.channels == 3:
+            _check_shares(name, numbers)
+        # one for each channel, or for each column of features
+        shape = (-1, 1, 1) if len(numbers) == self.channels else (1, 1, -1)
+        device = getattr(self, name).device if name in self.whence else None
+        # saved with the weights, which expect it
+        self.register_buffer(name, torch.tensor(numbers, device=device).view(shape))
+        self.whence[name] = whence
+
+    def expect(self, pixels: Mapping[str, Sequence[float]], whence: str) -> None:
+        """Normalise as weights expect: with their ``mean`` and ``std``, unless others are given."""
+        for name, numbers in pixels.items():
+            own = getattr(self, name).flatten().tolist()
+            if not self.whence[name].startswith(_GIVEN):
+                self._set(name, numbers, whence)
+            elif _as_text(own) != _as_text(numbers):
+                self.whence[name] = f"{_GIVEN}; the weights expect {_as_text(numbers)}"
+
+    def described(self) -> str:
+        """Return mean and std in words, and whence they are."""
+        mean, std = (
+            f"{name} {_as_text(getattr(self, name).flatten().tolist())}" for name in self.whence
+        )
+        first, second = self.whence.values()
+        between = "" if first == second else f" ({first})"
+        return f"{mean}{between}, {std} ({second})"
 
     def forward(
         self,
@@ -151,6 +181,10 @@ class DeviceAugment(nn.Module):
     def normalise(self, levels: Tensor) -> Tensor:
         """Return levels (…, 3, H, W) from 0 to 255 in units of the standard deviation."""
         return (levels / 255 - self.mean) / self.std
+
+
+def _as_text(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:.4g}" for number in numbers)
 
 
 def _check_shares(name: str, numbers: Sequence[float]) -> None:

@@ -35,8 +35,8 @@ class Shown(NamedTuple):
     Attributes:
         image_size: (height, width) in pixels; positions are resampled for it. None: the size of its
             positions, or timm's for the name.
-        mean: for normalisation, one per channel in [0, 1] or one for all. None: our export's or
-            timm's for the name, else ImageNet's.
+        mean: for normalisation, one per channel in [0, 1] or one for all. None: what the
+            weights expect, if known, else ImageNet's.
         std: as ``mean``.
     """
 
@@ -127,8 +127,7 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
         if key.endswith(("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")):
             nn.init.ones_(part)  # with timm's 1e-5, wrong branches would go unnoticed
     encoder = wrap_encoder(vit)
-    noted = (config.mean, config.std) if config else (None, None)
-    model = _headless(encoder, shown, noted, seed)
+    model = _headless(encoder, shown, seed)
     if not comma:
         twin = untrained(model, seed)
         line = (
@@ -149,29 +148,24 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
         options, assumed = encoder_options(
             source.tensors, uri, known.positions, grid=known.grid, heads=known.heads
         )
-    pixels = known.pixels.get("mean"), known.pixels.get("std")
     own = pair(options["image_size"])
     options |= {"image_size": shown.image_size or own}
     _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
-    model = _headless(build_encoder(**options), shown, pixels, seed)
+    model = _headless(build_encoder(**options), shown, seed)
     hold = partial(hold_table, usual=model.encoder.grid_of(*own))
     return _loaded(model, source, seed, options["name"], assumed, hold)
 
 
-def _headless(
-    encoder: Encoder, shown: Shown, noted: tuple[Numbers, Numbers], seed: int
-) -> PretrainModel:
-    """Return a model of only an encoder; recorded values are the defaults."""
-    chosen = []
-    for key, asked, own in (("mean", shown.mean, noted[0]), ("std", shown.std, noted[1])):
+def _headless(encoder: Encoder, shown: Shown, seed: int) -> PretrainModel:
+    """Return a model of only an encoder."""
+    chosen: dict[str, Numbers] = {}
+    for key, asked in (("mean", shown.mean), ("std", shown.std)):
         if asked is not None and len(asked) not in (1, encoder.channels):
             raise UserError(
                 f"--{key} has {len(asked)} numbers; give one, or {encoder.channels} with commas"
             )
-        if asked is not None and len(asked) == 1:
-            asked = [*asked] * encoder.channels
-        chosen.append(own if asked is None else asked)
-    return PretrainModel(encoder, seed=seed, mean=chosen[0], std=chosen[1])
+        chosen[key] = asked if asked is None else [*asked] * (encoder.channels // len(asked))
+    return PretrainModel(encoder, seed=seed, mean=chosen["mean"], std=chosen["std"])
 
 
 def _loaded(
@@ -203,10 +197,8 @@ def _loaded(
 def _subject(model: PretrainModel, seed: int, name: str = "", origin: str = "") -> Subject:
     """Return a subject without a run; ``name`` is its encoder's in a recipe."""
     height, width = model.encoder.image_size
-    pixels = [model.augment.mean.flatten().tolist(), model.augment.std.flatten().tolist()]
     if origin:
-        mean, std = (", ".join(f"{number:.4g}" for number in row) for row in pixels)
-        origin += f"; images of {height}×{width} pixels, mean {mean}, std {std}"
+        origin += f"; images of {height}×{width} pixels, {model.augment.described()}"
     recipe = _recipe_of(model, seed, name)
     return Subject(model, recipe, lambda: untrained(model, seed), origin)
 

@@ -50,9 +50,10 @@ class PretrainModel(ComposerModel):
         seed: the run's seed; all masks are functions of it.
         views: the view groups of each batch, as a dict by name or a sequence. Default: one group
             ``view`` of the encoder's size.
-        mean: for normalisation, per channel in [0, 1] or per column of features. None: the wrapped
-            timm model's, else ImageNet's, or 0 if there are not three channels.
-        std: for normalisation; None: timm's, ImageNet's, or 1.
+        mean: for normalisation, per channel in [0, 1] or per column of features. None: that of the
+            weights (of the wrapped timm model, or of what ``load_weights`` loads), if known, else
+            ImageNet's, or 0 if there are not three channels.
+        std: for normalisation, as ``mean``; else ImageNet's, or 1.
     """
 
     def __init__(
@@ -74,9 +75,8 @@ class PretrainModel(ComposerModel):
         if not isinstance(encoder, PatchEncoder):
             encoder = wrap_encoder(encoder)
         self.encoder = encoder = cast(Encoder, encoder)
-        self.augment = DeviceAugment(
-            mean or encoder.pixel_mean, std or encoder.pixel_std, channels=encoder.channels
-        )
+        self.augment = DeviceAugment(mean, std, channels=encoder.channels)
+        self.augment.expect(encoder.pixels_expected, "timm's")
         self.contents = EditSet()
         self.places = EditSet()
         self.objectives = ObjectiveSet()

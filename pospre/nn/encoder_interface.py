@@ -3,7 +3,8 @@
 import re
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class PatchEncoder(nn.Module, ABC):
         num_prefix_tokens: class token (0 or 1) plus registers; they precede the patch tokens.
         patches_per_token: patches covered by one output token.
         positions: the scheme of positions, see ``pospre.nn.positions``.
-        pixel_mean: with ``pixel_std``, the normalisation that its weights expect, if known.
+        pixels_expected: ``mean`` and ``std`` for normalisation that its weights expect, if known.
         copied_from: the module whose weights it has, if any.
         timm_head: timm's name of the classifier's linear layer.
         built: its parts when it was made, so that exports notice replaced ones.
@@ -69,8 +70,7 @@ class PatchEncoder(nn.Module, ABC):
     drop_path: float
     dropout: float = 0.0
     positions: Scheme
-    pixel_mean: Sequence[float] | None = None
-    pixel_std: Sequence[float] | None = None
+    pixels_expected: Mapping[str, Sequence[float]] = MappingProxyType({})
     copied_from = Original()
     timm_head: str = "head"
     num_prefix_tokens: int = 0

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import timm
@@ -94,7 +95,7 @@ def wrap_encoder(
     for name, parameter in encoder.named_parameters():
         parameter.requires_grad_(encoder.timm_name_of(name) in learns)
     _check_tokens(encoder, vit)
-    _note_pixels(encoder, vit)
+    encoder.pixels_expected = pixels_of(getattr(vit, "pretrained_cfg", None), encoder.channels)
     encoder.copied_from = Original(vit)
     return encoder
 
@@ -111,13 +112,10 @@ def _check_parts(vit: nn.Module) -> None:
             )
 
 
-def _note_pixels(encoder: Encoder, vit: nn.Module) -> None:
-    """Copy the normalisation of ``vit`` if its channels match."""
-    noted = getattr(vit, "pretrained_cfg", None) or {}
-    for key in ("mean", "std"):
-        own = getattr(vit, f"pixel_{key}", noted.get(key))
-        if own is not None and len(own) == encoder.channels:
-            setattr(encoder, f"pixel_{key}", tuple(own))
+def pixels_of(noted: Mapping[str, Any] | None, channels: int) -> dict[str, tuple[float, ...]]:
+    """Return the ``mean`` and ``std`` in timm's description of a model, if its channels match."""
+    found = {key: (noted or {}).get(key) for key in ("mean", "std")}
+    return {key: tuple(each) for key, each in found.items() if each and len(each) == channels}
 
 
 def _rates(

@@ -47,7 +47,9 @@ class Data(Section, Reading):
     batch_size: int = Field(gt=0, description="samples per step, over all ranks")
     views: dict[str, View] = Field(default={"view": View()}, min_length=1)
     mean: Numbers | None = Field(
-        default=None, description="for normalisation; None: ImageNet's, or the data set's own"
+        default=None,
+        description="for normalisation; None: the data set's own, that of encoder.weights, or "
+        "ImageNet's",
     )
     std: PositiveNumbers | None = None
 

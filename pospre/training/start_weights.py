@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import timm
 from timm.layers import resample_patch_embed
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from pospre.model.teacher import follow
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.foreign import is_rounded
 from pospre.nn.swin.encoder import SwinEncoder
+from pospre.nn.timm_models import PREFIX, pixels_of
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_layouts import shortened
 from pospre.training.build import Weights, load_model
@@ -111,11 +113,14 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
             ``.pth``, ``.pth.tar``, ``.pt``, ``.bin``) of ours or of a layout that
             ``pospre.nn.weight_layouts`` lists; local or S3. ``FILE,positions=SCHEME`` names the
             positions of a file whose tensors do not show them: rotary ones are no tensors, and a
-            file may have none (``positions=none``).
+            file may have none (``positions=none``). ``positions=drop`` leaves them out,
+            ``FILE,grid=7x28`` and ``FILE,heads=12`` say what else no tensor shows.
         which: the encoder of a checkpoint, or of a file that also holds a teacher.
 
     Returns:
-        One line that says what was loaded, what is fresh, resampled, not used and left out.
+        One line that says what was loaded, what is fresh, resampled, not used and left out, and
+        how images are normalised from now on: as the weights expect, if that is known and the
+        model was made without ``mean`` and ``std``.
 
     Raises:
         UserError: the file cannot be read, or does not fit; the first such tensor is named.
@@ -123,7 +128,7 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
     source = read_source(str(uri), which, KEYS)
     if model.encoder.positions.name == "sincos":
         check_fixed(model.encoder, source)
-    return str(take_weights(model, source))
+    return f"{take_weights(model, source)}; images with {model.augment.described()}"
 
 
 def take_weights(model: PretrainModel, source: Source) -> Loaded:
@@ -153,8 +158,25 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
     _check_unused(done.unused, encoder, source)
     taken = {names[key]: tensor for key, tensor in done.tensors.items()}
     encoder.load_state_dict(taken, strict=False)
+    _take_pixels(model, source)
     follow(model.teachers.pairs, 0.0)
     return done
+
+
+def _take_pixels(model: PretrainModel, source: Source) -> None:
+    """Normalise as the weights expect; a file that does not say it has its timm model's."""
+    encoder, name = model.encoder, model.encoder.options.name
+    model.augment.expect(source.known.pixels, "the weights'")
+    if (
+        source.known.pixels
+        or source.is_run
+        or encoder.pixels_expected
+        or not name.startswith(PREFIX)
+    ):
+        return
+    config = timm.get_pretrained_cfg(name.removeprefix(PREFIX))
+    if config is not None:
+        model.augment.expect(pixels_of(vars(config), encoder.channels), "timm's")
 
 
 def _check_kind(encoder: PatchEncoder, source: Source) -> None:

@@ -129,6 +129,11 @@ def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
             f"{keys.which} = {which}, but {uri} was trained without a teacher; use student"
         )
     known = of_run(recorded(content).recipe, own, uri)
+    pixels = {key: tensors.get(f"augment.{key}") for key in ("mean", "std")}
+    numbers = {
+        key: tuple(each.flatten().tolist()) for key, each in pixels.items() if each is not None
+    }
+    known = replace(known, pixels=numbers)
     return Source(f"{uri} ({which})", own, keys, known, is_run=True)
 
 

@@ -47,7 +47,8 @@ def save_checkpoint(
     model = build_model(recipe)
     generator = torch.Generator().manual_seed(weight_seed)
     weights = {
-        key: value + 0.05 * torch.randn(value.shape, generator=generator)
+        key: value
+        + (not key.startswith("augment.")) * 0.05 * torch.randn(value.shape, generator=generator)
         for key, value in model.state_dict().items()
     }
     record = {

@@ -83,9 +83,8 @@ def test_a_file_is_measured_beside_its_random_twin(
     assert run(*common)[1].endswith("--output FILE.json keeps the numbers)\n")
     options = ["--image-size", "48x40", "--mean", "0.5", "--std", "0.4,0.5,0.6"]
     complained = run(*common, *options)[2]
-    assert (
-        "resampled: positions of 4×4 → 6×5 patches (bicubic); images of 48×40 pixels" in complained
-    )
+    assert "resampled: positions of 4×4 → 6×5 patches (bicubic); assumed: 3 heads" in complained
+    assert "images of 48×40 pixels" in complained
     assert "mean 0.5, 0.5, 0.5, std 0.4, 0.5, 0.6" in complained
 
 

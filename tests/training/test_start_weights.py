@@ -68,9 +68,8 @@ def test_a_checkpoint_gives_every_tensor_to_encoder_and_teacher(checkpoint: Path
     for encoder in (model.encoder, model.teacher.module):
         for key, value in encoder.state_dict().items():
             assert torch.equal(value, expected[key]), key
-    assert (
-        line == f"encoder: {len(expected)} of {len(expected)} tensors from {checkpoint} (student)"
-    )
+    count = f"{len(expected)} of {len(expected)}"
+    assert line.startswith(f"encoder: {count} tensors from {checkpoint} (student); images with ")
 
 
 def test_a_teacher_is_asked_for_by_name(checkpoint: Path, tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_a_table_of_another_grid_is_resampled(tmp_path: Path) -> None:
 def test_what_a_classifier_does_not_use_is_said(tmp_path: Path) -> None:
     path, _ = exported(tmp_path / "encoder.pth")
     line = load_weights(small(final_norm=False), str(path))
-    assert line.endswith("not used: norm.weight, norm.bias")
+    assert "; not used: norm.weight, norm.bias; images with mean 0.485" in line
 
 
 @pytest.mark.parametrize(
@@ -306,11 +305,13 @@ def test_training_starts_from_the_weights_and_goes_on_without_them(
 ) -> None:
     length = ("trainer.max_duration=2ba", "trainer.save_interval=1ba", "schedule.warmup=1ba")
     short = (*length, "encoder.depth=2")
-    assert run(tiny, *short, "run_name=first")[0] == 0
+    half = ("data.mean=[0.5, 0.5, 0.5]", "data.std=[0.5, 0.5, 0.5]")
+    assert run(tiny, *short, *half, "run_name=first")[0] == 0
     source = tmp_path / "runs" / "first"
     key = f"encoder.weights={source}"
     code, said = run(tiny, *short, key, "run_name=second")
     assert code == 0 and said.count("encoder: ") == 1 and f"from {source}" in said
+    assert "images with mean 0.5, 0.5, 0.5, std 0.5, 0.5, 0.5 (the weights')" in said
     source.rename(tmp_path / "gone")
     code, said = run(tiny, *short, key, "run_name=third")
     assert code == 2 and "does not exist" in said and not (tmp_path / "runs" / "third").exists()
@@ -318,6 +319,9 @@ def test_training_starts_from_the_weights_and_goes_on_without_them(
     shutil.rmtree(second / "ep0-ba2")  # killed after the first step
     code, said = run(tiny, *short, key, "run_name=second")
     assert code == 0 and "resuming from" in said and "encoder: " not in said
+    for each in ("ep0-ba1", "ep0-ba2"):  # also of the resumed one
+        augment = load_model(str(second / each))[0].augment
+        assert augment.mean.flatten().tolist() == augment.std.flatten().tolist() == [0.5] * 3
 
 
 def test_recipe_keys_reach_the_encoder_only_where_they_belong() -> None:
