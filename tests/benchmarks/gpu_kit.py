@@ -241,7 +241,8 @@ def say(text: str) -> None:
 def append(path: Path, line: Line) -> None:
     """Add a line to a file, on the disk before it returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    is_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write("\n" * is_cut + json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -278,4 +278,5 @@ def test_cells_that_are_compared_see_the_same_images() -> None:
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"item": "one"}\n{"item": "tw')
-    assert gpu_minutes.read(path) == [{"item": "one"}]
+    gpu_kit.append(path, {"item": "three"})
+    assert gpu_minutes.read(path) == [{"item": "one"}, {"item": "three"}]
