@@ -72,8 +72,8 @@ def check_evaluation(
         if not getattr(module, "OWN_DATA", False):
             if check_views(recipe, str(data_path)):
                 _say_once(
-                    f"{name}: {data_path} holds images of the training; figures of other images "
-                    "may be lower"
+                    f"{data_path} holds images of the training; figures of other images may be "
+                    "lower"
                 )
             if bank := getattr(checked, "bank", None):
                 check_views(recipe, bank)
@@ -82,7 +82,7 @@ def check_evaluation(
 
 @cache
 def _say_once(text: str) -> None:
-    """Print a line once: during training, evaluations are checked each time."""
+    """Print a line once: several evaluations, and each time during training, would repeat it."""
     print(text, file=sys.stderr)
 
 

@@ -149,8 +149,8 @@ def _figure_rows(runs: Sequence[Run]) -> tuple[list[Row], list[str]]:
             cells = [_ABSENT if figure is None else _number(figure) for figure in figures]
             cells += [_difference(*figures)] if len(figures) == 2 else []
             rows.append([f"{name} {key}", *cells])
-        for key in ("data", "weights", "step", "settings"):
-            kinds = {str(document.get(key)) for document in documents if document is not None}
+        for key in ("data", "weights", "step", "settings", "chance"):  # the last is a result
+            kinds = {str(each.get(key, each["results"].get(key))) for each in documents if each}
             if len(kinds) > 1:
                 notes.append(f"{name}: {key} differ: {' | '.join(sorted(kinds))}")
     return rows, notes

@@ -266,14 +266,14 @@ def test_images_of_the_training_are_said_once(tmp_path, image_folder, capsys):
     for place, lines in ((data, 1), (data, 0), (moved, 1), (other, 0)):
         measured("knn", checkpoint, place, k=2, baseline=False)
         said = capsys.readouterr().err
-        assert said.count(f"knn: {place} holds images of the training") == lines, said
+        assert said.count(f"{place} holds images of the training") == lines, said
     whole = image_folder(name="planned")
     shutil.move(image_folder(4, name="part"), whole / "cat" / "part")
     section = {"data": recipe.data.model_copy(update={"path": str(whole)})}
     for asked in (whole, whole / "cat" / "part", other):
         wanted = {"spectrum": {"data": str(asked)}}
         check_evaluations(recipe.model_copy(update=section | {"evaluation": wanted}))
-        line = f"spectrum: {asked} holds images of the training"
+        line = f"{asked} holds images of the training"
         assert (line in capsys.readouterr().err) == (asked != other)
 
 

@@ -70,10 +70,12 @@ def test_the_command_prints_tables_and_notes(
     pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = json.loads((pair[1] / "evaluation" / "knn.json").read_text())
+    document["results"]["chance"] = 0.0625
     (pair[1] / "evaluation" / "knn.json").write_text(json.dumps({**document, "data": "other"}))
     assert main([str(folder) for folder in pair]) == 0
     text = capsys.readouterr().out
     assert "up to step 120" in text and "knn: data differ: data/scenes | other" in text
+    assert "knn: chance differ: 0.0625 | " in text
     assert re.search(r"optimizer\.base_lr +0\.00015 +0\.0015", text)
     third = shutil.copytree(pair[0], pair[0].parent / "twin")
     assert main([str(folder) for folder in (*pair, third)]) == 0

@@ -16,7 +16,7 @@ from pycocotools import mask as coco_mask
 from torch import Tensor
 
 from pospre.data.decode import jpeg
-from pospre.data.decode.bit_depth import Decoding, given_range
+from pospre.data.decode.bit_depth import RGB, Decoding, given_range
 from pospre.data.decode.decoder import DecodeError, OpenedImage
 from pospre.data.stores.files import odd_file, read_bytes
 from pospre.data.stores.image_folder import list_images
@@ -45,7 +45,7 @@ def _readable(path: Path, what: str = "image") -> Iterator[None]:
         ) from error
 
 
-def read_image(path: Path, decoding: Decoding) -> Tensor:
+def read_image(path: Path, decoding: Decoding = RGB) -> Tensor:
     """Return the pixels of an upright image, uint8 RGB (3, H, W)."""
     with _readable(path):
         pixels = OpenedImage(read_bytes(path), decoding).decode()[0]
