@@ -39,6 +39,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     (tmp_path / "gpu_stub.py").write_text(STUB)
     monkeypatch.setattr(gpu_kit, "_PROCESS", "gpu_stub")
     monkeypatch.setattr(gpu_kit, "_REHEARSED", 1.0)
+    monkeypatch.setattr(gpu_kit, "hash_of_sources", lambda: "now")  # reading takes a while
+    monkeypatch.setattr(gpu_kit, "revision", lambda _: "abc")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     results = tmp_path / "results.jsonl"
 
