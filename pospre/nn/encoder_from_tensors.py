@@ -53,6 +53,24 @@ class Inferred(NamedTuple):
     assumed: list[str]
 
 
+def _depth(tensors: Mapping[str, Tensor], width: int, name: str) -> int:
+    """Return the number of blocks, whose tensors are compared before any block is built."""
+    numbers = {key.split(".")[1] for key in tensors if key.startswith("blocks.")}
+    for number in map(str, range(len(numbers))):
+        key = f"blocks.{number}.attn.qkv.weight"
+        if number not in numbers or key not in tensors:
+            raise UserError(
+                f"{name} has tensors of {len(numbers)} blocks, but no '{key}'; give a whole file."
+            )
+        shape = tuple(tensors[key].shape)
+        if shape != (3 * width, width):
+            raise UserError(
+                f"{name}: '{key}' has shape {shape}, but an encoder of width {width} has "
+                f"{(3 * width, width)}."
+            )
+    return len(numbers)
+
+
 def encoder_options(
     tensors: Mapping[str, Tensor],
     name: str,
@@ -75,17 +93,20 @@ def encoder_options(
         heads: of each block, if known.
 
     Raises:
-        UserError: no known encoder has this width, or the positions are not of this grid.
+        UserError: no known encoder has this width, the positions are not of this grid, or the
+            tensors are not those of so many blocks.
     """
     kernel = tensors["patch_embed.proj.weight"]
+    if kernel.ndim != 4:
+        raise UserError(f"{name}: its patch embedding has {kernel.ndim} dimensions instead of 4.")
     patch, width = (int(kernel.shape[2]), int(kernel.shape[3])), len(kernel)
+    depth = _depth(tensors, width, name)
     class_token = "cls_token" in tensors
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
     bare = registers > 0 or not class_token or (given is not None and has_table(given))
     found = _positions(tensors, name, class_token, registers, bare=bare, known=grid)
     rows, columns = found.grid or (_USUAL_SIDE / patch[0], _USUAL_SIDE / patch[1])
     positions = found.kind if given is None else given
-    numbers = [int(key.split(".")[1]) for key in tensors if key.startswith("blocks.")]
     heads = heads or _heads(tensors)
     size_name, size = _size_of(width, tensors, name, given, heads)
     assumed = [f"{size.num_heads} heads"] if heads is None else []
@@ -97,7 +118,7 @@ def encoder_options(
             "num_heads": heads if heads not in (None, size.num_heads) else None,
             "image_size": (round(rows * patch[0]), round(columns * patch[1])),
             "patch_size": patch,
-            "depth": 1 + max(numbers, default=-1),
+            "depth": depth,
             "channels": int(kernel.shape[1]),
             "positions": positions,
             "class_token": class_token,

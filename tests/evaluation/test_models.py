@@ -232,6 +232,28 @@ def test_a_recorded_recipe_larger_than_its_tensors_takes_no_memory(
         model_of(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"blocks.300.norm1.weight": (192,)}, r"tensors of 1 blocks, but no 'blocks\.0\.attn\.qkv"),
+        ({"blocks.x.norm1.weight": (192,)}, r"tensors of 1 blocks, but no 'blocks\.0"),
+        (
+            {f"blocks.{n}.attn.qkv.weight": (1, 1) for n in range(300)},
+            r"has shape \(1, 1\), but an",
+        ),
+        ({"patch_embed.proj.weight": (192, 768)}, r"patch embedding has 2 dimensions"),
+    ],
+)
+def test_a_file_of_fewer_tensors_than_blocks_is_refused_before_any_is_built(
+    tmp_path: Path, tensors: dict[str, tuple[int, ...]], said: str
+) -> None:
+    shapes = {"patch_embed.proj.weight": (192, 3, 16, 16), "pos_embed": (1, 4, 192), **tensors}
+    path = tmp_path / "weights.safetensors"
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
+    with pytest.raises(UserError, match=said):
+        open_model(str(path))
+
+
 def test_models_made_in_code(image_folder: Callable[..., Path]) -> None:
     data = image_folder(num_images=6)
     vit: Any = timm.create_model("vit_tiny_patch16_224", num_classes=3, **TINY).train()
