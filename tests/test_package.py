@@ -160,6 +160,17 @@ def test_the_pins_are_within_the_ranges() -> None:
         assert requirement.specifier.contains(pins[requirement.name]), requirement
 
 
+def test_streaming_is_only_needed_to_write_shards() -> None:
+    """Its upper bounds on numpy and transformers do not bind those who only read."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "pospre").rglob("*.py")]
+    assert texts and not any(
+        re.search(r"^\s*(import|from) streaming", text, re.M) for text in texts
+    )
+    optional = PROJECT["optional-dependencies"]
+    asking = [name for name in optional if "mosaicml-streaming" in " ".join(optional[name])]
+    assert asking == ["convert"]
+
+
 def test_it_trains_and_measures_from_another_folder(
     run: Callable[..., str], image_folder: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pospre.data.bucket.checks import unpack
+from pospre.data.bucket.checks import difference, unpack
 from pospre.data.opening import open_reader
 from pospre.data.stores.mds_index import FileEntry, read_index
 from pospre.errors import UserError
@@ -113,6 +113,22 @@ def test_a_shard_is_unpacked_into_its_recorded_size_and_no_more(
     packed = FileEntry(basename="z", bytes=len(short))
     said = unpack(path, entry.model_copy(update={"packed": packed}))
     assert said == f"it has 5 bytes instead of {entry.raw.size}"
+
+
+def test_hashes_are_those_of_streaming(tmp_path: Path) -> None:
+    streaming = pytest.importorskip("streaming.base.hashing")
+    path, content = tmp_path / "shard", random.Random(0).randbytes(70_000)
+    path.write_bytes(content)
+    wrong = {}
+    for name in streaming.get_hashes():
+        hashes = {name: streaming.get_hash(name, content)}
+        assert difference(path, FileEntry(basename="s", bytes=len(content), hashes=hashes)) == ""
+        wrong[name] = f"its {name} differs"
+    assert {"sha256", "xxh64", "xxh3_128"} <= wrong.keys()
+    wrong |= {name: f"its {name} cannot be computed" for name in ("shake_128", "md", "__name__")}
+    for name, said in wrong.items():
+        entry = FileEntry(basename="s", bytes=len(content), hashes={name: "00"})
+        assert difference(path, entry).startswith(said)
 
 
 def test_a_shard_that_is_longer_than_recorded_does_not_fill_the_disk(
