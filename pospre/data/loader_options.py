@@ -13,7 +13,7 @@ from pospre.data.reading import Reading
 from pospre.data.stores.reader import Reader, Visits
 from pospre.data.stores.subset import subset
 from pospre.data.threads import default_workers
-from pospre.data.views.options import ViewGroup, Views, named_groups
+from pospre.data.views.options import ViewGroup, Views, check_used, named_groups
 from pospre.errors import UserError
 
 _ONE_CROP = ViewGroup()
@@ -69,6 +69,8 @@ class LoaderOptions(Reading, Source):
         self.reader = subset(opened(self), self.label_fraction, self.labels, self.seed)
         if self.shard_groups > 1:
             self._check_groups()
+        check_used(self, "data.", "order", self.shuffle, "shuffle = False")
+        check_used(self, "data.", "window", self.order == "windows", f"order = {self.order}")
         self.parts = self.reader.parts
         if self.shuffle:
             self.reader.prepare(self._visits())
@@ -206,4 +208,13 @@ def _whole_view(group: ViewGroup, reader: Reader) -> ViewGroup:
             f"{reader.address} has features, but data.views.{group.name}.augment is for images. "
             "Remove it."
         )
+    where, crop = f"data.views.{group.name}.", group.crop
+    for key, used in (
+        ("crop", crop == "full"),
+        ("scale", False),
+        ("ratio", False),
+        ("interpolation", False),
+        ("flip_rate", not group.flip_rate),
+    ):
+        check_used(group, where, key, used, "features, which are neither cropped nor mirrored")
     return replace(group, crop="full", flip_rate=0.0)

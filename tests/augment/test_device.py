@@ -201,13 +201,39 @@ def test_the_recipe_section_has_the_same_keys_and_defaults():
         ({"solarize_threshold": 300}, r"augment: key 'solarize_threshold' is 300"),
         (
             {"three_augment": True, "grayscale_rate": 0.2},
-            r"grayscale_rate is 0\.2; three_augment sets it",
+            r"grayscale_rate = 0\.2 has no effect with three_augment",
         ),
     ],
 )
 def test_wrong_settings_are_refused(wrong, said):
     with pytest.raises(UserError, match=said):
         Augment(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"augment": Augment(jitter_rate=0.5)}, "augment.jitter_rate = 0.5 .* jitter = None"),
+        ({"augment": Augment(jitter=JITTER, jitter_rate=(0.0, 0.0))}, "jitter .* jitter_rate = 0"),
+        ({"augment": Augment(blur_sigma=(0.1, 0.5))}, "blur_sigma = .0.1, 0.5. .* blur_rate = 0"),
+        ({"augment": Augment(blur_kernel=7, blur_rate=(0.0, 0.0))}, "blur_kernel = 7 has no"),
+        ({"augment": Augment(solarize_threshold=9)}, "solarize_threshold = 9 .*solarize_rate = 0"),
+        ({"crop": "simple", "ratio": (1.0, 1.0)}, "ratio = .1.0, 1.0. .* crop = simple"),
+        ({"crop": "pad", "scale": (0.9, 1.0)}, "scale = .0.9, 1.0. has no effect with crop = pad"),
+        ({"crop": "full", "scale": (0.9, 1.0)}, "scale .* crop = full"),
+        ({"crop": "center", "ratio": (1.0, 1.0)}, "ratio .* crop = center"),
+        ({"crop": "center", "flip_rate": 1.0}, "flip_rate = 1.0 .* crop = center"),
+    ],
+)
+def test_options_without_effect_are_refused(options, said):
+    with pytest.raises(UserError, match=rf"view group 'view': .*{said}"):
+        ViewGroup(size=64, count=2, **options)
+
+
+def test_options_that_only_repeat_what_holds_are_accepted():
+    ViewGroup(crop="center", flip_rate=0.0, scale=(0.2, 1.0))
+    ViewGroup(augment=Augment(jitter=JITTER, jitter_rate=0.5, blur_rate=0.5, blur_kernel=7))
+    ViewGroup(augment=Augment(three_augment=True, blur_sigma=(0.1, 0.5), solarize_threshold=9))
 
 
 def test_rates_and_kernels_that_do_not_suit_the_views_are_refused():

@@ -170,7 +170,8 @@ def many(sharded: Callable[..., Path]) -> Path:
 
 
 def options(**others: Any) -> dict[str, Any]:
-    return {"batch_size": 12, "order": "windows", "window": 24, "shard_groups": 6, **others}
+    order = {} if others.get("order") == "random" else {"order": "windows", "window": 24}
+    return {"batch_size": 12, "shard_groups": 6, **order, **others}
 
 
 @pytest.mark.parametrize(("world", "repeats"), [(3, 1), (4, 3), (12, 2)])
@@ -269,6 +270,7 @@ def test_the_samples_looked_at_first_are_the_machine_s_own(many: Path) -> None:
     [
         ({"shard_groups": 0}, r"shard_groups is 0: .*greater than 0"),
         ({"shard_groups": 5}, r"data\.shard_groups = 5 does not divide the batch of 12 samples"),
+        ({"order": "random", "window": 24}, r"data.window = 24 has no effect with order = random"),
         ({"window": 5}, r"window is 5; .* at least .* each of 6 shard groups"),
     ],
 )

@@ -97,14 +97,10 @@ class Augment:
 
     def __post_init__(self) -> None:
         check_fields(self, "augment")
-        if self.three_augment:
-            for key in ("grayscale_rate", "blur_rate", "solarize_rate"):
-                if any(_each(getattr(self, key))):
-                    raise _refusal(
-                        key,
-                        getattr(self, key),
-                        "three_augment sets it; leave it at 0, or turn three_augment off.",
-                    )
+        for key in ("grayscale_rate", "blur_rate", "solarize_rate"):
+            check_used(
+                self, "augment.", key, not self.three_augment, "three_augment, which sets it"
+            )
 
     @property
     def is_off(self) -> bool:
@@ -138,6 +134,15 @@ class Augment:
 
     def check_views(self, count: int, size: tuple[int, int]) -> None:
         """Raise ``UserError`` unless this fits ``count`` views of ``size`` (height, width)."""
+        solarizes = self.three_augment or any(_each(self.solarize_rate))
+        for key, used, reason in (
+            ("jitter", any(_each(self.jitter_rate)), "jitter_rate = 0"),
+            ("jitter_rate", self.jitter is not None, "jitter = None"),
+            ("blur_sigma", self.blurs, "blur_rate = 0"),
+            ("blur_kernel", self.blurs, "blur_rate = 0"),
+            ("solarize_threshold", solarizes, "solarize_rate = 0"),
+        ):
+            check_used(self, "augment.", key, used, reason)
         for key in _RATES:
             value = getattr(self, key)
             if isinstance(value, tuple) and len(value) != count:
@@ -161,6 +166,16 @@ class Augment:
                     f"encoder.channels = {channels}; leave it out. Crops, flips, blur_rate, "
                     "solarize_rate and erase_rate are for any channels."
                 )
+
+
+def check_used(options: object, where: str, key: str, used: bool, reason: str) -> None:
+    """Raise ``UserError`` if an option is set, but has no effect; ``where`` goes before it."""
+    value = getattr(options, key)
+    if not used and value != getattr(type(options), key):
+        shown = list(value) if isinstance(value, tuple) else value
+        raise UserError(
+            f"{where}{key} = {shown} has no effect with {reason}. Remove it, or change the latter."
+        )
 
 
 def per_view(rate: Rate, count: int) -> tuple[float, ...]:
@@ -234,6 +249,12 @@ class ViewGroup(ViewOptions, _Named):
                 f"{where}: inside = {self.inside} needs crop = random, not {self.crop}. Remove one "
                 "of the two."
             )
+        for key, used in (
+            ("scale", self.crop == "random"),
+            ("ratio", self.crop == "random"),
+            ("flip_rate", self.crop != "center" or not self.flip_rate),
+        ):
+            check_used(self, f"{where}: ", key, used, f"crop = {self.crop}")
         try:
             self.augment.check_views(self.count, self.shape)
         except UserError as error:

@@ -69,7 +69,7 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
     seen, label_M = from_bank(models, view=view)
     queries, label_Q = encode(models, sampling=settings, view=view)
     rest, held = _split(len(label_M), settings.seed, hold_back=len(kinds) > 1)
-    cut = _view(context, crop="random" if view is None else "full")
+    cut = _view(context, scale=(0.08, 1.0)) if view is None else _view(context, crop="full")
     crops = partial(from_bank, view=cut) if settings.augment else None
     measured: dict[str, list[Measured]] = {}
     for prefix, model in models.items():
@@ -152,7 +152,7 @@ def _of_epoch(
 
 
 def _view(context: Context, **options: Any) -> ViewGroup:
-    return ViewGroup(size=context.image_size, scale=(0.08, 1.0), **options)
+    return ViewGroup(size=context.image_size, **options)
 
 
 def _split(count: int, seed: int, *, hold_back: bool) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,8 @@ def node_loaders(
     folder: Path, node: int, nodes: int, *, ranks: int = 1, **options: Any
 ) -> list[ViewLoader]:
     """Return the loaders of one machine's ranks."""
-    settings = {"order": "windows", "window": 32, "seed": 1, "num_workers": 1, **options}
+    order = {} if options.get("order") == "random" else {"order": "windows", "window": 32}
+    settings = {**order, "seed": 1, "num_workers": 1, **options}
     loaders = [
         build_loader(
             ADDRESS,
