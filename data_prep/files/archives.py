@@ -8,14 +8,26 @@ import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, Self
 
 from pospre.data.stores.files import is_visible, odd_file
 from pospre.errors import UserError
 
 _OPEN_ARCHIVES = 64
-# a small zip may unpack to more than the memory; no image or list is this large
-_MOST_UNPACKED = 1 << 31
+# a small zip or a file with holes may have more than the memory; no image or list is this large
+_MOST_BYTES = 1 << 31
+_TOO_LARGE = f"it has more than {_MOST_BYTES} bytes"
+_LONGEST_HEADER = 1 << 20  # bytes of a tar's header for a long name or for attributes
+_HEADERS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+# what tarfile raises beside its own errors, for numbers and maps that make no sense; RecursionError
+# for long chains of headers; OSError: EINVAL only
+_DAMAGED_TAR = (tarfile.TarError, ValueError, OverflowError, RecursionError, OSError)
 # RuntimeError: an unsupported version or compression, or a password is needed; ValueError: also
 # for names that are not valid text
 DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OverflowError)
@@ -37,6 +49,8 @@ def read_regular(path: Path) -> bytes:
     odd = odd_file(path)
     if odd is not None:
         raise DamagedItem(f"not a regular file, but {odd}")
+    if path.stat().st_size > _MOST_BYTES:
+        raise DamagedItem(_TOO_LARGE)
     return path.read_bytes()
 
 
@@ -61,6 +75,8 @@ class InTar:
 
     def read(self) -> bytes:
         """Return the range, without using or changing the position of the open archive."""
+        if self.size > _MOST_BYTES:
+            raise DamagedItem(_TOO_LARGE)
         file = _open_file(self.archive)  # kept while reading: the cache may drop it
         data = os.pread(file.fileno(), self.size, self.offset)
         if len(data) < self.size:
@@ -81,7 +97,7 @@ class InZip:
             # a ZipFile moves its handle's position, which forked processes would share
             archive = _open_zip(self.archive, os.getpid())
             size = archive.getinfo(self.member).file_size  # never unpacked beyond this
-            if size <= _MOST_UNPACKED:
+            if size <= _MOST_BYTES:
                 return archive.read(self.member)
         except DAMAGED_ZIP as error:
             raise DamagedItem(f"in {self.archive}: {error}") from error
@@ -90,7 +106,7 @@ class InZip:
                 raise
             raise DamagedItem(f"in {self.archive}: it is outside the file") from error
         raise DamagedItem(
-            f"in {self.archive}: it unpacks to {size} bytes; the limit is {_MOST_UNPACKED}"
+            f"in {self.archive}: it unpacks to {size} bytes; the limit is {_MOST_BYTES}"
         )
 
 
@@ -114,6 +130,20 @@ def _open_zip(path: str, process: int) -> zipfile.ZipFile:
 
 
 _BLOCK = 512
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header is checked before tarfile reads what it announces."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
+        """Parse a header; ``ReadError`` if it announces a name that no file can have."""
+        found = super().frombuf(buf, encoding, errors)
+        if found.size < 0 or (found.type in _HEADERS and found.size > _LONGEST_HEADER):
+            raise tarfile.ReadError(f"{found.name} has a header of {found.size} bytes")
+        return found
+
+
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 
@@ -141,15 +171,20 @@ def tar_entries(path: Path, inner: InTar | None = None, limit: int | None = None
         _refuse_compressed(path, os.pread(file.fileno(), 8, start))
         file.seek(start)
         try:
-            with tarfile.open(fileobj=file, mode="r:") as archive:
+            with tarfile.open(fileobj=file, mode="r:", tarinfo=_Member) as archive:
                 for member in archive:
-                    if member.offset_data + member.size > end:
+                    is_whole = 0 <= member.size <= end - member.offset_data
+                    if not is_whole and not member.issparse():  # not used: its size is unpacked
                         raise _damaged(named, f"{member.name} is cut off")
                     entries += _visible_file(path, member)
                     if len(entries) == limit:
                         return entries
                 mark = archive.offset
-        except tarfile.TarError as error:
+        except UserError:
+            raise
+        except _DAMAGED_TAR as error:
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise
             raise _damaged(named, str(error)) from error
         # tarfile takes a cut between two members, or a damaged member, for the end, which is zeros
         block = os.pread(file.fileno(), _BLOCK, mark)

@@ -2,6 +2,7 @@ import bz2
 import gzip
 import io
 import os
+import resource
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ from data_prep.distribute.ordered_maps import ordered_map
 from data_prep.files import archives
 from data_prep.files.archives import (
     DamagedItem,
+    InFile,
     InTar,
     InZip,
     Location,
@@ -78,6 +80,80 @@ def test_a_damaged_header_is_no_end(tmp_path: Path) -> None:
         tar_entries(tmp_path / "a.tar")
 
 
+def header(size: int, kind: bytes = b"0", name: str = "x.jpg") -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def block(content: bytes) -> bytes:
+    return content.ljust(-(-len(content) // 512) * 512, b"\0")
+
+
+def pax(**numbers: str) -> bytes:
+    """Extended attributes of the next member."""
+    keys = {key.replace("_", "."): value for key, value in numbers.items()}
+    member = tarfile.TarInfo("x.jpg")
+    member.pax_headers = {**keys, "comment": "x"}
+    return member.create_pax_header(member.get_info(), "utf-8")[:-512]
+
+
+def negative() -> bytes:
+    data = bytearray(header(1 << 62))
+    data[124:136] = b"\xff" * 10 + b"\xfe\0"  # of base 256
+    data[148:156] = b"%06o\0 " % (sum(data[:148]) + sum(data[156:]) + 8 * ord(" "))
+    return bytes(data)
+
+
+SPARSE = {"GNU_sparse_major": "1", "GNU_sparse_minor": "0", "GNU_sparse_realsize": "99"}
+HOSTILE = {
+    "a sparse file of 8 EiB": header(8 << 60, tarfile.GNUTYPE_SPARSE),
+    "a sparse file of 4 EiB": header(1 << 62, tarfile.GNUTYPE_SPARSE),
+    "a file of 8 EiB": header(8 << 60),
+    "a link of 8 EiB": header(8 << 60, tarfile.SYMTYPE),
+    "a name of 8 EiB": header(8 << 60, tarfile.GNUTYPE_LONGNAME),
+    "a name of 2 MiB": header(2 << 20, tarfile.GNUTYPE_LONGNAME) + bytes(2 << 20),
+    "a chain of names": 3000 * (header(4, tarfile.GNUTYPE_LONGNAME) + block(b"abc")),
+    "a chain of attributes": 3000 * (header(12, tarfile.XHDTYPE) + block(b"12 path=abc\n")),
+    "a negative size": negative(),
+    "a negative attribute": pax(size="-1024") + header(3) + block(b"abc"),
+    "a large attribute": pax(size=f"{1 << 63}") + header(3) + block(b"abc"),
+    "no map": pax(**SPARSE) + header(3) + block(b"abc"),
+    "a long map": pax(**SPARSE) + header(512) + block(b"99999999999\n1\n"),
+    "a broken map": pax(GNU_sparse_map="1,2,x", GNU_sparse_size="1") + header(3) + block(b"abc"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_tar_is_damaged(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.tar"
+    good = header(3, name="good.jpg") + block(b"abc")
+    path.write_bytes(good + HOSTILE[name] + good + bytes(1024))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match=r"a\.tar is damaged or not a tar: .*; copy or download"):
+        tar_entries(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
+
+
+def test_a_sparse_member_is_passed_over(tmp_path: Path) -> None:
+    """Its size is the unpacked one, which may be more than the whole tar."""
+    good = header(3, name="good.jpg") + block(b"abc")
+    sparse = pax(**SPARSE | {"GNU_sparse_realsize": "9999999"}) + header(512) + block(b"0\n")
+    assert [
+        entry.name for entry in entries_of(tmp_path / "a.tar", sparse + good + bytes(1024))
+    ] == ["good.jpg"]
+
+
+def test_a_file_of_holes_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "holes.jpg"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    for location in (InFile(str(path)), InTar(str(path), 0, 1 << 40)):
+        with pytest.raises(DamagedItem, match=r"it has more than 2147483648 bytes"):
+            location.read()
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
 def test_compressed_tars_say_what_to_do(tmp_path: Path, pack) -> None:
     (tmp_path / "a.tar").write_bytes(pack(tar_bytes(FILES)))
@@ -130,7 +206,7 @@ def test_what_unpacks_to_more_than_any_image_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(write_zip(tmp_path / "a.zip", {"bomb.png": bytes(10_000_000), "list.txt": b"x\n"}))
-    monkeypatch.setattr(archives, "_MOST_UNPACKED", 9_999_999)
+    monkeypatch.setattr(archives, "_MOST_BYTES", 9_999_999)
     with pytest.raises(
         DamagedItem, match=r"a\.zip: it unpacks to 10000000 bytes; the limit is 9999"
     ):
