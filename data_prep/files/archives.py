@@ -136,7 +136,7 @@ class _Member(tarfile.TarInfo):
     """A member whose header is checked before tarfile reads what it announces."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """Parse a header; ``ReadError`` if it announces a name that no file can have."""
         found = super().frombuf(buf, encoding, errors)
         if found.size < 0 or (found.type in _HEADERS and found.size > _LONGEST_HEADER):

@@ -208,13 +208,4 @@ def _whole_view(group: ViewGroup, reader: Reader) -> ViewGroup:
             f"{reader.address} has features, but data.views.{group.name}.augment is for images. "
             "Remove it."
         )
-    where, crop = f"data.views.{group.name}.", group.crop
-    for key, used in (
-        ("crop", crop == "full"),
-        ("scale", False),
-        ("ratio", False),
-        ("interpolation", False),
-        ("flip_rate", not group.flip_rate),
-    ):
-        check_used(group, where, key, used, "features, which are neither cropped nor mirrored")
     return replace(group, crop="full", flip_rate=0.0)

@@ -13,7 +13,7 @@ from pospre.data.opening import open_reader
 from pospre.data.reading import Reading, Storage
 from pospre.data.stores.image_folder import describe_classes
 from pospre.data.stores.reader import Reader
-from pospre.data.views.options import Augment, RandAugment, ViewGroup
+from pospre.data.views.options import Augment, RandAugment, ViewGroup, check_used
 from pospre.errors import UserError
 from pospre.object_store import is_remote
 from pospre.ranges import Size
@@ -37,8 +37,23 @@ def build_data(recipe: Recipe) -> ViewLoader:
         pin_memory=recipe.trainer.device != "cpu",
         **{**declared(recipe.data, Reading), **storage(recipe)},
     )
+    if loader.reader.features is not None:
+        for view in build_views(recipe).values():
+            _check_whole(view)
     loader.probe()
     return loader
+
+
+def _check_whole(view: ViewGroup) -> None:
+    """Raise ``UserError`` if a view of features has options for crops of images."""
+    for key, used in (
+        ("crop", view.crop == "full"),
+        ("scale", False),
+        ("ratio", False),
+        ("interpolation", False),
+        ("flip_rate", view.flip_rate == 0),
+    ):
+        check_used(view, f"data.views.{view.name}.", key, used, "features, which stay whole")
 
 
 def rank_batch(recipe: Recipe, ranks: int) -> int:

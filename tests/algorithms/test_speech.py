@@ -121,6 +121,7 @@ def test_dropout_is_resumed_in_mid_epoch(words: Callable[[int], Path], tmp_path:
         ("encoder.channels=3", r"encoder\.channels = 3, but .* holds features, which have 1"),
         ("data.mean=[1.0,2.0]", r"data\.mean has 2 numbers; give one, or 40"),
         ("data.std=[0.0]", r"data\.std.* above 0"),
+        ("data.views={view: {flip_rate: 1.0}}", r"flip_rate = 1\.0 has no effect with features"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -190,11 +190,6 @@ def test_features_are_not_coloured(photos):
     views = [ViewGroup(size=32, augment=Augment(grayscale_rate=0.5))]
     with pytest.raises(UserError, match=r"has features, but data\.views\.view\.augment"):
         ViewLoader(reader, views=views, batch_size=4, seed=0)
-    for option in ({"scale": (0.5, 1.0)}, {"flip_rate": 1.0}, {"crop": "center"}):
-        views = [ViewGroup(size=32, **option)]
-        said = rf"data\.views\.view\.{next(iter(option))} = .* has no effect with features"
-        with pytest.raises(UserError, match=said):
-            ViewLoader(reader, views=views, batch_size=4, seed=0)
 
 
 @pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("auto", True)])

@@ -119,8 +119,8 @@ def save(folder: Path, suffix: str, image: Image.Image) -> Path:
 @pytest.mark.parametrize("crop", ["random", "simple", "full"])
 def test_boxes_do_not_depend_on_what_can_be_decoded_smaller(tmp_path, crop):
     image = draw_image(3, 1203, 901)
-    scale = {"scale": (0.3, 1)} if crop == "random" else {}
-    views = [ViewGroup(size=64, count=3, crop=crop, **scale)]
+    scale = (0.3, 1.0) if crop == "random" else ViewGroup.scale
+    views = [ViewGroup(size=64, count=3, crop=crop, scale=scale)]
     settings: dict[str, Any] = {"views": views, "batch_size": 1, "seed": 2, "num_workers": 0}
     batches = [
         next(iter(build_loader(save(tmp_path / suffix, suffix, image), **settings)))
