@@ -101,8 +101,8 @@ def _named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
                 f"{name}: '{path}' holds values that are not finite, so DINOv3's code has no "
                 "features. Its training sets it to 1 for queries and values and 0 for keys."
             )
-        key = ours(path).removesuffix("_mask")
-        found[key] = found[key] * mask.to(found[key].dtype)
+        if (key := ours(path).removesuffix("_mask")) in found:
+            found[key] = found[key] * mask.to(found[key].dtype)
     if "register_tokens" in tensors and "pos_embed" in found:
         table, count = found["pos_embed"], found["reg_token"].shape[1]
         zeros = table.new_zeros(1, count, table.shape[2])  # DINOv2's registers have no rows

@@ -61,8 +61,16 @@ class Source:
 
 
 def is_weights_file(uri: str) -> bool:
-    """Return whether ``uri`` is a file of weights, whatever is said of it after its name."""
-    return bare_address(uri).endswith(EXPORTED)
+    """Return whether ``uri`` is a file of weights, whatever is said of it after its name.
+
+    A folder of transformers stands for the file in it.
+    """
+    return _file_of(bare_address(uri)).endswith(EXPORTED)
+
+
+def _file_of(uri: str) -> str:
+    inside = Path(uri) / "model.safetensors"
+    return str(inside) if not is_remote(uri) and inside.is_file() else uri
 
 
 def read_source(
@@ -76,6 +84,7 @@ def read_source(
     floats, or is not what is said of it.
     """
     said = split_address(address)
+    said = said._replace(uri=_file_of(said.uri))
     if is_weights_file(said.uri):
         source = _read_file(said, which, keys, otherwise)
     else:

@@ -51,11 +51,21 @@ def test_every_export_is_read_back_by_every_door(positions: Any, tmp_path: Path)
         except UserError as error:
             assert any(words in str(error) for words in LACKING) and not out.exists()
             continue
-        file = out / "model.safetensors" if format == "hf" else out
-        subject, started = read_back(file, positions, **WIDE)
+        subject, started = read_back(out, positions, **WIDE)
         assert "assumed" not in subject.origin and subject.recipe.encoder.num_heads == 6
         for model in (subject.model.eval(), started):
             close(model.encoder(images), ours(images))
+
+
+def test_a_graph_is_no_file_of_weights(tmp_path: Path) -> None:
+    run, out = save_checkpoint(tiny_recipe(tmp_path, CLASSIFIER)), tmp_path / "e.onnx"
+    export(str(run), out, format="onnx")
+    for read in (
+        open_model,
+        lambda file: load_weights(PretrainModel(build_encoder("vit_tiny16"), seed=0), file),
+    ):
+        with pytest.raises(UserError, match=r"e.onnx holds no checkpoint"):
+            read(str(out))
 
 
 def close(found: Tensor, expected: Tensor) -> None:

@@ -117,6 +117,25 @@ def test_a_bias_of_keys_is_not_left_out_in_silence(tmp_path: Path) -> None:
         load_weights(PretrainModel(encoder, seed=0), tmp_path / "v3.pth")
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kept", [(1.0, 0.0, 1.0), (0.0, 0.0, 0.0), (0.5, 0.0, 2.0)])
+def test_a_bias_is_multiplied_by_its_mask_as_in_dinov3(kept: Any, tmp_path: Path) -> None:
+    vit, path = rounded(vit_of(QKVB)), tmp_path / "v3.pth"
+    state = official(vit.state_dict())
+    for block, part in enumerate(vit.blocks):
+        masked = torch.tensor(kept).repeat_interleave(len(part.attn.q_bias))
+        state[f"blocks.{block}.attn.qkv.bias_mask"] = masked
+        part.attn.q_bias.mul_(kept[0])
+        part.attn.v_bias.mul_(kept[2])
+    torch.save(state, path)
+    subject = open_model(str(path), shown=SMALL)
+    close(subject.model.eval().encoder(images()), vit.forward_features(images()), 1e-5)
+    state["blocks.1.attn.qkv.bias_mask"][:] = torch.nan
+    torch.save(state, path)
+    with pytest.raises(UserError, match=r"'blocks.1.attn.qkv.bias_mask' holds values that are not"):
+        open_model(str(path))
+
+
 @pytest.mark.parametrize("name", [QKVB, PLUS, "vit_small_patch16_dinov3", MIXED, AXIAL, APE])
 def test_a_file_of_timms_arrives_whole(name: str, tmp_path: Path) -> None:
     vit, path = vit_of(name, dynamic_img_size=True), tmp_path / "model.safetensors"
