@@ -128,10 +128,10 @@ def print_table(
             step = counted(method, size, images, overrides)
             print(_row(method, size, images, step), flush=True)
             if keep:
-                _keep(f"{method} {size} {images}", images, step, HALF in overrides)
+                _keep(f"{method} {size} {images}", images, step, half=HALF in overrides)
 
 
-def _keep(name: str, images: int, step: Figures, half: bool) -> None:
+def _keep(name: str, images: int, step: Figures, *, half: bool) -> None:
     """Write the floors of a step into the figures; ``half``: with a bf16 residual."""
     content = figures.content()
     settings = {"fused": f"{figures.COMPILED}, bf16 residual"}

@@ -192,7 +192,7 @@ def kept(lines: Iterable[Line]) -> list[Figure]:
     return found
 
 
-def add(found: Sequence[Figure], file: Path) -> None:
+def add(found: Sequence[Figure]) -> None:
     """Add measurements to the figures; one of the same step on the same day is replaced."""
 
     def key(line: Line) -> list[Any]:
@@ -201,15 +201,15 @@ def add(found: Sequence[Figure], file: Path) -> None:
     new = [{name: one for name, one in asdict(each).items() if one} for each in found]
     replaced = [key(line) for line in new]
     before = [line for line in figures.content()["measured"] if key(line) not in replaced]
-    write(figures.content()["counted"], [*before, *new], file)
+    write(figures.content()["counted"], [*before, *new])
 
 
-def write(counted: Line, measured: Iterable[Line], file: Path = figures.FILE) -> None:
+def write(counted: Line, measured: Iterable[Line]) -> None:
     """Write the figures: a line for each step, and for each measurement, the oldest first."""
     steps = (f"{json.dumps(key)}: {json.dumps(one)}" for key, one in counted.items())
     lines = map(json.dumps, sorted(measured, key=lambda line: line["date"]))
     parts = ['{"counted": {', ",\n".join(steps), '}, "measured": [', ",\n".join(lines), "]}\n"]
-    write_atomic(file, "\n".join(parts).encode())
+    write_atomic(figures.FILE, "\n".join(parts).encode())
     figures.content.cache_clear()
     figures.efficiency.cache_clear()
 
@@ -270,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for card in dict.fromkeys(line["card"] for line in lines):
         print(f"{card}\n\n{table(line for line in lines if line['card'] == card)}\n")
     if options.keep:
-        add(kept(lines), figures.FILE)
+        add(kept(lines))
         README.write_text(replaced(README.read_text("utf-8")), encoding="utf-8")
         print(f"efficiency {figures.efficiency()}; {figures.FILE} and {README} are written")
     return 0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pospre.planning import figures
-from pospre.planning.gpus import Assumptions
-from tests.benchmarks import gpu_kit, gpu_table
+from pospre.planning.gpus import GPUS, Assumptions
+from tests.benchmarks import gpu_count, gpu_kit, gpu_table
 
 README = gpu_table.README.read_text(encoding="utf-8")
 CARD = "NVIDIA H100 80GB HBM3"
@@ -58,9 +58,9 @@ def test_the_share_is_of_eager_steps_until_four_methods_are_measured_compiled(fi
     assert figures.predicted("mae vitb16 256", "compiled", "h100") == pytest.approx(0.54 * 7710)
     assert figures.predicted("mae vitb16 256", "compiled", "l40s") is None
     rates = {"mae": 6168, "droppos": 6640, "mp3": 4114}
-    gpu_table.add(gpu_table.kept([line(method, rate) for method, rate in rates.items()]), file)
+    gpu_table.add(gpu_table.kept([line(method, rate) for method, rate in rates.items()]))
     assert figures.efficiency() == 0.54
-    gpu_table.add(gpu_table.kept([line("ijepa", 4554)]), file)
+    gpu_table.add(gpu_table.kept([line("ijepa", 4554)]))
     assert figures.efficiency() == 0.8
 
 
@@ -76,7 +76,7 @@ def test_what_is_kept_is_the_newest_good_training_and_its_plain_loop(file: Path)
     assert [(one.loop, one.images_per_s) for one in found] == [("trainer", 5000.0), ("plain", 5100)]
     assert found[0].gib == 16 and found[0].predicted == 4000
     for _ in range(2):  # the second time replaces
-        gpu_table.add(found, file)
+        gpu_table.add(found)
     after = json.loads(file.read_text())
     assert after["counted"] == before["counted"]
     assert after["measured"][: len(before["measured"])] == before["measured"]
@@ -84,6 +84,20 @@ def test_what_is_kept_is_the_newest_good_training_and_its_plain_loop(file: Path)
     assert figures.of(["mae"], "vitb16", "h100")[0].images_per_s == 5100
     row = next(row for row in gpu_table.rendered().splitlines() if "2026-12-01" in row)
     assert "| 7710 | 4000 | 5000 | 0.65 | 16.00 | 40 |" in row
+
+
+def test_counted_floors_are_kept_by_setting(file: Path) -> None:
+    step = {"flops": 256e9, **{f"{kind} {gpu}": 0.1 for kind in ("eager", "fused") for gpu in GPUS}}
+    gpu_count._keep("mae vits16 256", 256, step, half=False)
+    gpu_count._keep("mae vits16 256", 256, {**step, "fused h200": 0.05}, half=True)
+    found = figures.counted("mae vits16 256")
+    assert found["gflops"] == 1.0
+    assert {setting: one["h200"] for setting, one in found["floors"].items()} == {
+        "eager": 2560,
+        "compiled": 2560,
+        "compiled, bf16 residual": 5120,
+    }
+    assert figures.floor("mae vits16 256", "compiled, bf16 residual, cuDNN", "h200") == 5120
 
 
 def test_the_table_has_speeds_what_holds_and_what_failed() -> None:
