@@ -27,6 +27,7 @@ from pospre.run.checkpoints.content import assemble, check_state
 from pospre.run.checkpoints.files import (
     LARGEST_MANIFEST,
     MANIFEST,
+    STATE,
     DamagedCheckpoint,
     read_manifest,
     warn_of_other_versions,
@@ -34,6 +35,7 @@ from pospre.run.checkpoints.files import (
 )
 from pospre.run.checkpoints.folders import BEST, NAME, NOTE, checkpoints_in, named_best
 
+_OF_JSON = 34  # times its bytes that the values of a JSON take in memory, at most
 _ONE_FOLDER = "All nodes must see the same trainer.save_folder; or use a bucket"
 
 
@@ -199,11 +201,12 @@ def _files_of(uri: str) -> dict[str, bytes]:
             raise DamagedCheckpoint(
                 f"{uri} is damaged: {member.file} has {size} bytes, {member.bytes} were written"
             )
-    needed, free = sum(member.bytes for member in members), available_memory()
+    needed = sum(each.bytes * (_OF_JSON if each.file == STATE else 2) for each in members)
+    free = available_memory()
     if free is not None and needed > free:
         raise DamagedCheckpoint(
-            f"{uri} cannot be read: it has {readable(needed)}, but {readable(free)} of memory are "
-            "available"
+            f"{uri} cannot be read: it may take {readable(needed)}, but {readable(free)} of memory "
+            "are available"
         )
     return files | _read_files(uri, [member.file for member in members], there)
 

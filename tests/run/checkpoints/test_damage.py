@@ -82,7 +82,7 @@ def test_what_is_damaged_is_passed_over(
         (f"{tensors.name} has {TERABYTES} bytes", lambda: os.truncate(tensors, TERABYTES)),
         (f"state.json has {TERABYTES} bytes", lambda: os.truncate(state, TERABYTES)),
         (f"manifest is damaged: it has {TERABYTES}", lambda: os.truncate(manifest, TERABYTES)),
-        ("of memory are available", claims_terabytes),
+        ("of memory are available; passed over", claims_terabytes),
         (f"lacks {tensors.name}", tensors.unlink),
         ("its manifest is damaged", lambda: manifest.write_text("{")),
         *(

@@ -1,16 +1,23 @@
 """Checkpoints that all ranks write together: the same content, on any number of ranks."""
 
+import itertools
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard
 
 from pospre.object_store import Bucket
+from pospre.run.checkpoints import rank_files
 from pospre.run.checkpoints.files import files_of
 from pospre.run.checkpoints.folders import checkpoints_in
+from pospre.run.checkpoints.rank_files import own_shard
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.run.checkpoints.uploads import Uploads, lacks
 from tests.data.flaky_s3 import FlakyS3, keys
@@ -28,6 +35,36 @@ def folder(tiny: Path, run: Run, tmp_path: Path) -> Path:
     shutil.copytree(folder.parent, tmp_path / "whole")
     shutil.rmtree(folder / "ep1-ba6")
     return folder
+
+
+class Sharded:
+    """A DTensor on one rank of a mesh, without processes."""
+
+    def __init__(self, whole: Tensor, place: tuple[int, ...], mesh: Tensor) -> None:
+        self.shape, self.dim, self.numel = whole.shape, whole.dim, whole.numel
+        self.placements = [Replicate()] * (mesh.dim() - 1) + [Shard(0)]
+        self.device_mesh = SimpleNamespace(get_coordinate=lambda: place, size=mesh.size)
+        chunks = whole.chunk(mesh.shape[-1])
+        self.local = chunks[place[-1]] if place[-1] < len(chunks) else whole[:0]
+
+    def to_local(self) -> Tensor:
+        return self.local
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 5, 9])
+@pytest.mark.parametrize("degrees", [(4,), (2, 3)])
+def test_shards_cover_a_tensor_once(
+    degrees: tuple[int, ...], length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_files, "DTensor", Sharded)
+    whole, mesh = torch.arange(3.0 * length).reshape(length, 3), torch.zeros(degrees)
+    ranks = enumerate(itertools.product(*map(range, degrees)))
+    found = [own_shard(Sharded(whole, place, mesh), rank) for rank, place in ranks]  # type: ignore[arg-type]
+    shards = sorted((each for each in found if each is not None), key=lambda each: each[1])
+    starts = [offset for _, offset in shards]
+    assert torch.equal(torch.cat([shard for shard, _ in shards]), whole)
+    assert starts == [[sum(len(s) for s, _ in shards[:n]), 0] for n in range(len(shards))]
+    assert own_shard(whole, 0) == (whole, [0, 0]) and own_shard(whole, 1) is None
 
 
 def names(bucket: Any, prefix: str) -> list[str]:
