@@ -24,8 +24,9 @@ def swin_recipe(**options: Any) -> Recipe:
     return small_swin("unused", "droppos", {**DROPPOS, **options}, image_size=128, window=4)
 
 
-def test_swin_classifies_positions_that_cannot_leak() -> None:
-    model = build_model(swin_recipe(position_mask_ratio=1.0)).eval()
+@pytest.mark.parametrize("training", [False, True])
+def test_swin_classifies_positions_that_cannot_leak(training: bool) -> None:
+    model = build_model(swin_recipe(position_mask_ratio=1.0)).train(training)
     inputs = two_images(seed=4)
     build_algorithms(resolve(swin_recipe(position_mask_ratio=1.0)))[0].write(inputs, model)
     assert inputs["view/visible"].shape == (2, 16)

@@ -12,7 +12,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder_interface import unpatchify
 from pospre.nn.places import Places
-from pospre.nn.swin.attention import merged_places, shift_mask
+from pospre.nn.swin.attention import WindowAttention, merged_places, shift_mask
 from pospre.nn.swin.encoder import SwinBlock, SwinEncoder
 
 SIDE, PATCHES, VISIBLE = 128, 64, 16
@@ -56,8 +56,10 @@ def test_a_whole_image_gives_timms_features(encoder: SwinEncoder, window: int) -
     torch.testing.assert_close(found, by_place, atol=1e-5, rtol=1e-5)  # windows share one bias
 
 
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("known", [0, 4])
-def test_dropped_positions_cannot_leak(encoder: SwinEncoder, known: int) -> None:
+def test_dropped_positions_cannot_leak(encoder: SwinEncoder, known: int, training: bool) -> None:
+    encoder.train(training)
     generator = torch.Generator().manual_seed(3)
     contents = torch.randn(VISIBLE, 16 * 16 * 3, generator=generator)
     places = torch.randperm(PATCHES, generator=generator)[:VISIBLE]
@@ -74,6 +76,22 @@ def test_dropped_positions_cannot_leak(encoder: SwinEncoder, known: int) -> None
     assert torch.equal(encode(places, hidden), encode(moved, hidden))
     nothing = torch.zeros_like(hidden)
     assert not torch.allclose(encode(places, nothing), encode(moved, nothing), atol=1e-3)
+    encoder.eval()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_bias_to_and_from_unknown_places_is_zero(encoder: SwinEncoder, training: bool) -> None:
+    """And between known ones that of their offset, wherever the others are."""
+    attention = encoder.get_submodule("layers.0.blocks.1.attn").train(training)
+    assert isinstance(attention, WindowAttention)
+    cells = torch.rand(3, 6, 2).mul(attention.reach).floor()
+    known = torch.tensor([[1.0, 1, 0, 1, 0, 0]]).expand(3, -1).unsqueeze(-1)
+    bias = attention._bias(torch.cat([cells, known], dim=-1))
+    both = (known * known.transpose(1, 2)).bool().unsqueeze(1).expand_as(bias)
+    assert not bias[~both].any() and bias[both].all()
+    everywhere = attention._bias(torch.cat([cells, torch.ones_like(known)], dim=-1))
+    assert torch.equal(bias[both], everywhere[both]) and everywhere[~both].all()
+    attention.eval()
 
 
 def test_known_positions_are_used(encoder: SwinEncoder) -> None:
