@@ -64,7 +64,7 @@ def difference(path: Path, entry: FileEntry) -> str:
 
 
 def _digest(path: Path, algorithm: str) -> str:
-    """Return a file's digest by any algorithm that Streaming can write; ``ValueError`` for others."""
+    """Return a file's digest by any algorithm that Streaming writes; ``ValueError`` for others."""
     import xxhash
 
     if algorithm in xxhash.algorithms_available:
