@@ -45,6 +45,16 @@ _WORDING = {
     "string_pattern_mismatch": "letters, digits, '.', '_' and '-', a letter or digit first",
 }
 
+_OURS = {  # by the names that other libraries use
+    "lr": "base_lr",
+    "learning_rate": "base_lr",
+    "wd": "weight_decay",
+    "epochs": "max_duration",
+    "workers": "num_workers",
+    "img_size": "image_size",
+    "in_chans": "channels",
+}
+
 P = ParamSpec("P")
 Result = TypeVar("Result")
 Options = TypeVar("Options")
@@ -210,10 +220,14 @@ def _explain(model: type[BaseModel], data: dict[str, Any], error: ErrorDetails, 
         key = prefix + ".".join(str(part) for part in error["loc"])
         if error["type"] == "missing":
             return f"key '{key}' is missing"
-        elsewhere = [f"{name}.{last}" for name, part in _sections(model) if last in part]
+        if ":" in last:
+            name, _, value = last.partition(":")
+            return f"unknown key '{key}'; a colon needs a space after it: {{{name}: {value}}}"
+        ours = _OURS.get(last, last)
+        elsewhere = [f"{name}.{ours}" for name, part in _sections(model) if ours in part]
         if elsewhere and key == last:
             return f"unknown key '{key}'. Did you mean '{elsewhere[0]}'?"
-        return f"unknown key '{key}'.{suggestion(last, _fields_at(model, error['loc'][:-1]))}"
+        return f"unknown key '{key}'.{suggestion(ours, _fields_at(model, error['loc'][:-1]))}"
     key = prefix + ".".join(_present(data, error["loc"]))
     value = error["input"]
     wanted = _wanted(model, error)

@@ -90,6 +90,19 @@ def check_exists(option: str, address: str, remedy: str) -> None:
         raise UserError(f"{option} {path} does not exist; {remedy}.")
 
 
+def weights_hint(address: str) -> str:
+    """Return, to be added to a remedy, what a name may mean that is no file of weights."""
+    if re.fullmatch(r"[A-Za-z]\w*(\.\w+)?", address):
+        name = address.partition(".")[0]
+        return f"; if it is a timm model, timm:{name},FILE with its weights in a file"
+    if re.fullmatch(r"[\w-]+/[\w.-]+", address):
+        return (
+            "; if it is a model of a hub, save its weights to a file first (pospre downloads "
+            "nothing) and give FILE, or timm:NAME,FILE"
+        )
+    return ""
+
+
 def argument_texts(docstring: str) -> dict[str, str]:
     """Return the text of each argument or attribute in a docstring, one line each."""
     section = re.search(r"^(?:Args|Attributes):\n(.*?)(?:\n\n|\Z)", docstring, re.M | re.S)

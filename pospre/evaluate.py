@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pospre.command_line import Parser, add_trust, check_exists
+from pospre.command_line import Parser, add_trust, check_exists, weights_hint
 from pospre.errors import UserError, run_command
 
 _EPILOG = """\
@@ -108,7 +108,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     image_size = None if arguments.image_size is None else _size(arguments.image_size)
     mean, std = (_numbers(key, getattr(arguments, key)) for key in ("mean", "std"))
     settings = parse_settings(arguments.settings)
-    check_exists("--model", arguments.model, "give a run folder, a checkpoint or a file of weights")
+    remedy = "give a run folder, a checkpoint or a file of weights"
+    check_exists("--model", arguments.model, remedy + weights_hint(arguments.model))
     check_exists("--data", arguments.data, "give an image folder, a .beton file or MDS shards")
     # late imports, so that mistyped options and paths are fast
     from pospre.evaluation.registry import check_settings

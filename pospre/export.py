@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from pospre.command_line import add_trust, check_exists, command_parser
+from pospre.command_line import add_trust, check_exists, command_parser, weights_hint
 from pospre.errors import run_command, to_install
 from pospre.exporting.target import FORMATS, check_target, parse_grid
 
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.grid is not None:
         parse_grid(arguments.grid)
     remedy = "give a run folder, a checkpoint or a file of weights"
-    check_exists("URI", arguments.checkpoint, remedy)
+    check_exists("URI", arguments.checkpoint, remedy + weights_hint(arguments.checkpoint))
     from pospre.exporting.export import export  # late, so that a mistyped option answers at once
 
     lines = export(

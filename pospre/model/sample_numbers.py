@@ -64,8 +64,8 @@ class SampleNumbers:
             seen.add(image)
         if all(self.repeats[index] >= 2 for index in indices):
             raise UserError(
-                f"three batches of different images have the same '{INDEX}' and '{EPOCH}', from "
-                "which masks are drawn, so the masks would never change. Give each image its "
+                f"three or more different images have the same '{INDEX}' and '{EPOCH}', from which "
+                "masks are drawn, so the masks would never change. Give each image its "
                 "position in the data set as index (not its position in the batch), and count the "
                 "epochs. To repeat a sample within an epoch, use another epoch number."
             )

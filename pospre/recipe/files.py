@@ -44,12 +44,18 @@ def find_recipe(given: str | Path, *, beside: Path | None = None) -> Path:
     if path.is_dir():
         raise UserError(f"recipe {path} is a folder; give a file in it.")
     known = sorted({*names, *(file.stem for file in shipped)})
-    near = get_close_matches(name.removesuffix(".yaml"), known)
+    near = [str(file) for file in _beside(path) if file.is_file()]
+    near = near or get_close_matches(name.removesuffix(".yaml"), known)
     meant = f" Did you mean {' or '.join(near)}?" if near else ""
     raise UserError(
         f"recipe {path} does not exist, and no recipe of pospre has this name.{meant} "
         f"`ls {SHIPPED}/*` lists them."
     )
+
+
+def _beside(path: Path) -> list[Path]:
+    """Return the names that a recipe at ``path`` may have instead, by its ending."""
+    return [path.with_suffix(ending) for ending in (".yaml", ".yml")]
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

@@ -97,6 +97,10 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     overrides = list(overrides)
     _refuse_new_names(data, overrides)
     yaml_text.apply_overrides(data, overrides)
+    optional = {
+        key for key, one in Recipe.model_fields.items() if isinstance(one.default, Section | dict)
+    }
+    data = {key: part for key, part in data.items() if part is not None or key not in optional}
     data.setdefault("run_name", path.stem)
     return recipe_from_dict(data, source=f"recipe {path}")
 

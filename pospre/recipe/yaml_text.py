@@ -13,6 +13,8 @@ from pospre.errors import UserError
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^{}]*))?\}")
 _KEY_PART = re.compile(r"(?<=^algorithms\.)[\w.]+:[^.]+|[^.]+")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_GLUED = re.compile(r"\w+:(?:[^A-Za-z_].*|true|false|null)")  # package.module:Class is one key
+_RANGE = re.compile(r"-?\d+\.\.-?\d+")
 _NOT_IN_PATHS = re.compile("[\0\ud800-\udfff]")
 LARGEST = 1 << 18  # bytes of a recipe
 _BITS = 63  # of an integer: larger ones overflow later
@@ -53,10 +55,15 @@ class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         seen = set()
-        for key_node, _ in node.value:
+        for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 line = key_node.start_mark.line + 1
                 raise UserError(f"line {line}: a key must be plain text (a variable is ${{NAME}})")
+            if node.flow_style and not value_node.value and _GLUED.fullmatch(key_node.value):
+                line, right = key_node.start_mark.line + 1, key_node.value.replace(":", ": ", 1)
+                raise UserError(
+                    f"line {line}: '{key_node.value}' needs a space after the colon: {{{right}}}"
+                )
             if key_node.value in seen:
                 line = key_node.start_mark.line + 1
                 raise UserError(f"key '{key_node.value}' is given twice (line {line})")
@@ -130,6 +137,14 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
     """
     for item in overrides:
         key, equals, text = item.partition("=")
+        if key[:1] in ("+", "~"):
+            right = f"{key[1:]}=null" if key[0] == "~" else item.lstrip("+")
+            raise UserError(f"'{item}': keys are written without '{key[0]}', as {right}")
+        if _RANGE.fullmatch(text):
+            raise UserError(
+                f"override {item}: a run has one value; python -m pospre.sweep RECIPE {key}=0,1,2 "
+                "trains one run for each"
+            )
         if not equals or not key or "" in key.split("."):
             raise UserError(
                 f"'{item}' is not an override; write for instance trainer.max_duration=2ep"

@@ -1,6 +1,7 @@
 """The encoder in a weights file or a checkpoint, with timm's names; nothing is executed."""
 
 import contextlib
+import os
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pospre.command_line import weights_hint
 from pospre.errors import UserError
 from pospre.nn.encoder_options import Positions
 from pospre.nn.positions.file_tables import without_empty
@@ -88,6 +90,11 @@ def read_source(
     if is_weights_file(said.uri):
         source = _read_file(said, which, keys, otherwise)
     else:
+        if not os.path.lexists(said.uri) and not is_remote(said.uri):
+            raise UserError(
+                f"{keys.weights}{said.uri} does not exist. Give a file of weights, a run or a "
+                f"checkpoint{weights_hint(said.uri)}."
+            )
         source = _read_run(said.uri, which, keys)
     source = _with_said(source, said)
     for key, tensor in source.tensors.items():

@@ -178,6 +178,8 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
             "64",
         ],
         "--std is '0'; give numbers in [0, 1]": ["--model", weights, "--std", "0"],
+        "timm:resnet50,FILE with its weights in a file": ["--model", "resnet50"],
+        "save its weights to a file first": ["--model", "facebook/dinov2-small"],
         "--mean is 'grey'": ["--model", weights, "--mean", "grey"],
         "--mean has 2 numbers; give one, or 3": ["--model", weights, "--mean", "0.5,0.4"],
     }

@@ -76,11 +76,14 @@ def test_a_file_comes_first(elsewhere: Path) -> None:
         ("pretrain/mea_vitb16", ["Did you mean pretrain/mae_vitb16"]),
         ("mae_vitb16.yaml", ["mae_vitb16.yaml does not exist", "mean mae_vitb16"]),  # a file's name
         ("droppos", ["3 recipes", "demo/droppos, first_light/droppos, learn/droppos"]),
+        ("tiny.yml", ["Did you mean tiny.yaml?"]),
+        ("tiny", ["Did you mean tiny.yaml?"]),
         ("..", ["is a folder"]),
         ("zzz", ["zzz does not exist", "has this name. `ls"]),
     ],
 )
-def test_what_has_no_name_or_several_is_said(given: str, parts: list[str]) -> None:
+def test_what_has_no_name_or_several_is_said(given: str, parts: list[str], elsewhere: Path) -> None:
+    (elsewhere / "tiny.yaml").touch()
     with pytest.raises(UserError) as caught:
         find_recipe(given)
     for part in parts:

@@ -147,8 +147,9 @@ class Collapse(Watcher):
             found[f"features/{name}_rank"] = Quantity(effective_rank(features), (1.0,), _NOTHING)
         logger.log_metrics({name: quantity.value for name, quantity in found.items()})
         for name, quantity in (found | _entropies(state, model)).items():
+            if name in self._start:
+                self.judge(step, name, self._warning(name, quantity))
             self._start.setdefault(name, quantity.value)
-            self.judge(step, name, self._warning(name, quantity))
 
     def _warning(self, name: str, quantity: Quantity) -> str | None:
         value, start = quantity.value, self._start[name]
