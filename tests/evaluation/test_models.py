@@ -168,7 +168,7 @@ def test_what_cannot_be_measured_is_refused_in_a_line(
     for message, where in (("knn: it needs labels", flat), ("does not exist", flat / "none")):
         code, _, complained = run("knn", "--model", weights, "--data", where, "k=2")
         assert code == 2 and message in complained
-    refused = {
+    refused: dict[str, list[Any]] = {
         "weights without a run's heads": ["--model", weights],
         "give a side in pixels, or HxW": ["--model", weights, "--image-size", "big"],
         "is measured with the values of its recipe": [
