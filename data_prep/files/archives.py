@@ -5,6 +5,7 @@ import os
 import tarfile
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -49,8 +50,9 @@ def read_regular(path: Path) -> bytes:
     odd = odd_file(path)
     if odd is not None:
         raise DamagedItem(f"not a regular file, but {odd}")
-    if path.stat().st_size > _MOST_BYTES:
-        raise DamagedItem(_TOO_LARGE)
+    with suppress(OSError):  # reading will raise the error
+        if path.stat().st_size > _MOST_BYTES:
+            raise DamagedItem(_TOO_LARGE)
     return path.read_bytes()
 
 
