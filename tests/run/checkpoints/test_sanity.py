@@ -87,6 +87,8 @@ ODD = [
     ("recipe", put(*RECORD, "data", value={"labels": 3})),
     ("recipe", put(*RECORD, "fingerprints", value=["encoder.weights"])),
     ("recipe", put(*RECORD, "fingerprints", value={"encoder.weights": 3})),
+    ("recipe", put(*RECORD, "classes", value=["cat", 3])),
+    ("recipe", put(*RECORD, "classes", value={"cat": 3})),
     ("recipe", put(*RECORD, "recipe", "encoder", value=None)),
 ]
 
