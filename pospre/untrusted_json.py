@@ -5,17 +5,21 @@ import math
 from contextlib import suppress
 from typing import Any, TypeGuard
 
+from pospre.text_lists import decode_text
+
 INTEGERS = range(-(1 << 63), 1 << 64)
 """Those of 64 bits: larger ones overflow later."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
+    """Return the value of a JSON text; bytes are decoded as a user's text.
 
     Raises:
-        ValueError: it is not JSON, is nested too deeply, or has a number that is not finite or an
-            integer of more than 64 bits.
+        ValueError: it is not text or not JSON, is nested too deeply, or has a number that is not
+            finite or an integer of more than 64 bits.
     """
+    if isinstance(text, bytes):
+        text = decode_text(text)
     try:
         return json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_number)
     except RecursionError:

@@ -15,6 +15,7 @@ from pospre.data.stores.files import is_visible, names_in, odd_file, refuse_unli
 from pospre.data.stores.image_folder import visible_files
 from pospre.data.stores.splits import split_of_name
 from pospre.errors import UserError
+from pospre.text_lists import decode_text, text_lines
 from pospre.untrusted_json import parse_json
 
 _BUNDLES = ("data", "shards")
@@ -96,12 +97,13 @@ class Tree:
         return entry
 
     def lines(self, name: str, what: str) -> list[str]:
-        """Return the lines of a text file that are not empty; ``UserError`` if it is not there."""
+        """Return the lines of a text file that are not blank; ``UserError`` if it is not there."""
         try:
-            text = self.need(name, what).location.read().decode("utf-8")
-        except (OSError, ValueError) as error:  # disk errors; not UTF-8, or a damaged zip
+            return text_lines(decode_text(self.need(name, what).location.read()))
+        except UserError:
+            raise
+        except (OSError, ValueError) as error:  # disk errors; not text, or a damaged zip
             raise UserError(f"{self.root}: {name} ({what}) is not text: {error}.") from error
-        return [line for line in text.splitlines() if line.strip()]
 
     def json(self, name: str, what: str) -> dict[str, Any]:
         """Return the object of a JSON file; ``UserError`` if there is no such object."""

@@ -12,6 +12,7 @@ from data_prep.sources.source import Source, one_of_each_ending
 from data_prep.splits import Split
 from pospre.data.stores.image_folder import Listing, class_labels, looks_like_image, visible_files
 from pospre.errors import UserError, needing
+from pospre.text_lists import read_list
 
 # Free Spoken Digits: class, speaker and number in the name. The first five of each are the test set
 _NAMED = re.compile(r"([^_/]+)_([^_/]+)_(\d+)\.wav", re.IGNORECASE)
@@ -139,4 +140,4 @@ def _spoken_digits(names: list[str]) -> list[re.Match[str]] | None:
 def _listed(path: Path) -> set[str]:
     if not path.is_file():
         return set()
-    return set(path.read_text(encoding="utf-8").split())
+    return set(read_list(path))

@@ -12,6 +12,7 @@ from data_prep.sources._labels import RawLabel, class_names, label_of, labels_of
 from data_prep.sources.source import Item, Source, image_item, one_of_each_ending
 from data_prep.splits import Split, files_of
 from pospre.errors import UserError
+from pospre.text_lists import decode_text
 from pospre.untrusted_json import parse_json
 
 _IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff")
@@ -72,7 +73,10 @@ class _Shard:
     def _label(self, key: str, files: dict[str, Entry]) -> RawLabel:
         where = f"{self.path}: sample {key}"
         if "cls" in files:
-            text = files["cls"].location.read().decode("utf-8", "replace").strip()
+            try:
+                text = decode_text(files["cls"].location.read()).strip()
+            except ValueError as error:
+                raise UserError(f"{where} has an invalid .cls: {error}.") from error
             return int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
         if "json" not in files:
             return None

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from pospre.errors import UserError
+from pospre.text_lists import decode_text
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^{}]*))?\}")
 _KEY_PART = re.compile(r"(?<=^algorithms\.)[\w.]+:[^.]+|[^.]+")
@@ -111,15 +112,17 @@ def parse(text: str, source: str) -> Any:
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, as written (no variables resolved)."""
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(LARGEST + 1)
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise UserError(f"{path} is not a recipe: it has more than {LARGEST >> 10} KiB of text")
+        return parse_mapping(decode_text(content), path)
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"recipe {path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"recipe {path} cannot be read: {error}") from None
-    if len(text) > LARGEST:
-        raise UserError(f"{path} is not a recipe: it has more than {LARGEST >> 10} KiB of text")
-    return parse_mapping(text, path)
 
 
 def parse_mapping(text: str, path: Path) -> dict[str, Any]:

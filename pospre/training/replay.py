@@ -62,7 +62,7 @@ def replay(path: str | Path, *overrides: str) -> Replay:
     """
     path = Path(path)
     try:
-        noted = parse_object(path.read_text(encoding="utf-8"))
+        noted = parse_object(path.read_bytes())
         step, ranks = int(noted["step"]), noted["ranks"]
         recorded = noted["recipe"]
         apply_overrides(recorded, overrides)

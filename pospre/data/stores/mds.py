@@ -66,7 +66,7 @@ def is_mds(path: Path) -> bool:
     if odd_file(path / INDEX_NAME) is not None:
         return False
     try:
-        index = parse_json((path / INDEX_NAME).read_text(encoding="utf-8"))
+        index = parse_json((path / INDEX_NAME).read_bytes())
     except (OSError, ValueError):
         return False
     return isinstance(index, dict) and "shards" in index

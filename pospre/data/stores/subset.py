@@ -13,6 +13,7 @@ from pospre import draws
 from pospre.data.stores.description import CHOSEN, Identity, hash_of
 from pospre.data.stores.reader import Reader, Sample
 from pospre.errors import UserError
+from pospre.text_lists import read_list
 
 
 class SubsetReader(Reader):
@@ -101,11 +102,7 @@ def _of_each_class(reader: Reader, labels: list[int], fraction: float, seed: int
 
 
 def _listed(reader: Reader, names: list[str], path: Path) -> np.ndarray:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise UserError(f"labels={path} cannot be read ({error}).") from error
-    wanted = [line.strip() for line in lines if line.strip()]
+    wanted = read_list(path, f"labels={path}")
     if not wanted:
         raise UserError(f"labels={path} is empty; write one file name per line.")
     if not any(names):

@@ -18,6 +18,7 @@ from pospre.evaluation.features import open_labelled, require_labels
 from pospre.evaluation.registry import Plan
 from pospre.model.algorithm import method_of
 from pospre.recipe.recipe import Recipe
+from pospre.untrusted_json import parse_json
 
 
 class HeadClasses(NamedTuple):
@@ -186,8 +187,10 @@ def read_reassessed(path: str, data: Reader, count: int) -> Tensor:
 def _read_json(key: str, path: str, kind: Any, what: str) -> Any:
     """Return the content of setting ``key``'s file, of a type that ``what`` describes."""
     try:
-        return TypeAdapter(kind).validate_json(Path(path).read_bytes(), strict=True)
+        return TypeAdapter(kind).validate_python(parse_json(Path(path).read_bytes()), strict=True)
     except OSError as error:
         raise UserError(f"{key}={path} cannot be read ({error}).") from error
     except ValidationError:
         raise UserError(f"{key}={path} is not a {what}.") from None
+    except ValueError as error:
+        raise UserError(f"{key}={path} is not a {what} ({error}).") from error

@@ -22,6 +22,7 @@ from pospre.data.stores.files import odd_file, read_bytes
 from pospre.data.stores.image_folder import list_images
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe
+from pospre.text_lists import read_text
 from pospre.untrusted_json import parse_object
 
 _START = 1 << 17  # bytes: EXIF and a colour profile usually end there
@@ -103,8 +104,9 @@ SCENE_CLASSES = ("ball", "box", "cone", "cylinder", "ring", "tree")
 def scene_lines(folder: Path) -> list[dict[str, Any]]:
     """Return the label lines of rendered scenes, whose pictures exist."""
     lines = []
-    text = (folder / LABELS).read_text(encoding="utf-8").splitlines()
-    for number, row in enumerate(text, start=1):
+    for number, row in enumerate(read_text(folder / LABELS).splitlines(), start=1):
+        if not row.strip():
+            continue
         try:
             line = parse_object(row)
             items = line["objects"]

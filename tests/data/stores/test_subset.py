@@ -38,7 +38,7 @@ def test_small_classes_give_all_they_have(image_folder: Images) -> None:
 
 def test_formats_give_the_same_images(image_folder: Images, tmp_path: Path) -> None:
     folder = image_folder(num_images=12)
-    (tmp_path / "list.txt").write_text("dog/0003.jpg\n0004.jpg\n")
+    (tmp_path / "list.txt").write_bytes("dog/0003.jpg\r\n0004.jpg\r\n".encode("utf-16"))
     batches = []
     for path in (folder, converted(folder, tmp_path / "mds")):
         for options in ({"label_fraction": 0.5}, {"labels": str(tmp_path / "list.txt")}):

@@ -22,7 +22,8 @@ def shard(*numbers: int, folder: str = "", label: int | None = None) -> bytes:
     for number in numbers:
         stem = f"{folder}{number:04d}"
         about = {"caption": "x", "cls": number % 3} if label is None else {"cls": label}
-        files[f"{stem}.cls"] = b"%d\n" % (number % 3 if label is None else label)
+        written = f"{number % 3 if label is None else label}\r\n"
+        files[f"{stem}.cls"] = written.encode(("ascii", "utf-8-sig", "utf-16")[number % 3])
         files[f"{stem}.JPG"] = JPEGS[number]
         files[f"{stem}.json"] = text(about)
         files[f"{stem}.seg.png"] = b"no image of its own"

@@ -114,7 +114,7 @@ def test_figures_are_those_of_other_libraries(
     objects = image_folder(num_images=12, classes=("bear", "car"), name="objects")
     strange = image_folder(num_images=7, classes=(), name="strange")
     lists = tmp_path / "lists.json"
-    lists.write_text(json.dumps({"bear": ["n01", "n03"], "car": [1]}))
+    lists.write_text(json.dumps({"bear": ["n01", "n03"], "car": [1]}), encoding="utf-16")
     real = tmp_path / "real.json"  # of images 1 to 23; the files here count from 0
     (data / "n01" / "0000.jpg").rename(data / "n01" / "val_0024.jpg")
     real.write_text(json.dumps([[n % 4, (n + 1) % 4] if n % 3 else [] for n in range(1, 25)]))

@@ -1,6 +1,8 @@
 """Detection: its figures against torchmetrics, its data, its network, a whole evaluation."""
 
 import json
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -301,6 +303,14 @@ def spoil(folder: Path, what: str) -> None:
         annotation.write_text(text.replace("green", "blue"))
     elif what == "box":
         annotation.write_text(text.replace("xmin", "left"))
+    elif what == "name":
+        annotation.write_text(text.replace("green", " "))
+    elif what == "nan":
+        annotation.write_text(text.replace("<xmin>", "<xmin>nan</xmin><xmin>"))
+    elif what == "difficult":
+        annotation.write_text(text.replace("<bndbox>", "<difficult>2</difficult><bndbox>"))
+    elif what == "list":
+        (folder / "ImageSets" / "Main" / "val.txt").write_bytes(b"caf\xe9\r\n")
     elif what == "xml":
         annotation.write_text(text[:40])
     elif what == "none":
@@ -314,6 +324,10 @@ def spoil(folder: Path, what: str) -> None:
         ("image", {}, r"val001\.xml describes .*val001\.jpg, which does not exist"),
         ("class", {}, r"val001\.xml has the class 'blue'; known are green, red"),
         ("box", {}, r"val001\.xml, object 1, has no bndbox of four numbers; add it"),
+        ("name", {}, r"val001\.xml, object \d, has no name; add it, or remove the object"),
+        ("nan", {}, r"val001\.xml, object 1, has no bndbox of four numbers; add it"),
+        ("difficult", {}, r"val001\.xml, object 1, has difficult '2'; write 1 or 0"),
+        ("list", {}, r"val\.txt cannot be read \(it is not UTF-8 .*; save it as UTF-8"),
         ("xml", {}, r"val001\.xml is not a readable annotation"),
         ("none", {}, r"\(val\) has no boxes"),
         ("", {"split": "test"}, r"has no split 'test' of images with boxes; give a folder"),
@@ -348,6 +362,9 @@ def change_first(folder: Path, change: dict[str, Any] | None) -> Path:
         ({"image_id": 99}, r"annotation 1 is on the image 99, which is not listed"),
         ({"bbox": [1, 2]}, r"annotation 1 has no bbox of four numbers"),
         ({"bbox": [1, 2, "nan", 3]}, r"annotation 1 has no bbox of four numbers"),
+        ({"iscrowd": "x"}, r"annotation 1 has iscrowd 'x'; write 1 or 0"),
+        ({"segmentation": [[1, 1, 9, 1, 9, 9, 1]]}, r"annotation 1 has a polygon of 7 numbers"),
+        ({"segmentation": [1, 1, 9, 9]}, r"annotation 1 has a polygon of 4 numbers"),
         ({"bbox": 5}, r"annotation 1 has no bbox of four numbers"),
         (
             {"category_id": [3]},
@@ -362,6 +379,49 @@ def test_annotations_of_nothing_are_refused(tmp_path: Path, change, message):
     change_first(coco_folder(tmp_path, {"val": 1}), change)
     with pytest.raises(UserError, match=message):
         open_boxes(str(tmp_path), "val")
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "message"),
+    [
+        ("images", {"id": 10}, r"val2017\.json: the id 10 is twice in images; give each its own"),
+        ("categories", {"id": 3}, r"the id 3 is twice in categories; give each its own"),
+        ("categories", {"id": 9, "name": " "}, r"category 9 has no name; add it"),
+        ("categories", {"id": 9, "name": None}, r"category 9 has no name; add it"),
+        ("images", {"id": math.nan}, r"not a COCO .*NaN is not finite.*; correct it or export"),
+    ],
+)
+def test_lists_of_coco_with_wrong_entries(
+    tmp_path: Path, key: str, change: dict[str, Any], message: str
+):
+    path = coco_folder(tmp_path, {"val": 1}) / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    content[key].append(content[key][0] | change)
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        open_boxes(str(tmp_path), "val")
+
+
+def test_lists_and_marks_as_programs_write_them(voc: Path, tmp_path: Path):
+    data = Path(shutil.copytree(voc, tmp_path / "voc"))
+    listed, annotation = data / "ImageSets" / "Main" / "val.txt", data / "Annotations/val001.xml"
+    # as Windows saves it, with blank lines and a name twice
+    listed.write_bytes("val001 1\r\n  \r\n\r\nval000\r\nval001\r\n".encode("utf-16"))
+    for written, ignored in (("True", True), ("1.0", True), ("", False), ("false", False)):
+        whole = (voc / "Annotations/val001.xml").read_text()
+        annotation.write_text(
+            whole.replace("<bndbox>", f"<difficult>{written}</difficult><bndbox>"),
+            encoding="utf-16",
+        )
+        found = open_boxes(str(data), "val")
+        assert [path.name for path in found.images] == ["val001.jpg", "val000.jpg"]
+        assert {item.crowd for item in found.items[0]} == {ignored}
+    folder = coco_folder(tmp_path, {"val": 1})
+    path = change_first(folder, {"iscrowd": "0", "segmentation": [10, 10, 18, 10, 10, 18]})
+    plain = open_boxes(str(folder), "val")
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert open_boxes(str(folder), "val").items == plain.items
+    assert not plain.items[0][0].crowd and plain.items[0][0].mask is not None
 
 
 def test_run_lengths_beyond_the_image_are_refused(tmp_path: Path):

@@ -250,6 +250,8 @@ def spoil(data: Path, what: str) -> None:
         (data / "classes.txt").write_text("sky\ncar\n")
     elif what == "nameless":
         (data / "classes.txt").write_text("")
+    elif what == "gap":
+        (data / "classes.txt").write_text("sky\n\ncar\n\n")
     elif what == "empty":
         for path in masks.iterdir():
             save(path, np.full((40, 48), 255, np.uint8))
@@ -268,6 +270,7 @@ def spoil(data: Path, what: str) -> None:
         ("damaged", {}, r"001\.jpg is not a readable image"),
         ("names", {"num_classes": 3}, r"names 2 classes, .* 2, and num_classes is 3"),
         ("nameless", {}, r"classes\.txt has no class names; write one per line"),
+        ("gap", {}, r"classes\.txt has no name in line 2; write one per line"),
         ("empty", {}, r"no pixel of .*val has a class; check ignore"),
         ("tiny", {}, r"001\.jpg has 4×9 pixels after scaling, less than a patch of 8"),
         ("", {"split": "test"}, r"has no split 'test' of images with masks; give a folder"),

@@ -8,6 +8,7 @@ year may follow the split's name), Pascal VOC (``ImageSets/Main/<split>.txt``,
 import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from pospre.evaluation.dense.images import (
     files_by_stem,
     scene_lines,
 )
+from pospre.text_lists import read_list
 from pospre.untrusted_json import parse_object
 
 
@@ -62,19 +64,24 @@ def _coco(base: Path, path: Path, decoding: Decoding) -> BoxSet:
     if folder is None:
         raise UserError(f"{path} needs its images in {base / name} or {base / 'images'}.")
     try:
-        content = parse_object(path.read_text(encoding="utf-8"))
-        categories = sorted(content["categories"], key=lambda each: each["id"])
-        images = sorted(content["images"], key=lambda each: each["id"])
+        content = parse_object(path.read_bytes())
+        categories, images = (_by_id(content, key, path) for key in ("categories", "images"))
         annotations = list(content["annotations"])
-        names = [str(each["name"]) for each in categories]
-        labels = {each["id"]: label for label, each in enumerate(categories, start=1)}
-        places = {each["id"]: place for place, each in enumerate(images)}
-        files = [folder / each["file_name"] for each in images]
+        names = [str(each["name"] or "").strip() for each in categories.values()]
+        labels = {number: label for label, number in enumerate(categories, start=1)}
+        places = {number: place for place, number in enumerate(images)}
+        files = [folder / each["file_name"] for each in images.values()]
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a COCO annotation file ({error!r}).") from error
+        raise UserError(
+            f"{path} is not a COCO annotation file ({error!r}); correct it or export it again."
+        ) from error
+    if not all(names):
+        raise UserError(f"{path}: category {[*labels][names.index('')]} has no name; add it.")
     found = BoxSet(str(path), names, decoding)
     bar = tqdm(files, "images", unit="img", disable=None, delay=2)
-    for image, file in zip(images, bar, strict=True):
+    for image, file in zip(images.values(), bar, strict=True):
         found.add_image(file, path, image.get("height"), image.get("width"))
     for number, each in enumerate(annotations):
         try:
@@ -89,6 +96,16 @@ def _coco(base: Path, path: Path, decoding: Decoding) -> BoxSet:
     return found
 
 
+def _by_id(content: dict[str, Any], key: str, path: Path) -> dict[Any, dict[str, Any]]:
+    """Return the entries of a list by their ids, which are sorted; ``UserError`` for one twice."""
+    entries = sorted(content[key], key=lambda each: each["id"])
+    found = {each["id"]: each for each in entries}
+    if len(found) < len(entries):
+        twice = next(a["id"] for a, b in pairwise(entries) if a["id"] == b["id"])
+        raise UserError(f"{path}: the id {twice} is twice in {key}; give each its own.")
+    return found
+
+
 def _add_annotation(
     found: BoxSet, each: dict[str, Any], labels: Mapping[Any, int], places: Mapping[Any, int]
 ) -> None:
@@ -97,21 +114,36 @@ def _add_annotation(
         raise UserError(f"has the category {each.get('category_id')}; known are {known}.")
     if each.get("image_id") not in places:
         raise UserError(f"is on the image {each.get('image_id')}, which is not listed.")
-    try:
-        x, y, width, height = (float(number) for number in each["bbox"])
-    except (KeyError, TypeError, ValueError):
-        x = y = width = height = math.nan
-    if not all(map(math.isfinite, (x, y, width, height))):
-        raise UserError("has no bbox of four numbers; add it.")
+    x, y, width, height = _four_numbers(each.get("bbox"), "bbox")
     place = places[each["image_id"]]
     found.add(
         (x, y, x + width, y + height),
         labels[each["category_id"]],
         place=place,
-        crowd=bool(each.get("iscrowd", 0)),
+        crowd=_is_true(each.get("iscrowd"), "iscrowd"),
         area=_area(each.get("area")),
         mask=_coco_mask(each.get("segmentation"), *found.sides[place]),
     )
+
+
+def _four_numbers(given: Any, key: str) -> tuple[float, float, float, float]:
+    try:
+        a, b, c, d = map(float, given)
+    except (TypeError, ValueError):
+        a = b = c = d = math.nan
+    if not all(map(math.isfinite, (a, b, c, d))):
+        raise UserError(f"has no {key} of four numbers; add it.")
+    return a, b, c, d
+
+
+def _is_true(given: Any, key: str) -> bool:
+    """Return a mark that programs write as a number, a truth value or text; none is false."""
+    word = str(given or 0).strip().lower()
+    if word in ("true", "yes", "1", "1.0"):
+        return True
+    if word in ("false", "no", "0", "0.0", ""):
+        return False
+    raise UserError(f"has {key} {given!r}; write 1 or 0.")
 
 
 def _area(given: Any) -> float:
@@ -126,6 +158,14 @@ def _coco_mask(given: Any, height: int, width: int) -> Mapping[str, Any] | None:
     """Return compressed run lengths from polygons or from either kind of run lengths."""
     if not given:
         return None
+    if isinstance(given, list):  # pycocotools takes four numbers for a box
+        given = given if isinstance(given[0], list) else [given]
+        for polygon in given:
+            if len(polygon) % 2 or len(polygon) < 6:
+                raise UserError(
+                    f"has a polygon of {len(polygon)} numbers; it needs x and y of three or more "
+                    "points. Correct or remove the polygon."
+                )
     runs = given if isinstance(given, dict) and isinstance(given["counts"], str | bytes) else None
     if runs is None:
         runs = coco_mask.frPyObjects(given, height, width)
@@ -137,7 +177,7 @@ def _coco_mask(given: Any, height: int, width: int) -> Mapping[str, Any] | None:
 
 def _voc(base: Path, split: str, classes: Sequence[str] | None, decoding: Decoding) -> BoxSet:
     listed = base / "ImageSets" / "Main" / f"{split}.txt"
-    names = [line.split()[0] for line in listed.read_text(encoding="utf-8").splitlines() if line]
+    names = [*dict.fromkeys(line.split()[0] for line in read_list(listed))]  # each once
     paths = [base / "Annotations" / f"{name}.xml" for name in names]
     trees = [_voc_tree(path) for path in paths]
     objects = [_voc_objects(tree, path) for tree, path in zip(trees, paths, strict=True)]
@@ -174,15 +214,16 @@ def _voc_objects(
     found = []
     for number, item in enumerate(tree.iter("object"), start=1):
         texts = [item.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
+        name = (item.findtext("name") or "").strip()
         try:
-            x0, y0, x1, y1 = (float(str(text)) for text in texts)
-        except ValueError:
-            raise UserError(
-                f"{path}, object {number}, has no bndbox of four numbers; add it."
-            ) from None
-        difficult = (item.findtext("difficult") or "0").strip() == "1"
+            x0, y0, x1, y1 = _four_numbers(texts, "bndbox")
+            difficult = _is_true(item.findtext("difficult"), "difficult")
+            if not name:
+                raise UserError("has no name; add it, or remove the object.")
+        except UserError as error:
+            raise UserError(f"{path}, object {number}, {error}") from None
         # VOC counts pixels from 1, and x1, y1 are inclusive
-        found.append(((item.findtext("name") or "").strip(), (x0 - 1, y0 - 1, x1, y1), difficult))
+        found.append((name, (x0 - 1, y0 - 1, x1, y1), difficult))
     return found
 
 

@@ -28,6 +28,7 @@ from pospre.evaluation.dense.images import (
     read_labels,
     scene_lines,
 )
+from pospre.text_lists import read_list, read_text
 
 IGNORED = -1
 _ALIASES = {"train": ("train", "training"), "val": ("val", "validation")}
@@ -196,9 +197,10 @@ def _count_pixels(part: MaskSet, num_classes: int) -> ndarray:
 def _class_names(path: Path) -> list[str] | None:
     if not path.is_file():
         return None
-    names = path.read_text(encoding="utf-8").splitlines()
-    if not names:
-        raise UserError(f"{path} has no class names; write one per line, or remove the file.")
+    names = [line.strip() for line in read_text(path).rstrip().splitlines()]
+    if not all(names) or not names:  # a blank line would change the numbers of those after it
+        which = f"no name in line {names.index('') + 1}" if names else "no class names"
+        raise UserError(f"{path} has {which}; write one per line, or remove the file.")
     return names
 
 
@@ -206,5 +208,4 @@ def _ade_names(path: Path) -> list[str]:
     """Return the names of ADE20K's 150 classes, or their numbers where the list is not there."""
     if not path.is_file():
         return [f"class {number}" for number in range(1, _ADE_CLASSES + 1)]
-    lines = path.read_text(encoding="utf-8").splitlines()[1:]
-    return [line.split("\t")[-1] for line in lines]
+    return [line.split("\t")[-1] for line in read_list(path)[1:]]

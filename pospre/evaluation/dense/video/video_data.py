@@ -25,6 +25,7 @@ from pospre.evaluation.dense.images import (
     read_labels,
     scene_lines,
 )
+from pospre.text_lists import read_list
 
 VOID = 255
 _RESOLUTION = "480p"
@@ -57,7 +58,7 @@ def open_videos(root: str, split: str, decoding: Decoding = RGB) -> list[Video]:
     base = Path(root)
     listed = base / "ImageSets" / f"{split}.txt"
     if listed.is_file():
-        names = [line.split()[0] for line in listed.read_text().splitlines() if line.strip()]
+        names = [line.split()[0] for line in read_list(listed)]
         videos = [_davis(base, name, decoding) for name in names]
     elif (base / LABELS).is_file():
         videos = _tracks(base, decoding)
