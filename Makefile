@@ -45,7 +45,7 @@ certify: need-RECIPE setup ## Prove that RECIPE=<yaml> resumes exactly: killed, 
 certify-demo: setup ## The same for every demo recipe, on a few pictures; 15 minutes on 2 cores.
 	PYTHONPATH=. $(PYTHON_RUN) tests/drills/certify_demos.py $(ARGS)
 
-drill: setup ## Kill a run 200 times while its bucket misbehaves (ARGS="--kills 20 --outages 5").
+drill: setup ## Kill a run 200 times while its bucket misbehaves (ARGS="--server seaweedfs --kills 20 --outages 5").
 	PYTHONPATH=. $(PYTHON_RUN) tests/drills/s3_kills.py $(ARGS)
 
 lint: setup ## Check the code's style and formatting with ruff.

@@ -2,7 +2,6 @@
 
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from pospre.data.stores.description import Description, checksum
 from pospre.data.threads import available_cores
 from pospre.errors import UserError, printable, run_command
 from pospre.object_store import is_remote
+from pospre.scratch import cause_of_full_disk, full_disk, scratch
 
 if TYPE_CHECKING:  # slow to import for --help
     from pospre.data.stores.reader import Reader
@@ -39,11 +39,16 @@ def verify(destination: str | Path, num_workers: int | None = None) -> None:
     ``UserError`` names the first thing that is missing, changed or unreadable.
     """
     where = str(destination).rstrip("/")
-    with tempfile.TemporaryDirectory(prefix="pospre-verify-") as cache:
+    with scratch() as folder:
+        cache = str(folder)
         try:
             reader, content = _open(where, cache)
             bad = _unusable(reader, num_workers or available_cores())
-        except UserError as error:  # it may name files in the temporary folder
+        except UserError as error:
+            full = cause_of_full_disk(error)
+            if full is not None and is_remote(where):
+                raise full_disk(folder.parent, full) from error
+            # it may name files in the temporary folder
             text = re.sub(rf"{re.escape(cache)}/[^/]+/v-\w+", where, str(error))
             raise error.restated(text) from error
     if bad:

@@ -6,28 +6,35 @@ come from boto's own variables and files.
 
 import io
 import os
-import re
 import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, BinaryIO, NamedTuple
 
 # boto3 comes with the extra s3 and is slow to import: it is imported when a bucket is opened
+from pospre.bucket_errors import (
+    ENDPOINTS,
+    MISSING,
+    NOT_KNOWN,
+    Garbled,
+    as_user_error,
+    check_variables,
+    code_of,
+    is_credential_fault,
+    shown,
+    without_passwords,
+)
 from pospre.errors import Unreachable, UserError, needing
 
-_MISSING = ("404", "NoSuchKey", "NotFound")
 _THERE_ALREADY = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
-_NOT_KNOWN = ("NotImplemented", "501")
-_ENDPOINTS = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _PATIENCE = 300.0
 _CHECKED = 3  # attempts of a check: a server may be busy once
-_DELETED_AT_ONCE = 1000  # limit of S3
+_AT_ONCE = 10  # requests, as many as boto keeps connections
 _SMALL = 1 << 30  # bytes: the metrics of the longest runs have fewer
 _PIECE = 64 << 20  # bytes per request: boto's 8 MB mean 72 requests for a ViT-S with AdamW
-_BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
-CREDENTIAL_FAULTS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken")
 
 
 class Stored(NamedTuple):
@@ -47,10 +54,6 @@ class Stored(NamedTuple):
     def stamp(self) -> str:
         """A text that changes with the content."""
         return f"{self.size} {self.tag or self.time}"
-
-
-class Garbled(Unreachable):
-    """A response that is damaged: its checksum is wrong, or it cannot be parsed."""
 
 
 def is_remote(uri: str) -> bool:
@@ -97,6 +100,9 @@ class Bucket:
     Args:
         patience: number of boto's attempts: few for a check, many for data that must arrive.
         timeout: seconds without a byte after which an attempt fails; default: few, for a check.
+
+    Attributes:
+        has_answered: whether it has served a request: the credentials were right.
     """
 
     def __init__(self, uri: str, *, patience: int = 5, timeout: float | None = None) -> None:
@@ -108,7 +114,7 @@ class Bucket:
             "read_timeout": timeout or (5 if patience <= _CHECKED else 60),
             "retries": {"total_max_attempts": patience, "mode": "standard"},
         }
-        self._is_refused = False
+        self._is_refused = self.has_answered = False
         self.connect()
 
     def connect(self) -> None:
@@ -116,8 +122,9 @@ class Bucket:
         with needing("s3", self.uri):
             import boto3
             from botocore.config import Config
-            from botocore.exceptions import BotoCoreError
+            from botocore.exceptions import BotoCoreError, InvalidRegionError
             from botocore.session import Session
+        check_variables()
         config = Config(**self._options)
         try:
             core = Session()
@@ -126,13 +133,15 @@ class Bucket:
             session = boto3.Session(botocore_session=core)
             loader.search_paths[:] = dict.fromkeys(loader.search_paths)  # each session adds one
             self.client: Any = session.client("s3", endpoint_url=self.endpoint, config=config)
-        except ValueError as error:
-            name = next((name for name in _ENDPOINTS if os.environ.get(name)), _ENDPOINTS[0])
-            raise UserError(
-                f"{name} is '{_shown(os.environ.get(name, ''))}'; write it as http://host:port"
-            ) from error
+        except InvalidRegionError as error:
+            raise UserError(f"{self.uri}: {error}; check AWS_DEFAULT_REGION") from error
         except BotoCoreError as error:
-            raise UserError(f"{self.uri}: {_without_passwords(error)}") from error
+            raise UserError(f"{self.uri}: {without_passwords(error)}") from error
+        except ValueError as error:
+            name = next((name for name in ENDPOINTS if os.environ.get(name)), ENDPOINTS[0])
+            raise UserError(
+                f"{name} is '{shown(os.environ.get(name, ''))}'; write it as http://host:port"
+            ) from error
 
     def __enter__(self) -> "Bucket":
         if self._is_refused:
@@ -141,22 +150,10 @@ class Bucket:
         return self
 
     def __exit__(self, _: Any, error: BaseException | None, trace: Any) -> None:
-        from boto3.exceptions import Boto3Error, S3UploadFailedError
-        from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
-        from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
-
-        if isinstance(error, S3UploadFailedError):  # wraps the server's answer
-            error = error.__context__ or error
-        if isinstance(error, ClientError):
-            self._is_refused = error.response["Error"]["Code"] in CREDENTIAL_FAULTS
-        if isinstance(error, FlexibleChecksumError):
-            raise Garbled(f"{self.uri}: the response is damaged ({error})") from error
-        # boto's timeouts are also OSErrors
-        if isinstance(error, BotoCoreError | ClientError | RetriesExceededError):
-            kind = Unreachable if may_pass(error) else UserError
-            raise kind(self.explain(error)) from error
-        if isinstance(error, Boto3Error | S3DownloadFailedError | OSError):
-            raise UserError(f"{self.uri}: {_without_passwords(error)}") from error
+        self._is_refused = is_credential_fault(error)
+        told = as_user_error(error, self.uri) if error is not None else None
+        if told is not None:
+            raise told from error
         self.client.close()
 
     def path(self, name: str) -> str:
@@ -170,7 +167,8 @@ class Bucket:
     def look(self, folder: str = "", *, below: bool = False) -> dict[str, Stored]:
         """Describe every object in this folder (and ``below``), by name.
 
-        With ``folder``, list that folder in this one; names are relative to it.
+        With ``folder``, list that folder in this one; names are relative to it. Empty objects whose
+        name ends in a slash are no objects: consoles and some servers make them for folders.
 
         Raises:
             Garbled: the list cannot be parsed.
@@ -184,7 +182,11 @@ class Bucket:
         )
         try:
             found = [item for page in pages for item in page.get("Contents", [])]
-            return {item["Key"].removeprefix(prefix): _stored(item, item["Size"]) for item in found}
+            return {
+                item["Key"].removeprefix(prefix): _stored(item, item["Size"])
+                for item in found
+                if item["Size"] or not item["Key"].endswith("/")
+            }
         except (KeyError, ValueError, ResponseParserError) as error:
             raise Garbled(f"{self.uri}: the list of objects is damaged ({error})") from error
 
@@ -224,7 +226,7 @@ class Bucket:
         try:
             return self.read(name)
         except self.client.exceptions.ClientError as error:
-            if error.response["Error"]["Code"] in _MISSING:
+            if code_of(error) in MISSING:
                 return None
             raise
 
@@ -252,111 +254,37 @@ class Bucket:
         none.
         """
         place = {"Bucket": self.name, "Key": self.path(name), "Body": content}
-        refusals = (*_THERE_ALREADY, *(_MISSING if "IfMatch" in condition else ()))
+        refusals = (*_THERE_ALREADY, *(MISSING if "IfMatch" in condition else ()))
         try:
             answer = self.client.put_object(**place, **condition)
         except self.client.exceptions.ClientError as error:
-            code = error.response["Error"]["Code"]
-            if code in refusals:
+            if code_of(error) in refusals:
                 return None
-            if code not in _NOT_KNOWN:
+            if code_of(error) not in NOT_KNOWN:
                 raise
             answer = self.client.put_object(**place)
         tag: str = answer.get("ETag", "")
         return tag
 
     def delete(self, name: str) -> None:
-        """Remove an object of this folder."""
-        self.client.delete_object(Bucket=self.name, Key=self.path(name))
+        """Remove an object of this folder, if it exists."""
+        try:
+            self.client.delete_object(Bucket=self.name, Key=self.path(name))
+        except self.client.exceptions.ClientError as error:
+            if code_of(error) not in MISSING:
+                raise
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove many objects of this folder; ``UserError`` if the bucket keeps one of them."""
-        for start in range(0, len(names), _DELETED_AT_ONCE):
-            keys = [{"Key": self.path(name)} for name in names[start : start + _DELETED_AT_ONCE]]
-            answer = self.client.delete_objects(
-                Bucket=self.name, Delete={"Objects": keys, "Quiet": True}
-            )
-            for kept in answer.get("Errors", []):
-                raise UserError(
-                    f"s3://{self.name}/{kept.get('Key')} cannot be removed ({kept.get('Code')})"
-                )
+        """Remove many objects of this folder, each with a request of its own.
 
-    def explain(self, error: Exception, address: str = "") -> str:
-        """Explain a boto error: what it means for ``address`` (this folder) and what to check."""
-        from botocore import exceptions as boto
-        from s3transfer.exceptions import RetriesExceededError
-
-        address = address or self.uri
-        where = _shown(next(filter(None, map(os.environ.get, _ENDPOINTS)), "AWS's own endpoint"))
-        if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
-            return (
-                f"{address}: no S3 credentials found; "
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            )
-        if isinstance(error, boto.EndpointConnectionError | boto.HTTPClientError):
-            return f"{address}: the S3 endpoint {where} does not answer; check S3_ENDPOINT_URL"
-        if isinstance(error, RetriesExceededError):
-            cause = _without_passwords(error.last_exception)
-            return f"{address}: the S3 endpoint {where} closes connections ({cause})"
-        if not isinstance(error, boto.ClientError):
-            return f"{address}: {_without_passwords(error)}"
-        code = error.response["Error"]["Code"]
-        if code == "NoSuchBucket":
-            return (
-                f"bucket '{self.name}' does not exist at {where}; create it, or correct {self.uri}"
-            )
-        if code in CREDENTIAL_FAULTS:
-            return (
-                f"{address}: {where} refuses the credentials ({code}); "
-                "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            )
-        if code == "RequestTimeTooSkewed":
-            return (
-                f"{address}: {where} refuses requests signed by this machine, because its clock is "
-                f"wrong ({code}); set the clock"
-            )
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        if code in _MISSING or status == 404:
-            return f"{address} does not exist at {where}"
-        message = f"{where} answers {code}: {error.response['Error'].get('Message', '')}"
-        if status == 403:
-            return (
-                f"{address}: access is denied, or it does not exist in a bucket that may not be "
-                f"listed ({message}); check AWS_ACCESS_KEY_ID and the bucket's rules"
-            )
-        return f"{address}: {message}"
+        Not all servers know S3's request for many (Google's, older ones of MinIO and Ceph).
+        """
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            list(threads.map(self.delete, names))
 
 
 def _stored(answer: Any, size: int) -> Stored:
     return Stored(size, answer.get("ETag", ""), f"{answer.get('LastModified', '')}")
-
-
-def _shown(endpoint: str) -> str:
-    """Return an endpoint for messages, without user name and password.
-
-    Both may hold any character, even a slash or an ``@``, so everything before the last ``@`` is
-    removed.
-    """
-    return re.sub(r"^([A-Za-z][\w+.-]*://)?.*@", r"\1", endpoint, flags=re.DOTALL)
-
-
-def _without_passwords(error: BaseException) -> str:
-    text = str(error)
-    for endpoint in filter(None, map(os.environ.get, _ENDPOINTS)):
-        text = text.replace(endpoint, _shown(endpoint))
-    return text
-
-
-def may_pass(error: Exception) -> bool:
-    """Return whether a boto error comes from the server or the network, not from the request."""
-    from botocore import exceptions as boto
-    from s3transfer.exceptions import RetriesExceededError
-
-    if isinstance(error, boto.ClientError):
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        return status >= 500 or status in (408, 429) or error.response["Error"]["Code"] in _BUSY
-    passing = (boto.EndpointConnectionError, boto.HTTPClientError, boto.IncompleteReadError)
-    return isinstance(error, (*passing, RetriesExceededError))
 
 
 def patiently(work: Callable[[], None], patience: float) -> None:

@@ -11,15 +11,12 @@ uploaded, and is only removed afterwards.
 
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 
-import psutil
 from boto3.s3.transfer import TransferConfig
 
 from data_prep.plan.plan import Plan
@@ -30,10 +27,10 @@ from pospre.data.stores.description import SIDECAR_NAME, Description, parse_desc
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.errors import UserError
 from pospre.object_store import Bucket
+from pospre.scratch import scratch
 from pospre.untrusted_json import parse_object
 
 _WORK = ".pospre"
-_SCRATCH = "pospre-convert-"
 _TRIES = 10  # boto waits longer each time: over a minute in total
 _THREADS = 16
 _UNFINISHED = re.compile(r"shard\.[0-9a-f]{16}\.\d{5}(\.\d{5})?\.mds")
@@ -115,9 +112,8 @@ class BucketShards(Destination):
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """Yield a new folder among the system's temporary files."""
-        _remove_stale()
-        with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-") as folder:
-            yield Path(folder)
+        with scratch() as folder:
+            yield folder
 
     def keep(self, folder: Path, record: Record) -> None:
         """Upload the shards of a block, then its record."""
@@ -208,13 +204,3 @@ def listed_shards(files: BucketFiles, there: dict[str, int]) -> set[str] | None:
         return {shard["raw_data"]["basename"] for shard in shards}
     except (ValueError, TypeError, KeyError):
         return None
-
-
-def _remove_stale() -> None:
-    """Remove remains of killed workers on this machine."""
-    folders = list(Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"))
-    alive = set(map(str, psutil.pids()))  # after listing folders, to include new processes
-    for folder in folders:
-        pid = folder.name.removeprefix(_SCRATCH).split("-")[0]
-        if pid.isdigit() and pid not in alive:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -4,7 +4,6 @@ import hashlib
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from PIL import Image
@@ -14,6 +13,7 @@ from data_prep.files.tree import Tree
 from data_prep.sources.source import Item, Source
 from data_prep.splits import Split
 from pospre.errors import UserError
+from pospre.scratch import scratch
 
 if TYPE_CHECKING:  # slow to import
     from torchvision.datasets import CIFAR10
@@ -68,7 +68,7 @@ def _read(tree: Tree, is_train: bool) -> "CIFAR10":
 
     is_hundred = tree.root.name.startswith("cifar-100-") or tree.find("train") is not None
     kind = CIFAR100 if is_hundred else CIFAR10
-    with TemporaryDirectory() as folder:
+    with scratch() as folder:
         test = tree.find(kind.test_list[0][0])
         if check_integrity(tree.root, kind.tgz_md5):
             extract_archive(tree.root, folder)

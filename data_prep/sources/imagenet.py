@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -16,6 +15,7 @@ from data_prep.sources._labels import labels_of
 from data_prep.sources.source import Source, image_item
 from data_prep.splits import Split
 from pospre.errors import UserError, needing
+from pospre.scratch import scratch
 
 _DEVKIT = "ILSVRC2012_devkit_t12"
 _KAGGLE_LIST = "LOC_val_solution.csv"
@@ -159,8 +159,8 @@ def _by_devkit(tree: Tree, archive: Entry) -> _Labels:
         import_module("scipy")  # torchvision uses it
     from torchvision.datasets.imagenet import load_meta_file, parse_devkit_archive
 
-    with TemporaryDirectory() as folder:
-        (Path(folder) / archive.name).write_bytes(archive.location.read())
+    with scratch() as folder:
+        (folder / archive.name).write_bytes(archive.location.read())
         try:
             parse_devkit_archive(folder)
         except RuntimeError as error:

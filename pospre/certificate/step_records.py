@@ -5,7 +5,6 @@ import json
 import math
 import os
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from pospre.errors import run_command
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
+from pospre.scratch import scratch
 from pospre.training.build import build_components
 from pospre.training.callbacks.metrics import plain_losses
 from pospre.training.train import train
@@ -233,11 +233,11 @@ def prepare() -> None:
     The fork server calls it while it imports this module. No thread may be left: a fork has only
     the forking one, and locks held by others would stay.
     """
-    with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
-        Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(Path(folder) / "black.jpg")
+    with scratch() as folder:
+        Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(folder / "black.jpg")
         recipe = {
             "run_name": "preload",
-            "data": {"path": folder, "batch_size": 1, "num_workers": 0},
+            "data": {"path": str(folder), "batch_size": 1, "num_workers": 0},
             "encoder": {"name": "vit_tiny16", "image_size": 32, "depth": 1},
             "algorithms": {"mae": {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}},
             "schedule": {"warmup": "0ba"},

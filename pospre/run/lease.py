@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from pospre.errors import UserError, printable
 from pospre.object_store import Bucket, patiently
+from pospre.scratch import boot_id
 from pospre.untrusted_json import parse_object
 
 LEASE = "run.lease"
@@ -207,8 +208,7 @@ def _has_ended(owner: dict[str, Any]) -> bool:
 def _machine() -> str:
     """Return an id of this boot of this machine and of the process namespace."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return uuid.uuid4().hex  # unlike any
 

@@ -1,6 +1,5 @@
 """Replay of a bad step: from the last checkpoint before it, on the same samples."""
 
-import tempfile
 from collections.abc import Set
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint, read_checkpoint
 from pospre.run.resume import Resume
+from pospre.scratch import scratch
 from pospre.training.build import build_components
 from pospre.training.callbacks.metrics import plain_losses
 from pospre.training.callbacks.stop_signals import StopSignals
@@ -79,8 +79,8 @@ def replay(path: str | Path, *overrides: str) -> Replay:
     _check_place("data.labels", recipe.data.labels, named)
     if start is None:
         _check_place("encoder.weights", recipe.encoder.weights, named)
-    with tempfile.TemporaryDirectory(prefix="pospre_replay_") as folder:
-        held = _train(_apart(recipe, folder), start, step)
+    with scratch() as folder:
+        held = _train(_apart(recipe, str(folder)), start, step)
     found = sorted(held.batch[INDEX].tolist())
     if found != wanted:
         raise UserError(

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from pospre.object_store import Bucket, is_remote
 from pospre.run.checkpoints import torch_file
 from pospre.run.checkpoints.reading import open_checkpoint
 from pospre.run.resume import recorded
+from pospre.scratch import scratch
 from pospre.training.build import Weights
 from pospre.training.weight_records import RECORD, Known, of_export, of_hub, of_run
 from pospre.untrusted_json import parse_object
@@ -181,8 +181,8 @@ def _local_copy(uri: str) -> Iterator[Path]:
     if not is_remote(uri):
         yield Path(uri)
         return
-    with tempfile.TemporaryDirectory(prefix="pospre-") as folder:
-        target = Path(folder) / uri.rpartition("/")[2]
+    with scratch() as folder:
+        target = folder / uri.rpartition("/")[2]
         with Bucket(uri) as bucket, target.open("wb") as file:
             bucket.download(file)
         yield target

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import yaml
 
@@ -73,11 +74,21 @@ class Drill:
         server: the proxy before the bucket, which the processes use.
         steps: of the run.
         seed: of the kills.
+        crash: kills the server itself and starts it again after so many seconds.
     """
 
-    def __init__(self, folder: Path, server: FlakyS3, steps: int, seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        server: FlakyS3,
+        steps: int,
+        seed: int,
+        crash: Callable[[float], None] | None = None,
+    ) -> None:
         self.folder, self.server, self.steps, self.seed = folder, server, steps, seed
         self.tally = Tally()
+        self._crash = crash
+        self._crashing: Thread | None = None
         self.records: list[ProcessRecord] = []
         self._recipe = _write_recipe(folder, steps)
         self._run_folder = folder / "runs" / "tiny"
@@ -107,6 +118,8 @@ class Drill:
             kill = Kill(kind, step, draws.random())
             if number in outages and self.server.storm:
                 self.server.storm.outage(*outages[number])
+                if self._crash is not None:
+                    self._crashing = Thread(target=self._crash, args=outages[number][:1])
             if kind == "download" or draws.randrange(_DISK_LOSSES) == 0:
                 self._gone = True
                 shutil.rmtree(self._run_folder, ignore_errors=True)
@@ -130,10 +143,15 @@ class Drill:
         while time.monotonic() - began < _PATIENCE:
             expected, job = self._newest(), self._job()
             process = start(train_observed, job)
+            if self._crashing is not None:
+                self._crashing.start()
             killed = send_when_due(process, partial(due, process))
             code = process.wait()
             if killed:
                 self.tally.ends[name(process)] += 1
+            if self._crashing is not None:  # the server is there again after it
+                self._crashing.join()
+                self._crashing = None
             while self.server.under_way:  # what the server was given before the kill
                 time.sleep(0.01)
             self._judge(read_record(job.records), expected)

@@ -11,13 +11,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import boto3
 
 from pospre.certificate.step_records import Verdict
-from tests.data.flaky_s3 import access, flaky_s3
+from tests.data.flaky_s3 import FlakyS3, access, flaky_s3
+from tests.data.seaweed import seaweed
 from tests.data.storm import Storm
 from tests.drills.drill import Drill, Tally
 from tests.markdown import markdown_table
@@ -35,12 +37,14 @@ _EPILOG = """\
 examples:
   python tests/drills/s3_kills.py --kills 200 --outages 5,60,300
   python tests/drills/s3_kills.py --kills 10 --outages 2 --seed 7
+  python tests/drills/s3_kills.py --server seaweedfs --kills 20 --outages 20,120
 
-A tiny DropPos saves every second step, to moto's S3 server behind a proxy. Of its requests 11 %
-meet trouble: 500, 503, a connection that is reset before or after the server has done what it was
-asked, a body cut short, an answer that is late or never comes; and for each of --outages all of
-them do. The run is killed in the middle of a step, a save, an upload, a download and before its
-first step; one kill in three takes the local disk away as well.
+A tiny DropPos saves every second step, to an S3 server (moto's or SeaweedFS) behind a proxy. Of its
+requests 11 % meet trouble: 500, 503, a connection that is reset before or after the server has done
+what it was asked, a body cut short, an answer that is late or never comes; and for each of
+--outages all of them do. SeaweedFS itself is killed then, and started again. The run is killed in
+the middle of a step, a save, an upload, a download and before its first step; one kill in three
+takes the local disk away as well.
 
 After every process the newest checkpoint in the bucket must load as it lies there, the next one
 must go on from the newest whole one on disk or in the bucket, and no more steps may be lost than
@@ -62,13 +66,16 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="of the run; by default two for each kill")
     parser.add_argument("--outages", default="5,60,300", help="seconds of each (5,60,300)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--server", choices=("moto", "seaweedfs"), default="moto")
     parser.add_argument("--keep", type=Path, help="folder to work in, which stays")
     arguments = parser.parse_args()
     outages = [float(seconds) for seconds in arguments.outages.split(",") if seconds]
     steps = arguments.steps or 2 * arguments.kills
     with tempfile.TemporaryDirectory(prefix="pospre-drill-") as temporary:
         folder = arguments.keep or Path(temporary)
-        tally, verdicts = drill(folder, arguments.kills, steps, outages, arguments.seed)
+        tally, verdicts = drill(
+            folder, arguments.kills, steps, outages, arguments.seed, server=arguments.server
+        )
     bad = bool(tally.faults) or not all(verdict.holds for verdict in verdicts)
     return int(bad)
 
@@ -80,6 +87,7 @@ def drill(
     outages: Sequence[float],
     seed: int,
     silence: float = 22.0,
+    server: str = "moto",
 ) -> tuple[Tally, list[Verdict]]:
     """Run the drill and print its table.
 
@@ -90,20 +98,39 @@ def drill(
         outages: seconds of each.
         seed: of all draws.
         silence: seconds that a request goes unanswered, if it is drawn to be.
+        server: behind the proxy, ``moto`` or ``seaweedfs``.
     """
     began = time.monotonic()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # moto's requests
-    with flaky_s3() as server:
-        os.environ.update(access(server.upstream))
-        boto3.client("s3", endpoint_url=server.upstream).create_bucket(Bucket="bucket")
-        it = Drill(folder, server, steps, seed)
+    with _proxy(server, folder) as (proxy, crash):
+        os.environ.update(access(proxy.upstream))
+        it = Drill(folder, proxy, steps, seed, crash)
         reference, values, pace = it.undisturbed()
-        server.storm = storm = Storm(seed, RATES, delay=1.0, silence=silence)
+        proxy.storm = storm = Storm(seed, RATES, delay=1.0, silence=silence)
         it.disturb(kills, _spread(outages, kills, seed), pace)
         verdicts = it.verdicts(reference, values)
     seconds = time.monotonic() - began
     print(_table(it.tally, verdicts, storm, kills, steps, outages, seconds))
     return it.tally, verdicts
+
+
+@contextmanager
+def _proxy(server: str, folder: Path) -> Iterator[tuple[FlakyS3, Callable[[float], None] | None]]:
+    """Run a server with an empty bucket, and the proxy; give it, and what kills the server."""
+    if server == "moto":
+        with flaky_s3() as proxy:
+            os.environ.update(access(proxy.upstream))
+            boto3.client("s3", endpoint_url=proxy.upstream).create_bucket(Bucket="bucket")
+            yield proxy, None
+        return
+    with seaweed(folder / "seaweed") as running, closing(FlakyS3(running.port)) as proxy:
+
+        def crash(seconds: float) -> None:
+            running.kill()
+            time.sleep(seconds)
+            running.start()
+
+        yield proxy, crash
 
 
 def _spread(outages: Sequence[float], kills: int, seed: int) -> dict[int, tuple[float, str]]:

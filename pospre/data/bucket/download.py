@@ -17,20 +17,19 @@ from typing import BinaryIO
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectTimeoutError,
-    EndpointConnectionError,
+    ConnectionError,
     FlexibleChecksumError,
-    NoCredentialsError,
-    PartialCredentialsError,
     ReadTimeoutError,
 )
+from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
+from pospre.bucket_errors import code_of, explain, is_credential_fault, may_pass, status_of
 from pospre.data.bucket.cache import ShardCache
 from pospre.data.bucket.checks import unpack
 from pospre.data.stores.mds_index import ShardEntry
 from pospre.errors import Unreachable, UserError
-from pospre.object_store import CREDENTIAL_FAULTS, Bucket, may_pass
+from pospre.object_store import Bucket
 
 PATIENCE_HINT = "POSPRE_S3_PATIENCE sets the maximal seconds for a shard"
 
@@ -110,7 +109,7 @@ class Download:
                 return self._attempt(target, start + patience, stop)
             except FlexibleChecksumError:
                 return "it does not have the checksum stored in the bucket"
-            except (BotoCoreError, ClientError, HTTPError) as error:
+            except (BotoCoreError, ClientError, HTTPError, ResponseParserError) as error:
                 self.cause = self._passing_cause(error)
             pause = min(_FIRST_PAUSE * 2.0 ** min(self.attempts - 1, 10), _LONGEST_PAUSE)
             pause *= random.uniform(0.5, 1)  # ranks that failed together should not retry together
@@ -129,6 +128,7 @@ class Download:
         if self.done and self._version:
             rest = {"Range": f"bytes={self.done}-", "IfMatch": self._version}
         answer = self.bucket.client.get_object(Bucket=self.bucket.name, Key=self.key, **rest)
+        self.bucket.has_answered = True
         self._version = answer.get("ETag")
         if self._tag and self._version not in (None, self._tag):
             raise UserError(
@@ -157,26 +157,23 @@ class Download:
 
     def _passing_cause(self, error: Exception) -> str:
         """Return the problem of this attempt; raise if another attempt would fail too."""
-        if isinstance(error, ConnectTimeoutError | EndpointConnectionError):
-            return self.bucket.explain(error)
-        if isinstance(error, ReadTimeoutError):
-            return f"the server was silent, or too slow, after {self.done} bytes"
-        if isinstance(error, NoCredentialsError | PartialCredentialsError):
-            raise UserError(self.bucket.explain(error)) from error
-        if not isinstance(error, ClientError):
-            return f"the connection was cut after {self.done} bytes ({type(error).__name__})"
-        code = error.response["Error"]["Code"]
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code, status = code_of(error), status_of(error)
         if may_pass(error):
-            return f"the server answered {status} {code}"
+            if status:
+                return f"the server answered {status} {code}"
+            if isinstance(error, ReadTimeoutError):
+                return f"the server was silent, or too slow, after {self.done} bytes"
+            if isinstance(error, ConnectionError):
+                return explain(error, self.bucket.uri)
+            return f"the connection was cut after {self.done} bytes ({type(error).__name__})"
         if code in _REPLACED:
             self.done = 0
             return "it was replaced while it was being downloaded"
-        message = self.bucket.explain(error, self.address)
-        if code in CREDENTIAL_FAULTS:  # they worked for the index; credentials in files get renewed
+        message = explain(error, self.address)
+        if is_credential_fault(error) and self.bucket.has_answered:  # those in files get renewed
             self.bucket.connect()
             return message
-        if status not in (403, 404) or code == "NoSuchBucket":
+        if status not in (403, 404) or code == "NoSuchBucket" or is_credential_fault(error):
             raise UserError(message) from error
         raise Refused(message, status) from error
 
