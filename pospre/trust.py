@@ -1,4 +1,4 @@
-"""What a user trusts of a recipe that somebody else may have written.
+"""What a user trusts of a recipe that another person may have written.
 
 Importing a module runs its code, and a bucket's owner sees the addresses that are asked for. A
 recipe that is trained is the user's own; its classes are trusted. Any other recipe may be a

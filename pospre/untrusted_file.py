@@ -1,4 +1,4 @@
-"""Reading files of a folder that somebody else may have filled."""
+"""Reading files of a folder that another person may have filled."""
 
 import os
 import stat

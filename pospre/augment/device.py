@@ -102,37 +102,37 @@ class DeviceAugment(nn.Module):
         """Create the step. Default: ImageNet's mean and std, or 0 and 1 for other channels."""
         super().__init__()
         self.channels = channels
-        self.whence: dict[str, str] = {}  # of mean and std, in words
+        self.origins: dict[str, str] = {}  # of mean and std, in words
         usual = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.0,), (1.0,))
         assumed = "ImageNet's, assumed" if channels == 3 else "assumed"
         for name, numbers, other in zip(("mean", "std"), (mean, std), usual, strict=True):
             self._set(name, numbers or other, _GIVEN if numbers else assumed)
 
-    def _set(self, name: str, numbers: Sequence[float], whence: str) -> None:
+    def _set(self, name: str, numbers: Sequence[float], origin: str) -> None:
         if self.channels == 3:
             _check_shares(name, numbers)
         # one for each channel, or for each column of features
         shape = (-1, 1, 1) if len(numbers) == self.channels else (1, 1, -1)
-        device = getattr(self, name).device if name in self.whence else None
+        device = getattr(self, name).device if name in self.origins else None
         # saved with the weights, which expect it
         self.register_buffer(name, torch.tensor(numbers, device=device).view(shape))
-        self.whence[name] = whence
+        self.origins[name] = origin
 
-    def expect(self, pixels: Mapping[str, Sequence[float]], whence: str) -> None:
+    def expect(self, pixels: Mapping[str, Sequence[float]], origin: str) -> None:
         """Normalise as weights expect: with their ``mean`` and ``std``, unless others are given."""
         for name, numbers in pixels.items():
             own = getattr(self, name).flatten().tolist()
-            if not self.whence[name].startswith(_GIVEN):
-                self._set(name, numbers, whence)
+            if not self.origins[name].startswith(_GIVEN):
+                self._set(name, numbers, origin)
             elif _as_text(own) != _as_text(numbers):
-                self.whence[name] = f"{_GIVEN}; the weights expect {_as_text(numbers)}"
+                self.origins[name] = f"{_GIVEN}; the weights expect {_as_text(numbers)}"
 
     def described(self) -> str:
-        """Return mean and std in words, and whence they are."""
+        """Return mean and std in words, and where they come from."""
         mean, std = (
-            f"{name} {_as_text(getattr(self, name).flatten().tolist())}" for name in self.whence
+            f"{name} {_as_text(getattr(self, name).flatten().tolist())}" for name in self.origins
         )
-        first, second = self.whence.values()
+        first, second = self.origins.values()
         between = "" if first == second else f" ({first})"
         return f"{mean}{between}, {std} ({second})"
 

@@ -59,7 +59,7 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run folder on this machine, which somebody else may have filled.
+    """Read a run folder on this machine, which another person may have filled.
 
     Only regular files inside the folder are read, up to a size. What is damaged is left out and
     described in ``left_out``. ``UserError``: it is no run folder.
