@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 import uuid
@@ -51,6 +52,26 @@ def temporary_folder() -> Path:
         raise UserError(
             f"no folder for temporary files can be written ({error}); set TMPDIR to a folder"
         ) from error
+
+
+def user_cache() -> Path:
+    """Return the folder of this user's caches of pospre; it may not exist yet.
+
+    A user without a home folder, as in containers, has it among the temporary files.
+
+    Raises:
+        UserError: another user has taken that place.
+    """
+    home = os.environ.get("XDG_CACHE_HOME")
+    with suppress(RuntimeError):  # neither HOME nor an entry in /etc/passwd
+        return Path(home or Path.home() / ".cache") / "pospre"
+    folder = temporary_folder() / f"pospre-{os.getuid()}"
+    with _naming(folder.parent):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+        raise UserError(f"{folder} belongs to another user; set HOME or POSPRE_CACHE to a folder")
+    return folder
 
 
 def full_disk(place: Path, error: OSError) -> UserError:

@@ -1,6 +1,7 @@
 """Temporary folders: whose they are, what kills leave, and what a full disk says."""
 
 import errno
+import os
 import subprocess
 import sys
 import tempfile
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pospre.data.bucket.cache import cache_root
 from pospre.errors import UserError
-from pospre.scratch import boot_id, cause_of_full_disk, scratch
+from pospre.scratch import boot_id, cause_of_full_disk, scratch, user_cache
 
 _WAITING = """
 import tempfile, time
@@ -70,3 +72,26 @@ def test_a_full_disk_is_named(place: Path) -> None:
     assert cause_of_full_disk(error) is None
     error.__cause__.__cause__ = full
     assert cause_of_full_disk(error) is full
+
+
+def test_a_user_without_a_home_has_a_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert user_cache() == Path("/caches/pospre")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert user_cache() == cache_root(None) == Path("/home/me/.cache/pospre")
+
+    def unknown(_: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("POSPRE_CACHE", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    folder = place / f"pospre-{os.getuid()}"
+    assert user_cache() == cache_root(None) == folder and folder.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(UserError, match=r"data\.cache_dir ~/x.*set HOME"):
+        cache_root("~/x")
+    folder.rmdir()
+    folder.symlink_to(place)
+    with pytest.raises(UserError, match="belongs to another user"):
+        user_cache()

@@ -1,5 +1,6 @@
 """Ordered maps over threads, processes or a Dask cluster, with few pending results, no orphans."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -8,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, TypeVar
 
@@ -69,7 +71,8 @@ def ordered_map(
     consumer costs no memory. Slow files are named meanwhile, see ``activity.at``. If a worker dies,
     ``UserError`` says why.
     """
-    activity = Activity(max(1, num_workers))
+    with _naming_shared_memory():
+        activity = Activity(max(1, num_workers))
     with activity.watched():
         if num_workers <= 1:
             activity.join()
@@ -81,9 +84,12 @@ def ordered_map(
 def _by_workers(
     function: Callable[[Item], Result], items: Iterable[Item], num_workers: int, activity: Activity
 ) -> Generator[Result, None, None]:
-    executor = ProcessPoolExecutor(num_workers, initializer=_start_worker, initargs=(activity,))
+    before = multiprocessing.active_children()
+    with _naming_shared_memory():
+        executor = ProcessPoolExecutor(num_workers, initializer=_start_worker, initargs=(activity,))
     try:
-        executor.submit(int).result()  # the first task starts all workers
+        with _naming_shared_memory():
+            executor.submit(int).result()  # the first task starts all workers
         workers = multiprocessing.active_children()
         yield from in_order(executor, function, items, _PENDING_PER_WORKER * num_workers)
     except BrokenProcessPool as error:
@@ -94,7 +100,26 @@ def _by_workers(
             "and run the same command again."
         ) from error
     finally:
-        executor.shutdown(wait=True, cancel_futures=True)
+        try:
+            executor.shutdown(wait=True, cancel_futures=True)
+        except BaseException:  # a second Ctrl-C: at exit, Python would wait for them forever
+            for worker in set(multiprocessing.active_children()).difference(before):
+                worker.kill()
+            raise
+
+
+@contextmanager
+def _naming_shared_memory() -> Generator[None]:
+    """Turn the error of full shared memory, where processes keep their locks, into a message."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise UserError(
+            "/dev/shm, which processes need to work together, is full; make room there (a "
+            "container: `docker run --shm-size=1g`), or use --workers 1"
+        ) from error
 
 
 def _start_worker(activity: Activity) -> None:

@@ -18,7 +18,8 @@ class Storage:
 
     Args:
         cache_dir: folder for downloaded shards; default: ``$POSPRE_CACHE`` or
-            ``~/.cache/pospre``. Every remote data set gets its own sub-folder.
+            ``pospre`` in ``$XDG_CACHE_HOME`` (``~/.cache``). Every remote data set gets its own
+            sub-folder.
         cache_limit: maximal bytes of a remote data set's shards on this machine, or a text such as
             200GB; None: no limit.
         deep_range: ``(LOW, HIGH)``: values that become 0 and 255 in images of more than 8 bits;

@@ -192,8 +192,9 @@ def _compile(model: PretrainModel, recipe: Recipe, device: Device) -> list[Callb
         return []
     if parts == "step" and recipe.trainer.activation_checkpointing:
         torch._dynamo.config.optimize_ddp = False  # it does not support recomputed blocks
+    cache = open_cache()  # first: torch's own choice needs the user's name, which may be unknown
     compile_model(model, parts, device)
-    return [Compiling(parts, open_cache())]
+    return [Compiling(parts, cache)]
 
 
 def _callbacks(

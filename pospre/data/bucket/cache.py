@@ -34,6 +34,7 @@ from pospre.atomic_file import nearest_existing
 from pospre.data.bucket.checks import difference
 from pospre.data.stores.mds_index import FileEntry
 from pospre.errors import UserError
+from pospre.scratch import user_cache
 
 _PART = ".part"
 _LOCKS = "locks"
@@ -43,8 +44,14 @@ _MANY_FILES = 1 << 16
 
 def cache_root(cache_dir: str | Path | None) -> Path:
     """Return the folder for the caches of all data sets."""
-    default = os.environ.get("POSPRE_CACHE") or "~/.cache/pospre"
-    return Path(cache_dir or default).expanduser().absolute()
+    folder = Path(cache_dir or os.environ.get("POSPRE_CACHE") or user_cache())
+    try:
+        return folder.expanduser().absolute()
+    except RuntimeError as error:
+        raise UserError(
+            f"data.cache_dir {folder}: the home folder is not known ({error}); give a full path, "
+            "or set HOME"
+        ) from error
 
 
 class ShardCache:

@@ -30,6 +30,7 @@ from pospre.collectives import print_once
 from pospre.model.model import PretrainModel
 from pospre.nn.block import Block
 from pospre.recipe.sections import Trainer
+from pospre.scratch import user_cache
 from pospre.training.scale.blocks import blocks_of
 
 Parts = Literal["step", "blocks"]
@@ -115,8 +116,7 @@ def open_cache() -> str:
     It is ``TORCHINDUCTOR_CACHE_DIR``, or else ``pospre/compiled`` in the user's cache. If it cannot
     be written, a temporary folder is used, with a note.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get(CACHE) or Path(home, "pospre", "compiled"))
+    folder = Path(os.environ.get(CACHE) or user_cache() / "compiled")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
