@@ -2,11 +2,13 @@
 
 import errno
 import os
+import posixpath
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
@@ -132,6 +134,8 @@ def _open_zip(path: str, process: int) -> zipfile.ZipFile:
 
 
 _BLOCK = 512
+_AT_ONCE = 1 << 20  # a multiple of blocks
+_MOST_LINKS = 40  # from one to the next, as in Linux
 
 
 class _Member(tarfile.TarInfo):
@@ -162,25 +166,48 @@ class Entry:
 def tar_entries(path: Path, inner: InTar | None = None, limit: int | None = None) -> list[Entry]:
     """Return the visible files of a tar that is not compressed, or of the tar ``inner`` in it.
 
+    A link is the file that it names, or ``Missing``. Of several files of one name the last counts.
     ``limit`` is the number of files after which to stop. ``UserError`` if it is compressed,
     truncated or not a tar.
     """
     named = path if inner is None else f"a tar inside {path}"
     start = inner.offset if inner else 0
     end = start + inner.size if inner else path.stat().st_size
-    entries: list[Entry] = []
+    files: dict[str, Entry] = {}  # also hidden ones, which links may name
+    links: dict[str, str] = {}
+    visible = []
     with path.open("rb", buffering=0) as file:
         _refuse_compressed(path, os.pread(file.fileno(), 8, start))
-        file.seek(start)
+        for member in _members(file, named, start, end):
+            name = member.name.removeprefix("./")
+            if member.islnk() or member.issym():
+                links[name] = _linked(name, member)
+            elif member.isreg() and not member.issparse():
+                stamp = f"{member.mtime:g}@{member.offset_data}"
+                location = InTar(str(path), member.offset_data, member.size)
+                files[name] = Entry(name, member.size, stamp, location)
+            else:
+                continue
+            visible += [name] * is_visible(name)
+            if len(visible) == limit:
+                break
+    return [_behind(name, files, links) for name in visible]
+
+
+def _members(file: BinaryIO, named: Path | str, start: int, end: int) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a tar, then those of tars joined behind it (``cat a.tar b.tar``)."""
+    at: int | None = start
+    while at is not None:
+        last = "at its beginning" if at == start else f"at byte {at}, where no further tar begins"
+        file.seek(at)
         try:
             with tarfile.open(fileobj=file, mode="r:", tarinfo=_Member) as archive:
                 for member in archive:
                     is_whole = 0 <= member.size <= end - member.offset_data
                     if not is_whole and not member.issparse():  # not used: its size is unpacked
                         raise _damaged(named, f"{member.name} is cut off")
-                    entries += _visible_file(path, member)
-                    if len(entries) == limit:
-                        return entries
+                    last = f"after {member.name}"
+                    yield member
                 mark = archive.offset
         except UserError:
             raise
@@ -189,11 +216,37 @@ def tar_entries(path: Path, inner: InTar | None = None, limit: int | None = None
                 raise
             raise _damaged(named, str(error)) from error
         # tarfile takes a cut between two members, or a damaged member, for the end, which is zeros
-        block = os.pread(file.fileno(), _BLOCK, mark)
-    if mark + _BLOCK > end or any(block):
-        last = f"after {entries[-1].name}" if entries else "at its beginning"
-        raise _damaged(named, f"it ends {last}")
-    return entries
+        if mark + _BLOCK > end or any(os.pread(file.fileno(), _BLOCK, mark)):
+            raise _damaged(named, f"it ends {last}")
+        at = _after_zeros(file, mark, end)
+
+
+def _after_zeros(file: BinaryIO, at: int, end: int) -> int | None:
+    """Return the offset of the first block from ``at`` that is not all zeros; None: all are."""
+    while at < end:
+        data = os.pread(file.fileno(), min(_AT_ONCE, end - at), at)
+        zeros = len(data) - len(data.lstrip(b"\0"))
+        if zeros < len(data):
+            return at + zeros // _BLOCK * _BLOCK
+        at += len(data) or _AT_ONCE  # none: the file became shorter
+    return None
+
+
+def _linked(name: str, member: tarfile.TarInfo) -> str:
+    """Return the name that a link leads to: hard links name members, others are relative."""
+    folder = posixpath.dirname(name) if member.issym() else ""
+    return posixpath.normpath(posixpath.join(folder, member.linkname))
+
+
+def _behind(name: str, files: dict[str, Entry], links: dict[str, str]) -> Entry:
+    """Return the entry of a file or link."""
+    target = name
+    for _ in range(_MOST_LINKS):
+        if target not in links:
+            break
+        target = links[target]
+    found = files.get(target)
+    return Entry(name, 0, "missing", Missing()) if found is None else replace(found, name=name)
 
 
 def zip_entries(path: Path) -> list[Entry]:
@@ -213,15 +266,6 @@ def zip_entries(path: Path) -> list[Entry]:
         for member in members
         if is_visible(member.filename)
     ]
-
-
-def _visible_file(path: Path, member: tarfile.TarInfo) -> list[Entry]:
-    """Return the entry of a member; empty if it is not a regular file, or hidden."""
-    name = member.name.removeprefix("./")
-    if not member.isreg() or member.issparse() or not is_visible(name):
-        return []
-    location = InTar(str(path), member.offset_data, member.size)
-    return [Entry(name, member.size, f"{member.mtime:g}@{member.offset_data}", location)]
 
 
 def _refuse_compressed(path: Path, start: bytes) -> None:

@@ -20,10 +20,12 @@ from pospre.untrusted_json import parse_object
 
 _IMAGES, _LABELS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "cls")
 
+_PART_BYTES, _PART_ROWS = 1 << 24, 64  # of a row group, at most, in memory
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An image of a row group. The last group is cached: read the rows in order."""
+    """An image of a row group. A part of the last group is cached: read the rows in order."""
 
     file: str
     group: int
@@ -33,7 +35,11 @@ class Row:
     def read(self) -> bytes:
         """Return the encoded image."""
         with _telling_damage(f"row group {self.group}: ", DamagedItem):
-            image = _group(self.file, self.group, self.column, os.getpid())[self.number].as_py()
+            group = _group(self.file, self.group, self.column, os.getpid())
+            if self.number < group.start:
+                _group.cache_clear()
+                group = _group(self.file, self.group, self.column, os.getpid())
+            image = group.row(self.number).as_py()
         data = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(data, bytes):
             raise DamagedItem("the row has no image bytes")
@@ -135,10 +141,42 @@ def _class_names(metadata: dict[bytes, bytes], label: str | None) -> list[str] |
         return None
 
 
+class _Group:
+    """A row group of images, read in parts: pyarrow cannot hold more than 2 GiB in one.
+
+    Attributes:
+        start: number of the first row that is here.
+    """
+
+    def __init__(self, path: str, group: int, column: str) -> None:
+        file = _opened(path)
+        about = file.metadata.row_group(group)
+        rows = _PART_BYTES * about.num_rows // max(1, about.total_byte_size)
+        self._parts = file.iter_batches(
+            max(1, min(rows, _PART_ROWS)), [group], [column], use_threads=False
+        )
+        self.start, self._rows = 0, ()
+        self._damage: Exception | None = None
+
+    def row(self, number: int) -> Any:
+        """Return a row that is here or follows; what is damaged is not read again."""
+        if self._damage is not None:
+            raise self._damage
+        try:
+            while number >= self.start + len(self._rows):
+                self.start += len(self._rows)
+                self._rows = ()
+                self._rows = next(self._parts).column(0)
+        except Exception as error:
+            ended = isinstance(error, StopIteration)
+            self._damage = LookupError(f"it ends before row {number}") if ended else error
+            raise self._damage from error
+        return self._rows[number - self.start]
+
+
 @lru_cache(maxsize=1)
-def _group(path: str, group: int, column: str, process: int) -> Any:
-    with _opened(path) as file:
-        return file.read_row_group(group, columns=[column], use_threads=False)[column]
+def _group(path: str, group: int, column: str, process: int) -> _Group:
+    return _Group(path, group, column)
 
 
 def _opened(path: str | Path) -> Any:

@@ -46,7 +46,53 @@ def test_tars_of_every_kind_with_long_names(tmp_path: Path, kind: int) -> None:
         link = tarfile.TarInfo("top/link")
         link.type, link.linkname = tarfile.SYMTYPE, "0.bin"
         archive.addfile(link)
-    assert contents(path) == {name.removeprefix("./"): data for name, data in files.items()}
+    read = {name.removeprefix("./"): data for name, data in files.items()}
+    assert contents(path) == read | {"top/link": files["top/0.bin"]}
+
+
+def link(name: str, target: str, kind: bytes = tarfile.LNKTYPE) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def test_links_are_the_files_that_they_name(tmp_path: Path) -> None:
+    path, symbolic = tmp_path / "a.tar", tarfile.SYMTYPE
+    members = [
+        link("later", "./b.bin", symbolic),
+        header(3, name="./b.bin") + block(b"bbb"),
+        header(3, name=".hidden") + block(b"hhh"),
+        link("./c.bin", "./b.bin"),
+        link("sub/d.bin", "../c.bin", symbolic),
+        link("e.bin", ".hidden"),
+        link("gone", "none.bin"),
+        link("outside", "/etc/passwd", symbolic),
+        link("circle", "circle", symbolic),
+    ]
+    found = {e.name: e.location for e in entries_of(path, b"".join(members) + bytes(1024))}
+    missing = {name for name, location in found.items() if location == Missing()}
+    assert missing == {"gone", "outside", "circle"}
+    read = {name: location.read() for name, location in found.items() if name not in missing}
+    same = dict.fromkeys(("later", "b.bin", "c.bin", "sub/d.bin"), b"bbb")
+    assert read == same | {"e.bin": b"hhh"}
+    assert [entry.name for entry in tar_entries(path, limit=2)] == ["later", "b.bin"]
+
+
+def test_joined_tars_are_read_to_the_end(tmp_path: Path) -> None:
+    names, path = sorted(FILES), tmp_path / "a.tar"
+    first, second = (tar_bytes({n: FILES[n] for n in part}) for part in (names[:4], names[4:]))
+    path.write_bytes(first + second + bytes(3 << 20))
+    assert contents(path) == FILES
+    outer = tar_bytes({"x.tar": first + second, "y.tar": first})
+    inner = [tar_entries(path, inner=e.location) for e in entries_of(path, outer)]
+    assert [[entry.name for entry in entries] for entries in inner] == [names, names[:4]]
+    for joined, said in (
+        (first + second[:700], "is cut off|ends"),
+        (first + b"no tar", r"it ends at byte \d+, where no further tar begins"),
+    ):
+        path.write_bytes(joined)
+        with pytest.raises(UserError, match=rf"a\.tar is damaged or not a tar: .*({said})"):
+            tar_entries(path)
 
 
 def test_hidden_files_are_left_out(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@ import json
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from data_prep.files.archives import DamagedItem
-from data_prep.sources.parquet import _group
+from data_prep.sources import parquet
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import read_item
 from pospre.errors import UserError
@@ -136,6 +137,35 @@ def test_damage(root: Path) -> None:
         read_item(source, source.items[3])
 
 
+def test_a_large_row_group_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pyarrow holds at most 2 GiB of a column in one; damage leaves the parts before it."""
+    monkeypatch.setattr(parquet, "_PART_ROWS", 3)
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"image": images(*range(8)), "label": [0] * 8})
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pyarrow.parquet.write_table(
+        table, path, data_page_size=1, write_batch_size=1, write_page_checksum=True, **options
+    )
+    with monkeypatch.context() as patch:
+        patch.delattr(pyarrow.parquet.ParquetFile, "read_row_group")  # it fails above 2 GiB
+        items = (source := open_source(path)).items
+        for order in (range(8), [7, 0, 5, 5, 2]):
+            assert [read_item(source, items[n]) for n in order] == [JPEGS[n] for n in order]
+    data = bytearray(path.read_bytes())
+    data[data.index(JPEGS[4]) + 30] ^= 1
+    path.write_bytes(data)
+    parquet._group.cache_clear()
+    opened_files = Mock(wraps=parquet._opened)
+    monkeypatch.setattr(parquet, "_opened", opened_files)
+    assert [read_item(source, item) for item in items[:3]] == JPEGS[:3]
+    for item in items[3:]:
+        with pytest.raises(DamagedItem, match=r"row group 0: .*checksum"):
+            read_item(source, item)
+    assert opened_files.call_count == 1
+
+
 def test_other_classes_in_another_file(root: Path) -> None:
     path = root / "data" / "train-00009.parquet"
     write(path, {"image": images(0), "label": [0]}, ["dog"])
@@ -152,7 +182,7 @@ def test_flipped_bytes_are_damage_and_nothing_else(tmp_path: Path) -> None:
         at = rng.randrange(len(data) - 3000 if rng.random() < 0.8 else 0, len(data))
         data[at] ^= rng.randrange(1, 256)
         path.write_bytes(data)
-        _group.cache_clear()
+        parquet._group.cache_clear()
         try:
             source = open_source(path)
             for item in source.items:
