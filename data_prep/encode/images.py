@@ -15,7 +15,7 @@ from data_prep.files.archives import DamagedItem
 from pospre.data.decode import jpeg
 from pospre.data.decode.bit_depth import RGB, Decoding, DeepRange, in_eight_bits, said_range
 from pospre.data.decode.decoder import DecodeError, decode_otherwise, turned_upright
-from pospre.data.decode.formats import NPY_START, RAW, is_raw, npy_bytes, why_unknown
+from pospre.data.decode.formats import NPY_START, RAW, is_raw, npy_bytes, open_picture, why_unknown
 
 _END_OF_IMAGE = b"\xff\xd9"
 _SHRINK = 8
@@ -113,7 +113,7 @@ def _prepare(data: bytes, max_side: int | None, quality: int, decoding: Decoding
     if is_raw(data):
         raise DecodeError(RAW)
     try:
-        image: Image.Image = Image.open(io.BytesIO(data))
+        image: Image.Image = open_picture(data)
     except Image.UnidentifiedImageError as error:
         raise DecodeError(why_unknown(data)) from error
     width, height = image.size

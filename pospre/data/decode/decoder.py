@@ -6,8 +6,6 @@ in parallel. ``formats`` reads arrays (``.npy``) and TIFFs of several bands, ``b
 values of more than 8 bits.
 """
 
-import io
-
 import numpy as np
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -27,6 +25,7 @@ from pospre.data.decode.formats import (
     TIFF_STARTS,
     arrange,
     is_raw,
+    open_picture,
     read_npy,
     read_tiff,
     why_unknown,
@@ -152,7 +151,7 @@ def decode_otherwise(data: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, 
             values, orientation = read_tiff(data.tobytes())
             pixels, deep = _of_array(values, decoding)
             return _upright(pixels, orientation), deep
-        with Image.open(io.BytesIO(data.tobytes())) as opened:
+        with open_picture(data.tobytes()) as opened:
             said = said_range(opened)
             image, deep = in_eight_bits(turned_upright(opened), said, decoding.deep_range)
             return in_channels(image, decoding.channels), deep

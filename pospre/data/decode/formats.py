@@ -1,6 +1,7 @@
 """Formats that Pillow does not read: arrays in ``.npy`` and TIFF files; advice about others."""
 
 import io
+import zlib
 from typing import Any, Literal
 
 import numpy as np
@@ -54,6 +55,10 @@ _OWN = (
     (4, b"ftypavis", "AVIF"),
 )
 _START = 1024  # bytes that identify a text format
+_PNG_START = b"\x89PNG\r\n\x1a\n"
+_PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
+_PNG_ORIENTED = (b"Raw profile type ", b"XML:com.adobe.xmp")  # keywords with EXIF or XMP
+_LONGEST_TEXT = 1 << 16  # bytes
 # tags of a TIFF; values of PhotometricInterpretation that are pixels of a sensor
 _NEW_SUBFILE, _OLD_SUBFILE, _PHOTOMETRIC, _DNG_VERSION = 254, 255, 262, 50706
 _SHORT = 3  # the type of a value of two bytes
@@ -73,6 +78,37 @@ def npy_bytes(pixels: np.ndarray) -> bytes:
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.ascontiguousarray(pixels), allow_pickle=False)
     return stream.getvalue()
+
+
+def open_picture(data: bytes) -> Image.Image:
+    """Open an image with Pillow, a PNG without its texts and colour profile.
+
+    Pillow refuses large or damaged ones; other programs show such a PNG.
+    """
+    return Image.open(io.BytesIO(_without_texts(data) if data.startswith(_PNG_START) else data))
+
+
+def _without_texts(png: bytes) -> bytes:
+    """Leave out chunks that do not change pixels: texts, profiles, and optional damaged ones.
+
+    Texts that may say which side is up stay unless they are long.
+    """
+    parts, start, at = [], 0, len(_PNG_START)
+    while at + 12 <= len(png):
+        size, kind = int.from_bytes(png[at : at + 4], "big"), png[at + 4 : at + 8]
+        end = at + 12 + size
+        if kind == b"IEND" or end > len(png):
+            break
+        if kind[0] & 0x20:  # optional
+            content, checksum = png[at + 4 : end - 4], int.from_bytes(png[end - 4 : end], "big")
+            is_kept = kind not in _PNG_TEXTS or (
+                content.startswith(_PNG_ORIENTED, 4) and size <= _LONGEST_TEXT
+            )
+            if not is_kept or zlib.crc32(content) != checksum:
+                parts.append(png[start:at])
+                start = end
+        at = end
+    return b"".join([*parts, png[start:]]) if parts else png
 
 
 def read_tiff(data: bytes) -> tuple[np.ndarray, int]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from pospre.data.decode import jpeg
 from pospre.data.decode.bit_depth import RGB, Decoding, given_range
 from pospre.data.decode.decoder import DecodeError, OpenedImage
+from pospre.data.decode.formats import open_picture
 from pospre.data.stores.files import odd_file, read_bytes
 from pospre.data.stores.image_folder import list_images
 from pospre.errors import UserError
@@ -70,7 +71,7 @@ def files_by_stem(folder: Path) -> dict[str, Path]:
 
 def read_mask(path: Path) -> ndarray:
     """Return the values of a mask file, int64 (H, W)."""
-    with _readable(path, "mask"), Image.open(path) as image:
+    with _readable(path, "mask"), open_picture(path.read_bytes()) as image:
         values = np.asarray(ImageOps.exif_transpose(image))
     if values.ndim != 2:
         raise UserError(

@@ -1,6 +1,7 @@
 """Decoding agrees with Pillow."""
 
 import io
+import zlib
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from data_prep.encode.images import prepare_image
 from pospre.data.decode.decoder import DecodeError, decode_image
+from pospre.evaluation.dense.images import read_mask
 from tests.conftest import draw_image
 
 
@@ -20,6 +23,12 @@ def encoded(image: Image.Image, file_format: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, file_format, **options)
     return buffer.getvalue()
+
+
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
 
 
 def decode(data: bytes) -> np.ndarray:
@@ -39,9 +48,7 @@ def test_jpegs_are_pillows_pixels(mode, progressive):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_turned_photographs_are_made_upright(orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encoded(picture(), "JPEG", exif=exif.tobytes())
+    data = encoded(picture(), "JPEG", exif=turned(orientation).tobytes())
     assert decode(data).shape == ((50, 75, 3) if orientation < 5 else (75, 50, 3))
     assert np.array_equal(decode(data), pillow(data))
 
@@ -75,3 +82,46 @@ def test_cut_off_jpegs_are_refused(kept):
 def test_what_is_no_image_is_refused(data):
     with pytest.raises(DecodeError):
         decode(data)
+
+
+def chunk(kind: bytes, content: bytes, checksum: int | None = None) -> bytes:
+    found = zlib.crc32(kind + content) if checksum is None else checksum
+    return len(content).to_bytes(4, "big") + kind + content + found.to_bytes(4, "big")
+
+
+ZEROS = zlib.compress(bytes(9 << 20))
+FOREIGN = {
+    "text": chunk(b"tEXt", b"Comment\0" + b"x" * (5 << 20)),
+    "packed text": chunk(b"zTXt", b"Comment\0\0" + ZEROS),
+    "international text": chunk(b"iTXt", b"Comment\0\1\0\0\0" + ZEROS),
+    "profile": chunk(b"iCCP", b"ICC\0\0" + ZEROS),
+    "text with a wrong checksum": chunk(b"tEXt", b"Comment\0x", checksum=7),
+    "time with a wrong checksum": chunk(b"tIME", bytes(7), checksum=7),
+}
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_texts_of_a_png_do_not_matter(kind, behind, tmp_path):
+    whole = encoded(picture("P").quantize(), "PNG", transparency=0, exif=turned(6))
+    at = len(whole) - 12 if behind else 33
+    data = whole[:at] + FOREIGN[kind] + whole[at:]
+    assert np.array_equal(decode(data), pillow(whole)) and pillow(whole).shape[:2] == (75, 50)
+    assert prepare_image(data, None, 90) == prepare_image(whole, None, 90)
+    (tmp_path / "mask.png").write_bytes(data)
+    (tmp_path / "whole.png").write_bytes(whole)
+    assert np.array_equal(read_mask(tmp_path / "mask.png"), read_mask(tmp_path / "whole.png"))
+
+
+def test_a_png_with_damaged_pixels_is_refused():
+    whole = bytearray(encoded(picture(), "PNG"))
+    whole[60] ^= 1
+    with pytest.raises(DecodeError):
+        decode(bytes(whole))
+
+
+def test_texts_that_turn_a_png_count():
+    xmp = b'<x:xmpmeta xmlns:tiff="t"><a tiff:Orientation="6"/></x:xmpmeta>'
+    whole = encoded(picture(), "PNG")
+    data = whole[:33] + chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp) + whole[33:]
+    assert decode(data).shape == pillow(data).shape
