@@ -13,12 +13,10 @@ from pospre.data.opening import open_reader
 from pospre.data.reading import Reading, Storage
 from pospre.data.stores.image_folder import describe_classes
 from pospre.data.stores.reader import Reader
-from pospre.data.views.options import Augment, RandAugment, ViewGroup, check_used
+from pospre.data.views.options import ViewGroup, check_used
 from pospre.errors import UserError
 from pospre.object_store import is_remote
-from pospre.ranges import Size
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.sections import View
 from pospre.recipe.yaml_text import VARIABLE, set_variables
 from pospre.trust import is_trusted, remedy
 
@@ -102,19 +100,11 @@ def storage(recipe: Recipe) -> dict[str, Any]:
 def build_views(recipe: Recipe) -> dict[str, ViewGroup]:
     """Return the recipe's view groups by name; the default size is the encoder's."""
     size = recipe.encoder.image_size
-    return {name: _build_view(name, view, size) for name, view in recipe.data.views.items()}
-
-
-def _build_view(name: str, view: View, size: Size) -> ViewGroup:
-    options = view.model_dump()
-    changes = options.pop("augment")
-    try:
-        if changes["rand_augment"] is not None:
-            changes["rand_augment"] = RandAugment(**changes["rand_augment"])
-        augment = Augment(**changes)
-    except UserError as error:
-        raise UserError(f"data.views.{name}.{error}") from None
-    return ViewGroup(name=name, augment=augment, **{**options, "size": view.size or size})
+    views = recipe.data.views.items()
+    return {
+        name: ViewGroup(name=name, **{**view.model_dump(), "size": view.size or size})
+        for name, view in views
+    }
 
 
 def describe_data(loader: ViewLoader) -> str:

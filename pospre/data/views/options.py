@@ -5,14 +5,15 @@ recipes are read quickly. ``pospre.data.views.crop_plan`` draws the crops, and
 ``pospre.augment.device`` changes the pixels; by default it changes nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, FiniteFloat, PositiveInt, Strict
 
 from pospre.arguments import check_fields
-from pospre.errors import UserError
+from pospre.errors import UserError, suggestion
 from pospre.ranges import Pair, PositiveRange, Share, ShareRange, Size, only
 
 Rate = Share | Annotated[tuple[Share, ...], Strict(False)]
@@ -96,6 +97,7 @@ class Augment:
     erase_rate: Rate = 0.0
 
     def __post_init__(self) -> None:
+        _make(self, "rand_augment", RandAugment)
         check_fields(self, "augment")
         for key in ("grayscale_rate", "blur_rate", "solarize_rate"):
             check_used(
@@ -168,6 +170,18 @@ class Augment:
                 )
 
 
+def _make(options: object, key: str, kind: Callable[..., object]) -> None:
+    """Replace a mapping, which a recipe has, by the options of this kind."""
+    given = getattr(options, key)
+    if isinstance(given, Mapping):
+        known = [*signature(kind).parameters]
+        for name in given:
+            if name not in known:
+                raise UserError(f"unknown key '{key}.{name}'.{suggestion(name, known)}")
+        values = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
+        object.__setattr__(options, key, kind(**values))  # they are frozen
+
+
 def check_used(options: object, where: str, key: str, used: bool, reason: str) -> None:
     """Raise ``UserError`` if an option is set, but has no effect; ``where`` goes before it."""
     value = getattr(options, key)
@@ -218,7 +232,7 @@ class ViewOptions:
             image, of any shape; ``"simple"``: DeiT III's simple resized crop; ``"pad"``: a random
             window of the whole image in a black frame of size/8, as usual for CIFAR. ``scale`` and
             ``ratio`` are for ``"random"`` only.
-        augment: changes of the views' pixels in training, on the device.
+        augment: changes of the views' pixels in training, on the device; also as a mapping.
         inside: another group, whose view these are cropped from. ``scale`` and ``ratio`` then refer
             to its box rather than the image. It must have random crops or whole images, and one
             view, or as many as this group.
@@ -241,6 +255,10 @@ class ViewGroup(ViewOptions, _Named):
 
     def __post_init__(self) -> None:
         where = f"view group '{self.name}'"
+        try:
+            _make(self, "augment", Augment)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
         check_fields(self, where)
         if self.crop == "simple" and self.shape[0] != self.shape[1]:
             raise UserError(f"{where}: crop 'simple' cuts squares, but size is {self.size}.")

@@ -15,7 +15,7 @@ from pospre.data.views.boxes import (
     simple_frame,
 )
 from pospre.data.views.crop_plan import plan_flips, plan_views
-from pospre.data.views.options import CROPS, ViewGroup, named_groups
+from pospre.data.views.options import CROPS, Augment, RandAugment, ViewGroup, named_groups
 from pospre.errors import UserError
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
@@ -178,3 +178,17 @@ def test_views_that_cannot_lie_in_others_are_refused(groups, said):
 def test_wrong_settings_are_refused(wrong, said):
     with pytest.raises(UserError, match=said):
         ViewGroup(**wrong)
+
+
+def test_options_of_pixels_are_taken_as_a_recipe_has_them():
+    given = {"jitter": [0.4, 0.4, 0.2, 0.1], "rand_augment": {"magnitude": 5.0}}
+    made = Augment(jitter=(0.4, 0.4, 0.2, 0.1), rand_augment=RandAugment(magnitude=5.0))
+    assert ViewGroup(augment=given) == ViewGroup(augment=made)
+    for wrong, said in (
+        ({"jiter": 1}, r"view group 'view': unknown key 'augment.jiter'. Did you mean 'jitter'"),
+        ({"rand_augment": {"mag": 1}}, "view group 'view': unknown key 'rand_augment.mag'"),
+        ({"blur_rate": 2.0}, "view group 'view': augment: key 'blur_rate' is 2.0"),
+        (5, "view group 'view': key 'augment' is 5"),
+    ):
+        with pytest.raises(UserError, match=said):
+            ViewGroup(augment=wrong)
