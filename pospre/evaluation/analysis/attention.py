@@ -12,7 +12,8 @@ removed, and rows renormalised):
   heads. A larger share between columns means vertical lines (Intertwined, Fig. 7).
 
 Pictures: these statistics over the layers, and the last layer's maps of chosen queries (LUT, Fig.
-1; Intertwined, Fig. 6).
+1; Intertwined, Fig. 6). ``queries.npz`` beside them holds ``images`` (M, 3, H, W), from 0 to 255,
+and ``maps`` (M, heads, queries, rows, columns), each of sum 1.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from pospre.evaluation.drawing import (
     as_picture,
     draw_depth,
     new_figure,
+    save_arrays,
     save_figure,
     save_groups,
 )
@@ -65,7 +67,7 @@ def evaluate(context: Context, settings: Attention) -> dict[str, Any]:
     batches = centre_batches(context, settings, size=size)
     grid = context.model.encoder.grid_of(*size)
     asked = list(settings.queries or three_patches(grid))
-    found, cells = _measure(context, batches, chosen, asked, settings.num_pictures)
+    found, cells, arrays = _measure(context, batches, chosen, asked, settings.num_pictures)
     results = _summarise(found, chosen)
     pixels_NN = pixel_distances(grid, context.model.encoder.patch_size)
     results["uniform"] = {
@@ -75,6 +77,9 @@ def evaluate(context: Context, settings: Attention) -> dict[str, Any]:
     }
     results |= {"image_size": list(size), "grid": list(grid), "queries": asked}
     results["pictures"] = _draw(results, cells, context.folder)
+    if context.folder is not None and arrays:
+        maps = {name: torch.stack([each[name] for each in arrays]) for name in arrays[0]}
+        results["arrays"] = save_arrays(maps, context.folder, "queries.npz")
     return results
 
 
@@ -90,11 +95,15 @@ def _measure(
     layers: Sequence[int],
     queries: Sequence[int],
     num_pictures: int,
-) -> tuple[dict[str, list[Tensor]], list[list[Cell]]]:
-    """Return the statistics of every image, (M, layers, heads) or (M, layers), and query maps."""
+) -> tuple[dict[str, list[Tensor]], list[list[Cell]], list[dict[str, Tensor]]]:
+    """Return the statistics of every image, (M, layers, heads) or (M, layers), and query maps.
+
+    The maps are pictures, and arrays: ``images`` (3, H, W), ``maps`` (heads, queries, rows, cols).
+    """
     encoder = context.model.encoder
     parts: dict[str, dict[int, list[Tensor]]] = {}
     drawn: list[list[Cell]] = []
+    arrays: list[dict[str, Tensor]] = []
     for batch in batches:
         images = context.model.images(batch)[:, 0]
         grid = encoder.grid_of(*images.shape[-2:])
@@ -106,11 +115,14 @@ def _measure(
                 parts.setdefault(name, {}).setdefault(layer, []).append(values.cpu())
             if layer == layers[-1]:
                 for number in range(min(len(maps_BHNN), num_pictures - len(drawn))):
-                    view = as_picture(batch["view/image"][done + number, 0])
+                    image = batch["view/image"][done + number, 0]
+                    maps = maps_BHNN[number][:, queries].unflatten(-1, grid)
+                    arrays.append({"images": image.cpu(), "maps": maps.cpu()})
+                    view = as_picture(image)
                     drawn.append(_cells(view, maps_BHNN[number].mean(0), queries, grid))
                 done += len(maps_BHNN)
     found = {name: [torch.cat(each[layer]) for layer in layers] for name, each in parts.items()}
-    return found, drawn
+    return found, drawn, arrays
 
 
 def pixel_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:

@@ -119,6 +119,11 @@ def test_evaluation_measures_every_layer_and_draws(analyse: Analyse, tmp_path: P
             assert 0 < row[name] <= limit and row[f"{name}_se"] >= 0
             assert row[name] == pytest.approx(np.mean(heads[name]))
     assert json.loads(json.dumps(results)) == results
+    assert results["arrays"] == "queries.npz"
+    with np.load(next(tmp_path.rglob("queries.npz"))) as arrays:
+        assert arrays["images"].shape[:2] == (2, 3) and arrays["images"].max() > 1
+        assert arrays["maps"].shape == (2, 4, 3, *results["grid"])
+        assert arrays["maps"].sum((-2, -1)) == pytest.approx(1, abs=1e-4)
     other = analyse("attention", recipe, batch_size=1, folder=False, layers=[2])
     assert other["layers"][0]["distance"] == pytest.approx(results["layers"][1]["distance"])
     assert other["pictures"] == []
