@@ -143,6 +143,14 @@ class ViewLoader(LoaderOptions):
             self.keep_parts(np.array(state["parts"], dtype=np.int64))
         self._position = _Position(state["epoch"], state["samples"])
 
+    def file_name(self, index: int) -> str:
+        """Return the file of sample ``index``, relative to the data set's folder.
+
+        MDS shards keep it if ``data_prep`` wrote them. "" where it is not known, as in a
+        ``.beton``.
+        """
+        return self.reader.about(index)[1]
+
     def probe(self, num_samples: int = 4) -> None:
         """Decode a few samples spread over the visited ones, to detect damage early.
 

@@ -1,5 +1,6 @@
 """Open a data set of any storage format."""
 
+import re
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from pospre.data.stores.mds import MdsReader, is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.data.stores.reader import Reader
 from pospre.errors import UserError, needing
+
+_CONVERTED = (".zip", ".tar", ".parquet")
+_ARCHIVES = (*_CONVERTED, ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+_PATTERN = re.compile(r"[*?\[]")
 
 
 @dataclass
@@ -84,10 +89,14 @@ def _check_noted(
 def _open(path: str | Path, cache_dir: str | Path | None, cache_limit: int | None) -> Reader:
     if path == "":  # it would mean the current folder
         raise UserError("the path of a data set is empty; give a folder or file, or . for here.")
+    _refuse_archive(str(path))
     if "://" in str(path):
         return _open_remote(str(path), cache_dir, cache_limit)
     path = Path(path)
     problem = ""
+    if not path.exists() and _PATTERN.search(str(path)):
+        folder = _PATTERN.split(str(path))[0].rpartition("/")[0]
+        raise UserError(f"{path} is a pattern; give the folder of images itself: {folder or '.'}")
     if not path.exists():
         problem = "does not exist"
     elif odd := odd_file(path):
@@ -108,6 +117,22 @@ def _open(path: str | Path, cache_dir: str | Path | None, cache_limit: int | Non
             f"again with `python -m data_prep.convert SRC {path} --format mds`."
         )
     return MdsReader(path)
+
+
+def _refuse_archive(path: str) -> None:
+    """Raise ``UserError`` if a path has the ending of an archive, or of a table of images."""
+    ending = next((end for end in _ARCHIVES if path.lower().endswith(end)), None)
+    if ending is None or Path(path).is_dir():
+        return
+    is_remote = "://" in path
+    local = path.rpartition("/")[2] if is_remote else path
+    remedy = "unpack it (tar -xf) and give the folder"
+    if ending in _CONVERTED:
+        remedy = f"convert it with `python -m data_prep.convert {local} DST --format mds`"
+        remedy += ", or unpack it and give the folder" * (ending != ".parquet")
+    kind = "a table" if ending == ".parquet" else "an archive"
+    fetched = "copy it to a local disk, then " if is_remote else ""
+    raise UserError(f"{path} is {kind}, from which images are not read; {fetched}{remedy}.")
 
 
 def _open_remote(path: str, cache_dir: str | Path | None, cache_limit: int | None) -> Reader:

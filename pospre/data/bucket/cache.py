@@ -92,7 +92,7 @@ class ShardCache:
     def holds(self, entry: FileEntry) -> bool:
         """Return whether a shard is here with its full size."""
         try:
-            return self.file(entry.name).stat().st_size == entry.size
+            return self.file(entry.flat_name).stat().st_size == entry.size
         except OSError:
             return False
 
@@ -167,8 +167,8 @@ class ShardCache:
 
     def remove_damaged(self, entry: FileEntry, patience: float, stop: threading.Event) -> str:
         """Verify a shard's hashes; if they differ, remove it and return what is wrong."""
-        path = self.file(entry.name)
-        with self.downloading(entry.name, patience, stop):
+        path = self.file(entry.flat_name)
+        with self.downloading(entry.flat_name, patience, stop):
             try:
                 problem = difference(path, entry)
             except FileNotFoundError:  # evicted, or already removed by another rank

@@ -229,7 +229,7 @@ class ShardDownload:
             Stopped: it is no longer needed.
         """
         entry = self._entry
-        name, size = entry.raw.name, max(entry.raw.size, entry.stored.size)
+        name, size = entry.raw.flat_name, max(entry.raw.size, entry.stored.size)
         patience = self._patience if self._urgent else 0
         with cache.downloading(name, patience, self._stop) as is_mine:
             if not is_mine and self._urgent and not self._stop.is_set():

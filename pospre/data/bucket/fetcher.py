@@ -137,7 +137,7 @@ class Fetcher:
         if problem:
             self._here.pop(place, None)
             warnings.warn(
-                f"{self._cache.file(entry.name)} was damaged in the cache ({problem}); it is "
+                f"{self._cache.file(entry.flat_name)} was damaged in the cache ({problem}); it is "
                 f"fetched again from {self._address(place)}",
                 stacklevel=2,
             )
@@ -158,7 +158,7 @@ class Fetcher:
             left = self._plan.count_read(place)
             if left > 0:
                 return
-            self._cache.touch(self._entries[place].raw.name)
+            self._cache.touch(self._entries[place].raw.flat_name)
             if self._cache.limit is not None:
                 self._here.pop(place, None)
             if left == 0:
@@ -235,7 +235,7 @@ class Fetcher:
         """Return when shards are needed, by name."""
         with self._changed:
             needs = self._plan.needs()
-        return {self._entries[place].raw.name: need for place, need in needs.items()}
+        return {self._entries[place].raw.flat_name: need for place, need in needs.items()}
 
     # readers
 
@@ -292,13 +292,13 @@ class Fetcher:
             return None
         file = None
         if self._cache.limit is not None:
-            file = self._cache.open(entry.raw.name)
+            file = self._cache.open(entry.raw.flat_name)
             if file is None:
                 return None
         try:
-            shard = load_shard(self._cache.file(entry.raw.name), entry, "")
+            shard = load_shard(self._cache.file(entry.raw.flat_name), entry, "")
         except UserError:  # just evicted, or damaged by another program: fetch it again
-            self._cache.file(entry.raw.name).unlink(missing_ok=True)
+            self._cache.file(entry.raw.flat_name).unlink(missing_ok=True)
             return None
         with self._changed:
             self._here[place] = shard = replace(shard, file=file)

@@ -156,7 +156,7 @@ class RemoteMdsReader(MdsReader):
         """
         unknown = [entry.stored.name for entry in entries if not entry.is_hashed]
         try:
-            found = bucket.look()
+            found = bucket.look(below=any("/" in entry.stored.name for entry in entries))
         except (BotoCoreError, ClientError):  # it may not be listed
             if not unknown:
                 return {}

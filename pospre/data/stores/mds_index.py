@@ -25,10 +25,10 @@ _Size = Annotated[StrictInt, Field(ge=0, le=1 << 33)]  # offsets in a shard are 
 _FEATURE_ENCODING = re.compile(r"ndarray:float32:(\d+),(\d+)")
 
 
-def _beside_the_index(name: str) -> str:
-    """Refuse names that lead to another folder."""
-    if name in ("", "..") or "\0" in name or name != Path(name).name:
-        raise ValueError("not a file name")
+def _below_the_index(name: str) -> str:
+    """Refuse names that lead out of the folder; Streaming's ``merge_index`` writes subfolders."""
+    if "\0" in name or {"", ".", ".."} & {*name.split("/")}:
+        raise ValueError("not a file in this folder")
     return name
 
 
@@ -39,9 +39,14 @@ class FileEntry(BaseModel, frozen=True):
         hashes: hexadecimal digests by algorithm, as recorded by the writer.
     """
 
-    name: Annotated[StrictStr, AfterValidator(_beside_the_index)] = Field(alias="basename")
+    name: Annotated[StrictStr, AfterValidator(_below_the_index)] = Field(alias="basename")
     size: _Size = Field(alias="bytes")
     hashes: dict[str, StrictStr] = {}
+
+    @property
+    def flat_name(self) -> str:
+        """Its name in a cache, which has no subfolders."""
+        return self.name.replace("%", "%25").replace("/", "%2F")
 
 
 class ShardEntry(BaseModel, frozen=True):

@@ -191,7 +191,7 @@ def test_shards_of_another_size_or_name_are_refused(
     with pytest.raises(UserError, match=r"set/shard.00002.mds is missing"):
         open_remote()
     index = json.loads((shards() / "index.json").read_text())
-    for name in ("../../outside.mds", "..", "", "a\0b"):
+    for name in ("../../outside.mds", "..", "", "a\0b", "/a", "a//b", "a/../../b"):
         index["shards"][0]["raw_data"]["basename"] = name
         bucket.put_object(Bucket="bucket", Key="set/index.json", Body=json.dumps(index).encode())
         with pytest.raises(UserError, match=r"without a valid 'raw_data'"):
