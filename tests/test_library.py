@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
         return {key: value[row] for key, value in self.batch.items()}
 
 
-@pytest.mark.parametrize("piece", PIECES, ids=["composer", "pytorch", "loader", "measure"])
+@pytest.mark.parametrize(
+    "piece", PIECES, ids=["composer", "pytorch", "loader", "resume", "measure"]
+)
 def test_the_pieces_of_the_readmes_run_as_printed(
     piece: str, image_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +63,33 @@ def test_the_pieces_of_the_readmes_run_as_printed(
         assert names["trainer"].state.timestamp.batch == 2 * names["step"] + 2
     else:
         assert float(names["out"].loss if "out" in names else names["loss"]) > 0
+
+
+def test_the_loop_of_the_readme_resumes_as_if_never_stopped(
+    image_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image_folder(num_images=24, name="data/photos")
+    piece = next(piece for piece in PIECES if "last.pt" in piece)
+    step, ends = torch.optim.SGD.step, {}
+    for name, stops in (("whole", []), ("killed", [1, 1, 2])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data").symlink_to(tmp_path / "data")
+        monkeypatch.chdir(tmp_path / name)
+        for steps in (*stops, 99):
+            left = iter(range(steps))
+
+            def limited(self: Any, *args: Any, left: Any = left, **kwargs: Any) -> Any:
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                return step(self, *args, **kwargs)
+
+            torch.manual_seed(0)
+            monkeypatch.setattr(torch.optim.SGD, "step", limited)
+            with suppress(KeyboardInterrupt):
+                exec(compile(piece, "README", "exec"), {"__name__": "piece"})
+        ends[name] = torch.load("last.pt", weights_only=True)
+    assert ends["whole"]["loader"] == ends["killed"]["loader"] == {"epoch": 1, "samples": 24}
+    torch.testing.assert_close(ends["killed"]["model"], ends["whole"]["model"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", algorithm_names())
