@@ -1,5 +1,7 @@
 """Boxes and flips of a batch: pure functions of seed, epoch, sample and view."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -181,9 +183,10 @@ def test_wrong_settings_are_refused(wrong, said):
 
 
 def test_options_of_pixels_are_taken_as_a_recipe_has_them():
-    given = {"jitter": [0.4, 0.4, 0.2, 0.1], "rand_augment": {"magnitude": 5.0}}
+    values: Any = {"jitter": [0.4, 0.4, 0.2, 0.1], "rand_augment": {"magnitude": 5.0}}
     made = Augment(jitter=(0.4, 0.4, 0.2, 0.1), rand_augment=RandAugment(magnitude=5.0))
-    assert ViewGroup(augment=given) == ViewGroup(augment=made)
+    assert ViewGroup(augment=values) == ViewGroup(augment=made)
+    wrong: Any
     for wrong, said in (
         ({"jiter": 1}, r"view group 'view': unknown key 'augment.jiter'. Did you mean 'jitter'"),
         ({"rand_augment": {"mag": 1}}, "view group 'view': unknown key 'rand_augment.mag'"),
