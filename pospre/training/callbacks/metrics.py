@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pospre.atomic_file import write_atomic
 from pospre.errors import UserError
+from pospre.model.attached import training_progress
 from pospre.untrusted_json import parse_steps
 
 _SKIPPED = ("time/batch", "time/sample", "time/epoch", "time/token", "trainer/")  # Composer's
@@ -153,8 +154,9 @@ class MetricsFile(LoggerDestination):
         """Write a line every ``interval`` steps, at the end, and if the loss is not finite."""
         step, losses = state.timestamp.batch.value, state.total_loss_dict
         self.before_save(state)
-        done = state.max_duration is not None and state.timestamp >= state.max_duration
-        if step % self.interval == 0 or step == 1 or done:
+        # Composer counts an epoch as done only after its last batch has ended
+        is_last = training_progress(state).step >= 1
+        if step % self.interval == 0 or step == 1 or is_last:
             losses = dict(losses)  # throughput counts the wait for them
             self._write(state, self._line(state), losses)
         else:
