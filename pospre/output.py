@@ -79,13 +79,16 @@ def format_table(
     Args:
         title: one line above the table.
         header: one word per column.
-        rows: one sequence of cells per row, each as long as ``header``.
+        rows: one sequence of cells per row, each as long as ``header``; without any, there are
+            only title and notes.
         notes: lines below the table.
     """
+    title, *notes = (printable(line, keep="\n") for line in (title, *notes))
+    if not rows:
+        return "\n".join([title, *notes])
     header, *rows = ([printable(cell) for cell in row] for row in (header, *rows))
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     rule = "  ".join("─" * width for width in widths)
-    title, *notes = (printable(line, keep="\n") for line in (title, *notes))
     lines = [title, "", _line(header, widths), rule]
     lines += [_line(row, widths) for row in rows]
     return "\n".join([*lines, rule, *notes])

@@ -1,11 +1,13 @@
 """Means over images or draws, with standard errors."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+from pospre.evaluation.registry import DIFFERENCE, UNTRAINED
 
 
 def rate_error(rate: float, count: int) -> float:
@@ -37,3 +39,24 @@ def mean_and_error(name: str, values_M: Tensor) -> dict[str, Any]:
         name: values_M.mean(0).tolist(),
         f"{name}_se": None if error is None else error.tolist(),
     }
+
+
+def compared(name: str, values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the mean over images of every model, and the difference to the untrained one.
+
+    ``values`` (M,) are those of ``Context.models``, by prefix, on the same images. The error of
+    ``<name>_difference`` is therefore that of the differences per image: most images are as easy
+    for one model as for the other, so it is smaller than from two independent errors. It does not
+    include how much another training would differ.
+    """
+    trained_M, untrained_M = values[""].double(), values.get(UNTRAINED)
+    results: dict[str, Any] = {
+        name: float(trained_M.mean()),
+        f"{UNTRAINED}{name}": None,
+        f"{name}{DIFFERENCE}": None,
+        f"{name}{DIFFERENCE}_se": None,
+    }
+    if untrained_M is not None:
+        results[f"{UNTRAINED}{name}"] = float(untrained_M.double().mean())
+        results |= mean_and_error(f"{name}{DIFFERENCE}", trained_M - untrained_M.double())
+    return results

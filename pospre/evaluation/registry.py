@@ -55,6 +55,8 @@ _ELSEWHERE = {
 }
 UNTRAINED = "initial_"
 """Prefix of the untrained model's figures."""
+DIFFERENCE = "_difference"
+"""Suffix of the trained model's figure minus the untrained one's; see ``compared``."""
 Kind = TypeVar("Kind", bound=Settings)
 Item = TypeVar("Item")
 

@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pospre.evaluation.figures import error_of
-from pospre.evaluation.registry import UNTRAINED, default_settings, figures_of, summary
+from pospre.evaluation.registry import (
+    DIFFERENCE,
+    UNTRAINED,
+    default_settings,
+    figures_of,
+    summary,
+)
 from pospre.output import format_table
 
 _WIDTH = 98
@@ -16,7 +22,7 @@ def results_table(name: str, results: Mapping[str, Any]) -> str:
     """Return the results of evaluation ``name``: its lists, then its figures, then all others.
 
     A list of mappings is a table. Figures are the numbers that are neither counts nor settings,
-    with standard errors and, if measured, the untrained model's.
+    with standard errors and, if measured, the untrained model's and the difference to it.
     """
     settings = default_settings(name)
     own = {key: value for key, value in results.items() if not _belongs(key, results)}
@@ -25,22 +31,22 @@ def results_table(name: str, results: Mapping[str, Any]) -> str:
     ]
     main = [key for key in figures_of(name) if key in figures]
     rows = [
-        [key, _cell(results, key), _cell(results, f"{UNTRAINED}{key}")]
+        [key, *(_cell(results, each) for each in (key, f"{UNTRAINED}{key}", f"{key}{DIFFERENCE}"))]
         for key in [*main, *(key for key in figures if key not in main)]
     ]
     lists = {key: value for key, value in results.items() if _is_table(value)}
     rest = {key: own[key] for key in own if key not in figures and key not in lists}
-    header = ["figure", "value", "untrained"]
-    if all(row[2] == "–" for row in rows):
-        header, rows = header[:2], [row[:2] for row in rows]
+    header = ["figure", "value", "untrained", "difference"]
+    shown = [n for n in range(len(header)) if n < 2 or any(row[n] != "–" for row in rows)]
+    header, *rows = ([line[n] for n in shown] for line in (header, *rows))
     tables = [list_table(key, value) for key, value in lists.items() if len(_columns(value)) > 1]
     title = f"{name}: {summary(name)}"
     return "\n\n".join([*tables, format_table(title, header, rows, _notes(rest))])
 
 
 def _belongs(key: str, results: Mapping[str, Any]) -> bool:
-    """Return whether a value is part of another row: its error, or the untrained model's value."""
-    other = key.removesuffix("_se").removeprefix(UNTRAINED)
+    """Return whether a value is part of another row: an error, or the untrained model's."""
+    other = key.removesuffix("_se").removesuffix(DIFFERENCE).removeprefix(UNTRAINED)
     return key == "standard_error" or (other != key and other in results)
 
 

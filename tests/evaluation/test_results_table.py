@@ -32,15 +32,25 @@ def test_figures_stand_with_their_errors_and_the_untrained_models() -> None:
         "top1": 0.75,
         "standard_error": 0.125,
         "initial_top1": 0.51234,
+        "top1_difference": 0.2377,
+        "top1_difference_se": 0.05,
         "layers": None,
         "temperature": 0.07,
         "classes": 2,
     }
     lines = results_table("knn", results).splitlines()
-    assert lines[0].startswith("knn: ") and lines[2].split() == ["figure", "value", "untrained"]
-    assert lines[4].split() == ["top1", "0.75", "±", "0.12", "0.5123"]
-    assert lines[5].split() == ["chance", "0.5", "–"]
+    assert lines[0].startswith("knn: ") and lines[2].split()[2:] == ["untrained", "difference"]
+    assert lines[4].split() == ["top1", "0.75", "±", "0.12", "0.5123", "0.2377", "±", "0.05"]
+    assert lines[5].split() == ["chance", "0.5", "–", "–"]
     assert lines[-1] == "temperature 0.07, classes 2"
+
+
+def test_without_figures_there_is_no_table_of_figures() -> None:
+    pictures = [{"index": 3, "original": "a.png", "accuracy": 0.5}]
+    text = results_table("position_pictures", {"pictures": pictures, "mask_ratio": 0.25})
+    table, rest = text.split("\n\n")[1:]
+    assert table.splitlines()[0].split() == ["index", "original", "accuracy"]
+    assert rest.splitlines()[1:] == ["mask_ratio 0.25"] and "figure" not in text
 
 
 def test_what_is_by_name_is_a_line_of_notes() -> None:

@@ -15,10 +15,10 @@ from pospre.batch import HIDDEN, MASKED, Batch
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import Reconstructions
 from pospre.evaluation.drawing import Cell, as_picture, save_groups
-from pospre.evaluation.estimates import mean_and_error
+from pospre.evaluation.estimates import compared, mean_and_error
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import IsolatedMethod
-from pospre.evaluation.registry import Context
+from pospre.evaluation.registry import UNTRAINED, Context
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
 from pospre.nn.encoder_interface import patchify, unpatchify
@@ -34,8 +34,8 @@ def evaluate(context: Context, settings: Reconstructions) -> dict[str, Any]:
 
     Returns:
         Means over images with standard errors (``…_se``): ``error``; ``flat_error``, the error of
-        predicting 0 (the patch's own mean, or the mean colour of the data); and ``initial_error``
-        of the untrained model, without standard error.
+        predicting 0 (the patch's own mean, or the mean colour of the data); ``initial_error`` of
+        the untrained model, without standard error; and the ``error_difference`` to it.
     """
     host, initial = alone(context.model), alone(context.initial()) if settings.baseline else None
     batches = centre_batches(context, settings)
@@ -49,10 +49,11 @@ def evaluate(context: Context, settings: Reconstructions) -> dict[str, Any]:
         for row in range(min(len(batch["index"]), settings.num_pictures - len(cells))):
             cells.append(_cells(host.model, batch, outputs, row))
     error, flat, untrained_error = torch.cat(parts).unbind(1)
+    errors = {"": error, **({} if initial is None else {UNTRAINED: untrained_error})}
     return {
+        **compared("error", errors),
         **mean_and_error("error", error),
         **mean_and_error("flat_error", flat),
-        "initial_error": None if initial is None else float(untrained_error.mean()),
         "samples": len(error),
         "pictures": save_groups(cells, IN_A_ROW, context.folder, "reconstructions.png"),
     }

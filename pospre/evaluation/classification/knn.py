@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.classification.settings import Knn
-from pospre.evaluation.estimates import rate_error
+from pospre.evaluation.estimates import compared, rate_error
 from pospre.evaluation.features import Part, check_probe, encode_parts
 from pospre.evaluation.layers import chosen_layers, planned_encoder
 from pospre.evaluation.registry import Context, Plan
@@ -29,7 +29,8 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
 
     Returns:
         ``top1`` and ``initial_top1`` in [0, 1] of the last layer measured, the ``standard_error``
-        of ``top1``, the same for each of ``layers``, and the settings used.
+        of ``top1``, their ``top1_difference`` with its paired error, the same for each of
+        ``layers``, and the settings used.
     """
     models = context.models(baseline=settings.baseline)
     depth = context.model.encoder.depth
@@ -45,7 +46,7 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
     asked = int(answerable_Q.sum())
     rows = []
     for part in parts:
-        row: dict[str, Any] = {"layer": part[0], "initial_top1": None}
+        right: dict[str, Tensor] = {}
         for prefix in models:
             predicted_Q = nearest_class(
                 queries[prefix][part].to(context.device),
@@ -55,8 +56,8 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
                 temperature=settings.temperature,
                 leave_one_out=settings.bank is None,
             )
-            right_Q = (predicted_Q.cpu() == labels_Q)[answerable_Q]
-            row[f"{prefix}top1"] = float(right_Q.double().mean())
+            right[prefix] = (predicted_Q.cpu() == labels_Q)[answerable_Q]
+        row = {"layer": part[0], **compared("top1", right)}
         rows.append({**row, "standard_error": rate_error(row["top1"], asked)})
         context.go_on()
     classes = len(bank_labels_M.unique())

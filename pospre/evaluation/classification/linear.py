@@ -12,7 +12,7 @@ the bank once per epoch.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,10 +31,10 @@ from pospre.evaluation.classification.heads import (
     train_heads,
 )
 from pospre.evaluation.classification.settings import Linear
-from pospre.evaluation.estimates import rate_error
+from pospre.evaluation.estimates import compared, rate_error
 from pospre.evaluation.features import Parts, check_enough, check_probe, encode_parts
 from pospre.evaluation.layers import planned_encoder
-from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.registry import UNTRAINED, Context, Plan
 from pospre.model.model import PretrainModel
 
 FIGURES = {"top1": "max"}
@@ -45,8 +45,9 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
 
     Returns:
         ``top1`` and ``initial_top1`` in [0, 1] of the chosen classifier; ``standard_error`` of
-        ``top1``; ``best_top1`` (chosen on the measured images); ``features`` (one dict per kind of
-        features, with the classifier chosen); the protocol's values used.
+        ``top1``; their ``top1_difference`` with its paired error; ``best_top1`` (chosen on the
+        measured images); ``features`` (one dict per kind of features, with the classifier chosen);
+        the protocol's values used.
     """
     given = settings.values("epochs", "batch", "base_lr")
     published = adjusted(PROTOCOLS[settings.protocol], given)
@@ -90,11 +91,10 @@ def evaluate(context: Context, settings: Linear) -> dict[str, Any]:
             right_H = classify(head, _rows(seen[prefix], held), context.device) == label_M[held]
             right_Q = classify(head, queries[prefix], context.device) == label_Q
             on_held = float(right_H.double().mean()) if len(held) else None
-            on_data = float(right_Q.double().mean())
-            measured.setdefault(f"{prefix}top1", []).append((head.kind, on_held, on_data))
+            measured.setdefault(prefix, []).append(Measured(head.kind, on_held, right_Q))
     classes = len(label_M.unique())
     return {
-        **summarise(measured, len(label_Q)),
+        **summarise(measured),
         "epochs": published.epochs,
         "batch": min(published.batch, len(rest)),
         "classifiers": len(kinds),
@@ -167,39 +167,53 @@ def _rows(vectors: Parts, rows: Tensor) -> Parts:
     return {part: values[rows] for part, values in vectors.items()}
 
 
-Measured = tuple[Kind, float | None, float]
-"""A classifier, its accuracy on images held back (None: it is the only one), and on the data."""
+class Measured(NamedTuple):
+    """A classifier, and what it was measured on.
+
+    Attributes:
+        kind: how it was trained.
+        held: accuracy on images held back; None: it is the only one.
+        right: bool (Q,), the measured images that it classifies right.
+    """
+
+    kind: Kind
+    held: float | None
+    right: Tensor
+
+    @property
+    def top1(self) -> float:
+        """Accuracy on the measured images."""
+        return float(self.right.double().mean())
 
 
-def summarise(measured: Mapping[str, list[Measured]], samples: int) -> dict[str, Any]:
-    """Choose among the classifiers, by figure; see ``evaluate`` for the result."""
+def summarise(measured: Mapping[str, list[Measured]]) -> dict[str, Any]:
+    """Choose among each model's classifiers, by prefix; see ``evaluate`` for the result."""
 
     def chosen(heads: list[Measured]) -> Measured:
-        return max(heads, key=lambda head: -1.0 if head[1] is None else head[1])
+        return max(heads, key=lambda head: -1.0 if head.held is None else head.held)
 
-    best = {name: chosen(heads) for name, heads in measured.items()}
+    results = compared("top1", {prefix: chosen(heads).right for prefix, heads in measured.items()})
     by_features: dict[Features, list[Measured]] = {}
-    for head in measured["top1"]:
-        by_features.setdefault(head[0].features, []).append(head)
+    for head in measured[""]:
+        by_features.setdefault(head.kind.features, []).append(head)
     rows = []
     for features, heads in by_features.items():
-        kind, held, top1 = chosen(heads)
-        others = [head for head in measured.get("initial_top1", ()) if head[0].features == features]
+        best = chosen(heads)
+        others = [head for head in measured.get(UNTRAINED, ()) if head.kind.features == features]
         rows.append(
             {
                 "features": str(features),
-                "norm": kind.norm,
-                "base_lr": kind.base_lr,
-                "held_back_top1": held,
-                "top1": top1,
-                "best_top1": max(head[2] for head in heads),
-                "initial_top1": chosen(others)[2] if others else None,
+                "norm": best.kind.norm,
+                "base_lr": best.kind.base_lr,
+                "held_back_top1": best.held,
+                "top1": best.top1,
+                "best_top1": max(head.top1 for head in heads),
+                "initial_top1": chosen(others).top1 if others else None,
             }
         )
     return {
-        "top1": best["top1"][2],
-        "standard_error": rate_error(best["top1"][2], samples),
-        "best_top1": max(head[2] for head in measured["top1"]),
-        "initial_top1": best["initial_top1"][2] if "initial_top1" in best else None,
+        **results,
+        "standard_error": rate_error(results["top1"], len(measured[""][0].right)),
+        "best_top1": max(head.top1 for head in measured[""]),
         "features": rows,
     }

@@ -24,7 +24,7 @@ from pospre import draws
 from pospre.data.stores.subset import subset
 from pospre.data.views.options import ViewGroup
 from pospre.evaluation.classification.settings import Logistic
-from pospre.evaluation.estimates import rate_error
+from pospre.evaluation.estimates import compared, rate_error
 from pospre.evaluation.features import Part, check_enough, check_probe, encode_parts
 from pospre.evaluation.registry import Context, Plan
 
@@ -37,7 +37,8 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
     """Measure top-1.
 
     Returns:
-        ``top1`` and ``initial_top1`` in [0, 1], and their weight decays.
+        ``top1`` and ``initial_top1`` in [0, 1], and their weight decays; the ``standard_error`` of
+        ``top1``; their ``top1_difference`` with its paired error.
     """
     models = context.models(baseline=settings.baseline)
     part: Part = (None, settings.features)
@@ -57,12 +58,13 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
     weight_decay = settings.weight_decay
     if weight_decay is None and is_stop:
         weight_decay = _STOP_DECAY / len(bank_labels_M)
-    results: dict[str, Any] = {"initial_top1": None}
+    right: dict[str, Tensor] = {}
+    decays: dict[str, float] = {}
     for prefix in models:
         bank_MD, queries_QD = (standardise_apart if is_stop else standardise)(
             banks[prefix][part], queries[prefix][part]
         )
-        weights, decay = fit(
+        weights, decays[f"{prefix}top1_weight_decay"] = fit(
             bank_MD.to(context.device),
             bank_labels_M.to(context.device),
             num_classes,
@@ -71,10 +73,11 @@ def evaluate(context: Context, settings: Logistic) -> dict[str, Any]:
             seed=settings.seed,
         )
         predicted_Q = classify(queries_QD.to(context.device), weights).cpu()
-        results[f"{prefix}top1"] = float((predicted_Q == labels_Q).double().mean())
-        results[f"{prefix}top1_weight_decay"] = decay
+        right[prefix] = predicted_Q == labels_Q
+    results = compared("top1", right)
     return {
         **results,
+        **decays,
         "standard_error": rate_error(results["top1"], len(labels_Q)),
         "bank_samples": len(bank_labels_M),
         "query_samples": len(labels_Q),

@@ -130,12 +130,9 @@ def test_heads_trained_together_end_where_logistic_regression_does() -> None:
 def test_the_choice_is_made_on_what_was_held_back() -> None:
     four = Features(tuple((layer, "mean") for layer in (1, 2, 3, 4)))
     kinds = [Kind(ONE, "none", 0.1), Kind(ONE, "none", 0.2), Kind(four, "none", 0.1)]
-    heads: list[linear.Measured] = [
-        (kinds[0], 0.5, 0.6),
-        (kinds[1], 0.6, 0.4),
-        (kinds[2], 0.55, 0.7),
-    ]
-    found = linear.summarise({"top1": heads}, 100)
+    measured = zip(kinds, (0.5, 0.6, 0.55), (60, 40, 70), strict=True)
+    heads = [linear.Measured(*kind, torch.arange(100) < right) for *kind, right in measured]
+    found = linear.summarise({"": heads})
     assert (found["top1"], found["best_top1"], found["initial_top1"]) == (0.4, 0.7, None)
     assert found["standard_error"] == pytest.approx((0.4 * 0.6 / 100) ** 0.5)
     assert [row["top1"] for row in found["features"]] == [0.4, 0.7]

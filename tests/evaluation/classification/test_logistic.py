@@ -72,5 +72,7 @@ def test_results_state_what_was_measured(mae_checkpoint: Path, image_folder: Any
     results = evaluate(mae_checkpoint, data, bank=str(data), iterations=20)
     assert (results["bank_samples"], results["query_samples"], results["classes"]) == (12, 12, 2)
     assert results["chance"] == 0.5 and 0 <= results["initial_top1"] <= 1
+    gain = results["top1_difference"]
+    assert gain == pytest.approx(results["top1"] - results["initial_top1"])
     assert results["top1"] == 1.0  # fitted to the very images it is measured on
     assert evaluate(mae_checkpoint, data, bank=str(data), num_bank=10)["bank_samples"] == 10
