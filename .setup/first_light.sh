@@ -55,24 +55,27 @@ measure() {
         run -m pospre.evaluate position_pictures --model "$1" --data "$folder/val"
     fi
     if has_classes; then
+        run -m pospre.evaluate logistic --model "$1" --data "$folder/val" bank="$folder/train"
         run -m pospre.evaluate knn --model "$1" --data "$folder/val" bank="$folder/train"
     else
-        echo "+ kNN left out: it needs class sub-folders with several images each"
+        echo "+ logistic and kNN left out: they need class sub-folders with several images each"
     fi
 }
 
-# The figures at the head of the reports, and where these are.
+# What the reports begin with, and where these are.
 conclude() {
     .venv/bin/python - "$@" <<'PYTHON'
 import sys
+import textwrap
 from pathlib import Path
 
 from pospre.reporting.page import page_context
 from pospre.reporting.run import read_run
 
 for folder in map(Path, sys.argv[1:]):
-    print(f"\n{folder.name}")
-    for figure in page_context(read_run(folder))["headline"]:
+    page = page_context(read_run(folder))
+    print(f"\n{folder.name}\n" + textwrap.indent(textwrap.fill(page["verdict"], 96), "  "))
+    for figure in page["headline"]:
         print(f"  {figure.label:20}{figure.value:>10}  {figure.note}")
     print(f"  encoder for timm    {folder / 'encoder.pth'}")
     print(f"  report              {(folder / 'report.html').resolve()}")

@@ -26,12 +26,12 @@ from pospre.recipe.yaml_text import LARGEST
 from pospre.reporting import measured, summary
 from pospre.reporting.plots import Record, draw_charts, format_value
 from pospre.reporting.run import (
-    Knn,
     PatchPosition,
     PictureFiles,
     PositionGrid,
     PositionPictures,
     Run,
+    parse_classified,
     parse_results,
     read_run,
 )
@@ -97,7 +97,7 @@ def _environment() -> jinja2.Environment:
 def page_context(run: Run) -> dict[str, Any]:
     """Return the template's variables."""
     grid = parse_results(run, "position_grid", PositionGrid)
-    knn = parse_results(run, "knn", Knn)
+    classified = parse_classified(run)
     pictures = parse_results(run, "position_pictures", PositionPictures)
     patches = parse_results(run, "patch_position", PatchPosition)
     asked = summary.pretext_tasks_of(run)
@@ -113,13 +113,13 @@ def page_context(run: Run) -> dict[str, Any]:
         "shown": SHOWN,
         "views": load_views(run),
         "subtitle": summary.subtitle(run),
-        "verdict": summary.verdict(run, grid, patches, knn),
-        "headline": summary.headline(run, grid, knn),
+        "verdict": summary.verdict(run, grid, patches, classified),
+        "headline": summary.headline(run, grid, classified),
         "charts": draw_charts([run.records], _some(run, curve_titles(run.records))),
         "watch_charts": draw_charts([run.records], _some(run, watch_titles(run.records))),
         "warnings": [(w["step"], str(w.get("warning", ""))) for w in run.warnings],
         "grid": grid,
-        "knn": knn,
+        "classified": classified,
         "pictures": pictures,
         "triples": load_triples(run, pictures.pictures) if pictures else [],
         "others": {name: read_other(run, name, budget) for name in others},

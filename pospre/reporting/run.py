@@ -227,21 +227,32 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-class Knn(BaseModel):
-    """Results of ``knn``."""
+class Classified(BaseModel):
+    """Accuracy of frozen features; the difference to the untrained model is paired by image."""
 
     top1: Share
     standard_error: Share
     initial_top1: Share | None
+    top1_difference: float | None = Field(ge=-1, le=1)
+    top1_difference_se: Share | None
     chance: Share
+    bank_samples: int
+    query_samples: int
+
+
+class Knn(Classified):
+    """Results of ``knn``."""
+
     k: int
     temperature: float
-    bank_samples: int
-    query_samples: int = Field(gt=0)
     classes: int
     leave_one_out: bool
     features: str
     left_out: int
+
+
+CLASSIFIERS = {"logistic": Classified, "linear": Classified, "knn": Knn}
+"""Evaluations that classify pictures by frozen features."""
 
 
 class PictureFiles(BaseModel):
@@ -274,3 +285,9 @@ def parse_results(run: Run, name: str, kind: type[Results]) -> Results | None:
         path = run.folder / "evaluation" / f"{name}.json"
         run.left_out.append(f"{path}: {key}: {first['msg']}; run that evaluation again")
         return None
+
+
+def parse_classified(run: Run) -> dict[str, Classified]:
+    """Return the results of the ``CLASSIFIERS`` that were measured, by name."""
+    found = {name: parse_results(run, name, kind) for name, kind in CLASSIFIERS.items()}
+    return {name: each for name, each in found.items() if each is not None}

@@ -1,18 +1,19 @@
 """The page's text about a run: its task, headline figures, and results."""
 
-import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from statistics import median
 from typing import NamedTuple
 
 from pospre.model.task_description import TaskDescription
 from pospre.reporting.plots import Record, format_value
-from pospre.reporting.run import Knn, PatchPosition, PositionGrid, Run
+from pospre.reporting.run import Classified, PatchPosition, PositionGrid, Run
 from pospre.schedules import DURATION
 from pospre.untrusted_json import is_number
 
 _LONGEST = 1e10  # seconds, of a duration or since 1970
 _ALIKE = 1.05  # shares within this factor are called equal
+_LABELS = {"logistic": "Logistic probe", "linear": "Linear probe", "knn": "kNN"}
 
 
 class Asked(NamedTuple):
@@ -48,13 +49,15 @@ class Figure(NamedTuple):
     note: str = ""
 
 
-def headline(run: Run, grid: PositionGrid | None, knn: Knn | None) -> list[Figure]:
+def headline(
+    run: Run, grid: PositionGrid | None, classified: Mapping[str, Classified]
+) -> list[Figure]:
     """Return the available headline figures of the run."""
     losses, figures = run.column("loss/total"), []
     if losses:
         note = f"from {format_value(losses[0])}" if len(losses) > 1 else ""
         figures.append(Figure("Final loss", format_value(losses[-1]), note))
-    return [*figures, *_measured_figures(run, grid, knn), *_effort_figures(run)]
+    return [*figures, *_measured_figures(run, grid, classified), *_effort_figures(run)]
 
 
 def _origin(run: Run) -> str:
@@ -64,7 +67,9 @@ def _origin(run: Run) -> str:
     return f"started from {inside.rpartition('/')[2]}" if inside else ""
 
 
-def _measured_figures(run: Run, grid: PositionGrid | None, knn: Knn | None) -> list[Figure]:
+def _measured_figures(
+    run: Run, grid: PositionGrid | None, classified: Mapping[str, Classified]
+) -> list[Figure]:
     figures = []
 
     def add(name: str, label: str, value: float, *notes: str) -> None:
@@ -80,9 +85,10 @@ def _measured_figures(run: Run, grid: PositionGrid | None, knn: Knn | None) -> l
     top1 = _accuracy(run)
     if top1 is not None:
         add("accuracy", "Accuracy", top1, _origin(run))
-    if knn is not None:
-        other = knn.initial_top1
-        add("knn", "kNN top-1", knn.top1, "" if other is None else f"{_percent(other)} untrained")
+    for name, found in classified.items():
+        other = found.initial_top1
+        beside = "" if other is None else f"{_percent(other)} untrained; {_points(found)}"
+        add(name, f"{_LABELS[name]} top-1", found.top1, beside)
     return figures
 
 
@@ -153,7 +159,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def verdict(
-    run: Run, grid: PositionGrid | None, patches: PatchPosition | None, knn: Knn | None
+    run: Run,
+    grid: PositionGrid | None,
+    patches: PatchPosition | None,
+    classified: Mapping[str, Classified],
 ) -> str:
     """Return a sentence about the measured results; empty if there are none."""
     parts = {}
@@ -165,8 +174,9 @@ def verdict(
     if top1 is not None:
         words = f"it names the class of {_percent(top1)} of the pictures"
         parts["accuracy"] = ", ".join(filter(None, (words, _origin(run))))
-    if knn is not None:
-        parts["knn"] = _neighbours(knn)
+    for name, found in classified.items():
+        label = _LABELS[name]
+        parts[name] = _against_untrained(f"its {label[0].lower()}{label[1:]}", found)
     if not parts:
         return ""
     limits = [_limits(run, name) for name in parts]
@@ -188,20 +198,22 @@ def _places(share: float, untrained: float | None, guessing: float) -> str:
     return f"it places patches correctly {times} times as often as {whose}"
 
 
-def _neighbours(knn: Knn) -> str:
-    """Describe whether nearest neighbours predict the class better than before training.
-
-    Both use the same pictures; errors are added as if they were independent.
-    """
-    if knn.initial_top1 is None:
-        return f"its kNN top-1 is {_percent(knn.top1)}, guessing {_percent(knn.chance)}"
-    variance = knn.initial_top1 * (1 - knn.initial_top1) / knn.query_samples
-    gain, error = knn.top1 - knn.initial_top1, math.hypot(knn.standard_error, math.sqrt(variance))
-    points = f"± {100 * error:.1f} points"
+def _against_untrained(what: str, found: Classified) -> str:
+    """Describe whether features predict the class better than those of the untrained model."""
+    gain, error = found.top1_difference, found.top1_difference_se
+    if gain is None or error is None:
+        return f"{what} has {_percent(found.top1)} top-1, guessing {_percent(found.chance)}"
     if abs(gain) <= 2 * error:
-        return f"its kNN is within two errors of untrained ({100 * gain:+.1f} {points})"
+        return f"{what} is within two errors of untrained ({_points(found)})"
     side = "above" if gain > 0 else "below"
-    return f"its kNN is {100 * abs(gain):.1f} {points} {side} untrained"
+    return f"{what} is {_points(found).lstrip('+-')} {side} untrained"
+
+
+def _points(found: Classified) -> str:
+    """Write the difference to the untrained model, with its error."""
+    error = found.top1_difference_se
+    spread = "" if error is None else f" ± {100 * error:.1f}"
+    return f"{100 * (found.top1_difference or 0):+.1f}{spread} points"
 
 
 def _limits(run: Run, name: str) -> str:

@@ -29,6 +29,7 @@ from pospre.reporting.run import read_run
 from tests.reporting.fabricated_run import (
     fabricate_run,
     knn,
+    logistic,
     position_grid,
     position_pictures,
     write_evaluation,
@@ -100,17 +101,13 @@ def test_published_figures_stand_only_beside_what_compares(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("mean", "top1", "words"),
     [
-        (
-            0.326,
-            0.713,
-            "places patches correctly 53 times as often as untrained; its kNN is 31.1 ± ",
-        ),
+        (0.326, 0.713, "53 times as often as untrained; {}; its kNN is 31.1 ± 2.9 points above"),
         (
             0.0062,
             0.36,
-            "correctly no more often than untrained; its kNN is within two errors of un",
+            "no more often than untrained; {}; its kNN is within two errors of untrained (-4.2 ± ",
         ),
-        (0.0155, 0.2, "2.5 times as often as untrained; its kNN is 20.2 ± 3.3 points below untra"),
+        (0.0155, 0.2, "2.5 times as often as untrained; {}; its kNN is 20.2 ± 2.9 points below"),
     ],
 )
 def test_the_page_opens_with_what_came_of_it(
@@ -118,12 +115,17 @@ def test_the_page_opens_with_what_came_of_it(
 ) -> None:
     folder = fabricate_run(tmp_path, num_steps=40)
     write_evaluation(folder, "position_grid", {**position_grid(), "mean": mean}, data="val")
-    write_evaluation(folder, "knn", {**knn(), "top1": top1}, data="val", step=30)
+    write_evaluation(folder, "logistic", logistic(), data="val", step=40)
+    change = {"top1": top1, "top1_difference": top1 - 0.402}
+    write_evaluation(folder, "knn", {**knn(), **change}, data="val", step=30)
     html = written(folder)
     verdict = re.findall('<p class="verdict">(.*?)</p>', html)[0]
-    assert words in verdict and verdict.endswith(" (weights of step 30).")
+    probe = "its logistic probe is 31.1 ± 2.9 points above untrained"
+    assert words.format(probe) in verdict and verdict.endswith(" (weights of step 30).")
     assert html.index(verdict) < html.index('<dl class="headline">')
     assert '<dd class="note">mean of 16 cells; 0.6 % untrained</dd>' in html
+    assert '<dd class="note">40.2 % untrained; +31.1 ± 2.9 points</dd>' in html
+    assert html.count("71.3 %<small> ± 2.3</small>") == 1 + (top1 == 0.713)
 
 
 def test_a_fine_tuned_run_begins_with_its_accuracy_and_where_it_started(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_figures_of_an_earlier_step_are_called_so(tmp_path: Path) -> None:
     assert "step 40" not in written(folder)
     write_evaluation(folder, "knn", knn(), step=25)  # before the training went on
     html = written(folder)
-    assert '<dd class="note">40.2 % untrained; of step 25</dd>' in html
+    assert '<dd class="note">40.2 % untrained; +31.1 ± 2.9 points; of step 25</dd>' in html
     assert "Measured on data/scenes, the pictures it was trained on; of step 25, not of" in html
 
 

@@ -200,6 +200,10 @@ def test_every_folder_gives_a_valid_run_name(copy: Path, images: str, name: str)
     said = run(copy, "first_light.sh", images, "out", "mae.yaml")
     assert "exit 0" in said
     assert f"run_name={name}_mae data.path=out/{name}/train" in said
+    for probe in ("logistic", "knn"):
+        assert (
+            f"{probe} --model runs/{name}_mae --data out/{name}/val bank=out/{name}/train" in said
+        )
 
 
 def test_what_is_trained_can_be_changed_for_first_light(copy: Path) -> None:
