@@ -251,7 +251,11 @@ class Knn(Classified):
     left_out: int
 
 
-CLASSIFIERS = {"logistic": Classified, "linear": Classified, "knn": Knn}
+CLASSIFIERS: dict[str, type[Classified]] = {
+    "logistic": Classified,
+    "linear": Classified,
+    "knn": Knn,
+}
 """Evaluations that classify pictures by frozen features."""
 
 

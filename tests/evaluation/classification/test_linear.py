@@ -131,7 +131,7 @@ def test_the_choice_is_made_on_what_was_held_back() -> None:
     four = Features(tuple((layer, "mean") for layer in (1, 2, 3, 4)))
     kinds = [Kind(ONE, "none", 0.1), Kind(ONE, "none", 0.2), Kind(four, "none", 0.1)]
     measured = zip(kinds, (0.5, 0.6, 0.55), (60, 40, 70), strict=True)
-    heads = [linear.Measured(*kind, torch.arange(100) < right) for *kind, right in measured]
+    heads = [linear.Measured(kind, held, torch.arange(100) < n) for kind, held, n in measured]
     found = linear.summarise({"": heads})
     assert (found["top1"], found["best_top1"], found["initial_top1"]) == (0.4, 0.7, None)
     assert found["standard_error"] == pytest.approx((0.4 * 0.6 / 100) ** 0.5)
