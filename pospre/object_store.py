@@ -61,6 +61,12 @@ def is_remote(uri: str) -> bool:
     return uri.startswith("s3://")
 
 
+def check_slashes(path: str) -> None:
+    """Raise a ``UserError`` for ``s3:/bucket``, which is meant as an address."""
+    if path.startswith("s3:/") and not is_remote(path):
+        raise UserError(f"'{path}' has one slash after s3:; write s3://bucket/folder")
+
+
 @cache
 def _descriptions(folders: str | None) -> Any:
     """Return boto's description of S3, read once: reading it for each bucket takes 0.05 s."""

@@ -37,7 +37,7 @@ def block_writer(
     source files become one shard unless they grow a lot. At the end the shards are added to the
     record, with names that no other block uses.
     """
-    written = folder / "written"
+    written = (folder / "written").absolute()  # Streaming takes v2:photos for an address
     # Streaming can verify the hashes during download: validate_hash="sha256"
     writer = _ShardWriter(
         columns={**columns, **_LABEL_AND_PATH},

@@ -17,6 +17,7 @@ from pospre.data.stores.mds import MdsReader, is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.data.stores.reader import Reader
 from pospre.errors import UserError, needing
+from pospre.object_store import check_slashes
 
 _CONVERTED = (".zip", ".tar", ".parquet")
 _ARCHIVES = (*_CONVERTED, ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
@@ -90,6 +91,7 @@ def _open(path: str | Path, cache_dir: str | Path | None, cache_limit: int | Non
     if path == "":  # it would mean the current folder
         raise UserError("the path of a data set is empty; give a folder or file, or . for here.")
     _refuse_archive(str(path))
+    check_slashes(str(path))
     if "://" in str(path):
         return _open_remote(str(path), cache_dir, cache_limit)
     path = Path(path)

@@ -1,5 +1,6 @@
 """Types of recipe values: durations, sizes and paths, and their constraints."""
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -37,7 +38,7 @@ PlainPath = Annotated[
 LocalOrS3 = Annotated[
     PlainPath,
     only(
-        lambda address: address.startswith("s3://") or "://" not in address,
+        lambda address: address.startswith("s3://") or not re.match("s3:/|.*://", address),
         "a local folder or s3://bucket/folder",
     ),
 ]
