@@ -40,6 +40,32 @@ def test_samples_are_those_of_the_local_shards(bucket: Any, server: FlakyS3) -> 
     assert shard_gets(server) == [] and again.downloaded == 0
 
 
+@pytest.mark.parametrize("options", [{"hashes": ["sha256"]}, {"compression": "zstd"}])
+def test_shards_in_folders_as_merge_index_leaves_them(
+    upload: Any, shards: Any, server: FlakyS3, options: dict[str, Any]
+) -> None:
+    source = shards(**options)
+    client, index = upload(source), json.loads((source / "index.json").read_text())
+    for number, entry in enumerate(index["shards"]):
+        stored = (entry.get("zip_data") or entry["raw_data"])["basename"]
+        body = (source / stored).read_bytes()
+        client.put_object(Bucket="bucket", Key=f"set/part.{number}/{stored}", Body=body)
+        client.delete_object(Bucket="bucket", Key=f"set/{stored}")
+        for key in ("raw_data", "zip_data"):
+            if entry.get(key):
+                entry[key]["basename"] = f"part.{number}/{entry[key]['basename']}"
+    body = json.dumps(index).encode()
+    client.put_object(Bucket="bucket", Key="set/index.json", Body=body)
+    reader = open_remote()
+    check(reader)
+    assert shard_gets(server) == [1] * 5
+    assert reader.name(9).startswith("s3://bucket/set/part.1/shard.00001.mds")
+    reader.close()
+    server.heal()
+    check(open_remote())
+    assert shard_gets(server) == []
+
+
 # What arrives
 
 
