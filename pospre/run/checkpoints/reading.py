@@ -10,7 +10,6 @@ import os
 import shlex
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +33,7 @@ from pospre.run.checkpoints.files import (
     why_not_written,
 )
 from pospre.run.checkpoints.folders import BEST, NAME, NOTE, checkpoints_in, named_best
+from pospre.scratch import scratch
 
 _OF_JSON = 34  # times its bytes that the values of a JSON take in memory, at most
 _ONE_FOLDER = "All nodes must see the same trainer.save_folder; or use a bucket"
@@ -144,7 +144,7 @@ def _on_this_node(uri: str, files: dict[str, bytes] | None) -> Iterator[str]:
                 is_read = dist.get_global_rank() == 0 and dist.get_local_world_size() == 1
                 if dist.get_local_rank() > 0 or is_read:
                     return None
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pospre-"))
+                folder = stack.enter_context(scratch())
                 copy = f"{folder}/{Path(uri).name}"
                 _copy(uri, Path(copy), files)
                 return copy
