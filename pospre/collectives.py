@@ -134,7 +134,7 @@ class Greatest:
         self._begun: tuple[torch.Tensor, Any] | None = None
         # made by all ranks at the start: to make it later would hang where one has ended
         needs_own = dist.get_world_size() > 1 and torch.distributed.get_backend() != "gloo"
-        self._group = torch.distributed.new_group(backend="gloo") if needs_own else None
+        self._group: Any = torch.distributed.new_group(backend="gloo") if needs_own else None
 
     def begin(self, number: int) -> None:
         """Contribute this rank's number; nothing happens on a single rank."""

@@ -117,7 +117,9 @@ class Observer(Callback):
             random=hash_tensors(random),
         )
         if dist.get_global_rank() == 0:
-            arrays = {name: _local(value).float().numpy() for name, value in model.items()}
+            arrays: dict[str, Any] = {
+                name: _local(value).float().numpy() for name, value in model.items()
+            }
             np.savez(self.values, **arrays)
 
     def _write(self, **values: Any) -> None:

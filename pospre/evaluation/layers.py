@@ -93,7 +93,7 @@ def attention_maps(
 
         return keep
 
-    attentions = [block.attn for block in model.encoder.blocks]
+    attentions: list[Any] = [block.attn for block in model.encoder.blocks]
     with ExitStack() as hooks:
         for layer in layers:
             hook = attentions[layer - 1].register_forward_pre_hook(keep_of(layer))

@@ -118,7 +118,7 @@ def check_complete(model: PretrainModel) -> None:
             "loss; pospre/algorithms/README.md lists them."
         )
     _check_read(model.registry, list(model.objectives))
-    _check_editors(model.registry, model.contents.named, model.places.named)
+    _check_editors(model.registry, {*model.contents.named}, {*model.places.named})
     check_places(model)
     for algorithm in model.algorithms:
         check_teacher(model, algorithm.needs(model.encoder))

@@ -162,7 +162,7 @@ class Registry:
                 f"{positions.name} supports {known}. Use {schemes_that('takes_boxes')}."
             )
         # options of a scheme may refuse boxes, too
-        positions.check(Places(self.encoder.grid, box=torch.tensor([[0.0, 0.0, 1.0, 1.0]])))
+        positions.check(Places(self.encoder.grid).within(torch.tensor([[0.0, 0.0, 1.0, 1.0]])))
         for group in self.views:
             self.claim(field_box_key(group), owner)
 

@@ -13,6 +13,16 @@ from pospre.batch import Batch, field_box_key, place_keys, readable
 from pospre.errors import UserError
 
 
+class Hidden:
+    """A tensor that FSDP2 does not find, and so does not cast to bf16.
+
+    It looks into dataclasses (since torch 2.14), tuples, lists, dicts and what pytree knows.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Places:
     """The position of each patch token in a pass, and whether the encoder may use it.
@@ -27,8 +37,7 @@ class Places:
     Attributes:
         grid: (rows, columns) of the view's cells.
         cells: int64 (R, K), row-major cell of each token; None: all cells in order.
-        box: float32 (R, 4), x0, y0, x1, y1 of the view in the frame [0, 1]. x0 > x1 means that the
-            view and its places are mirrored. None: the whole frame.
+        hidden_box: what ``within`` was given; see ``box``.
         known: bool (R, K), whether the encoder may use the place; None: all.
         keys: int64 (R,) draw keys of the views, for a scheme that augments places in training;
             None: no augmentation.
@@ -37,24 +46,33 @@ class Places:
 
     grid: tuple[int, int]
     cells: Tensor | None = None
-    box: Tensor | None = None
+    hidden_box: Hidden | None = None
     known: Tensor | None = None
     keys: Tensor | None = None
     mark: Tensor | None = None
 
+    @property
+    def box(self) -> Tensor | None:
+        """float32 (R, 4), x0, y0, x1, y1 of the view in the frame [0, 1]; None: the whole frame.
+
+        x0 > x1 means that the view and its places are mirrored.
+        """
+        return None if self.hidden_box is None else self.hidden_box.tensor
+
     def repeat(self, count: int) -> "Places":
         """Return the places with each row repeated ``count`` times."""
-        rows = {"cells": self.cells, "box": self.box, "known": self.known, "keys": self.keys}
+        rows = {"cells": self.cells, "known": self.known, "keys": self.keys}
         parts: dict[str, Any] = {
             name: part.repeat_interleave(count, dim=0)
             for name, part in rows.items()
             if part is not None
         }
-        return replace(self, **parts)
+        box = None if self.box is None else self.box.repeat_interleave(count, dim=0)
+        return replace(self, **parts).within(box)
 
-    def within(self, box_R4: Tensor) -> "Places":
-        """Return the places of the same tokens with views in these boxes."""
-        return replace(self, box=box_R4)
+    def within(self, box_R4: Tensor | None) -> "Places":
+        """Return the places of the same tokens with views in these boxes; None: whole frames."""
+        return replace(self, hidden_box=None if box_R4 is None else Hidden(box_R4))
 
     def forget(self, hidden_RK: Tensor, mark: Tensor | None = None) -> "Places":
         """Return the places with these hidden ones forgotten as well."""
@@ -70,10 +88,10 @@ class Places:
 
         Values are checked on the CPU alone, not in a compiled graph: elsewhere that would wait.
         """
-        if self.box is not None and self.box.dtype.itemsize < 4:  # torch 2.14 casts dataclasses
+        if self.box is not None and self.box.dtype.itemsize < 4:
             raise UserError(
-                f"the boxes of views are rounded to {self.box.dtype}, so their places are wrong: "
-                "FSDP2 does that since torch 2.14. Use torch 2.7.0, or trainer.precision: fp32."
+                f"the boxes of views are rounded to {self.box.dtype}, so their places are wrong; "
+                "give them as float32."
             )
         (rows, cols), cells, box = self.grid, readable(self.cells), readable(self.box)
         if cells is not None and not ((cells >= 0) & (cells < rows * cols)).all():
@@ -117,8 +135,8 @@ class Places:
         return torch.stack([cells // self.grid[1], cells % self.grid[1]], dim=-1).float()
 
 
-# FSDP2 awaits gradients of tensors in a module's output and casts tensors in its input to bf16:
-# it must find the mark, and must not find boxes
+# FSDP2 awaits gradients of tensors in a module's output: it must find the mark (before 2.14 by
+# pytree alone)
 _pytree.register_pytree_node(
     Places,
     lambda places: ([places.mark], places),
@@ -134,12 +152,8 @@ def view_places(
     ``cells_RK`` are the patches of each of R = B·V views; None: all in order.
     """
     box, keys = (batch.get(key) for key in (field_box_key(group), place_keys(group)))
-    return Places(
-        grid,
-        cells_RK,
-        box=None if box is None else box.flatten(0, 1),
-        keys=None if keys is None else keys.flatten(0, 1),
-    )
+    places = Places(grid, cells_RK, keys=None if keys is None else keys.flatten(0, 1))
+    return places.within(None if box is None else box.flatten(0, 1))
 
 
 def scaled(places_RK2: Tensor, by: Sequence[float]) -> Tensor:

@@ -73,6 +73,7 @@ def eva_positions(vit: Eva, name: str) -> Positions:
         return "learned" if table else "none"
     if isinstance(rope, RotaryEmbeddingDinoV3):
         known = rope.normalize_coords == "separate" and rope.min_period is None
+        assert rope.temperature is not None  # as min_period is not
         base = float(rope.temperature)
         rotation: Positions = DINOV3 if base == 100 else {"rotary": {"base": base}}
     elif isinstance(rope, RotaryEmbeddingCat):

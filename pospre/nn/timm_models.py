@@ -162,7 +162,7 @@ def _size_of(vit: nn.Module, name: str) -> EncoderSize:
             f"timm's {name} is not a plain Vision Transformer (VisionTransformer of timm with a "
             "two-layer MLP or SwiGLU), as the encoder must be. Try vit_small_patch16_224."
         )
-    block = vit.blocks[0]
+    block: Any = vit.blocks[0]
     kind: dict[str, Any] = {
         "swiglu": isinstance(block.mlp, GluMlp),
         "pre_norm": not isinstance(vit.norm_pre, nn.Identity),

@@ -25,10 +25,10 @@ class TensorBoard(TensorboardLogger):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         if dist.get_global_rank() == 0:
-            assert self.writer is not None and self.writer.file_writer is not None
+            writer: Any = self.writer
             first = state.timestamp.batch.value + 1
             start = SessionLog(status=SessionLog.START)
-            self.writer.file_writer.add_event(Event(step=first, session_log=start))
+            writer.file_writer.add_event(Event(step=first, session_log=start))
 
     def _flush(self, logger: Logger) -> None:
         if self.writer is not None:

@@ -120,7 +120,7 @@ def test_flipping_view_and_field_is_mirroring_each_patch_in_place():
     turned = batch["view/field_box"][..., [2, 1, 0, 3]]
 
     def tokens(pixels, boxes):
-        return model.encoder(pixels, places=Places((8, 8), box=boxes.flatten(0, 1)))
+        return model.encoder(pixels, places=Places((8, 8)).within(boxes.flatten(0, 1)))
 
     one = tokens(flipped, turned)[:, 1:].unflatten(1, (8, 8)).flip(2).flatten(1, 2)
     other = tokens(in_place, batch["view/field_box"])[:, 1:]
@@ -151,7 +151,7 @@ def test_whole_images_get_the_whole_field(options, grid):
     assert torch.equal(model.encoder(images), tokens)  # the encoder alone is whole
     if options and grid != (8, 8):
         return  # at another grid the fixed table is resampled, in a box its waves are evaluated
-    placed = model.encoder(images, places=Places(grid, box=WHOLE))
+    placed = model.encoder(images, places=Places(grid).within(WHOLE))
     torch.testing.assert_close(tokens, placed, rtol=1e-4, atol=1e-4)
 
 

@@ -68,7 +68,7 @@ def test_hidden_patches_enter_as_the_published_code_has_it(
     """The learned vector in the place of each token of 4 px, under the embedding's norm."""
     model, batch = written
     embed: Any = model.encoder.patch_embed
-    token = model.contents.named["mae"].token
+    token: Any = model.contents.named["mae"].token
     images = model.images(batch)[:, 0]
     seen = []
     embed_norm = embed.norm.register_forward_hook(lambda *call: seen.append(call[2]))
@@ -115,7 +115,8 @@ def test_it_learns_and_resumes() -> None:
 
     model, losses = train_and_resume(build, two_images(seed=5), saved_after=1, steps=2)
     assert losses[-1] < losses[0]
-    assert model.contents.named["mae"].token.grad.any()
+    contents: dict[str, Any] = {**model.contents.named}
+    assert contents["mae"].token.grad.any()
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ class Reference(nn.Module):
         assert net.cls_token is not None
         x = torch.cat([net.cls_token.expand(len(patches), -1, -1), patches], dim=1)
         visible = torch.cat([context.new_ones(len(x), 1), context], dim=1).bool()
-        for block in net.blocks:
+        blocks: list[Any] = [*net.blocks]
+        for block in blocks:
             heads = block.attn.num_heads
             qkv = F.linear(block.norm1(x), block.attn.qkv.weight, block.attn.qkv.bias)
             q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)

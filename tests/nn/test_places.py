@@ -30,7 +30,7 @@ def test_a_whole_grid_has_the_centres_of_its_cells() -> None:
 
 
 def test_the_cells_of_a_view_lie_in_its_box() -> None:
-    view = Places((2, 2), box=boxes(0.5, 0.0, 1.0, 0.4))  # x0, y0, x1, y1
+    view = Places((2, 2)).within(boxes(0.5, 0.0, 1.0, 0.4))  # x0, y0, x1, y1
     expected = torch.tensor([[0.1, 0.625], [0.1, 0.875], [0.3, 0.625], [0.3, 0.875]])
     torch.testing.assert_close(view.coordinates(CPU)[0], expected)
 
@@ -38,8 +38,8 @@ def test_the_cells_of_a_view_lie_in_its_box() -> None:
 @settings(max_examples=25)
 @given(rows=SIDES, cols=SIDES)
 def test_a_mirrored_box_mirrors_the_columns(rows: int, cols: int) -> None:
-    upright = Places((rows, cols), box=boxes(0.2, 0.1, 0.9, 0.6)).coordinates(CPU)
-    mirrored = Places((rows, cols), box=boxes(0.9, 0.1, 0.2, 0.6)).coordinates(CPU)
+    upright = Places((rows, cols)).within(boxes(0.2, 0.1, 0.9, 0.6)).coordinates(CPU)
+    mirrored = Places((rows, cols)).within(boxes(0.9, 0.1, 0.2, 0.6)).coordinates(CPU)
     columns = upright.unflatten(1, (rows, cols)).flip(2).flatten(1, 2)
     torch.testing.assert_close(mirrored, columns)
 
@@ -51,10 +51,10 @@ def test_the_whole_frame_is_no_box_and_some_cells_are_those_of_all(
 ) -> None:
     grid, generator = (rows, cols), torch.Generator().manual_seed(seed)
     frame = boxes(0.0, 0.0, 1.0, 1.0).expand(3, -1)
-    whole = Places(grid, box=frame).coordinates(CPU)
+    whole = Places(grid).within(frame).coordinates(CPU)
     torch.testing.assert_close(whole, Places(grid).coordinates(CPU).expand(3, -1, -1))
     cells = torch.rand(3, rows * cols, generator=generator).argsort(1)[:, : 1 + rows * cols // 2]
-    some = Places(grid, cells, box=frame).coordinates(CPU)
+    some = Places(grid, cells).within(frame).coordinates(CPU)
     torch.testing.assert_close(some, torch.stack([whole[0, row] for row in cells]))
 
 
@@ -66,7 +66,7 @@ def test_forgotten_stays_forgotten_and_moved_ones_have_other_cells(
     generator, count = torch.Generator().manual_seed(seed), grid[0] * grid[1]
     first, second = torch.rand(2, 3, count, generator=generator) < 0.5
     mark = torch.ones(1, 1, 4)
-    places = Places(grid, torch.arange(count).expand(3, -1), box=torch.rand(3, 4))
+    places = Places(grid, torch.arange(count).expand(3, -1)).within(torch.rand(3, 4))
     once, twice = places.forget(first, mark), places.forget(first).forget(second, mark)
     assert places.known is None and once.known is not None and twice.known is not None
     assert torch.equal(once.known, ~first) and torch.equal(twice.known, ~(first | second))
@@ -97,7 +97,7 @@ def test_views_lie_where_the_batch_says() -> None:
 def test_fsdp_is_shown_the_mark_and_rounds_no_box(
     one_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = Places((4, 4), box=boxes(0.123456, 0.2, 0.71234, 0.9))
+    places = Places((4, 4)).within(boxes(0.123456, 0.2, 0.71234, 0.9))
     hidden = places.forget(torch.ones(1, 16, dtype=torch.bool), torch.ones(1, 1, 192))
     assert [leaf.shape for leaf in tree_leaves(hidden)] == [(1, 1, 192)]
     again = tree_map(lambda mark: mark + 1, hidden)
@@ -114,9 +114,9 @@ def test_fsdp_is_shown_the_mark_and_rounds_no_box(
 
 def test_rounded_boxes_are_refused() -> None:
     box = boxes(0.123456, 0.2, 0.71234, 0.9)
-    Places((4, 4), box=box).check()
-    with pytest.raises(UserError, match=r"rounded to torch.bfloat16.* since torch 2.14. Use torch"):
-        Places((4, 4), box=box.bfloat16()).check()
+    Places((4, 4)).within(box).check()
+    with pytest.raises(UserError, match=r"rounded to torch.bfloat16.*; give them as float32"):
+        Places((4, 4)).within(box.bfloat16()).check()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

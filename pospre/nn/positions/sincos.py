@@ -28,7 +28,7 @@ class SinCos(Table):
 
     def in_boxes(self, box_R4: Tensor, grid: tuple[int, int]) -> Tensor:
         """Return the sinusoids at the cell centres of boxes: float32 (R, rows·cols, dim)."""
-        places = Places(grid, box=box_R4).steps(self.grid, box_R4.device)
+        places = Places(grid).within(box_R4).steps(self.grid, box_R4.device)
         if self.grid[1] == 1:  # a sequence
             return sincos_at_1d(self.space.dim, places[..., 0])
         return sincos_at(self.space.dim, places.flip(-1))

@@ -39,7 +39,7 @@ class StepSchedule(LambdaLR):
         ]
         super().__init__(optimizer, shares)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[Any]:
         """Set the weight decay of the next step and return its learning rates."""
         for group, decayed in zip(self.optimizer.param_groups, self.decayed, strict=True):
             if decayed:

@@ -88,7 +88,8 @@ def compile_model(model: PretrainModel, parts: Parts, device: Device, **options:
         return
     for block in blocks_of(model):
         block.forward = compiled(block.forward)
-    for objective in model.objectives.named.values():
+    objectives: list[Any] = [*model.objectives.named.values()]
+    for objective in objectives:
         objective.loss = compiled(objective.loss)
         if not any(isinstance(module, Block) for module in objective.modules()):
             objective.forward = compiled(objective.forward)

@@ -1,5 +1,7 @@
 """The head of LUT: shapes, names, statistics, ranks."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -54,7 +56,8 @@ def test_among_ranks_it_is_the_plain_head_of_all_rows(monkeypatch: pytest.Monkey
     for name, parameter in twin.named_parameters():
         torch.testing.assert_close(head.get_parameter(name).grad, parameter.grad)
     state = head.state_dict()
-    unbiased = (twin[1].running_var - 0.9) * (6 / 7) * (21 / 20) + 0.9  # of 21 rows, not of 7
+    variance: Any = twin[1].running_var
+    unbiased = (variance - 0.9) * (6 / 7) * (21 / 20) + 0.9  # of 21 rows, not of 7
     torch.testing.assert_close(state.pop("1.running_var"), unbiased)
     for name, value in state.items():
         torch.testing.assert_close(value, twin.state_dict()[name])
@@ -85,5 +88,6 @@ def test_the_statistics_move_once_in_a_step_of_several_batches() -> None:
             twin(rows)
         ends.append(len(part[0]) * twin.state_dict()["1.running_var"])
     torch.testing.assert_close(split.running_var, sum(ends) / 9)
-    mean = 0.9 * 0.1 * batches[0] @ heads[0][0].weight.T + 0.1 * batches[1] @ heads[0][0].weight.T
+    weight: Any = heads[0][0].weight
+    mean = 0.9 * 0.1 * batches[0] @ weight.T + 0.1 * batches[1] @ weight.T
     torch.testing.assert_close(whole.running_mean, mean.mean(0))

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_any_attention_is_as_scikit_learn_and_scipy_have_it() -> None:
         assert float(found["nmi"][image, head]) == pytest.approx(nmi, abs=1e-5)
         entropy = scipy.stats.entropy(count / pairs, axis=1).mean()
         assert float(found["entropy"][image, head]) == pytest.approx(entropy, abs=1e-5)
-        distance = 0.0
+        distance: Any = 0.0
         for one, other in np.ndindex(12, 12):
             down, across = one // 4 - other // 4, one % 4 - other % 4
             distance += count[one, other] / pairs * math.hypot(16 * down, 8 * across) / 12

@@ -21,7 +21,8 @@ def copy_block(theirs: nn.Module, ours: nn.Module) -> None:
 
 
 def test_logits_are_those_of_transformers():
-    config = UperNetConfig(hidden_size=6, num_labels=5, pool_scales=[1, 2, 3, 6])
+    options: dict[str, Any] = {"num_labels": 5, "pool_scales": [1, 2, 3, 6]}
+    config = UperNetConfig(hidden_size=6, **options)
     ours, theirs = UperNet(8, 5, channels=6, dropout=0.0), UperNetHead(config, [8] * 4)
     for place in range(4):
         copy_block(theirs.psp_modules.blocks[place].layers[1], ours.pools[place].get_submodule("1"))

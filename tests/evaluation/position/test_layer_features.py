@@ -113,7 +113,7 @@ def test_a_model_with_a_token_for_masked_positions_is_given_it(batch: Batch) -> 
     model = model_of("sincos")
     attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
     model.eval()
-    mark = model.places.named["droppos"].mark
+    mark: Any = model.places.named["droppos"].mark
     mark.data.normal_(generator=torch.Generator().manual_seed(2))
     masked = features(model, batch, "masked", 9)
     images = model.images(batch)[:, 0]

@@ -135,9 +135,9 @@ def test_what_is_unseen_has_weight_0_and_no_row_is_empty() -> None:
 def test_borders_of_fields_are_the_same_in_boxes() -> None:
     scheme = lookhere(SPACE._replace(grid=(9, 9)), fields="eighths1-eighths2-none")
     box = torch.tensor([[0.0, 0.0, 1.0, 1.0], [1 / 9, 1 / 3, 4 / 9, 2 / 3]])
-    whole = scheme.distances(Places((9, 9), box=box[:1]), 0)
+    whole = scheme.distances(Places((9, 9)).within(box[:1]), 0)
     torch.testing.assert_close(whole, scheme.distances(Places((9, 9)), 0))
-    part = scheme.distances(Places((3, 3), box=box[1:]), 0)
+    part = scheme.distances(Places((3, 3)).within(box[1:]), 0)
     cells = torch.tensor([[9 * row + col for row in (3, 4, 5) for col in (1, 2, 3)]])
     torch.testing.assert_close(part, scheme.distances(Places((9, 9), cells), 0))
 

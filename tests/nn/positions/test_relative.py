@@ -134,5 +134,5 @@ def test_images_of_another_size_are_refused(kind: str) -> None:
         drawn(kind)(
             torch.randn(1, 3, 32, 32),
             None,
-            Places((4, 4), box=torch.tensor([[0.0, 0.0, 0.5, 1.0]])),
+            Places((4, 4)).within(torch.tensor([[0.0, 0.0, 0.5, 1.0]])),
         )

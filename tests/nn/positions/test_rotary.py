@@ -103,7 +103,7 @@ def test_eva_02_counts_cells_of_16_by_16() -> None:
 def test_in_a_box() -> None:
     box = torch.tensor([[0.25, 0.1, 0.75, 0.6], [0.75, 0.1, 0.25, 0.6]])
     scheme = rotary()
-    plain, mirrored = scheme.angles(Places((2, 2), box=box), 0)[:, 0]
+    plain, mirrored = scheme.angles(Places((2, 2)).within(box), 0)[:, 0]
     check(
         plain[3],
         "-.314159 -.099346 -.031416 -.009935 1.570796 .496729 .15708 .049673",

@@ -91,10 +91,10 @@ def test_the_whole_frame_as_a_box_is_no_box(kind: str) -> None:
     scheme, frame = scheme_of(kind), torch.tensor([[0.0, 0.0, 1.0, 1.0]])
     plain = tensors(scheme, Places(GRID))
     close = partial(torch.testing.assert_close, rtol=0, atol=1e-5)
-    close(tensors(scheme, Places(GRID, box=frame)), plain)
+    close(tensors(scheme, Places(GRID).within(frame)), plain)
     mirrored = torch.arange(24).view(GRID).flip(1).reshape(1, 24)
     close(
-        tensors(scheme, Places(GRID, box=frame[:, [2, 1, 0, 3]])),
+        tensors(scheme, Places(GRID).within(frame[:, [2, 1, 0, 3]])),
         tensors(scheme, Places(GRID, mirrored)),
     )
 
@@ -109,7 +109,7 @@ def test_a_box_of_whole_cells_is_those_cells(kind: str, top: int, left: int, see
     cells = torch.arange(24).view(GRID)[top : top + rows, left : left + cols].reshape(1, -1)
     scheme = scheme_of(kind)
     torch.testing.assert_close(
-        tensors(scheme, Places((rows, cols), box=box)),
+        tensors(scheme, Places((rows, cols)).within(box)),
         tensors(scheme, Places(GRID, cells)),
         rtol=0,
         atol=1e-5,
@@ -130,7 +130,7 @@ def test_clues_of_forgotten_tokens_do_not_depend_on_their_cells(
     moved[:, 0] = (cells[:, 0] + 1) % 24
     box = torch.tensor([[0.1, 0.2, 0.6, 0.9]]).expand(3, -1) if boxed else None
     scheme = scheme_of(kind)
-    places, other = (Places(GRID, at, box) for at in (cells, moved))
+    places, other = (Places(GRID, at).within(box) for at in (cells, moved))
     assert not _same(tensors(scheme, places), tensors(scheme, other))
     forgotten = tensors(scheme, places.forget(hidden))
     assert _same(forgotten, tensors(scheme, other.forget(hidden)))
@@ -186,7 +186,7 @@ def test_one_graph_gives_the_same(kind: str) -> None:
     def told(cells: Tensor, known: Tensor, keys: Tensor, box: Tensor | None) -> list[Tensor]:
         return [
             part
-            for clue in scheme.clues(Places(GRID, cells, box, known, keys))
+            for clue in scheme.clues(Places(GRID, cells, None, known, keys).within(box))
             for part in (*(clue.rotation or ()), clue.bias)
             if part is not None
         ]

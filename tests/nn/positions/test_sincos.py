@@ -79,7 +79,7 @@ def scheme(request: pytest.FixtureRequest) -> Scheme:
 
 
 def at_box(scheme: Scheme, *box: float) -> torch.Tensor:
-    vectors = scheme.embed(Places((4, 6), box=torch.tensor([[*box]])))
+    vectors = scheme.embed(Places((4, 6)).within(torch.tensor([[*box]])))
     assert vectors is not None and vectors.shape == (1, 24, 16)
     return vectors[0]
 

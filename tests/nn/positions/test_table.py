@@ -55,7 +55,7 @@ def test_a_forgotten_token_has_the_mark_or_nothing_in_place_of_its_row(table: Ta
 def test_a_box_reads_the_table_as_torch_samples_a_picture(table: Table) -> None:
     box = torch.tensor([[0.1, 0.0, 0.7, 0.9], [0.8, 0.2, 0.1, 0.6], [-0.2, 0.3, 0.5, 1.1]])
     picture = table.pos_embed[0, 3:].unflatten(0, (3, 4)).permute(2, 0, 1).expand(3, -1, -1, -1)
-    places = Places((5, 2), box=box)
+    places = Places((5, 2)).within(box)
     points = places.coordinates(box.device).flip(-1).unflatten(1, (5, 2)) * 2 - 1
     for kind in ("bicubic", "bilinear"):
         table.resampling = kind
@@ -63,7 +63,7 @@ def test_a_box_reads_the_table_as_torch_samples_a_picture(table: Table) -> None:
         ours = vectors(table, places)
         torch.testing.assert_close(ours, theirs.flatten(2).transpose(1, 2), atol=1e-6, rtol=1e-5)
         cells = torch.tensor([[3, 9], [0, 1], [8, 2]])
-        some = vectors(table, Places((5, 2), cells, box=box))
+        some = vectors(table, Places((5, 2), cells).within(box))
         assert torch.equal(some, torch.stack([ours[row, cells[row]] for row in range(3)]))
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.equal(vectors(table, places), ours)
