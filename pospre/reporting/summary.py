@@ -13,7 +13,11 @@ from pospre.untrusted_json import is_number
 
 _LONGEST = 1e10  # seconds, of a duration or since 1970
 _ALIKE = 1.05  # shares within this factor are called equal
-_LABELS = {"logistic": "Logistic probe", "linear": "Linear probe", "knn": "kNN"}
+_LABELS = {  # of a figure, and in a sentence
+    "logistic": ("Logistic top-1", "its logistic probe"),
+    "linear": ("Linear top-1", "its linear probe"),
+    "knn": ("kNN top-1", "its kNN"),
+}
 
 
 class Asked(NamedTuple):
@@ -88,7 +92,7 @@ def _measured_figures(
     for name, found in classified.items():
         other = found.initial_top1
         beside = "" if other is None else f"{_percent(other)} untrained; {_points(found)}"
-        add(name, f"{_LABELS[name]} top-1", found.top1, beside)
+        add(name, _LABELS[name][0], found.top1, beside)
     return figures
 
 
@@ -175,8 +179,7 @@ def verdict(
         words = f"it names the class of {_percent(top1)} of the pictures"
         parts["accuracy"] = ", ".join(filter(None, (words, _origin(run))))
     for name, found in classified.items():
-        label = _LABELS[name]
-        parts[name] = _against_untrained(f"its {label[0].lower()}{label[1:]}", found)
+        parts[name] = _against_untrained(_LABELS[name][1], found)
     if not parts:
         return ""
     limits = [_limits(run, name) for name in parts]

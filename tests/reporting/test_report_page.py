@@ -268,6 +268,8 @@ def test_run_without_evaluations_says_what_would_add_them(tmp_path: Path) -> Non
         assert f"python -m pospre.evaluate {name} --model" in text
     assert "--data data/scenes" in text and '<table class="heat">' not in html
     assert '<p class="verdict">' not in html
+    write_evaluation(tmp_path / "droppos_demo", "logistic", logistic())
+    assert "<span>knn</span>" not in written(tmp_path / "droppos_demo")  # one of them is enough
 
 
 def test_run_without_position_algorithm(tmp_path: Path) -> None:
