@@ -12,7 +12,6 @@ from data_prep.distribute.ordered_maps import over_samples
 from data_prep.plan.records import Moments, Record
 from pospre.command_line import command_parser
 from pospre.data.decode.bit_depth import DeepRange, parse_range
-from pospre.data.stores.image_folder import describe_classes
 from pospre.data.threads import available_cores
 from pospre.errors import UserError, printable, run_command
 from pospre.output import check_picture, save_picture
@@ -153,6 +152,8 @@ def _class_rows(statistics: Statistics) -> list[tuple[str, str]]:
     num_unlabelled = int((statistics.labels < 0).sum())
     if not classes:
         return [("classes", "none")]
+    from pospre.data.stores.image_folder import describe_classes  # late: it imports torch
+
     counts = statistics.per_class()
     few, many = int(counts.argmin()), int(counts.argmax())
     rows = [

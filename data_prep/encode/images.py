@@ -116,6 +116,7 @@ def _prepare(data: bytes, max_side: int | None, quality: int, decoding: Decoding
         image: Image.Image = open_picture(data)
     except Image.UnidentifiedImageError as error:
         raise DecodeError(why_unknown(data)) from error
+    said = said_range(image)  # before EXIF is read: for a PNG this may load the pixels
     width, height = image.size
     shrink = max_side is not None and max(width, height) > max_side
     is_jpeg = image.format in ("JPEG", "MPO")  # MPO: a JPEG with further pictures behind it
@@ -126,7 +127,6 @@ def _prepare(data: bytes, max_side: int | None, quality: int, decoding: Decoding
         return PreparedImage(data, width, height, kept=True)
     if shrink and is_jpeg and max_side is not None:
         image.draft(None, (3 * max_side, 3 * max_side))
-    said = said_range(image)
     image, deep = in_eight_bits(turned_upright(image), said, decoding.deep_range)
     image = image.convert("RGB")
     if decoding.channels == 1:

@@ -63,15 +63,15 @@ def check_evaluations(recipe: Recipe) -> None:
     if recipe.evaluation:
         recipe = resolve(recipe, open_data(recipe))
     for name, data, weights, _, settings, output in planned_evaluations(recipe):
-        try:
-            check_evaluation(name, recipe, data, settings, output)
-        except UserError as error:
-            raise error.restated(f"recipe: evaluation.{name}: {error}") from error
         if weights == "teacher" and not _has_teacher(recipe):
             raise UserError(
                 f"recipe: evaluation.{name}.weights = teacher, but none of the algorithms "
                 f"{', '.join(recipe.algorithms)} has one; leave it out, or add ema_teacher"
             )
+        try:
+            check_evaluation(name, recipe, data, settings, output)
+        except UserError as error:
+            raise error.restated(f"recipe: evaluation.{name}: {error}") from error
     best_figure(recipe)
 
 

@@ -99,7 +99,7 @@ class Reference(nn.Module):
             logits = q @ k.mT / math.sqrt(q.shape[-1])
             logits = logits.masked_fill(~visible[:, None, None], -torch.inf)
             x = x + block.attn.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
-            x = x + block.mlp.fc2(block.mlp.hidden(block.norm2(x)))
+            x = x + block.mlp(block.norm2(x))
         prediction = self.head(net.norm(x)[:, 1:])
         target = torch.arange(prediction.shape[1]).repeat(len(prediction))
         return F.cross_entropy(prediction.flatten(0, 1), target)

@@ -96,14 +96,17 @@ def encoder_of(kind: str) -> Encoder:
     return Encoder(size, EncoderOptions("vit_tiny16", **{**small, **options}))
 
 
-def model_of(kind: str, names: tuple[str, ...]) -> PretrainModel:
+def model_of(kind: str, names: tuple[str, ...], *, lora: bool = False) -> PretrainModel:
     torch.manual_seed(0)
+    encoder = encoder_of(kind)
+    if lora:  # before a method copies the encoder into a teacher
+        give_lora(encoder, "qkv")
     algorithms = [
         algorithm_class(name)(**{**OPTIONS.get(name, {}), **(METHODS[names] if i == 0 else {})})
         for i, name in enumerate(names)
     ]
     views: dict[str, ViewGroup] = Case(names).views
-    return PretrainModel(encoder_of(kind), algorithms, seed=7, views=views)
+    return PretrainModel(encoder, algorithms, seed=7, views=views)
 
 
 PAIRS = [(kind, names) for kind in KINDS for names in METHODS]
@@ -112,8 +115,7 @@ PAIRS.remove(("beit", ("dinov2",)))  # its crops have two grids
 
 @pytest.mark.parametrize(("kind", "names"), PAIRS)
 def test_lora_learns_in_every_block(kind: str, names: tuple[str, ...]) -> None:
-    model = model_of(kind, names)
-    give_lora(model.encoder, "qkv")
+    model = model_of(kind, names, lora=True)
     batch = Case(names).batch()
     loss = model(written(model, model.algorithms, batch), progress=0.5).loss
     loss.backward()

@@ -63,10 +63,13 @@ def test_an_unfinished_run_gets_another_length(tiny: Path, run: Run, tmp_path: P
     assert rates(folder)[6:] == rates(tmp_path / "runs" / "whole")[6:]
 
 
-def test_the_start_is_one_line(tiny: Path, run: Run, tmp_path: Path) -> None:
+def test_the_start_is_a_line_of_the_data_and_one_of_the_run(
+    tiny: Path, run: Run, tmp_path: Path
+) -> None:
     code, said = run(tiny, "trainer.max_duration=2ba", "schedule.warmup=1ba")
     assert code == 0
-    line = said.splitlines()[0]
+    data, line = said.splitlines()[:2]
+    assert data == f"data: 24 samples of {tmp_path}/images; 2 classes: cat (12), dog (12)"
     for words in (
         "tiny: vit_tiny16 with droppos, ",
         "M parameters, on cpu in fp32; 24 images, 2 steps of 8, into ",

@@ -80,6 +80,7 @@ def test_two_ranks_stop_after_the_same_step(
 def test_a_signal_before_the_first_step(tiny: Path) -> None:
     with started(command(tiny, *LONG_RUN), env=environment()) as process:
         assert process.stdout is not None
+        assert "data: 24 samples of" in process.stdout.readline()
         assert "Ctrl-C saves and stops" in process.stdout.readline()
         process.terminate()
         _, errors = process.communicate(timeout=LIMIT)
