@@ -90,7 +90,10 @@ def test_what_is_damaged_is_passed_over(
             for to in (noted.replace(tensors.name, name) for name in ("../../secret", "a" * 300))
         ),
         ("has no recipe", lambda: forge(newest, state.name, b'{"content": {}, "types": []}')),
-        ("not valid (UnicodeDecodeError", lambda: forge(newest, state.name, b"\x80\x02]q\0.")),
+        (
+            "its content is not valid (ValueError: it is not UTF-8",
+            lambda: forge(newest, state.name, b"\x80\x02]q\0."),
+        ),
         # as a careless copy leaves them
         ("state.json has", lambda: shutil.copy(folder / "ep0-ba2" / state.name, newest)),
         *(
