@@ -61,7 +61,8 @@ find_python() {
     return 1
 }
 
-# apt WHAT PACKAGE…: install system packages where that is allowed, by an answer or by CI; false elsewhere.
+# apt WHAT PACKAGE…: install system packages where that is allowed: by an answer, by CI, or as root without
+# a terminal, as in containers; false elsewhere.
 apt() {
     local what=$1 privilege="" answer=""
     shift
@@ -70,7 +71,7 @@ apt() {
         sudo -n true 2>/dev/null || return 1
         privilege="sudo -n"
     fi
-    if [ -z "${CI:-}" ]; then
+    if [ -z "${CI:-}" ] && { [ -t 0 ] || [ -n "$privilege" ]; }; then
         [ -t 0 ] && read -r -p "setup: $what needs $*; install them by apt-get, as root? [y/N] " answer
         [[ $answer == [yY]* ]] || return 1
     fi
@@ -114,7 +115,8 @@ if ! { .venv/bin/python -c "$fitting_python" && .venv/bin/python -m pip -V >/dev
     make_venv
 fi
 ffcv=no
-ffcv_can_build && ffcv=yes
+declined=${FFCV:-}
+[ "$declined" = no ] || { ffcv_can_build && ffcv=yes; }
 if [ -f "$stamp" ]; then
     installed=$(cat "$stamp")
     if [ "$(wanted $ffcv)" = "$installed" ]; then
@@ -127,7 +129,7 @@ if [ -f "$stamp" ]; then
 fi
 rm -f "$stamp"
 
-if [ $ffcv = no ]; then
+if [ $ffcv = no ] && [ "$declined" != no ]; then
     apt FFCV $system_packages && ffcv_can_build && ffcv=yes
 fi
 if [ $ffcv = yes ]; then

@@ -114,28 +114,33 @@ def test_setup_takes_no_pin_without_a_hash(copy: Path) -> None:
 def test_setup_asks_before_it_installs_system_packages(copy: Path) -> None:
     for name, text in {
         "pkg-config": "exit 1",
-        "id": "echo 0",
+        "id": "echo ${IS:-0}",
+        "sudo": 'shift; exec "$@"',
         "apt-get": 'echo "$*" >>"$0.calls"',
     }.items():
         (copy / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (copy / "bin" / name).chmod(0o755)
     called = copy / "bin/apt-get.calls"
-    said = run(copy, "venv.sh", CI="")  # without a terminal
-    assert "sudo apt-get install pkg-config g++" in said and "exit 0" in said
+    for key, value in {"IS": "1000", "FFCV": "no"}.items():  # without a terminal
+        said = run(copy, "venv.sh", stdin=subprocess.DEVNULL, **{"CI": "", key: value})
+        assert "sudo apt-get install pkg-config g++" in said and "exit 0" in said
+        (copy / ".venv/.installed").unlink()
     ours, terminal = os.openpty()
     for answer in ("n", "y"):
         assert not called.exists()
-        (copy / ".venv/.installed").unlink()
+        (copy / ".venv/.installed").unlink(missing_ok=True)
         os.write(ours, f"{answer}\n".encode())
         said = run(copy, "venv.sh", CI="", stdin=terminal)
         assert "FFCV needs pkg-config" in said and "as root? [y/N]" in said
     os.close(terminal)
     assert called.read_text().splitlines()[0] == "update"
     called.unlink()
-    (copy / ".venv/.installed").unlink()
-    run(copy, "venv.sh")
-    assert called.read_text().splitlines()[0] == "update"
-    assert "install -y --no-install-recommends pkg-config" in called.read_text()
+    for ci in ("1", ""):  # in CI, and as root without a terminal
+        (copy / ".venv/.installed").unlink()
+        said = run(copy, "venv.sh", CI=ci)
+        assert "apt-get install for FFCV (pkg-config g++" in said
+        assert "install -y --no-install-recommends pkg-config" in called.read_text()
+        called.unlink()
 
 
 def test_setup_writes_through_no_link_that_was_laid(copy: Path) -> None:
