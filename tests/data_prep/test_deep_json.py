@@ -48,12 +48,6 @@ def test_of_a_conversion_that_was_interrupted(tmp_path: Path, refused: Says) -> 
     assert not sidecar(target).exists()
 
 
-def test_of_a_source(tmp_path: Path) -> None:
-    files = {"annotations/instances_train2017.json": DEEP, "train2017/a.jpg": JPEGS[0]}
-    with pytest.raises(UserError, match="nested too deeply"):
-        open_source(write_files(tmp_path, files), split="train")
-
-
 def test_what_parquet_notes_for_others_is_passed_over(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

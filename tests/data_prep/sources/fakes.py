@@ -9,11 +9,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Source
-from pospre.errors import UserError
+from tests import refusals
 from tests.data_prep import reading
 from tests.data_prep.reading import read_samples
 from tests.data_prep.sample_images import encoded, picture
@@ -72,8 +70,7 @@ def opened(root: Path, kind: str, **options: Any) -> Source:
 
 def refuses(said: str, root: Path, **options: Any) -> None:
     """Check that a source cannot be opened, and what is said of it."""
-    with pytest.raises(UserError, match=said):
-        open_source(root, **options)
+    refusals.refuses(said, lambda: open_source(root, **options), root if root.is_dir() else None)
 
 
 def converted(root: Path, target: Path, *options: str) -> list[dict[str, Any]]:

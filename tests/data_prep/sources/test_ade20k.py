@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import JPEGS, converted, labels, opened, refuses, text, write_zip
+from tests.data_prep.sources.fakes import JPEGS, converted, labels, opened, text, write_zip
 
 SCENES = "sceneCategories.txt"
 
@@ -34,16 +34,3 @@ def test_from_the_zip_to_shards(tmp_path: Path) -> None:
     packed = {f"ADEChallengeData2016/{name}": data for name, data in files().items()}
     samples = converted(write_zip(tmp_path / "a.zip", packed), tmp_path / "m", "--split", "train")
     assert [sample["image"] for sample in samples] == JPEGS[:2]
-
-
-def test_images_without_a_scene(tmp_path: Path) -> None:
-    root = write_files(tmp_path, files())
-    write_files(root, {"images/validation/ADE_val_9.jpg": JPEGS[0]})
-    refuses(r"sceneCategories\.txt does not list ADE_val_9", root, split="val")
-
-
-def test_broken_lists(tmp_path: Path) -> None:
-    root = write_files(tmp_path, files() | {SCENES: b"ADE_train_1\n"})
-    refuses(r"an image and its scene per line, but one is 'ADE_train", root, split="train")
-    (root / SCENES).unlink()
-    refuses(r"sceneCategories\.txt .* is missing; found annotations", root, split="train")

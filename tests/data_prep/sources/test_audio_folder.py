@@ -4,7 +4,7 @@ from data_prep.files.tree import Tree
 from data_prep.sources.registry import detect, open_source
 from tests.data_prep.sample_clips import write_clips
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import JPEGS, labels, opened, refuses
+from tests.data_prep.sources.fakes import JPEGS, labels, opened
 
 
 def test_speech_commands(tmp_path: Path) -> None:
@@ -37,7 +37,3 @@ def test_an_image_among_the_clips(tmp_path: Path) -> None:
     write_files(root, {"zebra.jpg": JPEGS[0]})
     assert detect(Tree(root)) == "image_folder"
     assert open_source(root, kind="audio_folder").num_ignored == 1
-
-
-def test_no_clips(tmp_path: Path) -> None:
-    refuses(r"has no WAV files", write_files(tmp_path, {"a.jpg": JPEGS[0]}), kind="audio_folder")

@@ -11,7 +11,6 @@ from tests.data_prep.sources.fakes import (
     everything,
     labels,
     opened,
-    refuses,
     text,
     write_zip,
 )
@@ -85,31 +84,3 @@ def test_from_the_zip_to_shards(tmp_path: Path) -> None:
     archive = write_zip(tmp_path / "CLEVR_v1.0.zip", packed)
     samples = converted(archive, tmp_path / "mds", "--split", "train", "--max-side", "30")
     assert [sample["label"] for sample in samples] == [5, 3]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"[1]", r"must hold an object, not a list"),
-        (b"{cut", r"CLEVR_train_scenes\.json \(the scenes\) is not JSON"),
-        (b"{}", r"has no list 'scenes'"),
-        (
-            b'{"scenes": [{"objects": []}]}',
-            r"a scene of .* with image_filename and objects \(KeyError: 'image_filename",
-        ),
-    ],
-)
-def test_broken_scenes(tmp_path: Path, content: bytes, message: str) -> None:
-    refuses(message, write_files(tmp_path, files() | {SCENES: content}), split="train")
-
-
-def test_missing_scenes(tmp_path: Path) -> None:
-    root = write_files(tmp_path, files())
-    (root / SCENES).unlink()
-    refuses(r"is missing; found CLEVR_val_scenes\.json", root, split="train")
-    refuses(
-        r"no images/train",
-        write_files(tmp_path / "b", {SCENES: b"{}"}),
-        kind="clevr",
-        split="train",
-    )

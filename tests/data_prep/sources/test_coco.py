@@ -13,7 +13,6 @@ from tests.data_prep.sources.fakes import (
     converted,
     everything,
     opened,
-    refuses,
     text,
     write_zip,
 )
@@ -100,33 +99,3 @@ def test_absent_images_are_counted_and_named(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "mds" / "pospre.json").read_text())
     lost = {"path": "train2017/000000000009.jpg", "reason": "it is listed, but missing"}
     assert content["skipped"] == [lost]
-
-
-def broken(**changes: Any) -> bytes:
-    return text(content() | changes)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"{", r"instances_train2017\.json .* is not JSON"),
-        (text({"annotations": []}), r"is not as expected.*in COCO.*'images'"),
-        (broken(images=[{"id": 9}]), r"is not as expected.*'file_name'"),
-        (broken(images=[]), r"instances_train2017\.json has no sample of the kind coco"),
-        (broken(images=[3]), r"is not as expected"),
-    ],
-)
-def test_broken_json(tmp_path: Path, data: bytes, message: str) -> None:
-    refuses(message, write_files(tmp_path, files() | {TRAIN: data}), split="train")
-
-
-def test_missing_folders(tmp_path: Path) -> None:
-    root = write_files(tmp_path / "a", {TRAIN: text(content()), "readme.md": b"x"})
-    refuses(r"annotations/instances_.* needs a folder or zip train2017", root)
-    refuses(
-        r"there is no annotations/instances_<train",
-        write_files(tmp_path / "b", {"train2017/1.jpg": JPEGS[0]}),
-        kind="coco",
-    )
-    write_files(root, {"annotations/instances_train2014.json": b"{}"})
-    refuses(r"has .*_train2014\.json and .*_train2017\.json; move all", root)

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import JPEGS, everything, opened, refuses, text
+from tests.data_prep.sources.fakes import JPEGS, everything, opened, text
 
 
 def files() -> dict[str, bytes]:
@@ -39,17 +39,3 @@ def test_lists_of_frames_and_full_resolution(tmp_path: Path) -> None:
     root = write_files(tmp_path, old | {"ImageSets/1080p/val.txt": text(frames)})
     found = [item.name for item in opened(root, "davis", split="val").items]
     assert found == ["cow/00000.jpg", "cow/00001.jpg"]
-
-
-def test_broken_lists(tmp_path: Path) -> None:
-    root = write_files(tmp_path, files() | {"ImageSets/2017/val.txt": b"cow\nyak\n"})
-    refuses(r"val\.txt lists the video yak, but JPEGImages/480p", root, split="val")
-    for name in ("train", "val", "test-dev"):
-        (root / f"ImageSets/2017/{name}.txt").unlink()
-    (root / "ImageSets/2016/train.txt").unlink()
-    refuses(r"there is no ImageSets/2017/val\.txt", root, split="val")
-    refuses(
-        r"the folder JPEGImages is missing",
-        write_files(tmp_path / "b", {"a.jpg": JPEGS[0]}),
-        kind="davis",
-    )

@@ -125,16 +125,6 @@ def test_removing_a_file_moves_no_other() -> None:
     assert after == before - set(names[:10])
 
 
-def test_empty_split() -> None:
-    with pytest.raises(UserError, match="leaves no sample"):
-        folder_of(["a/1.jpg"]).drawn(Split("val", 1e-6))
-
-
-def test_other_splits_are_not_drawn() -> None:
-    with pytest.raises(UserError, match="--split test: x has no splits of its own"):
-        folder_of(["a/1.jpg"]).drawn(Split("test"))
-
-
 def test_splits_of_its_own(tmp_path: Path) -> None:
     names = ["train/ant/1.jpg", "train/bee/2.jpg", "validation/bee/3.jpg", "test/4.jpg"]
     root = write_files(tmp_path, dict.fromkeys(names, JPEG))
@@ -180,30 +170,7 @@ def test_splits_inside_one_of_several_folders(tmp_path: Path) -> None:
         open_reader(root)
 
 
-@pytest.mark.parametrize(("first", "second"), [("train", "train2"), ("val", "validation")])
-def test_two_folders_of_one_split(tmp_path: Path, first: str, second: str) -> None:
-    names = [f"{split}/ant/{split}.jpg" for split in {"train", "val", first, second}]
-    root = write_files(tmp_path, dict.fromkeys(names, JPEG))
-    for split in ("train", "val"):
-        message = rf"({first} and {second}|{second} and {first}) are both the split {first}"
-        refuses(message, root, split=split)
-
-
 def test_classes_that_are_called_like_splits(tmp_path: Path) -> None:
     names = ["train/1.jpg", "plane/2.jpg", "test_tube/3.jpg"]
     source = open_source(write_files(tmp_path, dict.fromkeys(names, JPEG)))
     assert source.classes == open_reader(tmp_path).classes == ["plane", "test_tube", "train"]
-
-
-def test_a_folder_beside_splits_does_not_make_them_classes(tmp_path: Path) -> None:
-    names = ["train/ant/1.jpg", "extra/ant/2.jpg", "validation/ant/3.jpg"]
-    root = write_files(tmp_path, dict.fromkeys(names, JPEG))
-    for split in ("train", "val", None):
-        refuses(r"has splits \(train, val\), but extra is not one; move it", root, split=split)
-
-
-@pytest.mark.parametrize("name", ["photos.beton", "photos_mds"])
-def test_a_converted_data_set_is_no_source(tmp_path: Path, name: str) -> None:
-    inside = name if name.endswith(".beton") else f"{name}/shard.00000.mds"
-    write_files(tmp_path, {inside: b"x"})
-    refuses(rf"{name} is a .* train on it directly \(data.path=", tmp_path / name)

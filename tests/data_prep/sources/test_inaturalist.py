@@ -1,8 +1,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from data_prep.sources.registry import open_source
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
@@ -83,33 +81,3 @@ def test_equal_names_stay_apart(tmp_path: Path) -> None:
     same = [{"id": number, "name": "3", "supercategory": "Birds"} for number in (3, 40)]
     root = write_files(tmp_path, files() | {TRAIN: text(content() | {"categories": same})})
     assert open_source(root, split="train").classes == ["3 (3)", "3 (40)"]
-
-
-def broken(**changes: Any) -> bytes:
-    return text(content() | changes)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"no", r"train2019\.json .* is not JSON"),
-        (text({}), r"is not as expected.*'images'"),
-        (broken(annotations=[{"image_id": 1, "category_id": 9}]), r"image 1 has the category 9"),
-        (
-            broken(annotations=[*content()["annotations"], {"image_id": 1, "category_id": 40}]),
-            r"image 1 has two categories",
-        ),
-        (broken(annotations=content()["annotations"][:1]), r"Birds/40/a\.jpg has no annotation"),
-        (broken(images=[], annotations=[]), r"train2019\.json has no sample"),
-    ],
-)
-def test_broken_json(tmp_path: Path, data: bytes, message: str) -> None:
-    refuses(message, write_files(tmp_path, files() | {TRAIN: data}), split="train")
-
-
-def test_no_list(tmp_path: Path) -> None:
-    refuses(
-        r"there is no train\.json or val\.json",
-        write_files(tmp_path, {"a/1.jpg": JPEGS[0]}),
-        kind="inaturalist",
-    )

@@ -107,23 +107,6 @@ def test_rows_without_an_image_are_named(tmp_path: Path) -> None:
     assert read_item(source, source.items[0]) == JPEGS[0]
 
 
-@pytest.mark.parametrize(
-    ("columns", "names", "message"),
-    [
-        ({"pixels": [1]}, None, r"no column of images \(image, .*\); its columns are pixels"),
-        ({"image": images(0), "label": [3]}, NAMES, r"row 0 has the label 3, but there are 3"),
-        ({"image": images(0), "label": [-2]}, None, r"labels go from -2 to -2"),
-        ({"image": images(0), "label": [0.5]}, None, r"whole numbers or all names, not 0\.5"),
-        ({"image": images(0), "label": [[1, 2]]}, None, r"whole numbers or names.*list"),
-        ({"image": []}, None, r"has no sample of the kind parquet"),
-    ],
-)
-def test_other_columns(
-    tmp_path: Path, columns: dict[str, list], names: list[str] | None, message: str
-) -> None:
-    refuses(message, write(tmp_path / "a.parquet", columns, names))
-
-
 def test_damage(root: Path) -> None:
     path = root / "data" / "train-00001-of-00002-ab12.parquet"
     whole = path.read_bytes()

@@ -12,7 +12,6 @@ from tests.data_prep.sources.fakes import (
     everything,
     labels,
     opened,
-    refuses,
     text,
 )
 from tests.data_prep.sources.fakes import write_zip as zipped
@@ -69,22 +68,6 @@ def test_validation_images_sorted_into_classes(tmp_path: Path) -> None:
     moved = {name: data for name, data in files().items() if not name.startswith("val/")}
     root = write_files(tmp_path, moved | {"val/n02/images/val_0.JPEG": JPEGS[4]})
     assert labels(opened(root, "tiny_imagenet", split="val")) == {"val/n02/images/val_0.JPEG": 1}
-
-
-def test_a_split_must_be_chosen(tmp_path: Path) -> None:
-    root = write_files(tmp_path, files())
-    refuses("has the splits train, val, test; choose one with", root)
-
-
-def test_a_missing_list_says_what_is_there(tmp_path: Path) -> None:
-    root = write_files(tmp_path, files())
-    (root / VAL).unlink()
-    refuses(r"val_annotations\.txt .* is missing; found images\.", root, split="val")
-
-
-def test_an_unknown_class_is_named(tmp_path: Path) -> None:
-    root = write_files(tmp_path, files() | {VAL: b"val_0.JPEG\tn07\t0\n"})
-    refuses(r"val_0\.JPEG has the class n07", root, split="val")
 
 
 def test_a_listed_image_that_is_absent_is_named_later(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,6 @@ from tests.data_prep.sources.fakes import (
     everything,
     labels,
     opened,
-    refuses,
     tar_bytes,
     text,
 )
@@ -75,47 +73,3 @@ def test_labels_from_json_and_names(tmp_path: Path) -> None:
     assert labels(source) == {"one.tar/a.jpg": 1, "one.tar/b.png": 0, "one.tar/c.jpeg": -1}
     drawn = [source.drawn(Split(split, 0.5, seed=4)) for split in ("train", "val")]
     assert sum(len(each.items) for each in drawn) == 3
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"a.jpg": JPEGS[0], "a.json": b"{cut"}, r"sample a has an invalid \.json"),
-        ({"a.jpg": JPEGS[0], "a.json": b"[" * 100_000}, r"an invalid \.json: it is nested"),
-        ({"a.jpg": JPEGS[0], "a.json": b"[1]"}, r"sample a has a \.json that is not an object"),
-        ({"a.jpg": JPEGS[0], "a.json": text({"label": [1]})}, r"its label is \[1\], not a number"),
-        ({"a.jpg": JPEGS[0], "a.cls": b"123456789"}, r"labels go from 123456789 to"),
-        (
-            {"a.jpg": JPEGS[0], "a.cls": b"1", "b.jpg": JPEGS[1], "b.cls": b"1" * 5000},
-            r"must be all whole numbers or all names",
-        ),
-        ({"a.jpg": JPEGS[0], "a.JPG": JPEGS[1]}, r"one\.tar has a\.JPG twice"),
-        ({"a.txt": b"x", "a.cls": b"1"}, r"has no sample of the kind webdataset"),
-    ],
-)
-def test_broken_samples(tmp_path: Path, files: dict[str, Any], message: str) -> None:
-    path = one(tmp_path, files)
-    for split in (None, "train"):
-        refuses(message, path, kind="webdataset", split=split)
-
-
-def test_a_tar_that_is_cut_off_is_named(root: Path) -> None:
-    path = root / "birds-train-000001.tar"
-    path.write_bytes(path.read_bytes()[:2000])
-    refuses(r"birds-train-000001\.tar is damaged or not a tar: .*cut off", root, split="train")
-    path.unlink()
-    (root / "birds-train-000000.tar").unlink()
-    (root / "birds-val-000000.tar").unlink()
-    refuses(r"has no \.tar file", root, kind="webdataset")
-
-
-def test_a_name_that_tells_no_split_is_refused_not_drawn(root: Path) -> None:
-    write_files(root, {"birds-extra-0.tar": shard(7)})
-    for split in ("train", "val", None):
-        refuses(r"birds-train-0+\.tar contains its split \(train, val", root, split=split)
-        refuses(r"that of birds-extra-0\.tar does not; rename", root, split=split)
-
-
-def test_other_tars_are_none(tmp_path: Path) -> None:
-    plain = tar_bytes({"cat/1.jpg": JPEGS[0], "cat/2.jpg": JPEGS[1]})
-    refuses(r"is a file of no known kind", write_files(tmp_path, {"a.tar": plain}) / "a.tar")

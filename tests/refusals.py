@@ -1,0 +1,31 @@
+"""What a mistake must come to: one error with the right words, and every file as it was."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from pospre.errors import UserError
+from tests.disk import snapshot
+
+
+def refuses(
+    words: str | Sequence[str],
+    call: Callable[[], object],
+    folder: Path | None = None,
+    error: type[Exception] = UserError,
+) -> str:
+    """Check that a call raises an error with all words (patterns), and changes no file in a folder.
+
+    Returns the message.
+    """
+    before = snapshot(folder) if folder else {}
+    with pytest.raises(error) as caught:
+        call()
+    said = str(caught.value)
+    for each in [words] if isinstance(words, str) else words:
+        assert re.search(each, said), said
+    assert "Traceback" not in said
+    assert not folder or snapshot(folder) == before
+    return said
