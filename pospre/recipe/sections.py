@@ -5,7 +5,8 @@ Options of the encoder, the loader and its views are declared with their code, a
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from pospre.arguments import Section
 from pospre.data.reading import Reading
@@ -15,6 +16,7 @@ from pospre.recipe.values import (
     AllOrSome,
     Betas,
     Duration,
+    DurationOrAuto,
     LocalOrS3,
     Numbers,
     PlainPath,
@@ -199,7 +201,15 @@ class Trainer(Section):
     run_folder: PlainPath = "runs"
     overwrite: bool = False
     save_folder: LocalOrS3 | None = None
-    save_interval: PositiveDuration = "1ep"
+    hours_between_failures: float | None = Field(
+        default=None,
+        gt=0,
+        description="mean of one node, with preemptions; for save_interval: auto",
+    )
+    save_interval: DurationOrAuto = Field(
+        default="1ep",
+        description="auto: from hours_between_failures and the measured cost of a save",
+    )
     keep_checkpoints: AllOrSome = Field(default=3, description="local ones kept; -1 keeps all")
     keep_remote: AllOrSome = Field(
         default=-1, description="checkpoints kept in the bucket of save_folder; -1 keeps all"
@@ -234,6 +244,17 @@ class Trainer(Section):
     peer_timeout: float = Field(
         default=120.0, ge=5, description="seconds of silence after which a rank counts as lost"
     )
+
+    @field_validator("save_interval")
+    @classmethod
+    def _knows_failures(cls, interval: str, others: ValidationInfo) -> str:
+        if interval == "auto" and others.data.get("hours_between_failures", 0) is None:
+            raise PydanticCustomError(
+                "failures",
+                "Input should be a duration such as 1ep, or auto with trainer."
+                "hours_between_failures: the mean of one node, with preemptions",
+            )
+        return interval
 
 
 class LossSpikes(Section):

@@ -23,8 +23,12 @@ def _duration(value: Any) -> Any:
 
 
 Duration = Annotated[str, BeforeValidator(_duration)]
-PositiveDuration = Annotated[
-    Duration, only(lambda duration: not duration.startswith("0"), "longer than 0")
+_above_zero = only(lambda duration: not duration.startswith("0"), "longer than 0")
+PositiveDuration = Annotated[Duration, _above_zero]
+DurationOrAuto = Annotated[
+    str,
+    BeforeValidator(lambda value: value if value == "auto" else _duration(value)),
+    _above_zero,
 ]
 Betas = Annotated[
     Pair, only(lambda pair: min(pair) >= 0 and max(pair) < 1, "two numbers from 0 to below 1")

@@ -37,6 +37,7 @@ FREE_KEYS = (
     "trainer.overwrite",
     "trainer.save_folder",
     "trainer.save_interval",
+    "trainer.hours_between_failures",
     "trainer.keep_checkpoints",
     "trainer.keep_remote",
     "trainer.keep_best",

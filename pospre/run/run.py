@@ -13,7 +13,9 @@ from composer.utils import dist
 from pospre.collectives import from_rank_zero, however_long, on_every_rank, print_once, wait_until
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
+from pospre.recipe.sections import Trainer
 from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_in, checkpoints_of
+from pospre.run.checkpoints.intervals import AutoInterval
 from pospre.run.checkpoints.reading import Checkpoint, open_newest, read_on_every_rank
 from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.run.checkpoints.uploads import Uploads, lacks
@@ -99,7 +101,7 @@ class Run:
         start, options = self.start, recipe.trainer
         saver = CheckpointSaver(
             recipe.local_checkpoints(),
-            interval=options.save_interval,
+            interval=save_interval(options),
             keep=options.keep_checkpoints,
             earlier=from_rank_zero(lambda: [] if start is None else _earlier(recipe, start)),
             together=has_shards(recipe) and is_one_place(recipe),
@@ -118,6 +120,20 @@ class Run:
     def finish_uploads(self) -> None:
         """Wait until the last checkpoint is in the bucket; ``UserError`` after long silence."""
         self._sending.close()
+
+
+def save_interval(options: Trainer) -> str | AutoInterval:
+    """Return the recipe's interval between saves, or what measures it."""
+    if options.save_interval != "auto":
+        return options.save_interval
+    assert options.hours_between_failures is not None
+    nodes = -(-dist.get_world_size() // dist.get_local_world_size())
+    if options.keep_remote < 0 and is_remote(options.save_folder or ""):
+        print_once(
+            f"trainer.keep_remote = -1 keeps every checkpoint in {options.save_folder}; "
+            "save_interval: auto may save every few minutes"
+        )
+    return AutoInterval(options.hours_between_failures * 3600, nodes)
 
 
 def in_bucket(start: Checkpoint | None, uploads: Uploads | None) -> Checkpoint | None:

@@ -23,6 +23,7 @@ from pospre.collectives import Greatest, from_rank_zero, on_every_rank, wait_for
 from pospre.errors import UserError
 from pospre.run.checkpoints.files import STATE, versions, why_not_written
 from pospre.run.checkpoints.folders import CHECKPOINT_NAME, incomplete, remove
+from pospre.run.checkpoints.intervals import AutoInterval
 from pospre.run.checkpoints.rank_files import Part, Staging, Written, sharded_state
 
 _WRITTEN, _WRITING, _FAILED = range(3)
@@ -36,7 +37,7 @@ class CheckpointSaver(Callback):
 
     Args:
         folder: local folder of the checkpoints.
-        interval: between two saves, such as ``1ep`` or ``100ba``.
+        interval: between two saves, such as ``1ep`` or ``100ba``, or an ``AutoInterval``.
         keep: checkpoints to keep; -1 keeps all. The oldest is deleted only after a newer one is
             complete.
         earlier: checkpoints of an earlier start, oldest first; they count for ``keep``.
@@ -57,7 +58,7 @@ class CheckpointSaver(Callback):
         self,
         folder: Path,
         *,
-        interval: str,
+        interval: str | AutoInterval,
         keep: int,
         earlier: Sequence[Path] = (),
         together: bool = False,
@@ -68,7 +69,10 @@ class CheckpointSaver(Callback):
         self.after_save: list[Callable[[Path], None]] = []
         self.after_parts: list[Callable[[Path, list[Path]], None]] = []
         self._kept = list(earlier)
-        self._is_due = create_interval_scheduler(interval)
+        self._auto = interval if isinstance(interval, AutoInterval) else None
+        self._is_due = (
+            create_interval_scheduler(interval) if isinstance(interval, str) else interval.is_due
+        )
         self._last_batch = 0
         self._staging = Staging()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -80,6 +84,8 @@ class CheckpointSaver(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Continue from the loaded checkpoint; remove incomplete ones that killed saves left."""
         self._last_batch = state.timestamp.batch.value
+        if self._auto is not None:
+            self._auto.fit_start(self._last_batch)
         remains = from_rank_zero(lambda: incomplete(self.folder))
         if dist.get_local_rank() == 0:
             for name in remains:
@@ -123,7 +129,9 @@ class CheckpointSaver(Callback):
             return
         for callback in state.callbacks:
             if check := getattr(callback, "before_save", None):
-                check(state)
+                check(state)  # waits for a GPU, which is no cost of the save
+        if self._auto is not None:
+            self._auto.begin()
         self.wait()
         torch.cuda.empty_cache()  # room for what both gather from all ranks
         with sharded_state(state) if self.together else nullcontext():
@@ -139,6 +147,8 @@ class CheckpointSaver(Callback):
             self._part = Part(content, self._staging, together=self.together)
         self._writing = self._thread.submit(self._write, self._part, self._path)
         self._last_batch = time.batch.value
+        if self._auto is not None:
+            self._auto.end(self._last_batch)
 
     def wait(self) -> None:
         """Wait, on all ranks together, until the last save is complete on disk.

@@ -1,4 +1,4 @@
-"""Run by ``composer -n 2``: the first rank's disk takes longer than a collective may."""
+"""Run by ``composer -n 2``: ranks whose disks and saves take different times."""
 
 import os
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 from composer.utils import dist
 
 from pospre.collectives import however_long, on_every_rank
+from pospre.run.checkpoints.intervals import FIRST, AutoInterval
 from pospre.run.checkpoints.saver import CheckpointSaver
 
 TIMEOUT = 4.0
@@ -46,3 +47,9 @@ if __name__ == "__main__":
     saver._writing = saver._thread.submit(late)  # type: ignore[arg-type]
     saver.wait()
     assert on_every_rank(lambda: saver._writing) == [None, None]
+    auto = AutoInterval(3600.0, nodes=1)
+    auto.fit_start(0)
+    auto.begin()
+    time.sleep(0.1 * dist.get_global_rank())  # a second rank that takes longer to save
+    auto.end(FIRST)
+    assert len(set(on_every_rank(lambda: auto.next))) == 1 and auto.next > FIRST
