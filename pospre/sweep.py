@@ -18,12 +18,13 @@ examples:
   python -m pospre.sweep yamls/finetune/lut_vitb16.yaml data.path=inat18/train \\
       evaluation.accuracy.data=inat18/val algorithms.supervised.num_classes=8142 \\
       optimizer.base_lr=1e-4,2.5e-4,5e-4 optimizer.weight_decay=0.05,0.1
-  python -m pospre.sweep yamls/finetune/mae_vitb16.yaml seed=0,1,2 --launcher "composer -n 8"
+  python -m pospre.sweep yamls/finetune/mae_vitb16.yaml seed=0,1,2 optimizer.base_lr=5e-4,1e-3 \\
+      --launcher "composer -n 8"
 
 pospre.train trains every combination in its own run folder, named after the recipe and the values.
 Run the same command again to resume: finished runs are not repeated, and a stopped run continues.
-The table has the figures of the recipe's evaluations, the best of them, and mean and standard
-deviation over the grid.
+The tables have the figures of the recipe's evaluations, and the best, mean and standard deviation
+over the grid; with several seeds also mean and deviation of each setting of the other keys.
 
 exit codes: 0 done; 2 a mistake in the recipe, the data or the values, before the first run;
 otherwise that of the run that failed. 75 or 130: the run has saved, and the same command resumes.

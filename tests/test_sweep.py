@@ -67,6 +67,30 @@ def test_a_grid_is_trained_once_and_summarised(
     assert "exists with another recipe" in capsys.readouterr().err and len(commands) == 3
 
 
+def test_a_setting_has_mean_and_deviation_over_its_seeds() -> None:
+    def run(rate: str, seed: str, top1: float) -> dict[str, Any]:
+        values = {"optimizer.base_lr": rate, "seed": seed}
+        return {"values": values, "run_name": rate + seed, "figures": {"knn/top1": top1}}
+
+    runs = [run("a", "0", 0.25), run("b", "0", 0.5), run("a", "1", 0.75), run("b", "1", 0.5)]
+    settings = sweep_runs._settings(runs)
+    spread = {"mean": 0.5, "deviation": pytest.approx(0.125**0.5), "runs": 2}
+    assert settings == [
+        {"values": {"optimizer.base_lr": "a"}, "figures": {"knn/top1": spread}},
+        {"values": {"optimizer.base_lr": "b"}, "figures": {"knn/top1": {**spread, "deviation": 0}}},
+    ]
+    said = sweep_runs.table({"runs": runs, "settings": settings, "figures": {}})
+    assert "settings, over their seeds" in said and "0.3536" in said
+    one_rate, no_seeds = (
+        [each for each in runs if each["values"][key] == value]
+        for key, value in (("optimizer.base_lr", "a"), ("seed", "0"))
+    )
+    for runs in (one_rate, no_seeds):  # the table of runs, or of figures, has it all
+        settings = sweep_runs._settings(runs)
+        said = sweep_runs.table({"runs": runs, "settings": settings, "figures": {}})
+        assert "settings" not in said
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

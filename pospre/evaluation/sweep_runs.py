@@ -1,8 +1,8 @@
 """A grid of runs of one recipe, and its results.
 
-The figures of each run are those of the recipe's evaluations. The report has the best and
-the mean ± standard deviation over the grid, as Kornblith et al. (2019) do for transfer with a grid
-of rates and weight decays.
+The figures of each run are those of the recipe's evaluations. The report has the mean and standard
+deviation of each setting over its seeds. It has the best and both over the grid as well, as
+Kornblith et al. (2019) do for transfer with a grid of rates and weight decays.
 """
 
 import itertools
@@ -82,10 +82,11 @@ def check_cells(cells: Sequence[Cell]) -> None:
 
 
 def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return the results of finished runs: ``runs`` and ``figures``.
+    """Return the results of finished runs: ``runs``, ``settings`` and ``figures``.
 
-    A run has ``values``, ``run_name`` and ``figures`` by ``EVALUATION/FIGURE``; a figure ``best``,
-    ``best_run``, ``mean`` and ``deviation`` (of the sample).
+    A run has ``values``, ``run_name`` and ``figures`` by ``EVALUATION/FIGURE``. A setting has the
+    ``values`` but the seed, and of each of its ``figures`` over the seeds ``mean``, ``deviation``
+    (of the sample) and ``runs``. ``figures`` has these over the grid, ``best`` and ``best_run``.
     """
     runs, better = [], {}
     for cell in cells:
@@ -95,26 +96,59 @@ def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
                 figures[f"{entry.name}/{found.name}"] = found.value
                 better[f"{entry.name}/{found.name}"] = found.best
         runs.append({"values": cell.values, "run_name": cell.recipe.run_name, "figures": figures})
-    return {"runs": runs, "figures": {name: _summary(runs, name, better[name]) for name in better}}
+    return {
+        "runs": runs,
+        "settings": _settings(runs),
+        "figures": {name: _summary(runs, name, better[name]) for name in better},
+    }
+
+
+def _settings(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the figures of each setting over its seeds."""
+    groups: dict[tuple[tuple[str, str], ...], list[Mapping[str, float]]] = {}
+    for run in runs:
+        setting = tuple((key, value) for key, value in run["values"].items() if key != "seed")
+        groups.setdefault(setting, []).append(run["figures"])
+    return [
+        {
+            "values": dict(setting),
+            "figures": {
+                name: _spread([each[name] for each in found if name in each])
+                for name in dict.fromkeys(name for each in found for name in each)
+            },
+        }
+        for setting, found in groups.items()
+    ]
 
 
 def _summary(runs: Sequence[Mapping[str, Any]], name: str, better: str) -> dict[str, Any]:
     found = {run["run_name"]: run["figures"][name] for run in runs if name in run["figures"]}
     best = (max if better == "max" else min)(found, key=lambda run: found[run])
+    return {"best": found[best], "best_run": best, **_spread([*found.values()])}
+
+
+def _spread(found: Sequence[float]) -> dict[str, Any]:
     return {
-        "best": found[best],
-        "best_run": best,
-        "mean": statistics.fmean(found.values()),
-        "deviation": statistics.stdev(found.values()) if len(found) > 1 else None,
+        "mean": statistics.fmean(found),
+        "deviation": statistics.stdev(found) if len(found) > 1 else None,
         "runs": len(found),
     }
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """Return the figures of all runs as text, and best, mean and deviation below."""
+    """Return the figures of all runs, of settings over several seeds, and of the grid, as text."""
     runs = [{**run["values"], **run["figures"]} for run in summary["runs"]]
+    tables = [list_table("runs", runs)]
+    settings = summary["settings"]
+    if 1 < len(settings) < len(runs):
+        rows = [
+            {**each["values"], "figure": name, **found}
+            for each in settings
+            for name, found in each["figures"].items()
+        ]
+        tables.append(list_table("settings, over their seeds", rows))
     figures = [{"figure": name, **found} for name, found in summary["figures"].items()]
-    return f"{list_table('runs', runs)}\n\n{list_table('figures', figures)}"
+    return "\n\n".join([*tables, list_table("figures, over all runs", figures)])
 
 
 def _values(item: str) -> tuple[str, list[str]]:
