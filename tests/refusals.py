@@ -10,22 +10,27 @@ from pospre.errors import UserError
 from tests.disk import snapshot
 
 
+def found_in(folder: Path | None) -> tuple[list[Path], dict[str, bytes]]:
+    """Return all paths below a folder, and the files' bytes."""
+    return (sorted(folder.rglob("*")), snapshot(folder)) if folder else ([], {})
+
+
 def refuses(
     words: str | Sequence[str],
     call: Callable[[], object],
     folder: Path | None = None,
     error: type[Exception] = UserError,
 ) -> str:
-    """Check that a call raises an error with all words (patterns), and changes no file in a folder.
+    """Check that a call raises an error with all words (patterns), and changes nothing in a folder.
 
     Returns the message.
     """
-    before = snapshot(folder) if folder else {}
+    before = found_in(folder)
     with pytest.raises(error) as caught:
         call()
     said = str(caught.value)
     for each in [words] if isinstance(words, str) else words:
         assert re.search(each, said), said
     assert "Traceback" not in said
-    assert not folder or snapshot(folder) == before
+    assert found_in(folder) == before
     return said

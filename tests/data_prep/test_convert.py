@@ -88,48 +88,6 @@ def test_corrupt_files_are_listed_and_left_out(tmp_path: Path, photos: Path, pri
     assert content["samples"] == len(read_samples(target)) == 12
 
 
-def test_strict_stops_and_writes_nothing(tmp_path: Path, photos: Path, refused: Says) -> None:
-    write_files(photos, {"ant/cut.jpg": bad_files()["plain/cut.jpg"]})
-    target = tmp_path / "out"
-    assert "ant/cut.jpg cannot be read" in refused(run, photos, target, "--strict")
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
-def test_only_corrupt_files(tmp_path: Path, refused: Says) -> None:
-    source = write_files(tmp_path / "photos", bad_files())
-    target = tmp_path / "out"
-    assert "none of the 4 samples can be read" in refused(run, source, target)
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [("missing", "does not exist"), ("empty", "has no image"), ("file", "is a file")],
-)
-def test_no_source(tmp_path: Path, source: str, message: str, refused: Says) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_bytes(b"")
-    assert message in refused(run, tmp_path / source, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--max-side", 0], "--max-side 0"),
-        (["--quality", 101], "--quality 101"),
-        (["--workers", 0], "--workers 0"),
-        (["--val-fraction", 1], "--val-fraction 1"),
-        (["--format", "ffcv"], "must end in .beton"),
-    ],
-)
-def test_bad_options(
-    tmp_path: Path, photos: Path, options: list, message: str, refused: Says
-) -> None:
-    assert message in refused(run, photos, tmp_path / "out", *options)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("where", ["photos", "photos/out", "."])
 def test_source_and_destination_must_lie_apart(tmp_path: Path, photos: Path, where: str) -> None:
     assert run(photos, tmp_path / where, "--overwrite") == 2
@@ -235,16 +193,6 @@ def test_real_photographs(tmp_path: Path, test_data: Path) -> None:
         assert run(source, target, "--verify", workers=2) == 0
         kept = [sample["image"] in files.values() for sample in read_samples(target)]
         assert sum(kept) == description(target)["kept"] >= 20
-
-
-def test_destination_that_cannot_be(tmp_path: Path, photos: Path, refused: Says) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    assert "cannot write" in refused(run, photos, tmp_path / "file" / "out")
-    assert run(photos, tmp_path / "file") == 2
-    assert run(photos, "s3://bucket/out.beton") == 2
-    assert run(photos, "gs://bucket/out") == 2
-    assert "DST '' has no name" in refused(run, photos, "")
-    assert (tmp_path / "file").read_bytes() == b"x"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -154,9 +153,3 @@ def test_existing_destination(tmp_path: Path, refused: Says, printed: Says) -> N
     assert run(tmp_path / "home", *options, "--overwrite") == 2
     assert (tmp_path / "home" / "thesis.tex").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "scenes"]
-
-
-@pytest.mark.parametrize("option", ["--num-images", "--frames", "--workers"])
-def test_bad_numbers(tmp_path: Path, option: str, refused: Says) -> None:
-    assert option in refused(run, tmp_path / "scenes", option, 0)
-    assert not list(tmp_path.iterdir())

@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 
 from data_prep import statistics
-from pospre.errors import UserError
 from tests.data_prep.reading import FORMATS, Says, destination, run
 from tests.data_prep.sample_clips import write_clips
 from tests.data_prep.sample_images import encoded, picture, write_files
@@ -74,17 +73,6 @@ def test_classes_without_samples_and_samples_without_classes(
     printed = rows(capsys.readouterr().out)
     assert printed["without samples"] == ["2"] and printed["unlabelled"] == ["1"]
     assert printed["unreadable"] == ["1"]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [("x.txt", "must end in .png"), ("text/x.png", "is not a writable folder")]
-)
-def test_a_picture_that_cannot_be_is_refused_first(
-    tmp_path: Path, source: Path, name: str, message: str
-) -> None:
-    (tmp_path / "text").touch()
-    with pytest.raises(UserError, match=message):
-        look(source, "--picture", tmp_path / name)
 
 
 def test_labels_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

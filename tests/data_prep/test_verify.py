@@ -76,10 +76,6 @@ def test_a_sample_with_another_checksum_is_named(target: Path, refused: Says) ->
     assert "1 of 12 samples cannot be used" in message and "(crc32c)" in message
 
 
-def test_a_folder_is_no_converted_data_set(photos: Path, refused: Says) -> None:
-    assert "is a folder of images" in refused(run, photos)
-
-
 # Data sets in a bucket that are not what they say: verifying trusts nothing that is there
 
 

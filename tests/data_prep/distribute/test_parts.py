@@ -99,34 +99,6 @@ def test_a_damaged_shard_is_found(tmp_path: Path, source: Path, refused: Says) -
     assert not target.exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--part", "3/2"], "must be k/n"),
-        (["--part", "1/1000"], "there are at most"),
-        (["--part", "1/2", "--overwrite"], "excludes --overwrite"),
-        (["--part", "1/2", "--verify"], "excludes --overwrite and --verify"),
-        (["--merge", "x"], "--merge DST takes only --verify"),
-        (["--shard-mb", 0], "--shard-mb 0"),
-    ],
-)
-def test_bad_options(
-    tmp_path: Path, source: Path, options: list[object], message: str, refused: Says
-) -> None:
-    assert message in refused(write, source, tmp_path / "out", *options)
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-@pytest.mark.parametrize("option", [["--overwrite"], ["--quality", 50], ["--source", "flat"]])
-def test_merging_takes_no_other_option(tmp_path: Path, option: list[object], refused: Says) -> None:
-    assert "takes only --verify" in refused(call, "--merge", tmp_path / "x", *option)
-
-
-@pytest.mark.parametrize("arguments", [[], ["photos"], ["photos", "out"]])
-def test_what_is_missing_is_said(arguments: list[str], refused: Says) -> None:
-    assert "is missing; --help shows examples" in refused(call, *arguments)
-
-
 def test_nothing_can_be_read_in_any_part(tmp_path: Path, refused: Says) -> None:
     source = write_files(tmp_path / "source", {f"{number}.jpg": b"" for number in range(4)})
     for number in (1, 2):

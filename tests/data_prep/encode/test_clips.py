@@ -114,14 +114,10 @@ def test_bad_files_are_left_out_by_name(tmp_path: Path, printed: Says) -> None:
     assert all(item["reason"] for item in content["skipped"])
 
 
-def test_options_of_the_other_kind(tmp_path: Path, refused: Says) -> None:
-    words = write_clips(tmp_path / "words")
-    assert "--format mds" in refused(run, words, tmp_path / "words.beton")
-    assert "--seekable is for JPEGs" in refused(run, words, tmp_path / "mds", "--seekable")
+def test_a_stray_clip_among_images_is_ignored(tmp_path: Path) -> None:
     files = {"a.jpg": encoded(picture()), "a.wav": wav(chirp())}
     photos = write_files(tmp_path / "photos", files)
-    assert "--frames 98 is for clips" in refused(run, photos, tmp_path / "mds", "--frames", 98)
-    assert run(photos, tmp_path / "mds") == 0  # images: the stray clip is ignored
+    assert run(photos, tmp_path / "mds") == 0
     assert description(tmp_path / "mds")["ignored"] == 1
 
 

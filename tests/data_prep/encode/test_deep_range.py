@@ -80,24 +80,6 @@ def test_photographs_say_nothing_of_depth(tmp_path: Path, printed: Says) -> None
     assert not {"deep", "channels", "pixels"} & set(description(tmp_path / "out"))
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--deep-range=5,5", "--deep-range is 5,5; give two numbers, LOW below HIGH"),
-        ("--deep-range=wide", "--deep-range is 'wide'; give auto, or LOW,HIGH"),
-        ("--channels=0", "--channels 0 is out of range"),
-        ("--channels=6", "a.png: it has the shape 32 x 48 x 1, but 6 channels are needed"),
-    ],
-)
-def test_wrong_options_are_refused(
-    option: str, message: str, scans: Path, tmp_path: Path, refused: Says
-) -> None:
-    for name in ("b.tif", "c.png", "d.png", "e.tif", "f.png"):
-        (scans / name).unlink()
-    assert message in refused(run, scans, tmp_path / "out", option)
-    assert not (tmp_path / "out").exists()
-
-
 def test_bands_are_stored_without_loss_and_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

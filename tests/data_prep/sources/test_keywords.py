@@ -15,8 +15,6 @@ from data_prep.sources.source import Source
 from pospre.errors import UserError
 from tests.data_prep.reading import Says, read_samples, run
 from tests.data_prep.sample_clips import chirp, wav, write_clips
-from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import JPEGS
 
 NOISE = "_background_noise_/fan.wav"
 WORDS = ("bed", "no", "six", "yes")
@@ -138,5 +136,3 @@ def test_refused(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "Repair it or move it away" in message(words, "--keywords", "yes")
     (words / NOISE).write_bytes(wav(chirp(seconds=0.9)))
     assert "put longer WAV files there" in message(words, "--keywords", "yes")
-    photos = write_files(tmp_path / "photos", {"zebra/1.jpg": JPEGS[0]})
-    assert "--keywords yes is for clips" in message(photos, "--keywords", "yes")
