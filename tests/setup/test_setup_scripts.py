@@ -190,6 +190,25 @@ def test_the_newest_are_installed_beside_the_other_pins(copy: Path) -> None:
     assert not (copy / ".venv-newest/requirements.txt").exists()
 
 
+def test_torch_for_cpus_replaces_the_build_with_nvidias_libraries(copy: Path) -> None:
+    names = (
+        "torch",
+        "torch-optimizer",
+        "torchvision",
+        "nvidia-nccl-cu13",
+        "cuda-toolkit",
+        "triton",
+    )
+    pin(copy, **dict.fromkeys(names, "2"))
+    said = run(copy, "cpu_torch.sh")
+    assert "exit 0" in said
+    install, uninstall = (copy / ".venv/bin/python.calls").read_text().splitlines()
+    assert install.endswith(
+        "--index-url https://download.pytorch.org/whl/cpu torch==2 torchvision==2"
+    )
+    assert uninstall == "-m pip uninstall --yes --quiet cuda-toolkit nvidia-nccl-cu13 triton"
+
+
 @pytest.mark.parametrize(
     ("images", "name"),
     [
