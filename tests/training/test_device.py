@@ -120,16 +120,6 @@ def test_the_tokens_between_blocks_are_as_precise_as_the_method_or_recipe_says(
     torch.testing.assert_close(loss, expected, rtol=0.03, atol=0.03)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp_fp16"])
-def test_a_bf16_residual_needs_autocast(
-    precision: str, tiny: Path, run: Callable[..., tuple[int, str]]
-) -> None:
-    code, output = run(tiny, f"trainer.precision={precision}", "trainer.residual=bf16")
-    assert code == 2 and "trainer.precision" in output
-    if precision == "fp32":
-        assert "trainer.residual = bf16 needs trainer.precision = amp_bf16" in output
-
-
 def test_a_device_without_bf16_trains_with_a_float32_residual(
     tiny: Path, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

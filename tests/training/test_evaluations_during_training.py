@@ -183,13 +183,6 @@ def test_an_evaluation_that_fails_does_not_end_the_training(
     assert (tmp_path / "runs" / "tiny" / "evaluation" / "knn.json").exists()  # measured in the end
 
 
-@pytest.mark.parametrize("every", ["0ep", "[1ep]"])
-def test_how_often_is_a_duration(every: str, tiny: Path, run: Run, tmp_path: Path) -> None:
-    code, said = run(tiny, f"evaluation={{knn: {{every: {every}}}}}")
-    assert code == 2 and "evaluation.knn.every" in said and "10ep (epochs)" in said
-    assert not (tmp_path / "runs").exists()
-
-
 def test_random_states_are_left_alone() -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), float(torch.rand(()))

@@ -111,24 +111,12 @@ def test_a_logger_gets_arguments_events_and_lines(
     assert made.values == logged(tmp_path / "runs" / "tiny")
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("loggers={wandb: {projct: p}}", ["unknown key 'loggers.wandb.projct'", "'project'"]),
-        ("loggers={wandb: {}}", ["'loggers.wandb.project' is missing"]),
-        ("loggers={wandb: {project: 3}}", ["'loggers.wandb.project' is 3", "text"]),
-        ("loggers={wandb: {project: refused}}", ["loggers.wandb cannot start: no such project"]),
-        ("loggers.tensorboard.logdir=x", ["unknown key 'loggers.tensorboard.logdir'", "log_dir"]),
-    ],
-)
-def test_a_mistake_in_a_logger_is_said_before_training(
-    override: str, words: list[str], tracker: None, tiny: Path, run: Run, tmp_path: Path
+def test_a_logger_that_cannot_start_ends_the_run(
+    tracker: None, tiny: Path, run: Run, tmp_path: Path
 ) -> None:
-    code, said = run(tiny, override)
-    assert code == 2 and "error: " in said and "Traceback" not in said
-    for word in words:
-        assert word in said
-    assert not (tmp_path / "runs" / "tiny" / "metrics.jsonl").exists()
+    code, said = run(tiny, "loggers={wandb: {project: refused}}")
+    assert code == 2 and "error: loggers.wandb cannot start: no such project" in said
+    assert "Traceback" not in said and not (tmp_path / "runs/tiny/metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -130,50 +130,6 @@ def check_figures(folder: Path, data: Path) -> None:
     assert not found and len(list((folder / "checkpoints" / "best").glob("ep*"))) == 1
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("trainer.max_duraton=1ep", ["trainer.max_duraton", "max_duration"]),
-        ("data.path=/nowhere", ["/nowhere", "does not exist"]),
-        ("data.batch_size=100", ["24", "100"]),
-        ("trainer.precision=amp_fp16", ["trainer.precision", "GPU"]),
-        ("evaluation={position_gird: {}}", ["evaluation.position_gird", "position_grid"]),
-        ("trainer.save_folder=/dev/null/x", ["trainer.save_folder", "/dev/null/x"]),
-        ("schedule.warmup=9ep", ["schedule.warmup", "27 steps"]),
-        ("evaluation={knn: {k: many}}", ["evaluation.knn", "k=many"]),
-        ("evaluation={knn: {k: 1000}}", ["evaluation.knn", "only 23 images can vote"]),
-        ("evaluation={knn: {dta: val}}", ["no setting 'dta'", "'data'"]),
-        ("evaluation={knn: {data: 5}}", ["evaluation.knn", "data = 5"]),
-        (
-            "evaluation={position_grid: {weights: teacher}}",
-            ["algorithms droppos has one", "ema_teacher"],
-        ),
-    ],
-)
-def test_a_mistake_exits_2_and_writes_nothing(
-    override: str, words: list[str], tiny: Path, run: Run, tmp_path: Path
-) -> None:
-    code, said = run(tiny, override)
-    assert code == 2
-    assert said.startswith("error: ") and "Traceback" not in said
-    for word in words:
-        assert word in said
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_folder_of_corrupt_files_is_found_out_before_anything_is_written(
-    tiny: Path, run: Run, tmp_path: Path
-) -> None:
-    corrupt = tmp_path / "corrupt"
-    corrupt.mkdir()
-    for number in range(8):
-        (corrupt / f"{number}.jpg").write_bytes(b"\xff\xd8\xff but no picture")
-    code, said = run(tiny, f"data.path={corrupt}")
-    assert code == 2
-    assert "corrupt/0.jpg cannot be decoded" in said and "data_prep.convert" in said
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "tiny"
     short = ("trainer.max_duration=1ep",)

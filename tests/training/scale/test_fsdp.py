@@ -64,14 +64,6 @@ def test_a_degree_that_does_not_divide_is_one_message(monkeypatch: pytest.Monkey
         num_copies(Fsdp(shard_degree=3))
 
 
-def test_one_process_says_it_before_anything_is_written(
-    tiny: Path, run: Run, tmp_path: Path
-) -> None:
-    code, said = run(tiny, "trainer.fsdp={shard_degree: 2}")
-    assert code == 2 and "trainer.fsdp.shard_degree = 2 does not divide" in said
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "weights", "gradients"),
     [
