@@ -46,6 +46,8 @@ MISTAKES = [
     ),
     ("pospre.evaluate knn --data .", "arguments are required: --model"),
     ("pospre.evaluate knn --model . --data . --k=5", "k=5)"),
+    ("pospre.embed out --model nowhere --data .", "--model nowhere does not exist"),
+    ("pospre.embed out --model . --data . dtype=half", "embed: dtype=half"),
     ("pospre.export nowhere out.pth --format timm", "URI nowhere does not exist"),
     ("pospre.sweep nowhere seed=1,2", "recipe nowhere does not exist"),
     ("pospre.certify nowhere", "recipe nowhere does not exist"),

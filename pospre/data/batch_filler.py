@@ -17,7 +17,7 @@ from pospre.data.decode.bit_depth import DeepRange
 from pospre.data.decode.decoder import DecodeError, OpenedImage
 from pospre.data.loader_options import LoaderOptions
 from pospre.data.stores.description import checksum
-from pospre.data.stores.reader import DamagedSample, Reader
+from pospre.data.stores.reader import DamagedSample, Reader, Sample
 from pospre.data.threads import LoaderTiming, Stopwatch
 from pospre.data.views.crop_plan import GroupPlan, plan_views
 from pospre.data.views.decode_crops import (
@@ -120,11 +120,11 @@ class BatchFiller:
         while rows and num_bytes < _MOST_OPENED:
             row = rows.popleft()
             try:
-                image, label = self._open(int(batch[INDEX][row]), watch)
+                image, sample = self.open(int(batch[INDEX][row]), watch)
             except (DecodeError, DamagedSample) as error:
                 failed[row] = error
                 continue
-            opened.append((row, image, label))
+            opened.append((row, image, sample.label))
             num_bytes += image.num_bytes
         return opened
 
@@ -139,12 +139,12 @@ class BatchFiller:
         for index in ((first + step) % num_samples for step in range(1, tries)):
             plans = self._replan(batch, row, index)
             try:
-                image, label = self._open(index, watch)
+                image, sample = self.open(index, watch)
                 write_views(self._plan(plans, 0, row, image, outputs), watch)
             except (DecodeError, DamagedSample) as error:
                 self._leave_out(index, error)
             else:
-                return label
+                return sample.label
         raise UserError(
             f"{self.reader.address}: samples from {first} on cannot be used, {tries} in a row. "
             f"{self.reader.remedy}"
@@ -173,7 +173,7 @@ class BatchFiller:
     def check_sample(self, index: int) -> None:
         """Decode a sample in full; raise ``UserError`` if it cannot be used and is not skipped."""
         try:
-            image, _ = self._open(index, Stopwatch())
+            image, _ = self.open(index, Stopwatch())
             image.decode()
         except (DecodeError, DamagedSample) as error:
             self._leave_out(index, error)
@@ -181,8 +181,12 @@ class BatchFiller:
         if image.deep is not None and image.deep.guessed:
             _say_guessed(self.reader.address, image.deep)
 
-    def _open(self, index: int, watch: Stopwatch) -> tuple[OpenedImage, int]:
-        """Return a sample's image and label; if its bytes are damaged, try to get them again."""
+    def open(self, index: int, watch: Stopwatch) -> tuple[OpenedImage, Sample]:
+        """Return a sample, opened and as stored; if its bytes are damaged, try to get them again.
+
+        Raises:
+            DecodeError, DamagedSample: it cannot be used.
+        """
         try:
             return self._open_stored(index, watch)
         except (DecodeError, DamagedSample):
@@ -190,8 +194,8 @@ class BatchFiller:
                 raise
             return self._open_stored(index, watch)
 
-    def _open_stored(self, index: int, watch: Stopwatch) -> tuple[OpenedImage, int]:
-        """Read a sample, verify its checksum, and return its image and label."""
+    def _open_stored(self, index: int, watch: Stopwatch) -> tuple[OpenedImage, Sample]:
+        """Read a sample and verify its checksum."""
         sample = self.reader.read(index)
         sums = self.reader.checksums
         if sums is not None and checksum(sample.encoded.numpy().data, sample.label) != sums[index]:
@@ -203,7 +207,7 @@ class BatchFiller:
         image = OpenedImage(sample.encoded, self.reader.decoding)
         watch.lap("decode")  # complete, unless it is a JPEG
         watch.num_bytes += sample.encoded.nbytes
-        return image, sample.label
+        return image, sample
 
     def _leave_out(self, index: int, error: _Bad) -> None:
         """Record a sample that cannot be used, or raise a UserError."""

@@ -95,14 +95,19 @@ def check_views(recipe: Recipe, data: str) -> bool:
 
 
 def _centre_loader(data: str, size: Size, view: Views | None = None, **options: Any) -> ViewLoader:
-    crop: Crop = "full" if np.max(size) <= WHOLE else "center"
     return build_loader(
         data,
-        views=view or ViewGroup(size=size, crop=crop, flip_rate=0.0),
+        views=view or centre_view(size),
         drop_last=False,
         tolerance=0.0,  # figures must compare with others': keep all of the image
         **options,
     )
+
+
+def centre_view(size: Size) -> ViewGroup:
+    """Return the view that evaluations show of every image; see ``centre_batches``."""
+    crop: Crop = "full" if np.max(size) <= WHOLE else "center"
+    return ViewGroup(size=size, crop=crop, flip_rate=0.0)
 
 
 def pool_tokens(model: PretrainModel, tokens_BND: Tensor, pooling: Pooling) -> Tensor:

@@ -129,7 +129,10 @@ def settings_class(name: str) -> type[Settings]:
 
 def default_settings(name: str) -> dict[str, Any]:
     """Return the default settings of ``name``; required ones are ``PydanticUndefined``."""
-    kind = settings_class(name)
+    return _defaults(settings_class(name))
+
+
+def _defaults(kind: type[Settings]) -> dict[str, Any]:
     return {key: kind.model_fields[key].default for key in kind.names()}
 
 
@@ -147,11 +150,16 @@ def figures_of(name: str) -> dict[str, Literal["max", "min"]]:
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> Settings:
-    """Return the settings of evaluation ``name``: given ones, typed, and other defaults.
+    """Return the settings of evaluation ``name``; see ``typed_settings``."""
+    return typed_settings(settings_class(name), name, settings)
+
+
+def typed_settings(kind: type[Kind], name: str, settings: Mapping[str, Any]) -> Kind:
+    """Return settings of a class: given ones, typed, and other defaults; ``name`` is for errors.
 
     Text is parsed (``"20"``, ``"true"``, ``"null"``).
     """
-    kind, defaults = settings_class(name), default_settings(name)
+    defaults = _defaults(kind)
     hints = get_type_hints(kind, include_extras=True)
     typed = {}
     for key, value in settings.items():
@@ -161,7 +169,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> Settings:
         typed[key] = _typed(f"{name}: {key}={value}", hints[key], value)
     for key, value in {**defaults, **typed}.items():
         if value is PydanticUndefined:
-            raise UserError(f"{name} needs the setting {key}=…: {_texts(name).get(key, '')}")
+            raise UserError(f"{name} needs the setting {key}=…: {_texts(kind).get(key, '')}")
     return kind(**typed)
 
 
@@ -213,13 +221,19 @@ def summary(name: str) -> str:
 
 def describe_one(name: str) -> str:
     """Return the description, results and settings of evaluation ``name``, for its ``--help``."""
-    texts = _texts(name)
+    parts = [_docstring(name), "", "results:", _returns(name), ""]
+    return "\n".join([*parts, describe_settings(settings_class(name))])
+
+
+def describe_settings(kind: type[Settings]) -> str:
+    """Return the description of all settings of a class, for ``--help``."""
+    texts = _texts(kind)
     lines = [
         _wrap(f"{key}={_default(value)}", texts.get(key, ""), 25)
-        for key, value in default_settings(name).items()
+        for key, value in _defaults(kind).items()
     ]
     heading = "settings (key=value, with the defaults):" if lines else "It has no settings."
-    return "\n".join([_docstring(name), "", "results:", _returns(name), "", heading, *lines])
+    return "\n".join([heading, *lines])
 
 
 @cache
@@ -248,9 +262,9 @@ def _returns(name: str) -> str:
     return textwrap.fill(" ".join(told.split()), 98, initial_indent="  ", subsequent_indent="  ")
 
 
-def _texts(name: str) -> dict[str, str]:
+def _texts(kind: type[Settings]) -> dict[str, str]:
     """Return the description of every setting."""
-    bases = [base for base in settings_class(name).__mro__ if issubclass(base, Settings)]
+    bases = [base for base in kind.__mro__ if issubclass(base, Settings)]
     told = [argument_texts(inspect.cleandoc(base.__doc__ or "")) for base in reversed(bases)]
     return {key: text for texts in told for key, text in texts.items()}
 

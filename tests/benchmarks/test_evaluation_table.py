@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pospre.evaluate import parse_settings
 from pospre.evaluation.registry import check_settings, evaluation_names, figures_of
+from pospre.model_arguments import parse_settings
 from tests.benchmarks import evaluation_table
 from tests.benchmarks.evaluation_table import EPOCHS, RECIPES, ROWS, command, figure, table
 

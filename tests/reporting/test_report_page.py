@@ -19,9 +19,9 @@ import yaml
 from PIL import Image
 
 from pospre.errors import UserError, run_command
-from pospre.evaluate import parse_settings
 from pospre.evaluation.registry import check_settings, default_settings, evaluation_names
 from pospre.model.algorithm import algorithm_class, algorithm_names
+from pospre.model_arguments import parse_settings
 from pospre.report import main
 from pospre.reporting.measured import PUBLISHED, evaluate_command, reproduce_commands
 from pospre.reporting.page import write_page, write_report
