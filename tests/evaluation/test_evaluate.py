@@ -61,33 +61,6 @@ def test_settings_are_typed_and_completed():
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("knnn", {}, "unknown evaluation 'knnn'. Did you mean 'knn'\\?"),
-        ("registry", {}, "unknown evaluation 'registry'"),
-        ("../knn", {}, "unknown evaluation"),
-        ("logistic", {}, "logistic needs the setting bank=…: data set to fit the class"),
-        ("knn", {"kk": "3"}, "no setting 'kk'. Did you mean 'k'"),
-        ("knn", {"context": "3"}, "no setting 'context'"),
-        ("knn", {"sampling": "3"}, "no setting 'sampling'"),
-        ("knn", {"k": "many"}, "knn: k=many: .*integer"),
-        ("knn", {"k": 2.5}, "knn: k=2.5: .*integer"),
-        ("segmentation", {"lr": "1e300"}, "segmentation: lr=1e300: .* below 1e"),
-        ("knn", {"k": True}, "knn: k=True: .*integer"),
-        ("knn", {"k": "0"}, "knn: k=0: .*greater than 0"),
-        ("knn", {"k": "null"}, "knn: k=null: .*integer"),
-        ("knn", {"layers": "last"}, "knn: layers=last"),
-        ("knn", {"features": "max"}, "features=max: .*'mean' or 'cls'"),
-        ("position_grid", {"baseline": "perhaps"}, "baseline=perhaps: .*boolean"),
-        ("position_pictures", {"mask_ratio": "1"}, "mask_ratio=1: .*less than 1"),
-    ],
-)
-def test_wrong_settings_are_named(name, settings, message):
-    with pytest.raises(UserError, match=message):
-        check_settings(name, settings)
-
-
-@pytest.mark.parametrize(
     ("words", "wanted"),
     [
         ([], ["examples:", "exit codes:", describe()]),

@@ -1,7 +1,6 @@
 """Detection: its figures against torchmetrics, its data, its network, a whole evaluation."""
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -293,58 +292,6 @@ def test_masks_are_learned_too_and_what_is_fine_tuned_is_a_copy(
 # -- bad input ------------------------------------------------------------------------------------
 
 
-def spoil(folder: Path, what: str) -> None:
-    """Make one mistake in a data set of Pascal VOC's layout."""
-    annotation = folder / "Annotations" / "val001.xml"
-    text = annotation.read_text()
-    if what == "image":
-        (folder / "JPEGImages" / "val001.jpg").unlink()
-    elif what == "class":
-        annotation.write_text(text.replace("green", "blue"))
-    elif what == "box":
-        annotation.write_text(text.replace("xmin", "left"))
-    elif what == "name":
-        annotation.write_text(text.replace("green", " "))
-    elif what == "nan":
-        annotation.write_text(text.replace("<xmin>", "<xmin>nan</xmin><xmin>"))
-    elif what == "difficult":
-        annotation.write_text(text.replace("<bndbox>", "<difficult>2</difficult><bndbox>"))
-    elif what == "list":
-        (folder / "ImageSets" / "Main" / "val.txt").write_bytes(b"caf\xe9\r\n")
-    elif what == "xml":
-        annotation.write_text(text[:40])
-    elif what == "none":
-        for path in (folder / "Annotations").glob("val*.xml"):
-            path.write_text("<annotation></annotation>")
-
-
-@pytest.mark.parametrize(
-    ("what", "settings", "message"),
-    [
-        ("image", {}, r"val001\.xml describes .*val001\.jpg, which does not exist"),
-        ("class", {}, r"val001\.xml has the class 'blue'; known are green, red"),
-        ("box", {}, r"val001\.xml, object 1, has no bndbox of four numbers; add it"),
-        ("name", {}, r"val001\.xml, object \d, has no name; add it, or remove the object"),
-        ("nan", {}, r"val001\.xml, object 1, has no bndbox of four numbers; add it"),
-        ("difficult", {}, r"val001\.xml, object 1, has difficult '2'; write 1 or 0"),
-        ("list", {}, r"val\.txt cannot be read \(it is not UTF-8 .*; save it as UTF-8"),
-        ("xml", {}, r"val001\.xml is not a readable annotation"),
-        ("none", {}, r"\(val\) has no boxes"),
-        ("", {"split": "test"}, r"has no split 'test' of images with boxes; give a folder"),
-        ("", {"train_split": "val"}, r"measured on training images"),
-        ("", {"size": 40}, r"size=40 is not a multiple of 16; use 32"),
-    ],
-)
-def test_mistakes_are_said_before_any_forward_pass(
-    measure: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what, settings, message
-):
-    monkeypatch.setattr(detection, "_train", lambda *_: pytest.fail("it began"))
-    data = voc_folder(tmp_path, {"train": 2, "val": 2})
-    spoil(data, what)
-    with pytest.raises(UserError, match=message):
-        measure("detection", data, **settings)
-
-
 def change_first(folder: Path, change: dict[str, Any] | None) -> Path:
     """Change the first annotation of COCO's layout, or make it null; return the file."""
     path = folder / "annotations" / "instances_val2017.json"
@@ -353,53 +300,6 @@ def change_first(folder: Path, change: dict[str, Any] | None) -> Path:
     content["annotations"][0] = None if change is None else first | change
     path.write_text(json.dumps(content))
     return path
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"category_id": 4}, r"annotation 1 has the category 4; known are 3, 7"),
-        ({"image_id": 99}, r"annotation 1 is on the image 99, which is not listed"),
-        ({"bbox": [1, 2]}, r"annotation 1 has no bbox of four numbers"),
-        ({"bbox": [1, 2, "nan", 3]}, r"annotation 1 has no bbox of four numbers"),
-        ({"iscrowd": "x"}, r"annotation 1 has iscrowd 'x'; write 1 or 0"),
-        ({"segmentation": [[1, 1, 9, 1, 9, 9, 1]]}, r"annotation 1 has a polygon of 7 numbers"),
-        ({"segmentation": [1, 1, 9, 9]}, r"annotation 1 has a polygon of 4 numbers"),
-        ({"bbox": 5}, r"annotation 1 has no bbox of four numbers"),
-        (
-            {"category_id": [3]},
-            r"annotation 0, counted from 0, is not in COCO's format \(TypeError",
-        ),
-        ({"segmentation": {"size": [4, 4], "counts": [0, 16]}}, r"annotation 0, .*a mask of"),
-        ({"segmentation": "polygon"}, r"annotation 0, counted from 0, is not in COCO's format"),
-        (None, r"annotation 0, counted from 0, is not in COCO's format \(AttributeError"),
-    ],
-)
-def test_annotations_of_nothing_are_refused(tmp_path: Path, change, message):
-    change_first(coco_folder(tmp_path, {"val": 1}), change)
-    with pytest.raises(UserError, match=message):
-        open_boxes(str(tmp_path), "val")
-
-
-@pytest.mark.parametrize(
-    ("key", "change", "message"),
-    [
-        ("images", {"id": 10}, r"val2017\.json: the id 10 is twice in images; give each its own"),
-        ("categories", {"id": 3}, r"the id 3 is twice in categories; give each its own"),
-        ("categories", {"id": 9, "name": " "}, r"category 9 has no name; add it"),
-        ("categories", {"id": 9, "name": None}, r"category 9 has no name; add it"),
-        ("images", {"id": math.nan}, r"not a COCO .*NaN is not finite.*; correct it or export"),
-    ],
-)
-def test_lists_of_coco_with_wrong_entries(
-    tmp_path: Path, key: str, change: dict[str, Any], message: str
-):
-    path = coco_folder(tmp_path, {"val": 1}) / "annotations" / "instances_val2017.json"
-    content = json.loads(path.read_text())
-    content[key].append(content[key][0] | change)
-    path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=message):
-        open_boxes(str(tmp_path), "val")
 
 
 def test_lists_and_marks_as_programs_write_them(voc: Path, tmp_path: Path):

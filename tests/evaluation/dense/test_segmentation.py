@@ -8,21 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, jaccard_score
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from data_prep.scenes import Settings, render_scenes
-from pospre.errors import UserError
 from pospre.evaluation.dense.segmentation import segmentation
 from pospre.evaluation.dense.segmentation.crops import Crops, Showing, predict
 from pospre.evaluation.dense.segmentation.decoders import LinearDecoder
 from pospre.evaluation.dense.segmentation.mask_data import IGNORED, check_masks, open_masks
-from pospre.evaluation.run import check_evaluation
-from pospre.nn.swin.encoder import SWIN_NEEDS
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
-from tests.evaluation.checkpoints import results_of, tiny_recipe
+from tests.evaluation.checkpoints import results_of
 from tests.evaluation.dense.pictures import COLOURS, mask_folder, save
 
 Run = Callable[..., dict[str, Any]]
@@ -205,88 +201,3 @@ def test_classes_that_cannot_be_learned_or_are_mostly_nowhere_are_said(
         "the masks contain 1 of 251 classes, up to class 250. If its pixels have no class, give "
         "ignore=250\n"
     ) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("encoder", "message"),
-    [
-        (
-            {"name": "swin_tiny", "image_size": 64, **SWIN_NEEDS},
-            r"reads the blocks of a ViT",
-        ),
-        ({"channels": 1}, r"takes RGB images and square patches; this encoder has 1 channels"),
-        ({"patch_size": (8, 4)}, r"and patches of 8×4"),
-    ],
-)
-def test_encoders_that_make_no_maps_are_refused(
-    data: Path, tmp_path: Path, encoder: dict[str, Any], message: str
-):
-    recipe = tiny_recipe(tmp_path, "droppos", **{"image_size": 32, "patch_size": 8, **encoder})
-    with pytest.raises(UserError, match=message):
-        check_evaluation("segmentation", recipe, data, {}, None)
-
-
-# -- bad input ------------------------------------------------------------------------------------
-
-
-def spoil(data: Path, what: str) -> None:
-    """Make one mistake in a data set."""
-    masks, images = data / "val" / "masks", data / "val" / "images"
-    if what == "id":
-        values = np.array(Image.open(masks / "001.png"))
-        values[3, 4] = 9
-        save(masks / "001.png", values)
-    elif what == "size":
-        save(masks / "001.png", np.zeros((10, 10), np.uint8))
-    elif what == "mask":
-        (masks / "001.png").unlink()
-    elif what == "image":
-        (images / "001.jpg").unlink()
-    elif what == "colour":
-        save(masks / "001.png", np.zeros((40, 48, 3), np.uint8))
-    elif what == "damaged":
-        (images / "001.jpg").write_bytes(b"no image")
-    elif what == "names":
-        (data / "classes.txt").write_text("sky\ncar\n")
-    elif what == "nameless":
-        (data / "classes.txt").write_text("")
-    elif what == "gap":
-        (data / "classes.txt").write_text("sky\n\ncar\n\n")
-    elif what == "empty":
-        for path in masks.iterdir():
-            save(path, np.full((40, 48), 255, np.uint8))
-    elif what == "tiny":
-        save(images / "001.jpg", np.zeros((4, 9, 3), np.uint8))
-
-
-@pytest.mark.parametrize(
-    ("what", "settings", "message"),
-    [
-        ("id", {}, r"masks/001\.png contains the id 9; known are 0 to 2, and ignored 255"),
-        ("size", {}, r"001\.png is 10×10, but .*001\.jpg has another size"),
-        ("mask", {}, r"001\.jpg has no mask in .*val/masks; add it"),
-        ("image", {}, r"001\.png is not the mask of any image"),
-        ("colour", {}, r"001\.png has 3 channels; a mask is a grey or indexed PNG"),
-        ("damaged", {}, r"001\.jpg is not a readable image"),
-        ("names", {"num_classes": 3}, r"names 2 classes, .* 2, and num_classes is 3"),
-        ("nameless", {}, r"classes\.txt has no class names; write one per line"),
-        ("gap", {}, r"classes\.txt has no name in line 2; write one per line"),
-        ("empty", {}, r"no pixel of .*val has a class; check ignore"),
-        ("tiny", {}, r"001\.jpg has 4×9 pixels after scaling, less than a patch of 8"),
-        ("", {"split": "test"}, r"has no split 'test' of images with masks; give a folder"),
-        ("", {"train_split": "val"}, r"measured on training images"),
-        ("", {"crop": 30}, r"crop=30 is not a multiple of the patch 8; use 32"),
-        ("", {"layers": (1, 2)}, r"segmentation: layer 2, but the encoder has 1 blocks"),
-        ("", {"augment": False, "finetune": True}, r"augment=false needs a frozen encoder"),
-        ("", {"decoder": "upernet", "layers": (1,)}, r"upernet takes four layers, not \[1\]"),
-        ("", {"decoder": "upernet", "crop": 8}, r"upernet needs crops of two patches"),
-    ],
-)
-def test_mistakes_are_said_before_any_forward_pass(
-    measure: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what, settings, message
-):
-    monkeypatch.setattr(segmentation, "_measure", lambda *_: pytest.fail("it began"))
-    data = mask_folder(tmp_path, {"train": 2, "val": 2})
-    spoil(data, what)
-    with pytest.raises(UserError, match=message):
-        measure("segmentation", data, **settings)

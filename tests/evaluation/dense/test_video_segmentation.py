@@ -12,7 +12,6 @@ from numpy import ndarray
 from sklearn.metrics import jaccard_score
 
 from data_prep.scenes import Settings, render_scenes
-from pospre.errors import UserError
 from pospre.evaluation.dense.settings import VideoSegmentation
 from pospre.evaluation.dense.video import video_segmentation
 from pospre.evaluation.dense.video.video_data import open_videos
@@ -184,52 +183,3 @@ def test_what_stands_still_stays_where_it_is(measure: Run, tmp_path: Path):
         save(path, disc)
     results = measure("video_segmentation", data, size=None, radius=0, baseline=False)
     assert results["still_J"] == 1.0 and results["J"] > 0.85
-
-
-# -- bad input ------------------------------------------------------------------------------------
-
-
-def spoil(root: Path, what: str) -> None:
-    """Make one mistake in a data set of DAVIS's layout."""
-    masks = root / "Annotations" / "480p" / "moving"
-    if what == "mask":
-        (masks / "00003.png").unlink()
-    elif what == "id":
-        save(masks / "00003.png", np.full((64, 80), 7, np.uint8))
-    elif what == "size":
-        save(masks / "00003.png", np.ones((10, 10), np.uint8))
-    elif what == "empty":
-        save(masks / "00000.png", np.zeros((64, 80), np.uint8))
-    elif what == "list":
-        (root / "ImageSets" / "2017" / "val.txt").unlink()
-    elif what == "short":
-        for path in root.rglob("0000[2-9].*"):
-            path.unlink()
-
-
-@pytest.mark.parametrize(
-    ("what", "settings", "message"),
-    [
-        ("mask", {}, r"has 5 frames and .*moving 4 masks; only one of them has 00003"),
-        ("id", {}, r"00003\.png contains the id 7; known from the first frame are 1, 2, and 255"),
-        ("size", {}, r"the mask of .*00003\.jpg is 10×10, but the frame has another size"),
-        ("empty", {}, r"moving: the first mask has no object to track"),
-        ("list", {}, r"has no list ImageSets/2017/val\.txt beside JPEGImages and Annotations"),
-        ("short", {}, r"moving has 2 frames; .* so a video needs at least 3"),
-        ("", {"size": 4}, r"00000\.jpg has 4×5 pixels after scaling, less than a patch of 8"),
-        ("", {"multiple": 60}, r"multiple=60 is not a multiple of the patch size 8; use 64"),
-        (
-            "",
-            {"size": 32, "multiple": 64},
-            r"multiple=64, but .*jpg are scaled to at most 40 pixels",
-        ),
-    ],
-)
-def test_mistakes_are_said_before_any_forward_pass(
-    measure: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what, settings, message
-):
-    monkeypatch.setattr(video_segmentation, "follow", lambda *_: pytest.fail("it began"))
-    data = davis_folder(tmp_path)
-    spoil(data, what)
-    with pytest.raises(UserError, match=message):
-        measure("video_segmentation", data, **settings)

@@ -118,15 +118,6 @@ def test_settings_as_written_on_a_command_line() -> None:
     read = check_settings("position_probe", {"layers": "0,2", "grids": "7,2x3"}).values()
     assert read["layers"] == (0, 2) and read["grids"] == ((7, 7), (2, 3))
     assert check_settings("position_probe", {}).values()["layers"] == "all"
-    for key, value, message in (
-        ("layers", "0,x", "layers=0,x"),
-        ("layers", "-1", "greater than or equal to 0"),
-        ("grids", "7xx", "grids=7xx"),
-        ("grids", "0", "greater than 0"),
-        ("num_samples", "7", "greater than or equal to 8"),
-    ):
-        with pytest.raises(UserError, match=message):
-            check_settings("position_probe", {key: value})
 
 
 def test_mistakes_are_said_before_any_work(
@@ -139,7 +130,6 @@ def test_mistakes_are_said_before_any_work(
             check_evaluation("position_probe", recipe, data, settings, None)
         return str(error.value)
 
-    assert "layer 3, but the encoder has 2 blocks" in message(recipe, layers=[3])
     swin = tiny_recipe(tmp_path, "droppos", name="swin_tiny", depth=None, image_size=256)
     assert "reads the blocks of a ViT" in message(swin)
     few = image_folder(num_images=5, name="few")
@@ -148,7 +138,6 @@ def test_mistakes_are_said_before_any_work(
     assert "patch_size = (16, 16), but the measured one has (8, 8)" in message(
         recipe, versus=str(other)
     )
-    assert "nowhere" in message(recipe, versus=str(tmp_path / "nowhere"))
 
 
 def test_positions_of_a_field_are_left_out_too(images: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from sklearn.linear_model import LinearRegression, Ridge
 
-from pospre.errors import UserError
 from pospre.evaluation.position.position_removal import (
     PlanesRemoved,
     covariance_plane,
@@ -18,7 +17,6 @@ from pospre.evaluation.position.position_removal import (
     without_planes,
 )
 from pospre.evaluation.position.probes import coordinates_of
-from pospre.evaluation.run import check_evaluation
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import results_of, tiny_recipe
 
@@ -122,17 +120,3 @@ def test_the_copy_lacks_the_planes_and_the_model_keeps_them(recipe: Any) -> None
     assert torch.equal(model.encoder(images), before)
     assert (without.encoder(images) @ basis).abs().max() < 1e-4
     torch.testing.assert_close(without.encoder(images), before - before @ basis @ basis.T)
-
-
-def test_mistakes_are_said_before_any_work(recipe: Any, image_folder: Callable[..., Path]) -> None:
-    data = image_folder(num_images=9)
-    for settings, wanted in (
-        ({"evaluations": "knnn"}, "unknown evaluation 'knnn'"),
-        ({"evaluations": "position_pictures"}, "has no figures to compare"),
-        ({"evaluations": "logistic"}, "evaluations=logistic: logistic needs the setting bank"),
-        ({"evaluations": "knn"}, "evaluations=knn: knn: k=20, but only 8 images can vote"),
-        ({"planes": "16"}, "planes=16"),
-        ({"planes": "2", "by": "covariance"}, "by=covariance removes one plane"),
-    ):
-        with pytest.raises(UserError, match=wanted):
-            check_evaluation("position_removal", recipe, data, settings, None)

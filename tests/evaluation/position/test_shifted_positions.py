@@ -10,13 +10,11 @@ import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from pospre.errors import UserError
 from pospre.evaluation.position.shifted_positions import (
     _figures,
     _of_others,
     moves_of,
 )
-from pospre.evaluation.run import check_evaluation
 from pospre.nn.grid import interpolation_weights
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
@@ -134,22 +132,3 @@ def test_what_a_scheme_does_not_take_is_left_out_and_said(
     assert rows["as usual"] == pytest.approx(1, abs=1e-6)
     assert max(rows[what] for what in measured) < 1 - 1e-5
     assert results["left_out"] == left_out
-
-
-def test_nothing_to_disturb_is_said(image_folder: Callable[..., Path], tmp_path: Path) -> None:
-    data = image_folder(num_images=3)
-    for encoder, settings, wanted in (
-        ({"positions": "relative"}, {"shifts": []}, "positions = relative give shifts"),
-        ({"positions": "none"}, {"scales": []}, "positions = none give scales"),
-        (
-            {},
-            {"shifts": [], "zooms": [], "scales": []},
-            "nothing to disturb; with encoder.positions = sincos give shifts or zooms or scales",
-        ),
-        ({"class_token": False}, {"features": "cls"}, "no class token"),
-        ({}, {"shifts": "9"}, "shifts=9 wraps around the grid"),
-        ({}, {}, "k=20, but only 2 images can vote; use k=2"),
-    ):
-        recipe = tiny_recipe(tmp_path, "supervised", **encoder)
-        with pytest.raises(UserError, match=wanted):
-            check_evaluation("shifted_positions", recipe, data, settings, None)
