@@ -187,6 +187,7 @@ class ViewLoader(LoaderOptions):
         )
         # close the reader first: otherwise a thread that waits for a download would not end
         with thread_pool(self.threads) as pool, self._expecting(order[visits], position):
+            self._filler.load_compiled()  # while the first shards are being downloaded
             pending = deque[_Pending]()
             for first in range(0, len(visits), self.batch_size):
                 batch_visits = visits[first : first + self.batch_size]

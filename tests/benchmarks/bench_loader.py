@@ -8,8 +8,8 @@
                 webdataset, stock StreamingDataset, NVIDIA DALI on the CPU
   multi-crop    2×224 + 8×96 of every image, as above
   decode-bound  our rate as a share of libjpeg-turbo's, which only decodes the files
-  s3            MDS shards from an S3 server on this machine (moto, which takes its share of the
-                cores), and stock StreamingDataset: first and second epoch
+  s3            MDS shards from an S3 server on this machine (SeaweedFS, which takes its share of
+                the cores), and stock StreamingDataset: first and second epoch
   conversion    `python -m data_prep.convert` beside the plain use of MDSWriter and DatasetWriter
   memory        our loader's over 20 epochs, beside its own estimate
 

@@ -1,18 +1,18 @@
 """What is measured of loaders: their speed, formats, buckets and memory, each case a table."""
 
 import json
-import logging
 import os
 import re
 import shutil
 import statistics
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+from pospre.errors import UserError
 from tests.benchmarks import loader_data
 from tests.benchmarks.loader_tables import Row, Table, rate_rows
 from tests.benchmarks.loader_worker import (
@@ -24,12 +24,12 @@ from tests.benchmarks.loader_worker import (
     leave_out,
     take_turns,
 )
-from tests.data.flaky_s3 import access, moto_server
+from tests.data.flaky_s3 import access
+from tests.data.seaweed import NO_WEED, seaweed, weed
 
 ONE_VIEW = (Views(1, 224, (0.08, 1.0)),)
 MULTI_CROP = (Views(2, 224, (0.32, 1.0)), Views(8, 96, (0.05, 0.32)))
 MEMORY_EPOCHS = 20
-_BUCKET = "bench"
 
 # Of each contestant: function of loader_peers, format of the data, options.
 _Contestants = dict[str, tuple[str, str, dict[str, Any]]]
@@ -224,29 +224,29 @@ def seconds_alone(said: str) -> float:
 def from_s3(bench: Bench) -> Table:
     """Two epochs of each loader from an S3 server on this machine: one fetches, one does not.
 
-    The server is moto's, in this process. It takes its share of the cores, which a real bucket does
-    not, so the first epoch is slower than from a network that is as fast. Both loaders read the
-    same small shards, with an empty cache in every run. The first epoch counts from asking for it,
-    in a process that has just built its loader.
+    The server, SeaweedFS, takes its share of the cores, which a real bucket does not, so the first
+    epoch is slower than from a network that is as fast. Both loaders read the same small shards,
+    with an empty cache in every run. The first epoch counts from asking for it, in a process that
+    has just built its loader.
     """
+    if weed() is None:
+        raise UserError(NO_WEED)
     shards, cache = bench.prepared("small_mds"), bench.work / "s3_cache"
-    remote = f"s3://{_BUCKET}/images"
+    remote = "s3://bucket/images"
     jobs = {
         "ours, s3://": bench.job("ours", remote, ONE_VIEW, cache_dir=str(cache)),
         "stock StreamingDataset, s3://": bench.job("streaming", cache, ONE_VIEW, remote=remote),
         "ours, local": bench.job("ours", shards, ONE_VIEW),
         "stock StreamingDataset, local": bench.job("streaming", shards, ONE_VIEW),
     }
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # no line for each request
     rates: dict[str, list[float]] = {f"{name}, epoch {n}": [] for name in jobs for n in (1, 2)}
-    with moto_server() as port:
-        extra = access(f"http://127.0.0.1:{port}")
-        with mock.patch.dict(os.environ, extra):
-            _upload(shards, extra["S3_ENDPOINT_URL"])
+    with tempfile.TemporaryDirectory() as folder, seaweed(Path(folder, "weed")) as server:
+        for path in sorted(shards.iterdir()):
+            server.client.upload_file(str(path), "bucket", f"images/{path.name}")
         for run in range(bench.runs + 1):
             for name, job in jobs.items():
                 shutil.rmtree(cache, ignore_errors=True)
-                for number, rate in enumerate(_two_epochs(job, bench.work, extra), 1):
+                for number, rate in enumerate(_two_epochs(job, bench.work, access(server.url)), 1):
                     print(
                         f"  run {run}: {name}, epoch {number} {rate:.0f} images/s", file=sys.stderr
                     )
@@ -268,12 +268,3 @@ def _two_epochs(job: Job, folder: Path, extra: dict[str, str]) -> tuple[float, f
         return worker.first.rate, worker.epoch().rate
     finally:
         worker.close()
-
-
-def _upload(shards: Path, endpoint: str) -> None:
-    import boto3
-
-    client = boto3.client("s3", endpoint_url=endpoint)
-    client.create_bucket(Bucket=_BUCKET)
-    for path in sorted(shards.iterdir()):
-        client.upload_file(str(path), _BUCKET, f"images/{path.name}")

@@ -142,6 +142,26 @@ def test_ctrl_c_ends_a_waiting_program_at_once(photos):
     assert (process.returncode, said) == (130, f"stopped by Ctrl-C {words}\n")
 
 
+def test_compiled_code_is_loaded_while_the_first_shards_come(photos, monkeypatch):
+    ours = loader(photos, num_workers=1)
+    done: list[str] = []
+
+    def count(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def counted(*given: Any) -> Any:
+            done.append(name)
+            return call(*given)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(ours.reader, "expect")
+    count(ours._filler, "load_compiled")
+    count(ours._filler, "fill")
+    next(iter(ours))
+    assert done[:3] == ["expect", "load_compiled", "fill"]
+
+
 def test_memory_is_bounded(photos, monkeypatch):
     ours = loader(photos, batch_size=1, num_workers=1)
     started = count_calls(monkeypatch, ours, "_start")

@@ -24,7 +24,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -145,7 +145,7 @@ class ShardCache:
         path = self.file(name + _PART)
         with _writing(path, size):
             try:
-                with self._alone():
+                with self._counting():
                     has_room = self._make_room(name, size, needs(), urgent)
                     if has_room:
                         with path.open("wb") as file:
@@ -162,7 +162,7 @@ class ShardCache:
         """
         part = self.file(name + _PART)
         _sync(part)
-        with self._alone():
+        with self._counting():
             part.replace(self.file(name))
 
     def remove_damaged(self, entry: FileEntry, patience: float, stop: threading.Event) -> str:
@@ -181,6 +181,10 @@ class ShardCache:
         """Mark a shard as just used."""
         with suppress(OSError):  # evicted by another process, or not ours
             os.utime(self.file(name))
+
+    def _counting(self) -> AbstractContextManager[None]:
+        """Lock the count of bytes against other processes, if there is a limit."""
+        return nullcontext() if self.limit is None else self._alone()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -33,7 +33,9 @@ from pospre.object_store import Bucket
 
 PATIENCE_HINT = "POSPRE_S3_PATIENCE sets the maximal seconds for a shard"
 
-_BLOCK = 32 << 10  # small: a download checks between blocks whether it should stop
+# small: a download checks between blocks whether it should stop; with less, the threads' changes of
+# Python's lock take as long as the download
+_BLOCK = 128 << 10
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
 _REPLACED = ("PreconditionFailed", "412", "InvalidRange", "416")

@@ -110,7 +110,7 @@ def test_a_limit_that_is_never_reached_keeps_nothing_open(
 
 
 def test_a_process_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = ShardCache(tmp_path, ADDRESS, FILES, 10**6)
+    cache, free = (ShardCache(tmp_path, ADDRESS, FILES, limit) for limit in (10**6, None))
     monkeypatch.setattr(shard_cache, "_STUCK", 0.3)
     said = r"another process has held .* hangs; end it"
     with open(cache.path.parent / "lock", "a") as other:
@@ -124,6 +124,9 @@ def test_a_process_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
                     with cache.incoming(SHARD, 10, dict, urgent=True):
                         pass
             assert 0.2 < time.monotonic() - start < 20
+        with free.incoming("free", 10, dict, urgent=True):  # without a limit nothing is counted
+            free.publish("free")
+    assert free.file("free").stat().st_size == 10
     again = ShardCache(tmp_path, ADDRESS, FILES, None)
     assert not again.holds(FileEntry(basename=SHARD, bytes=10))
 
