@@ -22,6 +22,13 @@ def flip(path: Path, place: int, bits: int = 4) -> None:
     path.write_bytes(content)
 
 
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    """Write bytes over those of a file, from an offset on."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
     """Let the system refuse files of more than ``size`` bytes, as a full disk does."""

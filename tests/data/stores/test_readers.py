@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,15 +15,17 @@ from pospre.data.opening import open_reader
 from pospre.data.stores.image_folder import describe_classes
 from pospre.data.stores.subset import subset
 from pospre.errors import UserError
+from tests import refusals
+from tests.disk import overwrite
 
 NUM_IMAGES = 22
 
 
-def refuses(path: Path | str, *said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        open_reader(path)
-    for words in said:
-        assert words in str(caught.value)
+def refuses(path: Path | str, said: str) -> None:
+    """Check that no reader opens and no file changes; ``said``: words with … between them."""
+    words = [re.escape(each) for each in said.split(" … ")]
+    folder = path if isinstance(path, Path) and path.is_dir() else None
+    refusals.refuses(words, lambda: open_reader(path), folder)
 
 
 @pytest.mark.timeout(60)
@@ -74,17 +77,22 @@ def test_images_beside_class_folders_mean_no_classes(image_folder):
     assert reader.classes is None and {reader.read(i).label for i in range(5)} == {-1}
 
 
-def test_missing_and_remote_paths(tmp_path):
-    refuses(tmp_path / "nowhere", "nowhere does not exist", "give an image folder")
-    refuses("s3://bucket/data.beton", "s3://bucket/data.beton is remote", "copy it first")
-    refuses("gs://bucket/data", "from s3://; copy it first")
-
-
-def test_folders_without_images(tmp_path):
-    refuses(tmp_path, "has no images")
-    (tmp_path / "notes.txt").write_text("nothing to see")
-    refuses(tmp_path, "has no images", "1 other files, for instance notes.txt")
-    refuses(tmp_path / "notes.txt", "is a file, but not a .beton")
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("empty", "has no images"),
+        ("notes", "has no images … 1 other files, for instance notes.txt"),
+        ("notes/notes.txt", "is a file, but not a .beton"),
+        ("nowhere", "nowhere does not exist … give an image folder"),
+        ("s3://bucket/data.beton", "s3://bucket/data.beton is remote … copy it first"),
+        ("gs://bucket/data", "from s3://; copy it first"),
+    ],
+)
+def test_paths_that_are_no_data_set(tmp_path: Path, path: str, said: str) -> None:
+    for name in ("empty", "notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "notes" / "notes.txt").write_text("nothing to see")
+    refuses(path if ":" in path else tmp_path / path, said)
 
 
 # MDS
@@ -117,65 +125,90 @@ def test_shards_of_streamings_own_writer(tmp_path):
         reader.read(9)
 
 
-@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.999])
-def test_a_truncated_shard_is_named(mds, kept):
-    shard = mds / "shard.00000.mds"
-    data = shard.read_bytes()
-    shard.write_bytes(data[: kept if isinstance(kept, int) else int(kept * len(data))])
-    refuses(mds, f"{shard} has ", f"instead of {len(data)}", "data_prep.convert", "--format mds")
+def in_json(name: str, values: dict[str, Any]) -> Callable[[Path], None]:
+    """Change the entries of ``index.json`` or ``pospre.json``."""
+    return lambda mds: edit_json(mds / name, lambda content: content.update(values))
 
 
-def test_a_missing_shard_is_named(mds):
-    (mds / "shard.00000.mds").unlink()
-    refuses(mds, "shard.00000.mds is missing", "onvert again")
+def of_shard(**values: Any) -> Callable[[Path], None]:
+    """Change what the index says of the first shard."""
+    return lambda mds: edit_json(mds / INDEX, lambda index: index["shards"][0].update(values))
 
 
-def test_a_shard_with_another_start_is_named(mds):
-    shard = mds / "shard.00000.mds"
-    shard.write_bytes(bytes(100) + shard.read_bytes()[100:])
-    refuses(mds, "shard.00000.mds does not match index.json")
+def renamed(mds: Path) -> None:
+    """Neither a description nor known names."""
+    (mds / NOTES).unlink()
+    (mds / SHARD).rename(mds / "shard.00000.raw")
+    of_shard(raw_data={"basename": "x", "bytes": 1})(mds)
+
+
+INDEX, NOTES, SHARD, AGAIN = "index.json", "pospre.json", "shard.00000.mds", "onvert again"
+FORMAT = "is not in the converter's format"
+ZIPPED = {"compression": "zstd", "zip_data": {"basename": "x", "bytes": 9}}
+OF_SHARD: list[tuple[str, dict[str, Any]]] = [
+    ("format 'mds', version 1; MDS version 2 is supported", {"version": 1}),
+    ("format 'json'", {"format": "json"}),
+    ("without a valid 'compression'", {"compression": ["zstd"]}),
+    ("without a valid 'raw_data'", {"raw_data": {"basename": SHARD}}),
+    ("valid 'raw_data'", {"raw_data": {"basename": "x", "bytes": 5, "hashes": {"sha1": 5}}}),
+    ("without a valid 'samples'", {"samples": -1}),
+    ("without a valid 'column_names'", {"column_names": ["image"]}),
+    ("without a valid 'column_names'", {"column_names": [["image"], "label", "path"]}),
+    ("'picture': 'bytes'", {"column_names": ["picture", "label", "path"]}),
+    ("'image': 'pkl'", {"column_encodings": ["pkl", "int", "str"]}),
+    ("without a valid 'column_encodings'", {"column_encodings": None}),
+    ("without a valid 'column_sizes'", {"column_sizes": [-5, 8, None]}),
+    ("the column 'label' 4 bytes; its type has 8", {"column_sizes": [None, 4, None]}),
+    ("the column 'label' None bytes; its type has 8", {"column_sizes": [None, None, None]}),
+]
+OF_INDEX: list[tuple[str, dict[str, Any]]] = [
+    ("MDS version 3", {"version": 3}),
+    (f"{INDEX} lists '{SHARD}' as a shard", {"shards": [SHARD]}),
+    ("without a valid 'raw_data'", {"shards": [{"format": "mds", "version": 2}]}),
+    ("has no samples", {"shards": []}),
+]
+OF_NOTES: list[tuple[str, dict[str, Any]]] = [
+    ("has format 'pospre-mds', version 1; expected", {"version": 1}),
+    ("has 5 samples, but the data have 22", {"samples": 5}),
+    ("disagree about shard.0000", {"manifest": {"shard.00001.mds": [5, ""]}}),
+    (f"'manifest … {FORMAT}", {"manifest": {"a": [1]}}),
+    (f"'manifest … {FORMAT}", {"manifest": {"a": ["1", "x"]}}),
+    (f"'classes … {FORMAT}", {"classes": "ant"}),
+    (f"'classes … {FORMAT}", {"classes": [1, 2]}),
+    (f"'labels_sha256' … {FORMAT}", {"labels_sha256": 3}),
+]
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("said", "change"),
     [
-        ({"version": 1}, "format 'mds', version 1; MDS version 2 is supported"),
-        ({"format": "json"}, "format 'json'"),
-        (
-            {"compression": "zstd", "zip_data": {"basename": "x", "bytes": 9}},
-            "compressed with zstd",
+        *((f"{said} … {AGAIN}", of_shard(**values)) for said, values in OF_SHARD),
+        *((f"{said} … {AGAIN}", in_json(INDEX, values)) for said, values in OF_INDEX),
+        *((f"{NOTES} … {said} … {AGAIN}", in_json(NOTES, values)) for said, values in OF_NOTES),
+        ("compressed with zstd … without compression", of_shard(**ZIPPED)),
+        (f"{SHARD} is missing … {AGAIN}", lambda mds: (mds / SHARD).unlink()),
+        (f"{SHARD} does not match {INDEX}", lambda mds: overwrite(mds / SHARD, 0, bytes(100))),
+        ("shard … is missing", renamed),
+        (f"no {INDEX} … not finished … Convert again", lambda mds: (mds / INDEX).unlink()),
+        *(
+            (f"{name} … {AGAIN}", lambda mds, name=name, data=data: (mds / name).write_bytes(data))
+            for name in (INDEX, NOTES)
+            for data in (b"", b"{", b"[]", b"\xff\xfe\x00")
         ),
-        ({"compression": ["zstd"]}, "without a valid 'compression'"),
-        ({"raw_data": {"basename": "shard.00000.mds"}}, "without a valid 'raw_data'"),
-        ({"raw_data": {"basename": "x", "bytes": 5, "hashes": {"sha1": 5}}}, "valid 'raw_data'"),
-        ({"samples": -1}, "without a valid 'samples'"),
-        ({"column_names": ["image"]}, "without a valid 'column_names'"),
-        ({"column_names": [["image"], "label", "path"]}, "without a valid 'column_names'"),
-        ({"column_names": ["picture", "label", "path"]}, "'picture': 'bytes'"),
-        ({"column_encodings": ["pkl", "int", "str"]}, "'image': 'pkl'"),
-        ({"column_encodings": None}, "without a valid 'column_encodings'"),
-        ({"column_sizes": [-5, 8, None]}, "without a valid 'column_sizes'"),
-        ({"column_sizes": [None, 4, None]}, "the column 'label' 4 bytes; its type has 8"),
-        ({"column_sizes": [None, None, None]}, "the column 'label' None bytes; its type has 8"),
     ],
 )
-def test_a_wrong_entry_of_a_shard(mds, values, said):
-    edit_json(mds / "index.json", lambda index: index["shards"][0].update(values))
-    refuses(mds, said, "without compression" if "zstd" in said else "onvert again")
+def test_what_is_wrong_with_shards_is_named(
+    mds: Path, said: str, change: Callable[[Path], None]
+) -> None:
+    change(mds)
+    refuses(mds, said)
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"version": 3}, "MDS version 3"),
-        ({"shards": ["shard.00000.mds"]}, "index.json lists 'shard.00000.mds' as a shard"),
-        ({"shards": [{"format": "mds", "version": 2}]}, "without a valid 'raw_data'"),
-        ({"shards": []}, "has no samples"),
-    ],
-)
-def test_a_wrong_index(mds, values, said):
-    edit_json(mds / "index.json", lambda index: index.update(values))
-    refuses(mds, said, "onvert again")
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.999])
+def test_a_truncated_shard_is_named(mds: Path, kept: float) -> None:
+    shard, data = mds / SHARD, (mds / SHARD).read_bytes()
+    shard.write_bytes(data[: kept if isinstance(kept, int) else int(kept * len(data))])
+    refuses(mds, f"{shard} has  … instead of {len(data)} … data_prep.convert … --format mds")
 
 
 @pytest.mark.parametrize("content", ['{"cat": 0}', "[1]", "no JSON", '{"version": 2}'])
@@ -184,45 +217,6 @@ def test_a_foreign_index_in_a_folder_of_images(image_folder, content):
     (folder / "index.json").write_text(content)
     reader = open_reader(folder)
     assert (reader.format, len(reader)) == ("folder", 4)
-
-
-def test_shards_with_neither_description_nor_known_names(mds):
-    (mds / "pospre.json").unlink()
-    (mds / "shard.00000.mds").rename(mds / "shard.00000.raw")
-    raw = {"basename": "x", "bytes": 1}
-    edit_json(mds / "index.json", lambda index: index["shards"][0].update(raw_data=raw))
-    refuses(mds, "shard", "is missing")
-
-
-def test_an_unfinished_conversion(mds):
-    (mds / "index.json").unlink()
-    refuses(mds, "no index.json", "not finished", "Convert again")
-
-
-@pytest.mark.parametrize("name", ["index.json", "pospre.json"])
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe\x00"])
-def test_an_unreadable_description(mds, name, content):
-    (mds / name).write_bytes(content)
-    refuses(mds, name, "onvert again")
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"version": 1}, "has format 'pospre-mds', version 1; expected"),
-        ({"samples": 5}, "has 5 samples, but the data have 22"),
-        ({"manifest": {"shard.00001.mds": [5, ""]}}, "disagree about shard.0000"),
-        ({"manifest": {"a": [1]}}, "'manifest"),
-        ({"manifest": {"a": ["1", "x"]}}, "'manifest"),
-        ({"classes": "ant"}, "'classes"),
-        ({"classes": [1, 2]}, "'classes"),
-        ({"labels_sha256": 3}, "'labels_sha256'"),
-    ],
-)
-def test_a_description_that_does_not_fit(mds, values, said):
-    edit_json(mds / "pospre.json", lambda content: content.update(values))
-    in_general = ["is not in the converter's format"] if said.startswith("'") else []
-    refuses(mds, "pospre.json", said, "onvert again", *in_general)
 
 
 def test_a_shard_cut_while_in_use_is_named(mds):
