@@ -1,10 +1,13 @@
-"""Means over images or draws, with standard errors."""
+"""Figures over images or draws, with standard errors, and differences between two models."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from numpy import ndarray
 from torch import Tensor
 
 from pospre.evaluation.registry import DIFFERENCE, UNTRAINED
@@ -20,12 +23,42 @@ def standard_error(values_M: Tensor) -> Tensor:
     return values_M.std(0) / len(values_M) ** 0.5
 
 
-def jackknife_error(values: Sequence[float], groups: int) -> float:
-    """Return the standard error from the values without each of ``groups`` in turn.
+class Estimate(NamedTuple):
+    """A figure over images, and what it is without each image, or group of images, in turn.
 
-    It is √((G − 1)/G · Σ (θ₋ᵢ − θ̄)²), with θ₋ᵢ without group i.
+    The spread of these is its error (the jackknife). Patches, pixels and objects of an image are
+    left out together, because they depend on each other.
+
+    Attributes:
+        value: of all images.
+        without_G: float64; NaN where nothing is left to measure.
     """
-    return float(np.sqrt((groups - 1) * np.var(values))) if len(values) else 0.0
+
+    value: float
+    without_G: ndarray
+
+    @property
+    def error(self) -> float | None:
+        """The standard error √((G − 1)/G · Σ (θ₋ᵢ − θ̄)²), with θ₋ᵢ without group i.
+
+        Of a mean it is the usual one. None: fewer than two groups.
+        """
+        known = self.without_G[~np.isnan(self.without_G)]
+        return float(np.sqrt((len(known) - 1) * np.var(known))) if len(known) > 1 else None
+
+
+def share(parts_M: Tensor, wholes_M: Tensor) -> Estimate:
+    """Return Σ parts / Σ wholes over images, such as correct patches and predicted ones."""
+    parts, wholes = (each.double().cpu().numpy() for each in (parts_M, wholes_M))
+    left = wholes.sum() - wholes
+    without = np.divide(parts.sum() - parts, left, out=np.full_like(left, np.nan), where=left > 0)
+    return Estimate(float(parts.sum() / wholes.sum()), without)
+
+
+def average(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the mean of figures over the same images."""
+    values, without = zip(*estimates, strict=True)
+    return Estimate(statistics.fmean(values), np.mean(without, axis=0))
 
 
 def mean_and_error(name: str, values_M: Tensor) -> dict[str, Any]:
@@ -44,19 +77,41 @@ def mean_and_error(name: str, values_M: Tensor) -> dict[str, Any]:
 def compared(name: str, values: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the mean over images of every model, and the difference to the untrained one.
 
-    ``values`` (M,) are those of ``Context.models``, by prefix, on the same images. The error of
-    ``<name>_difference`` is therefore that of the differences per image: most images are as easy
-    for one model as for the other, so it is smaller than from two independent errors. It does not
-    include how much another training would differ.
+    ``values`` (M,) are those of ``Context.models``, by prefix, on the same images.
     """
-    trained_M, untrained_M = values[""].double(), values.get(UNTRAINED)
-    results: dict[str, Any] = {
-        name: float(trained_M.mean()),
-        f"{UNTRAINED}{name}": None,
-        f"{name}{DIFFERENCE}": None,
-        f"{name}{DIFFERENCE}_se": None,
+    means = {key: share(value_M, torch.ones(len(value_M))) for key, value_M in values.items()}
+    return {name: means[""].value, **against_untrained(name, means)}
+
+
+def against_untrained(name: str, found: Mapping[str, Estimate]) -> dict[str, Any]:
+    """Return a figure of the untrained model, and the difference to it with its paired error.
+
+    ``found`` are the figures of ``Context.models``, by prefix, over the same images in the same
+    groups. The error of ``<name>_difference`` is that of the difference without each group in turn:
+    most images are as easy for one model as for the other, so it is smaller than from two
+    independent errors. It does not include how much another training would differ. Without an
+    untrained model all are None.
+    """
+    trained, untrained, gain = found[""], found.get(UNTRAINED), None
+    if untrained is not None:
+        without_G = trained.without_G - untrained.without_G
+        gain = Estimate(trained.value - untrained.value, without_G)
+    return {
+        f"{UNTRAINED}{name}": untrained and untrained.value,
+        f"{name}{DIFFERENCE}": gain and gain.value,
+        f"{name}{DIFFERENCE}_se": gain and gain.error,
     }
-    if untrained_M is not None:
-        results[f"{UNTRAINED}{name}"] = float(untrained_M.double().mean())
-        results |= mean_and_error(f"{name}{DIFFERENCE}", trained_M - untrained_M.double())
+
+
+def with_differences(found: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
+    """Return the figures of every model with their errors, and those of ``against_untrained``.
+
+    ``found`` are the figures by name, of each model by prefix.
+    """
+    results: dict[str, Any] = {}
+    for prefix, figures in found.items():
+        for name, figure in figures.items():
+            results |= {f"{prefix}{name}": figure.value, f"{prefix}{name}_se": figure.error}
+    for name in found[""]:
+        results |= against_untrained(name, {key: figures[name] for key, figures in found.items()})
     return results

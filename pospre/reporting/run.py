@@ -1,7 +1,7 @@
 """Reads a run folder: recipe, logged metrics, and the results of evaluations."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -163,12 +163,21 @@ class GridCell(BaseModel):
     chance_excluding: Share
 
 
-class PositionGrid(BaseModel):
+class PlacedPatches(BaseModel):
+    """Mean position accuracy; the difference to the untrained model is paired by image."""
+
+    mean: Share | None
+    mean_se: Share | None = None
+    initial_mean: Share | None
+    mean_difference: float | None = Field(default=None, ge=-1, le=1)
+    mean_difference_se: Share | None = None
+
+
+class PositionGrid(PlacedPatches):
     """Results of ``position_grid``."""
 
     cells: list[GridCell] = Field(min_length=1, max_length=_MOST_CELLS)
     mean: Share
-    initial_mean: Share | None
     weighted_mean: Share | None = None
     samples: int
 
@@ -204,27 +213,12 @@ class PatchRatio(BaseModel):
     initial_top1: Share | None
 
 
-class PatchPosition(BaseModel):
+class PatchPosition(PlacedPatches):
     """Results of ``patch_position``; means are over the ratios at which patches were predicted."""
 
     ratios: list[PatchRatio] = Field(min_length=1, max_length=_MOST_CELLS)
     chance: Share
     samples: int
-
-    @property
-    def mean(self) -> float | None:
-        """Mean over the ratios."""
-        return _mean(ratio.top1 for ratio in self.ratios)
-
-    @property
-    def initial_mean(self) -> float | None:
-        """The mean for the untrained model."""
-        return _mean(ratio.initial_top1 for ratio in self.ratios)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 class Classified(BaseModel):

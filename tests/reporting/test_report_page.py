@@ -114,7 +114,8 @@ def test_the_page_opens_with_what_came_of_it(
     tmp_path: Path, mean: float, top1: float, words: str
 ) -> None:
     folder = fabricate_run(tmp_path, num_steps=40)
-    write_evaluation(folder, "position_grid", {**position_grid(), "mean": mean}, data="val")
+    grid = {**position_grid(), "mean": mean, "mean_difference": mean - 0.0062}
+    write_evaluation(folder, "position_grid", grid, data="val")
     write_evaluation(folder, "logistic", logistic(), data="val", step=40)
     change = {"top1": top1, "top1_difference": top1 - 0.402}
     write_evaluation(folder, "knn", {**knn(), **change}, data="val", step=30)
@@ -123,7 +124,8 @@ def test_the_page_opens_with_what_came_of_it(
     probe = "its logistic probe is 31.1 ± 2.9 points above untrained"
     assert words.format(probe) in verdict and verdict.endswith(" (weights of step 30).")
     assert html.index(verdict) < html.index('<dl class="headline">')
-    assert '<dd class="note">mean of 16 cells; 0.6 % untrained</dd>' in html
+    points = f"{100 * (mean - 0.0062):+.1f} ± 0.4 points"
+    assert f'<dd class="note">mean of 16 cells; 0.6 % untrained; {points}</dd>' in html
     assert '<dd class="note">40.2 % untrained; +31.1 ± 2.9 points</dd>' in html
     assert html.count("71.3 %<small> ± 2.3</small>") == 1 + (top1 == 0.713)
 
@@ -315,7 +317,8 @@ def test_position_accuracy_of_mp3(tmp_path: Path) -> None:
         {"mask_ratio": 0.25, "top1": 0.41, "initial_top1": 0.02},
         {"mask_ratio": 0.75, "top1": None, "initial_top1": None},
     ]
-    write_evaluation(folder, "patch_position", {"ratios": rows, "chance": 1 / 64, "samples": 20})
+    found = {"ratios": rows, "mean": 0.41, "initial_mean": 0.02, "chance": 1 / 64, "samples": 20}
+    write_evaluation(folder, "patch_position", found)
     html = written(folder)
     assert "25 % outside the context" in html and "75 % outside" not in html
     assert all(f">{value} %</td>" in html for value in ("41.0", "2.0", "1.6"))

@@ -20,7 +20,7 @@ from torch import Tensor
 from pospre.batch import Batch
 from pospre.evaluation.analysis.settings import PositionCorrelation
 from pospre.evaluation.drawing import new_figure, save_arrays, save_figure
-from pospre.evaluation.estimates import jackknife_error
+from pospre.evaluation.estimates import Estimate
 from pospre.evaluation.features import centre_batches, check_images
 from pospre.evaluation.layers import layer_tokens, planned_encoder
 from pospre.evaluation.registry import Context, Plan
@@ -120,12 +120,12 @@ def correlations(sums: Sums) -> tuple[Tensor, Tensor]:
 def estimates(sums: Sums) -> dict[str, float | None]:
     """Return the mean correlations of ``evaluate`` with their standard errors (jackknife)."""
     found = _means(sums)
-    groups = len(sums.count_G)
     errors: dict[str, float | None] = dict.fromkeys(f"{name}_se" for name in found)
     if int(sums.count_G.sum()) > 2:
-        left = [_means(sums.without(group)) for group in range(groups)]
+        left = [_means(sums.without(group)) for group in range(len(sums.count_G))]
         for name in found:
-            errors[f"{name}_se"] = jackknife_error([means[name] for means in left], groups)
+            without = np.array([means[name] for means in left])
+            errors[f"{name}_se"] = Estimate(found[name], without).error
     return {**found, **errors}
 
 

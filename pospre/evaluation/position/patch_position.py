@@ -11,22 +11,28 @@ One that reads further view groups gets views cropped as in training, not flippe
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
+from pospre.evaluation.estimates import Estimate, average, share, with_differences
 from pospre.evaluation.isolated_method import ratios_of
 from pospre.evaluation.position.predictions import TOP, Tally, tally_models, view_patches
 from pospre.evaluation.position.settings import PatchPosition
-from pospre.evaluation.registry import Context
+from pospre.evaluation.registry import UNTRAINED, Context
 from pospre.model.position_task import PositionObjective
 
 NEEDS = PositionObjective
 FIGURES = {"mean": "max"}
+Accuracies = dict[str, Estimate | None]
 
 
 def evaluate(context: Context, settings: PatchPosition) -> dict[str, Any]:
     """Measure the accuracy at every mask ratio.
 
     Returns:
-        ``ratios`` (one dict per η, accuracies in [0, 1]), ``mean`` (of their top-1), ``chance``,
-        ``chance_top5``, ``grid`` (rows, columns) and ``samples``.
+        ``ratios`` (one dict per η, accuracies in [0, 1]), ``mean`` (of their top-1) with its
+        standard error over images (``mean_se``), ``initial_mean`` of the untrained model,
+        ``mean_difference`` to it with its paired error, ``chance``, ``chance_top5``, ``grid``
+        (rows, columns) and ``samples``.
     """
     ratios = ratios_of(context.model, NEEDS, "mask_ratio", settings.mask_ratios)
     cells = [(ratio,) for ratio in ratios]
@@ -43,33 +49,40 @@ def summarise(
     """
     patches = grid[0] * grid[1]
     ratios: list[dict[str, Any]] = []
+    measured: dict[str, list[Estimate]] = {}
     for (ratio,), rows in counts.items():
-        trained, initial = rows["trained"], rows.get("initial", {})
-        accuracies = _accuracies(trained)
-        untrained = {key: _accuracies(initial)[key] if initial else None for key in accuracies}
-        context = int(trained["context"] / trained["images"])
+        accuracies = {prefix: _accuracies(row) for prefix, row in rows.items()}
+        for prefix, found in accuracies.items():
+            if found["top1"] is not None:
+                measured.setdefault(prefix, []).append(found["top1"])
+        nothing: Accuracies = dict.fromkeys(accuracies[""])
+        asked_M = rows[""]["asked"]
+        context = int(rows[""]["context"].sum()) // len(asked_M)
         whole = min(each for each in view_patches or [patches] if each >= context)
         ratios.append(
             {
                 "mask_ratio": 1 - context / whole if ratio is None else ratio,
                 "context": context,
-                **accuracies,
-                **{f"initial_{key}": value for key, value in untrained.items()},
-                "patches": int(trained["asked"]),
+                **{
+                    f"{prefix}{key}": found and found.value
+                    for prefix in ("", UNTRAINED)
+                    for key, found in accuracies.get(prefix, nothing).items()
+                },
+                "patches": int(asked_M.sum()),
             }
         )
-    asked = [row["top1"] for row in ratios if row["top1"] is not None]
+    means = {prefix: {"mean": average(each)} for prefix, each in measured.items()}
     return {
         "ratios": ratios,
-        "mean": sum(asked) / len(asked) if asked else None,
+        **(with_differences(means) if means else dict.fromkeys(("mean", f"{UNTRAINED}mean"))),
         "chance": 1 / patches,
         "chance_top5": min(TOP / patches, 1.0),
         "grid": list(grid),
-        "samples": int(next(iter(counts.values()))["trained"]["images"]),
+        "samples": len(asked_M),
     }
 
 
-def _accuracies(row: Mapping[str, float]) -> dict[str, float | None]:
+def _accuracies(row: Mapping[str, Tensor]) -> Accuracies:
     """Return a model's accuracies; None if no patch counts."""
     others = row["asked"] - row["asked_context"]
     return {
@@ -80,5 +93,5 @@ def _accuracies(row: Mapping[str, float]) -> dict[str, float | None]:
     }
 
 
-def _share(right: float, asked: float) -> float | None:
-    return right / asked if asked else None
+def _share(right_M: Tensor, asked_M: Tensor) -> Estimate | None:
+    return share(right_M, asked_M) if asked_M.any() else None

@@ -21,12 +21,14 @@ further view groups gets views cropped as in training, not flipped.
 import itertools
 from collections.abc import Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
+from pospre.evaluation.estimates import Estimate, average, share, with_differences
 from pospre.evaluation.isolated_method import ratios_of
 from pospre.evaluation.position.predictions import Tally, tally_models, view_patches, weighed
 from pospre.evaluation.position.settings import PositionGrid
-from pospre.evaluation.registry import Context
+from pospre.evaluation.registry import UNTRAINED, Context
 from pospre.model.position_task import PositionObjective
 from pospre.nn.masking import num_visible
 
@@ -40,9 +42,10 @@ def evaluate(context: Context, settings: PositionGrid) -> dict[str, Any]:
     """Measure the 16 cells (Swin: 8) and their mean.
 
     Returns:
-        ``cells`` (one dict per cell, accuracies in [0, 1]), ``mean``, ``initial_mean``,
-        ``weighted_mean`` (None if temperature is null: the paper's is then ``mean``), ``grid``
-        (rows, columns) and ``samples``.
+        ``cells`` (one dict per cell, accuracies in [0, 1]), ``mean`` with its standard error over
+        images (``mean_se``), ``initial_mean`` of the untrained model, ``mean_difference`` to it
+        with its paired error, ``weighted_mean`` (None if temperature is null: the paper's is then
+        ``mean``), ``grid`` (rows, columns) and ``samples``.
     """
     encoder = context.model.encoder
     packed = [each for each in MASK_RATIOS if encoder.takes(num_visible(encoder.num_patches, each))]
@@ -63,12 +66,17 @@ def summarise(
     """
     num_patches = grid[0] * grid[1]
     cells: list[dict[str, Any]] = []
+    measured: dict[str, list[Estimate]] = {}
     for (mask_ratio, position_mask_ratio), rows in counts.items():
-        row, initial = rows["trained"], rows.get("initial")
-        visible, dropped = (int(row[key] / row["images"]) for key in ("visible", "asked"))
+        row = rows[""]
+        samples, asked = len(row["asked"]), int(row["asked"].sum())
+        visible, dropped = int(row["visible"].sum()) // samples, asked // samples
         kept = visible - dropped
         whole = min(each for each in view_patches or [num_patches] if each >= visible)
         hidden, lost = 1 - visible / whole, dropped / visible
+        found = {prefix: share(each["top1"], each["asked"]) for prefix, each in rows.items()}
+        for prefix, each in found.items():
+            measured.setdefault(prefix, []).append(each)
         cells.append(
             {
                 "mask_ratio": hidden if mask_ratio is None else mask_ratio,
@@ -76,24 +84,22 @@ def summarise(
                 "visible": visible,
                 "kept": kept,
                 "dropped": dropped,
-                "accuracy": row["top1"] / row["asked"],
-                "initial_accuracy": initial and initial["top1"] / initial["asked"],
-                "weighted_accuracy": row["weighted"] / row["weights"] if "weights" in row else None,
+                "accuracy": found[""].value,
+                "initial_accuracy": found[UNTRAINED].value if UNTRAINED in found else None,
+                "weighted_accuracy": share(row["weighted"], row["weights"]).value
+                if "weights" in row
+                else None,
                 "chance": 1 / num_patches,
                 "chance_excluding": 1 / (num_patches - kept),
-                "tokens": int(row["asked"]),
+                "tokens": asked,
             }
         )
+    means = {prefix: {"mean": average(each)} for prefix, each in measured.items()}
+    weighted = [cell["weighted_accuracy"] for cell in cells]
     return {
         "cells": cells,
-        "mean": _mean(cells, "accuracy"),
-        "initial_mean": _mean(cells, "initial_accuracy"),
-        "weighted_mean": _mean(cells, "weighted_accuracy"),
+        **with_differences(means),
+        "weighted_mean": None if None in weighted else fmean(weighted),
         "grid": list(grid),
-        "samples": int(next(iter(counts.values()))["trained"]["images"]),
+        "samples": samples,
     }
-
-
-def _mean(cells: list[dict[str, Any]], key: str) -> float | None:
-    values = [cell[key] for cell in cells]
-    return None if None in values else sum(values) / len(cells)

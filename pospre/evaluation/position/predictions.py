@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class Placed(NamedTuple):
 
 Ratios = tuple[float | None, ...]
 Predictor = Callable[..., Placed]
-Tally = dict[Ratios, dict[str, dict[str, float]]]
+Tally = dict[Ratios, dict[str, dict[str, Tensor]]]
 TOP = 5
 WEIGHT = "weight"
 """Batch key of the patches' weights, (B, N)."""
@@ -109,10 +109,7 @@ def tally_models(
 ) -> Tally:
     """Count over the measured images for the trained model and, if asked for, the untrained one."""
     models = context.models(baseline=settings.baseline)
-    predictors = {
-        "initial" if prefix else "trained": Placer(model, settings.seed)
-        for prefix, model in models.items()
-    }
+    predictors = {prefix: Placer(model, settings.seed) for prefix, model in models.items()}
     views = views_of(context.model, PositionObjective)
     batches = centre_batches(context, settings, view=views)
     return tally(predictors, map(prepare, batches), cells)
@@ -132,41 +129,43 @@ def tally(
     """Count predicted and correct patches over images, optionally ``weighed``, by cell of ratios.
 
     Returns:
-        By cell, then by predictor: the numbers of ``images``, of patches ``visible``, in the
+        By cell, then by predictor, for every image (M,): the numbers of patches ``visible``, in the
         ``context``, ``asked`` and ``asked_context``, and of correct ones, ``top1``, ``top5`` and
         ``top1_context``. For weighed images also the ``weights`` of predicted patches, and the
         ``weighted`` sum of correct ones, as shares of each image's visible patches.
     """
-    sums: dict[Ratios, dict[str, dict[str, Any]]] = {
+    parts: dict[Ratios, dict[str, dict[str, list[Tensor]]]] = {
         cell: {name: {} for name in predictors} for cell in cells
     }
     for batch in batches:
         for cell, (name, predict) in itertools.product(cells, predictors.items()):
-            row = sums[cell][name]
-            for key, count in _count(predict(batch, *cell), batch.get(WEIGHT)).items():
-                row[key] = row.get(key, 0) + count
-    for row in (row for rows in sums.values() for row in rows.values()):
-        row.update({key: float(count) for key, count in row.items()})
-    return sums
+            for key, counts_B in _count(predict(batch, *cell), batch.get(WEIGHT)).items():
+                parts[cell][name].setdefault(key, []).append(counts_B)
+    return {
+        cell: {
+            name: {key: torch.cat(counts).cpu() for key, counts in row.items()}
+            for name, row in rows.items()
+        }
+        for cell, rows in parts.items()
+    }
 
 
-def _count(found: Placed, weight_BN: Tensor | None) -> dict[str, Any]:
+def _count(found: Placed, weight_BN: Tensor | None) -> dict[str, Tensor]:
     best_BKT = found.logits.topk(min(TOP, found.logits.shape[-1]), dim=-1).indices
     right_BKT = (best_BKT == found.places.unsqueeze(-1)) & found.asked.unsqueeze(-1)
     first_BK = right_BKT[..., 0]
-    counts: dict[str, Any] = {
-        "images": len(found.logits),
-        "visible": found.places.numel(),
-        "context": found.context.sum(),
-        "asked": found.asked.sum(),
-        "asked_context": (found.asked & found.context).sum(),
-        "top1": first_BK.sum(),
-        "top5": right_BKT.any(-1).sum(),
-        "top1_context": (first_BK & found.context).sum(),
+    counts = {
+        "visible": torch.ones_like(found.places).sum(1),
+        "context": found.context.sum(1),
+        "asked": found.asked.sum(1),
+        "asked_context": (found.asked & found.context).sum(1),
+        "top1": first_BK.sum(1),
+        "top5": right_BKT.any(-1).sum(1),
+        "top1_context": (first_BK & found.context).sum(1),
     }
     if weight_BN is not None:
         weight_BK = weight_BN.double().gather(1, found.places)
         weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
-        counts["weights"] = (weight_BK * found.asked).sum()
-        counts["weighted"] = (weight_BK * first_BK).sum()
+        counts["weights"] = (weight_BK * found.asked).sum(1)
+        counts["weighted"] = (weight_BK * first_BK).sum(1)
     return counts

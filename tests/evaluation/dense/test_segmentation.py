@@ -16,6 +16,8 @@ from pospre.evaluation.dense.segmentation import segmentation
 from pospre.evaluation.dense.segmentation.crops import Crops, Showing, predict
 from pospre.evaluation.dense.segmentation.decoders import LinearDecoder
 from pospre.evaluation.dense.segmentation.mask_data import IGNORED, check_masks, open_masks
+from pospre.evaluation.estimates import with_differences
+from pospre.evaluation.registry import UNTRAINED
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import results_of
@@ -52,16 +54,33 @@ def test_figures_are_those_of_torchmetrics_and_scikit_learn():
     iou = segmentation.class_iou(matrices.sum(0))
     np.testing.assert_allclose(iou[:3], theirs, rtol=1e-6)
     assert np.isnan(iou[3])
-    assert found["mIoU"] == pytest.approx(jaccard_score(*flat, average="macro"), abs=1e-12)
-    assert found["aAcc"] == pytest.approx(accuracy_score(*flat), abs=1e-12)
-    assert found["mAcc"] == pytest.approx(balanced_accuracy_score(*flat), abs=1e-12)
+    assert found["mIoU"].value == pytest.approx(jaccard_score(*flat, average="macro"), abs=1e-12)
+    assert found["aAcc"].value == pytest.approx(accuracy_score(*flat), abs=1e-12)
+    assert found["mAcc"].value == pytest.approx(balanced_accuracy_score(*flat), abs=1e-12)
 
 
 def test_standard_errors_of_a_mean_over_images_of_one_size_are_the_usual_ones():
     predicted, true, matrices = drawn_confusions()
     shares = (predicted == true).mean(1)
     usual = shares.std(ddof=1) / np.sqrt(len(shares))
-    assert segmentation.summarise(matrices)["aAcc_se"] == pytest.approx(usual, rel=1e-9)
+    assert segmentation.summarise(matrices)["aAcc"].error == pytest.approx(usual, rel=1e-9)
+
+
+def test_a_difference_in_mIoU_leaves_out_each_image_of_both():
+    _, true, matrices = drawn_confusions()
+    others = np.stack([np.diag(np.bincount(each, minlength=4)) for each in true])  # all correct
+    others[:, 0, 1] = matrices[:, 0, 1]  # but for some
+    both = {"": segmentation.summarise(others), UNTRAINED: segmentation.summarise(matrices)}
+    found = with_differences(both)
+
+    def gain(images: list[int]) -> float:
+        ours, theirs = (segmentation.measures(each[images].sum(0)) for each in (others, matrices))
+        return ours["mIoU"] - theirs["mIoU"]
+
+    assert found["mIoU_difference"] == pytest.approx(gain([0, 1, 2, 3, 4]))
+    left = np.array([gain([n for n in range(5) if n != image]) for image in range(5)])
+    wanted = np.sqrt(4 / 5 * ((left - left.mean()) ** 2).sum())
+    assert found["mIoU_difference_se"] == pytest.approx(wanted)
 
 
 def test_the_commonest_class_is_what_a_constant_answer_measures():
@@ -69,7 +88,9 @@ def test_the_commonest_class_is_what_a_constant_answer_measures():
     matrix = np.zeros((4, 4), np.int64)
     matrix[:, 1] = pixels
     found, wanted = segmentation.summarise(matrix[None]), segmentation.constant(pixels)
-    assert {key: found[key.removeprefix("constant_")] for key in wanted} == pytest.approx(wanted)
+    assert {key: found[key.removeprefix("constant_")].value for key in wanted} == pytest.approx(
+        wanted
+    )
 
 
 # -- what is shown --------------------------------------------------------------------------------

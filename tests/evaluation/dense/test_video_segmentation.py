@@ -139,7 +139,8 @@ def test_attention_to_near_patches_is_that_of_a_plain_loop(monkeypatch):
 def test_objects_are_followed_by_their_colours(measure: Run, tmp_path: Path):
     results = measure("video_segmentation", davis_folder(tmp_path), size=64)
     assert results["J"] > 0.75 > 0.6 > results["still_J"]
-    assert results["initial_JF"] == results["JF"]
+    assert results["initial_JF"] == results["JF"] and results["JF_difference"] == 0.0
+    assert results["JF_se"] is results["JF_difference_se"] is None  # one video
     assert results["JF"] == pytest.approx((results["J"] + results["F"]) / 2)
     assert (results["objects"], results["frames"]) == (2, 5)
     assert results["videos"] == [{"name": "moving", "J": results["J"], "F": results["F"]}]
@@ -162,6 +163,12 @@ def test_the_sides_of_frames(
     frame: tuple[int, int], size: int | None, multiple: int | None, patch: int, shown: list[int]
 ):
     assert video_segmentation.scaled_sides(*frame, size, multiple, patch) == shown
+
+
+def test_errors_are_over_videos_whose_objects_depend_on_each_other():
+    alike = [[{"J": value}] * count for value, count in ((0.2, 9), (0.8, 9), (0.5, 9))]
+    found = video_segmentation._figures(alike)["J"]
+    assert found.value == pytest.approx(0.5) and found.error == pytest.approx(0.3 / 3**0.5)
 
 
 def test_rendered_tracks_are_followed(measure: Run, tmp_path: Path):

@@ -43,7 +43,7 @@ def predictor(batch: Batch, mask_ratio: float | None, *, rank: int = 0, told: in
 
 def counted(ratios: tuple[float, ...] = (0.0, 0.75), **options: Any) -> dict[str, Any]:
     cells = [(ratio,) for ratio in ratios]
-    return summarise(tally({"trained": partial(predictor, **options)}, batches(), cells), (4, 4))
+    return summarise(tally({"": partial(predictor, **options)}, batches(), cells), (4, 4))
 
 
 def test_perfect_predictor_is_always_right() -> None:

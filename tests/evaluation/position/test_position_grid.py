@@ -12,6 +12,7 @@ from pospre.evaluation.position.position_grid import (
     summarise,
 )
 from pospre.evaluation.position.predictions import WEIGHT, Placed, tally
+from pospre.evaluation.registry import UNTRAINED
 from tests.algorithms.dropped import draw_masks
 from tests.evaluation.checkpoints import measured
 
@@ -52,7 +53,7 @@ def predictor(num_patches, answer):
 
 
 def test_counts_are_the_published_ones():
-    counts = tally({"trained": predictor(196, lambda keep: keep)}, image_batches(2), CELLS)
+    counts = tally({"": predictor(196, lambda keep: keep)}, image_batches(2), CELLS)
     cells = summarise(counts, (14, 14))["cells"]
     assert [cell["visible"] for cell in cells[::4]] == [196, 147, 98, 49]
     found = [(cell["kept"], cell["dropped"]) for cell in cells]
@@ -62,7 +63,7 @@ def test_counts_are_the_published_ones():
 
 
 def test_constant_predictor_is_at_chance():
-    counts = tally({"trained": predictor(16, torch.zeros_like)}, image_batches(400, 400), CELLS)
+    counts = tally({"": predictor(16, torch.zeros_like)}, image_batches(400, 400), CELLS)
     for cell in summarise(counts, (4, 4))["cells"]:
         # five standard deviations of a share of so many guesses
         spread = 5 * (cell["chance"] * (1 - cell["chance"]) / cell["tokens"]) ** 0.5
@@ -72,15 +73,17 @@ def test_constant_predictor_is_at_chance():
 def test_cells_are_weighted_alike():
     counts = tally(
         {
-            "trained": predictor(16, lambda keep: keep),
-            "initial": predictor(16, lambda keep: (keep + 1) % 16),
+            "": predictor(16, lambda keep: keep),
+            UNTRAINED: predictor(16, lambda keep: (keep + 1) % 16),
         },
         image_batches(3),
         CELLS,
     )
-    counts[0.0, 0.25]["trained"]["top1"] = 0
+    counts[0.0, 0.25][""]["top1"].zero_()
     results = summarise(counts, (4, 4))
     assert results["mean"] == pytest.approx(15 / 16) and results["initial_mean"] == 0.0
+    assert results["mean_difference"] == pytest.approx(15 / 16)
+    assert results["mean_se"] == results["mean_difference_se"] == 0  # each image the same
 
 
 def test_weighted_accuracy_is_the_published_codes():
@@ -96,7 +99,7 @@ def test_weighted_accuracy_is_the_published_codes():
 
     def counted(size):
         return tally(
-            {"trained": predict},
+            {"": predict},
             ({**each, WEIGHT: weights[each["index"]]} for each in image_batches(7, size)),
             [cell for cell in CELLS if cell[0] == 0.5],
         )

@@ -1,15 +1,16 @@
-"""Average precision as COCO defines it (pycocotools), with a standard error over images."""
+"""Average precision as COCO defines it (pycocotools), also without some of the images."""
 
 import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from numpy import ndarray
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from pospre.evaluation.estimates import jackknife_error
+from pospre.evaluation.estimates import Estimate
 
 FIGURES = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 GROUPS = 10
@@ -20,15 +21,15 @@ def average_precision(
     truth: Mapping[str, Any],
     detections: Sequence[Mapping[str, Any]],
     kind: Literal["bbox", "segm"] = "bbox",
-) -> dict[str, Any]:
+) -> tuple[dict[str, Estimate], dict[str, Any]]:
     """Return COCO's figures for COCO annotations and results.
 
     Of ``segm``, the size of a result is that of its mask.
 
     Returns:
-        ``AP`` (mean over IoU 0.5 to 0.95), ``AP50``, ``AP75`` and AP by size, in [0, 1];
-        ``AP_se`` and so on for the first three: jackknife standard errors, leaving out every tenth
-        image in turn; ``classes``: AP of each by name; None for sizes and classes without objects.
+        ``AP`` (mean over IoU 0.5 to 0.95), ``AP50`` and ``AP75``, in [0, 1], also without every
+        tenth image in turn. Then AP by size and, in ``classes``, of each class by name; None for
+        those without objects.
     """
     if kind == "segm":  # pycocotools would take the area of a result's box
         detections = [{k: v for k, v in each.items() if k != "bbox"} for each in detections]
@@ -47,14 +48,18 @@ def average_precision(
             each["name"]: _mean(precision[:, :, place, 0, -1])
             for place, each in enumerate(truth["categories"])
         }
-        return {**figures, **_errors(run, len(truth["images"])), "classes": classes}
+        without = _left_out(run, len(truth["images"]))
+    known = {
+        key: Estimate(value, without[key]) for key in _IOUS if (value := figures[key]) is not None
+    }
+    return known, {**{key: figures[key] for key in figures if key not in known}, "classes": classes}
 
 
-def _errors(run: COCOeval, num_images: int) -> dict[str, float]:
-    """Return the standard errors of the first three figures (``…_se``)."""
+def _left_out(run: COCOeval, num_images: int) -> dict[str, ndarray]:
+    """Return the first three figures without each group of images."""
     matches = run.evalImgs  # by class, then by size, then by image
     groups = min(GROUPS, num_images)
-    without: dict[str, list[float]] = {key: [] for key in _IOUS}
+    without = {key: np.full(groups, np.nan) for key in _IOUS}
     for group in range(groups):
         run.evalImgs = [
             None if place % num_images % groups == group else match
@@ -63,8 +68,8 @@ def _errors(run: COCOeval, num_images: int) -> dict[str, float]:
         run.accumulate()
         for key, ious in _IOUS.items():
             value = _mean(run.eval["precision"][ious, :, :, 0, -1])
-            without[key] += [] if value is None else [value]
-    return {f"{key}_se": jackknife_error(values, groups) for key, values in without.items()}
+            without[key][group] = np.nan if value is None else value
+    return without
 
 
 def _index(annotations: Mapping[str, Any]) -> COCO:

@@ -29,7 +29,8 @@ from pospre.evaluation.dense.fitting import seeded, train_head
 from pospre.evaluation.dense.images import check_apart, check_not_smaller, decoding_of
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.dense.settings import Detection
-from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.estimates import Estimate, with_differences
+from pospre.evaluation.registry import UNTRAINED, Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.schedules import linear, staircase
 
@@ -57,24 +58,28 @@ def evaluate(context: Context, settings: Detection) -> dict[str, Any]:
     """Train a detector and measure it.
 
     Returns:
-        ``AP``, ``AP50``, ``AP75`` and AP by size, in [0, 1], with standard errors over images
-        (``_se``), and ``classes``; the same of masks (``mask_…``; None without masks) and of the
-        untrained encoder (``initial_…``).
+        ``AP``, ``AP50``, ``AP75`` and AP by size, in [0, 1], and ``classes``; the same of masks
+        (``mask_…``; None without masks) and of the untrained encoder (``initial_…``). The first
+        three have standard errors over images (``_se``, leaving out every tenth image in turn), and
+        differences to the untrained encoder (``…_difference``) with paired ones.
     """
     setup: Setup = context.opened
     learn = context.models(baseline=settings.baseline)
-    results: dict[str, Any] = dict.fromkeys(("initial_AP", "mask_AP", "initial_mask_AP"))
+    results: dict[str, Any] = dict.fromkeys(("mask_AP", f"{UNTRAINED}mask_AP"))
+    measured: dict[str, dict[str, Estimate]] = {}
     for prefix, model in learn.items():
         with seeded(settings.seed, 0, 0, "detection/detector", context.device):
             detector, loss = _train(context, setup, model, settings, f"{prefix}detection")
         truth, detections = setup.val.coco(), _detect(context, setup, detector)
-        found = {"loss": loss, **average_precision(truth, detections)}
+        measured[prefix], others = average_precision(truth, detections)
         if setup.has_masks:
-            masks = average_precision(truth, detections, "segm")
-            found |= {f"mask_{key}": value for key, value in masks.items()}
-        results |= {f"{prefix}{key}": value for key, value in found.items()}
+            masks, more = average_precision(truth, detections, "segm")
+            measured[prefix] |= {f"mask_{key}": figure for key, figure in masks.items()}
+            others |= {f"mask_{key}": value for key, value in more.items()}
+        results |= {f"{prefix}{key}": value for key, value in {"loss": loss, **others}.items()}
     return {
         **results,
+        **with_differences(measured),
         "size": setup.size,
         "train_images": len(setup.train),
         "images": len(setup.val),

@@ -33,8 +33,8 @@ from pospre.evaluation.dense.segmentation.mask_data import (
     open_masks,
 )
 from pospre.evaluation.dense.settings import Segmentation
-from pospre.evaluation.estimates import jackknife_error
-from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.estimates import Estimate, with_differences
+from pospre.evaluation.registry import UNTRAINED, Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
 from pospre.schedules import linear
@@ -63,24 +63,27 @@ def evaluate(context: Context, settings: Segmentation) -> dict[str, Any]:
     Returns:
         ``mIoU`` (over the classes that occur), ``aAcc`` and ``mAcc`` in [0, 1], their standard
         errors over images (``_se``), ``IoU`` by class; the same for the untrained encoder
-        (``initial_…``) and, without errors, for always predicting the most frequent class
-        (``constant_…``); and what was measured.
+        (``initial_…``), the differences to it (``…_difference``) with their paired errors and,
+        without errors, for always predicting the most frequent class (``constant_…``); and what was
+        measured.
     """
     setup: Setup = context.opened
     learn = context.models(baseline=settings.baseline)
-    results: dict[str, Any] = dict.fromkeys(("initial_mIoU", "initial_aAcc", "initial_IoU"))
+    results: dict[str, Any] = {f"{UNTRAINED}IoU": None}
+    measured: dict[str, dict[str, Estimate]] = {}
     names = setup.train.classes or [f"class {number}" for number in range(setup.num_classes)]
     for prefix, model in learn.items():
         with seeded(settings.seed, 0, 0, "segmentation/decoder", context.device):
             confusions_NCC, loss = _measure(
                 context, setup, model, settings, f"{prefix}segmentation"
             )
-        found: dict[str, Any] = {**summarise(confusions_NCC), "loss": loss}
+        measured[prefix] = summarise(confusions_NCC)
         iou = class_iou(confusions_NCC.sum(0))
-        found["IoU"] = {key: _number(value) for key, value in zip(names, iou, strict=True)}
-        results |= {f"{prefix}{key}": value for key, value in found.items()}
+        classes = {key: _number(value) for key, value in zip(names, iou, strict=True)}
+        results |= {f"{prefix}loss": loss, f"{prefix}IoU": classes}
     pixels = confusions_NCC.sum((0, 2))
     return {
+        **with_differences(measured),
         **results,
         **constant(pixels),
         "layers": list(setup.layers),
@@ -210,15 +213,15 @@ def measures(confusion_CC: ndarray) -> dict[str, float]:
     }
 
 
-def summarise(confusions_NCC: ndarray) -> dict[str, float]:
-    """Return the measures over all images, each with its jackknife error over them (``_se``)."""
+def summarise(confusions_NCC: ndarray) -> dict[str, Estimate]:
+    """Return the measures over all images, and without each."""
     total = confusions_NCC.sum(0)
-    without = [measures(total - each) for each in confusions_NCC if (total - each).any()]
-    results = measures(total)
-    for name in tuple(results):
-        values = [each[name] for each in without]
-        results[f"{name}_se"] = jackknife_error(values, len(confusions_NCC))
-    return results
+    values, nothing = measures(total), dict.fromkeys(("mIoU", "aAcc", "mAcc"), np.nan)
+    without = [measures(left) if left.any() else nothing for left in total - confusions_NCC]
+    return {
+        name: Estimate(value, np.array([each[name] for each in without]))
+        for name, value in values.items()
+    }
 
 
 def constant(pixels_C: ndarray) -> dict[str, float]:

@@ -24,6 +24,7 @@ from pospre.evaluation.dense.images import check_not_smaller, decoding_of, image
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder
 from pospre.evaluation.dense.settings import VideoSegmentation
 from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, open_videos
+from pospre.evaluation.estimates import Estimate, share, with_differences
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
 
@@ -39,29 +40,27 @@ def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
 
     Returns:
         ``J``, ``F``, their recalls (``…_recall``) and ``JF``, the mean of J and F, over objects, in
-        [0, 1], with standard errors over objects (``_se``); the same for the untrained encoder
-        (``initial_…``) and for keeping the first mask (``still_…``); ``videos``: J and F of
-        each.
+        [0, 1], with standard errors over videos (``_se``), because objects of a video depend on
+        each other; the same for the untrained encoder (``initial_…``), with the differences to it
+        (``…_difference``) and their paired errors, and for keeping the first mask (``still_…``);
+        ``videos``: J and F of each.
     """
     videos: list[Video] = context.opened
     models = context.models(baseline=settings.baseline)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in [*models, "still_"]}
+    found: dict[str, list[list[dict[str, float]]]] = {name: [] for name in [*models, "still_"]}
     rows = []
     for video in context.track(videos, "video_segmentation", unit="video"):
         true = [video.objects(index) for index in range(len(video.frames))]
         for name, model in models.items():
             predicted = follow(context, model, video, settings)
-            found[name] += score(list(predicted), true)
-        found["still_"] += score([true[0]] * (len(true) - 1), true)
-        own = found[""][-len(video.first_objects()) :]
+            found[name].append(score(list(predicted), true))
+        found["still_"].append(score([true[0]] * (len(true) - 1), true))
+        own = found[""][-1]
         rows.append({"name": video.name, **{key: _mean(own, key) for key in _MEASURES}})
-    results: dict[str, Any] = dict.fromkeys(f"initial_{key}" for key in FIGURES)
-    for name, objects in found.items():
-        results |= {f"{name}{key}": value for key, value in _summary(objects).items()}
     return {
-        **results,
+        **with_differences({name: _figures(scored) for name, scored in found.items()}),
         "videos": rows,
-        "objects": len(found[""]),
+        "objects": sum(map(len, found[""])),
         "frames": sum(len(video.frames) for video in videos),
     }
 
@@ -257,15 +256,13 @@ def score(predicted: list[ndarray], true: list[ndarray]) -> list[dict[str, float
     return results
 
 
-def _summary(objects: list[dict[str, float]]) -> dict[str, float]:
-    """Return the means over objects, and the standard errors of three of them."""
-    means = {key: _mean(objects, key) for key in objects[0]}
-    errors = {}
-    for key in FIGURES:
-        values = [each[key] for each in objects]
-        spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
-        errors[f"{key}_se"] = float(spread / np.sqrt(len(values)))
-    return {**means, **errors}
+def _figures(videos: list[list[dict[str, float]]]) -> dict[str, Estimate]:
+    """Return the means over the objects of all videos, and without each video."""
+    counts_M = torch.tensor([len(objects) for objects in videos])
+    sums = {key: [sum(each[key] for each in objects) for objects in videos] for key in videos[0][0]}
+    return {
+        key: share(torch.tensor(each, dtype=torch.float64), counts_M) for key, each in sums.items()
+    }
 
 
 def _mean(objects: list[dict[str, float]], key: str) -> float:
