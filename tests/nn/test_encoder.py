@@ -202,22 +202,6 @@ def test_patchify_is_row_major_with_the_channel_fastest():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("vitz16", {}, r"encoder.name is 'vitz16'. Did you mean 'vit"),
-        ("vits16", {"image_size": 1 << 15}, "has 4194304 patches of 16 x 16 pixels; use at most"),
-        ("vits16", {"image_size": 225}, "225 is not divisible by the patch size 16. Use 224"),
-        ("vits16", {"patch_size": 0}, "patch_size is 0: .*greater than 0"),
-        ("vits16", {"depth": -1}, "depth is -1: .*greater than or equal to 1"),
-        ("vits16", {"image_size": -16}, "image_size is -16: .*greater than 0"),
-    ],
-)
-def test_bad_input_names_the_key_and_the_remedy(name, options, message):
-    with pytest.raises(UserError, match=message):
-        build_encoder(name, **options)
-
-
-@pytest.mark.parametrize(
     "options",
     [
         {},
@@ -245,17 +229,3 @@ def test_prefix_tokens_alone_are_the_first_of_all(options, has_context):
     assert tokens.shape[1] == ours.num_prefix_tokens
     torch.testing.assert_close(found[1], found[0])
     assert flops[1] < 0.75 * flops[0]
-
-
-@pytest.mark.parametrize(
-    "images",
-    [
-        torch.randn(2, 3, 49, 64),
-        torch.randn(2, 1, 48, 64),
-        torch.randn(3, 48, 64),
-        torch.zeros(2, 3, 48, 64, dtype=torch.uint8),
-    ],
-)
-def test_images_that_it_cannot_take_are_said(encoder, images):
-    with pytest.raises(UserError, match=r"takes normalised floats \(B, 3, H, W\), .* of 16 and W"):
-        encoder(images)

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pospre.errors import UserError
 from pospre.evaluation.models import Shown, open_model
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Clue
@@ -163,21 +162,6 @@ def test_every_tensor_of_dinov3s_larger_sizes_goes_to_us_and_back(
     assert subject.recipe.encoder.name == f"timm:{name}"
     with torch.no_grad():
         close(subject.model.eval().encoder(x.float()).double(), expected, 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (
-            "vit_pe_core_tiny_patch16_384",
-            r"has rotary positions of a kind that our encoder lacks",
-        ),
-        ("eva02_base_patch16_clip_224", r"normalises within attention"),
-    ],
-)
-def test_what_ours_does_not_have_is_named(name: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        wrap_encoder(timm.create_model(name, **NARROW))
 
 
 def test_a_frozen_part_stays_frozen() -> None:

@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import timm
 import torch
 from torch import Tensor
 
-from pospre.errors import UserError
 from pospre.evaluation.models import open_model
 from pospre.exporting.export import export
 from pospre.model.model import PretrainModel
@@ -16,7 +14,6 @@ from pospre.nn.build import build_encoder
 from pospre.training.start_weights import load_weights
 
 SMALL: dict[str, Any] = {"embed_dim": 192, "num_heads": 3, "depth": 1, "num_classes": 0}
-SAID = r"holds no positions: .*RoPE-ViT's.*file.pth,positions=none"
 
 
 def model_of(**options: Any) -> PretrainModel:
@@ -27,20 +24,6 @@ def model_of(**options: Any) -> PretrainModel:
 def plain(**changes: Tensor) -> dict[str, Tensor]:
     vit: Any = timm.create_model("vit_tiny_patch16_224", img_size=64, **SMALL)
     return {**vit.state_dict(), **changes}
-
-
-def test_a_file_that_lost_its_table_is_no_encoder_without_positions(tmp_path: Path) -> None:
-    path = tmp_path / "file.pth"
-    lost = plain()
-    del lost["pos_embed"]
-    torch.save(lost, path)
-    for positions in ("none", "learned", "sincos"):
-        with pytest.raises(UserError, match=SAID):
-            load_weights(model_of(positions=positions), path)
-    with pytest.raises(UserError, match=SAID):
-        open_model(str(path))
-    with pytest.raises(UserError, match=SAID):
-        export(str(path), tmp_path / "out.pth", format="timm")
 
 
 def test_a_file_without_positions_is_taken_when_it_is_said(tmp_path: Path) -> None:
@@ -57,17 +40,3 @@ def test_a_file_without_positions_is_taken_when_it_is_said(tmp_path: Path) -> No
     torch.testing.assert_close(
         again.model.eval().encoder(images), subject.model.eval().encoder(images)
     )
-
-
-def test_what_is_said_must_be_true(tmp_path: Path) -> None:
-    torch.save(plain(), tmp_path / "file.pth")
-    with pytest.raises(UserError, match=r"holds positions \('pos_embed'\); leave ',positions="):
-        open_model(f"{tmp_path}/file.pth,positions=none")
-
-
-def test_a_bias_by_a_network_is_not_left_out_in_silence(tmp_path: Path) -> None:
-    lost = plain(**{"shared_rel_pos.mlp.fc1.weight": torch.ones(512, 2)})
-    del lost["pos_embed"]
-    torch.save(lost, tmp_path / "file.pth")
-    with pytest.raises(UserError, match=r"'shared_rel_pos.mlp.fc1.weight' is not in the encoder"):
-        open_model(str(tmp_path / "file.pth"))

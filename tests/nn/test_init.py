@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import load_recipe
 
@@ -106,9 +105,3 @@ def test_a_checkpoint_whose_registers_have_positions_opens_as_it_was() -> None:
     moved.load_state_dict(state)
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(old(images), moved(images))
-
-
-def test_swin_takes_two_of_them() -> None:
-    options = {"image_size": 128, "window": 4, "positions": "relative", "class_token": False}
-    with pytest.raises(UserError, match=r"encoder\.init: xavier or trunc_normal, not dinov2"):
-        build_encoder("swin_tiny", init="dinov2", **options)  # type: ignore[arg-type]

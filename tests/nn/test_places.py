@@ -8,10 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places, view_places
-from pospre.nn.positions import SCHEMES
 
 CPU = torch.device("cpu")
 SIDES = st.integers(1, 9)
@@ -110,27 +108,3 @@ def test_fsdp_is_shown_the_mark_and_rounds_no_box(
     monkeypatch.setattr(encoder.positions, "added", lambda tokens, places: tokens)
     encoder(torch.randn(1, 3, 32, 32), None, places)
     assert seen[0].box is places.box
-
-
-def test_rounded_boxes_are_refused() -> None:
-    box = boxes(0.123456, 0.2, 0.71234, 0.9)
-    Places((4, 4)).within(box).check()
-    with pytest.raises(UserError, match=r"rounded to torch.bfloat16.*; give them as float32"):
-        Places((4, 4)).within(box.bfloat16()).check()
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("cell", [-1, 16])
-def test_cells_outside_the_grid_are_refused(scheme: str, cell: int) -> None:
-    """Most schemes would compute something from them."""
-    encoder = build_encoder("vit_tiny16", image_size=64, depth=1, positions=scheme)
-    moved = Places((4, 4)).move(torch.arange(16).scatter(0, torch.tensor([3]), cell)[None])
-    with pytest.raises(UserError, match=rf"cells .*{cell}.* grid of 4×4 has those from 0 to 15"):
-        encoder(torch.randn(1, 3, 64, 64), places=moved)
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_boxes_that_are_not_finite_are_refused(number: float) -> None:
-    encoder = build_encoder("vit_tiny16", image_size=64, depth=1, positions="rotary")
-    with pytest.raises(UserError, match=r"not finite\. Give x0, y0, x1 and y1 as shares"):
-        encoder(torch.randn(1, 3, 64, 64), places=Places((4, 4)).within(boxes(0, 0, number, 1)))

@@ -18,10 +18,8 @@ from pospre.model.model import PretrainModel
 from pospre.nn.block import Attention, Mlp
 from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.projections import bias_of, weight_of
-from pospre.nn.timm_models import wrap_encoder
 from pospre.nn.vit import Encoder
 from tests.algorithms.cases import NARROW, OPTIONS, Case, written
-from tests.nn.test_swin import swin
 
 BEIT, EVA = replace(NARROW, key_bias=False), replace(NARROW, swiglu=True, mlp_norm=True)
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -251,26 +249,6 @@ def test_merged_weights_are_exported(kind: str) -> None:
     vit.load_state_dict(encoder.timm_state())
     found: Any = vit
     torch.testing.assert_close(found.forward_features(torch.ones(1, 3, 32, 32)), before)
-
-
-def test_swin_and_the_classifier_refuse_too() -> None:
-    encoder: Any = swin(window=4)
-    give_lora(encoder.layers[3].blocks[0].attn, "proj")
-    with pytest.raises(UserError, match=r"encoder.layers.3.blocks.0.attn.proj is now .*Lora"):
-        encoder.timm_state()
-    head: Any = model_of("plain", ("supervised",)).objectives["supervised"]
-    give_lora(head, "linear")
-    with pytest.raises(UserError, match=r"supervised.head.linear is now .*Lora"):
-        head.timm_state()
-
-
-@pytest.mark.parametrize("layer", ["attn.qkv", "mlp.fc1", "mlp.fc2"])
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch16_dinov3_qkvb"])
-def test_a_timm_model_with_other_parts_is_refused(name: str, layer: str) -> None:
-    vit: Any = timm.create_model(name, depth=1, img_size=32, num_classes=0)
-    give_lora(vit.blocks[0], *layer.split(".")[1:])
-    with pytest.raises(UserError, match=rf"its blocks\.0\.{layer} is a Lora, which is not timm's"):
-        wrap_encoder(vit)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import timm
 import torch
 from torch import Tensor
 
-from pospre.errors import UserError
-from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder_interface import unpatchify
 from pospre.nn.places import Places
@@ -129,17 +127,6 @@ def test_merged_tokens_know_their_place_only_together() -> None:
     assert known[0].tolist() == [[0, 1], [1, 0]]
 
 
-def test_numbers_that_fill_no_square_are_refused(encoder: SwinEncoder) -> None:
-    with pytest.raises(UserError, match=r"15 of 64 are visible.*mask_ratio 0\.75"):
-        encoder(torch.zeros(1, 3, SIDE, SIDE), torch.arange(15)[None])
-
-
-@pytest.mark.parametrize(("size", "window"), [(250, 8), (192, 16), (256, 12), (16, 8)])
-def test_sizes_that_windows_do_not_divide_are_refused(size: int, window: int) -> None:
-    with pytest.raises(UserError, match=rf"image_size = {size} with encoder\.window = {window} "):
-        swin(image_size=size, window=window)
-
-
 def test_drop_path_follows_the_keys() -> None:
     encoder = swin(window=4, drop_path=0.5)
     images = torch.randn(1, 3, SIDE, SIDE).expand(3, -1, -1, -1)
@@ -154,9 +141,3 @@ def test_a_shifted_block_of_a_whole_image_is_one_graph(whole_graph: Any) -> None
     tokens = torch.randn(2, 8, 8, 32)
     compiled = whole_graph(block)(tokens, None, None)
     torch.testing.assert_close(compiled, block(tokens, None, None), atol=1e-5, rtol=1e-5)
-
-
-def test_it_has_no_blocks_whose_features_are_asked_for() -> None:
-    model = PretrainModel(swin(window=4), seed=0)
-    with pytest.raises(UserError, match=r"blocks of a ViT, but .* swin_.*model.encoder\(images\)"):
-        model.features(torch.randn(1, 3, SIDE, SIDE), layers=[1])

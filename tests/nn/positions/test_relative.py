@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from timm.layers import RelPosBias
 from torch import Tensor
 
-from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
 from pospre.nn.positions.relative import Relative, SharedRelative
@@ -120,19 +119,3 @@ def test_they_begin_at_zero_and_tell_places_apart(kind: str) -> None:
     assert {(*table.shape,) for table in ours.positions.parameters()} == {((2 * 4 - 1) ** 2 + 3, 3)}
     flipped = torch.cat([images[..., 16:], images[..., :16]], dim=-1)
     assert not torch.allclose(ours(images)[:, 0], ours(flipped)[:, 0], atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_images_of_another_size_are_refused(kind: str) -> None:
-    with pytest.raises(
-        UserError, match=rf"positions = {kind} supports only images of 4×4 .* got 4×2"
-    ):
-        drawn(kind)(torch.randn(1, 3, 32, 16))
-    with pytest.raises(
-        UserError, match=rf"positions = {kind} supports only whole cells of its grid"
-    ):
-        drawn(kind)(
-            torch.randn(1, 3, 32, 32),
-            None,
-            Places((4, 4)).within(torch.tensor([[0.0, 0.0, 0.5, 1.0]])),
-        )

@@ -13,7 +13,6 @@ from timm.layers.pos_embed_sincos import (
 from torch import Tensor
 
 from pospre import draws
-from pospre.errors import UserError
 from pospre.nn.places import Places
 from pospre.nn.positions.rotary import Rotary
 from pospre.nn.positions.scheme import Space, rotate
@@ -261,17 +260,3 @@ def test_a_decoder_has_the_same_draw() -> None:
     other.reset_parameters()
     places = Places(GRID, keys=torch.arange(3))
     torch.testing.assert_close(other.angles(places, 0), scheme.angles(places, 0))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"normalize": "max"}, "normalize = max, but"),
-        ({"rescale": 2.0, "normalize": "min"}, "normalize = min and shift, jitter or rescale, but"),
-    ],
-)
-def test_what_boxes_do_not_go_with_is_refused(options: dict[str, Any], said: str) -> None:
-    scheme = rotary(**options)
-    scheme.check(PLACES)
-    with pytest.raises(UserError, match=rf"positions\.rotary has {said} .*Leave it out"):
-        scheme.check(PLACES.within(torch.tensor([[0.0, 0.0, 0.5, 0.5]])))

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pospre.errors import UserError
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
 from pospre.nn.positions.scheme import Clue, Scheme, Space
@@ -197,43 +196,3 @@ def test_one_graph_gives_the_same(kind: str) -> None:
     torch._dynamo.reset()
     graph = torch.compile(told, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(graph(*given), told(*given))
-
-
-NARROW = Space(dim=36, num_heads=2, depth=1, grid=GRID)
-
-
-@pytest.mark.parametrize(
-    ("positions", "space", "said"),
-    [
-        ({"rotary": {"base": 50.0, "period_range": [1, 9]}}, SPACE, r"base = 50\.0 and .*one of"),
-        ({"rotary": {"base": 0.0}}, SPACE, r"encoder\.positions\.rotary\.base.*greater than 0"),
-        ({"rotary": {"base": float("inf")}}, SPACE, r"positions\.rotary\.base.*finite"),
-        ({"rotary": {"normalize": "mean"}}, SPACE, r"rotary\.normalize.*'separate', 'max' or"),
-        ({"rotary": {"jitter": 0.5}}, SPACE, r"rotary\.jitter.*greater than or equal to 1"),
-        ({"rotary": {"rescale": 0.9}}, SPACE, r"rotary\.rescale.*greater than or equal to 1"),
-        ({"rotary": {"period_range": [0, 9]}}, SPACE, r"rotary\.period_range.*greater than 0"),
-        (
-            {"rotary": {"coordinates": "cells", "normalize": "max"}},
-            SPACE,
-            r"rotary\.normalize = max is for coordinates = centred, not cells\. Leave it out",
-        ),
-        ("rotary", NARROW, r"positions = rotary .* 18 wide \(36 / 2\).*multiple of 4"),
-        ({"sincos": {"base": 3}}, SPACE, r"'encoder\.positions\.sincos\.base'\. Known: none"),
-        ({"rotary_mixed": {"theta": 10.0}}, SPACE, r"positions\.rotary_mixed\.theta.*base"),
-        ({"alibi": {"distance": "euclid"}}, SPACE, r"alibi\.distance.*'cells' or 'torus'"),
-        ({"lookhere": {"fields": "halfs-none"}}, SPACE, r"'halfs'\. Did you mean 'halves'\?"),
-        (
-            {"lookhere": {"fields": "halves-corners-none"}},
-            SPACE,
-            r"names 3 .*8 heads\. Give at most 2",
-        ),
-        ({"lookhere": {"slope": 0.0}}, SPACE, r"positions\.lookhere\.slope.*greater than 0"),
-        ({"lookhere": {"layer_slopes": [1, 0]}}, SPACE, r"layer_slopes.*greater than 0"),
-        ({"learned_rotary": {"rotation": "alibi"}}, SPACE, r"alibi rotates nothing\. Use rotary"),
-        ({"rotary": {}, "alibi": {}}, SPACE, r"give a scheme's name"),
-        ("rotatory", SPACE, r"encoder\.positions is 'rotatory'\. Did you mean 'rotary'"),
-    ],
-)
-def test_bad_options_name_the_key_and_the_remedy(positions: Any, space: Space, said: str) -> None:
-    with pytest.raises(UserError, match=rf"(?s){said}"):
-        build_positions(positions, space)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from timm.layers import build_sincos2d_pos_embed
 
-from pospre.errors import UserError
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
 from pospre.nn.positions import decoder_positions
@@ -57,13 +56,6 @@ def test_sequence_has_the_sinusoids_of_the_transformer():
     assert table[7, 5].item() == pytest.approx(math.cos(7 / 10000 ** (4 / 32)), abs=1e-6)
     assert torch.equal(sincos_table(32, 100, 1), table)
     assert torch.equal(sincos_table(32, 5, 20), sincos_positions(32, 5, 20))
-    with pytest.raises(UserError, match=r"even width, not 33"):
-        sincos_positions_1d(33, 4)
-
-
-def test_width_must_be_a_multiple_of_four():
-    with pytest.raises(UserError, match="30"):
-        sincos_positions(30, 2, 2)
 
 
 @pytest.fixture(params=["encoder", "decoder"])
