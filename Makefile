@@ -20,12 +20,12 @@ FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 FAST := tests/nn tests/algorithms tests/model tests/augment tests/recipe tests/training/optimizer tests/data/decode
 SLOW := tests/model/test_trained_leaks.py tests/model/test_fsdp.py
 
-.PHONY: help setup test test-fast test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-minutes gpu-report gpu-count gpu-bundle learn position-table evaluation-table clean
+.PHONY: help setup test test-fast test-oldest test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-minutes gpu-report gpu-count gpu-bundle learn position-table evaluation-table clean
 
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
 
-setup: ## Make .venv with pinned requirements and FFCV's system packages; instant if it is up to date.
+setup: ## Make .venv with pinned requirements and FFCV's system packages (older drivers: TORCH=2.7).
 	@.setup/venv.sh
 
 test: setup ## Run the tests on two cores (real photographs: POSPRE_TEST_DATA=<folder>).
@@ -34,8 +34,12 @@ test: setup ## Run the tests on two cores (real photographs: POSPRE_TEST_DATA=<f
 test-fast: setup ## Run the tests of methods, encoder, positions and recipes, in two to three minutes on two cores.
 	$(TEST_RUN) $(PYTHON_RUN) $(PYTEST) $(FAST) $(addprefix --ignore=,$(SLOW)) $(ARGS)
 
+test-oldest: setup ## Run the tests of methods, encoders and runs with torch 2.7 (.venv-oldest, 8 GB).
+	@.setup/beside.sh oldest
+	$(TEST_RUN) .venv-oldest/bin/python $(PYTEST) tests/algorithms tests/nn tests/model tests/run $(ARGS)
+
 test-newest: setup ## Run the tests with the newest torch, torchvision and timm (.venv-newest, 8 GB).
-	@.setup/newest.sh
+	@.setup/beside.sh newest
 	@# their deprecation warnings would mix with output that tests read
 	PYTHONWARNINGS=ignore::FutureWarning $(TEST_RUN) .venv-newest/bin/python $(PYTEST) $(ARGS)
 

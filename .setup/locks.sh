@@ -17,6 +17,15 @@ pins() {
         print tolower($1) "==" $2 }' "$1" | LC_ALL=C sort
 }
 
+names() { pins "$1" | sed 's/==.*//' | LC_ALL=C sort; }
+
+# with_floor LOCK: a lock's packages, with the versions of the oldest torch that is tested.
+readonly floor=.setup/torch2.7.lock of_torch="triton|nvidia-.*|cuda-.*"
+with_floor() {
+    without "$(names "$floor" | paste -sd '|')|$of_torch" "$1"
+    cat "$floor"
+}
+
 # check_lock FILE LOCK: say which pins a lock lacks, if any.
 check_lock() {
     local missing

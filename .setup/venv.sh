@@ -9,10 +9,14 @@ if command -v flock >/dev/null; then  # two `make` at once: the second waits for
     flock -n 9 || { echo "setup: waiting for another make setup to finish"; flock 9; }
 fi
 
-readonly stamp=.venv/.installed lock=.setup/requirements.lock ffcv_log=.venv/ffcv.log
+readonly stamp=.venv/.installed choice=.venv/.torch ffcv_log=.venv/ffcv.log
+lock=.setup/requirements.lock
+# TORCH=2.7 counts for later targets too, until TORCH=newest
+torch=${TORCH:-$(cat "$choice" 2>/dev/null || echo newest)}
 log=""  # made by mktemp at the first output
 . .setup/locks.sh
 check_lock requirements.txt "$lock"
+check_lock .setup/torch2.7.txt "$floor"
 readonly system_packages="pkg-config g++ python3-dev libopencv-dev libturbojpeg0-dev"
 
 say() { echo "setup: $*"; }
@@ -50,12 +54,16 @@ watch() {
     return $status
 }
 
-fitting_python='import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))'
+[[ $torch == newest || $torch == 2.7 ]] ||
+    fail "TORCH=$torch: .setup has a lock for TORCH=2.7 (older drivers) and for TORCH=newest"
+
+fitting_python='import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12), (3, 13)))'
 python_headers='import os, sysconfig; print(os.path.join(sysconfig.get_path("include"), "Python.h"))'
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-} python3.11 python3.12 python3 /usr/bin/python3.11 /usr/bin/python3.12; do
+    for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3 \
+        /usr/bin/python3.11 /usr/bin/python3.12 /usr/bin/python3.13; do
         "$candidate" -c "$fitting_python" 2>/dev/null && { echo "$candidate"; return; }
     done
     return 1
@@ -85,7 +93,7 @@ make_venv() {
     local python
     mkdir -p .venv
     python=$(find_python) || { apt "Python" python3-venv python3-dev && python=$(find_python); } ||
-        fail "pospre needs Python 3.11 or 3.12 with its venv module (Debian, Ubuntu: apt-get install" \
+        fail "pospre needs Python 3.11, 3.12 or 3.13 with its venv module (Debian, Ubuntu: apt-get install" \
             "python3.11-venv python3.11-dev); installed elsewhere: make setup PYTHON=/path/to/python3.11"
     watch "making .venv with $("$python" -V)" "$python" -m venv --clear .venv
 }
@@ -101,10 +109,11 @@ wanted() { echo "$(.venv/bin/python -V) ffcv=$1 $(cksum <"$lock")"; }
 
 # uv takes less than a third of pip's time; pip knows mirrors that only pip.conf names.
 install() {
-    local pip=(.venv/bin/python -m pip install --progress-bar off $from_lock)
-    local uv=(.venv/bin/uv pip install --python .venv/bin/python --require-hashes --no-build-isolation)
+    local pip=(.venv/bin/python -m pip install --progress-bar off --no-deps $from_lock)
+    local uv=(.venv/bin/uv pip install --python .venv/bin/python --no-deps --require-hashes
+        --no-build-isolation --constraints .venv/requirements.txt)  # above pyproject's overrides
     only "setuptools|uv" "$lock" >.venv/first.txt
-    watch "pip install of uv" "${pip[@]}" --no-deps -r .venv/first.txt &&
+    watch "pip install of uv" "${pip[@]}" -r .venv/first.txt &&
         { watch "uv pip install of requirements.txt (3 GB at the first time)" \
             "${uv[@]}" -r .venv/requirements.txt ||
             watch "pip install of requirements.txt (3 GB at the first time, minutes)" \
@@ -113,6 +122,11 @@ install() {
 
 if ! { .venv/bin/python -c "$fitting_python" && .venv/bin/python -m pip -V >/dev/null; } 2>/dev/null; then
     make_venv
+fi
+echo "$torch" >"$choice"
+if [ "$torch" = 2.7 ]; then
+    with_floor "$lock" >.venv/torch2.7.lock
+    lock=.venv/torch2.7.lock
 fi
 ffcv=no
 declined=${FFCV:-}
@@ -128,6 +142,13 @@ if [ -f "$stamp" ]; then
     fi
 fi
 rm -f "$stamp"
+# what is no longer wanted goes first: files of CUDA 12 and 13 have the same names
+if [ -f .venv/requirements.txt ]; then
+    gone=$(LC_ALL=C comm -23 <(names .venv/requirements.txt) <(names "$lock") | xargs)
+    # shellcheck disable=SC2086
+    [ -z "$gone" ] || watch "pip uninstall of what is no longer needed" \
+        .venv/bin/python -m pip uninstall --yes --quiet $gone
+fi
 
 if [ $ffcv = no ] && [ "$declined" != no ]; then
     apt FFCV $system_packages && ffcv_can_build && ffcv=yes

@@ -27,7 +27,7 @@ TORCH = version("torch").partition("+")[0]
 PYTHON = "{}.{}".format(*sys.version_info[:2])
 PROJECT = """
 [project]
-requires-python = ">=3.11,<3.13"
+requires-python = ">=3.11,<3.14"
 dependencies = ["torch>=2", "fakevision", "mosaicml>=0.3", "fakeold>=2", "tqdm"]
 [project.optional-dependencies]
 evaluate = ["fakeextra"]
@@ -204,9 +204,9 @@ def test_a_node_that_has_everything_needs_no_bundle(
         ("tqdm==", "tqdm @ file:///build/", [], "'tqdm @ file:///build/.*' is not NAME==VERSION; "),
         (
             f"Python {PYTHON}.9",
-            "Python 3.13.1",
+            "Python 3.14.1",
             [],
-            "has Python 3.13; pospre needs >=3.11,<3.13 on",
+            "has Python 3.14; pospre needs >=3.11,<3.14 on",
         ),
         (
             f"torch=={TORCH}",

@@ -41,6 +41,8 @@ def copy(tmp_path: Path) -> Path:
         program.chmod(0o755)
     (tmp_path / ".venv/bin/python.refuses").write_text("^ffcv==\n")
     pin(tmp_path, numpy="1", ffcv="2", setuptools="3")
+    for name, text in {"txt": "torch==2.7\n", "lock": entry("torch", "2.7")}.items():
+        (tmp_path / f".setup/torch2.7.{name}").write_text(text)
     return tmp_path
 
 
@@ -52,7 +54,7 @@ def pin(copy: Path, **pins: str) -> None:
 
 
 def entry(name: str, version: str) -> str:
-    return f"{name}=={version} ; python_version < '3.13' \\\n    --hash=sha256:{name}\n"
+    return f"{name}=={version} ; python_version < '3.14' \\\n    --hash=sha256:{name}\n"
 
 
 def run(
@@ -70,8 +72,9 @@ def run(
 
 def test_setup_goes_on_without_an_ffcv_that_cannot_be_built(copy: Path) -> None:
     said = run(copy, "venv.sh")
-    assert said.count("uv pip install --python") == said.count("--no-deps -r .venv/first.txt") == 2
-    assert said.count("-m pip install") == 3 and said.count("--require-hashes") == 5
+    assert said.count("uv pip install --python") == said.count("-r .venv/first.txt") == 2
+    installs = said.count("-m pip install"), said.count("--require-hashes"), said.count("--no-deps")
+    assert installs == (3, 5, 5)
     assert "exit 0" in said
     assert "without FFCV" in said and ".venv/ffcv.log says why" in said
     pins = (copy / ".venv/requirements.txt").read_text()
@@ -170,24 +173,49 @@ def test_setup_fails_when_something_else_cannot_be_installed(copy: Path) -> None
     assert not (copy / ".venv/.installed").exists()
 
 
-def test_the_newest_are_installed_beside_the_other_pins(copy: Path) -> None:
+def test_the_oldest_torch_is_installed_on_request_and_kept(copy: Path) -> None:
+    (copy / ".venv/bin/python.refuses").write_text("^nothing==\n")
+    new = {"numpy": "1", "torch": "2.14", "torch-optimizer": "3", "nvidia-cudnn-cu13": "9"}
+    pin(copy, **new, setuptools="3")
+    installed, removed = copy / ".venv/requirements.txt", "-m pip uninstall --yes --quiet "
+    assert removed not in run(copy, "venv.sh")
+    whole = installed.read_text()
+    said = run(copy, "venv.sh", TORCH="2.7")
+    assert "exit 0" in said and f"{removed}nvidia-cudnn-cu13\n" in said
+    kept = ("numpy", "1"), ("torch-optimizer", "3"), ("setuptools", "3"), ("torch", "2.7")
+    assert installed.read_text() == "# made by uv\n" + "".join(entry(*each) for each in kept)
+    assert "setup:" not in run(copy, "venv.sh") and "setup:" not in run(
+        copy, "venv.sh", TORCH="2.7"
+    )
+    said = run(copy, "venv.sh", TORCH="2.8")
+    assert "error: TORCH=2.8: .setup has a lock for TORCH=2.7" in said and "exit 2" in said
+    assert "setup:" not in run(copy, "venv.sh")
+    assert "exit 0" in run(copy, "venv.sh", TORCH="newest") and installed.read_text() == whole
+    assert "setup:" not in run(copy, "venv.sh")
+
+
+@pytest.mark.parametrize("kind", ["newest", "oldest"])
+def test_other_versions_are_installed_beside_the_other_pins(copy: Path, kind: str) -> None:
     pins = copy / ".venv/requirements.txt"
-    names = ("torch", "torch-optimizer", "numpy", "timm", "nvidia-nccl-cu12", "setuptools")
+    names = ("torch", "torch-optimizer", "numpy", "nvidia-nccl-cu13", "cuda-toolkit", "setuptools")
     pins.write_text("".join(entry(name, "1") for name in names))
-    said = run(copy, "newest.sh")
-    assert "exit 0" in said and "-m venv .venv-newest" in said
-    others = (copy / ".venv-newest/others.txt").read_text()
-    assert others == "".join(entry(name, "1") for name in (names[1], names[2], names[5]))
-    installs = (copy / ".venv-newest/bin/python.calls").read_text().splitlines()
+    said = run(copy, "beside.sh", kind)
+    assert "exit 0" in said and f"-m venv .venv-{kind}" in said
+    other = entry("torch", "2.7") if kind == "oldest" else ""
+    wanted = "".join(entry(name, "1") for name in (names[1], names[2], names[5])) + other
+    assert (copy / f".venv-{kind}/pins.txt").read_text() == wanted
+    installs = (copy / f".venv-{kind}/bin/python.calls").read_text().splitlines()
+    installs = [line for line in installs if "pip install" in line]
     assert all("--require-hashes" in line and "--no-deps -r" in line for line in installs[:2])
-    assert installs[1].endswith(".venv-newest/others.txt")
-    assert installs[2].endswith("--upgrade torch torchvision torchaudio timm")
-    assert "newest:" not in run(copy, "newest.sh")  # nothing to do
+    assert installs[1].endswith(f".venv-{kind}/pins.txt")
+    newest = ["--upgrade torch torchvision torchaudio timm"]
+    assert [line[-len(newest[0]) :] for line in installs[2:]] == newest * (kind == "newest")
+    assert f"{kind}:" not in run(copy, "beside.sh", kind)  # nothing to do
 
     pins.write_text(entry("numpy", "1") + entry("ffcv", "2"))
-    refused = run(copy, "newest.sh")
+    refused = run(copy, "beside.sh", kind)
     assert "error: pip could not install" in refused and "exit 2" in refused
-    assert not (copy / ".venv-newest/requirements.txt").exists()
+    assert not (copy / f".venv-{kind}/requirements.txt").exists()
 
 
 def test_torch_for_cpus_replaces_the_build_with_nvidias_libraries(copy: Path) -> None:
