@@ -45,4 +45,4 @@ def test_ci_runs_what_must_pass_on_every_python_that_the_package_takes() -> None
     steps = [step["run"] for step in job["steps"] if "run" in step]
     assert steps == [".ci/run"] and (GITHUB.parent / steps[0]).is_file()
     # text: 3.10 would be read as 3.1
-    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12"]
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]

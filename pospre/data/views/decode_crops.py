@@ -9,6 +9,7 @@ The loop over the views is TorchScript. It does not hold Python's lock, so threa
 for any number of views.
 """
 
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -68,8 +69,7 @@ def resize_crops(
         _resize_boxes(torch.from_numpy(image), numbers, views, bicubic, *origin)
 
 
-@torch.jit.script
-def _resize_boxes(
+def _resize_each(
     image: Tensor, boxes: list[int], groups: list[Tensor], bicubic: list[bool], x: int, y: int
 ) -> None:
     at, pixels = 0, image.permute(2, 0, 1).unsqueeze(0)
@@ -90,6 +90,11 @@ def _resize_boxes(
                 torch.ops.aten._upsample_bicubic2d_aa(source, target, False, None, None, out=view)
             else:
                 torch.ops.aten._upsample_bilinear2d_aa(source, target, False, None, None, out=view)
+
+
+with warnings.catch_warnings():  # deprecated, but what replaces it keeps Python's lock
+    warnings.simplefilter("ignore", FutureWarning)
+    _resize_boxes = torch.jit.script(_resize_each)
 
 
 def _average(image: np.ndarray, group: Views, origin: tuple[int, int]) -> None:
