@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 . .setup/locks.sh
 builds=$(pins requirements.txt | grep -E '^(torch|torchvision|torchaudio)==')
-libraries=$(pins .setup/requirements.lock | grep -oE '^(triton|nvidia-[^=]*|cuda-[^=]*)')
+libraries=$(names .setup/requirements.lock | grep -xE "$of_torch")
 # shellcheck disable=SC2086
 .venv/bin/python -m pip install --no-deps --force-reinstall --progress-bar off \
     --index-url https://download.pytorch.org/whl/cpu $builds
