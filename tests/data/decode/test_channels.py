@@ -16,7 +16,7 @@ from pospre.data.memory import estimate_memory
 from pospre.data.opening import open_reader
 from pospre.data.views.boxes import box_crops
 from pospre.data.views.decode_crops import Views, resize_crops
-from pospre.data.views.options import INTERPOLATIONS, Augment, RandAugment, ViewGroup
+from pospre.data.views.options import INTERPOLATIONS, ViewGroup
 from pospre.errors import UserError
 from tests.conftest import draw_image
 from tests.data.deep_files import band_folder, bands, npy, saved
@@ -180,17 +180,3 @@ def test_memory_counts_the_channels(shards: Path) -> None:
     assert reader.max_pixels == 36 * 44
     shape = sum(group.count * np.prod(group.shape) for group in VIEWS)
     assert six > 6 * shape * OPTIONS["batch_size"]
-
-
-@pytest.mark.parametrize("key", ["jitter", "grayscale_rate", "three_augment", "rand_augment"])
-def test_what_needs_colours_is_refused_by_name(key: str) -> None:
-    value: dict[str, Any] = {
-        "jitter": (0.4, 0.4, 0.2, 0.1),
-        "grayscale_rate": 0.2,
-        "three_augment": True,
-    }
-    augment = Augment(**{key: value.get(key, RandAugment())})
-    augment.check_channels("view", 3)
-    with pytest.raises(UserError, match=rf"data\.views\.view\.augment\.{key} .*channels = 6"):
-        augment.check_channels("view", 6)
-    Augment(blur_rate=0.5, solarize_rate=0.5, erase_rate=0.5).check_channels("view", 6)
