@@ -5,14 +5,13 @@ import io
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from data_prep.plan.records import Settings, Summary
 
 # slow imports are late, so that --help is fast
 from data_prep.sources import KINDS
-from pospre.command_line import check_exists, command_parser
+from pospre.command_line import LocalPath, check_exists, command_parser
 from pospre.data.decode.bit_depth import parse_range
 from pospre.data.threads import available_cores
 from pospre.errors import UserError, printable, run_command
@@ -122,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_result_options(add: Callable[..., Any]) -> None:
     """Add the options that decide the bytes of the result."""
-    add("source", metavar="SRC", type=Path, nargs="?", help="folder or archive")
+    add("source", metavar="SRC", action=LocalPath, nargs="?", help="folder or archive")
     add("destination", metavar="DST", nargs="?", help="file.beton, folder or s3:// for MDS shards")
     add("--format", choices=("mds", "ffcv"), help="what to write")
     add("--source", dest="kind", default="auto", metavar="KIND", help="kind of SRC (detected)")

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from data_prep.distribute.ordered_maps import ordered_map
 from data_prep.publish.atomic import replace_folder, writing
-from pospre.command_line import command_parser
+from pospre.command_line import LocalPath, command_parser
 from pospre.data.threads import available_cores
 from pospre.errors import UserError, run_command
 
@@ -163,7 +163,7 @@ def _render_scene(number: int, settings: Settings) -> list[tuple[bytes, dict[str
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("data_prep.scenes", __doc__, _EPILOG)
     add = parser.add_argument
-    add("destination", metavar="DST", type=Path, help="folder to make")
+    add("destination", metavar="DST", action=LocalPath, help="folder to make")
     add("--num-images", type=int, default=600, help="number of pictures (600)")
     add("--size", type=int, default=128, help="side in pixels (128)")
     add("--seed", type=int, default=0, help="seed of the scenes (0)")

@@ -10,7 +10,7 @@ import numpy as np
 
 from data_prep.distribute.ordered_maps import over_samples
 from data_prep.plan.records import Moments, Record
-from pospre.command_line import command_parser
+from pospre.command_line import LocalPath, command_parser
 from pospre.data.decode.bit_depth import DeepRange, parse_range
 from pospre.data.threads import available_cores
 from pospre.errors import UserError, printable, run_command
@@ -205,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = command_parser("data_prep.statistics", __doc__, _EPILOG)
     parser.add_argument("path", metavar="DST", help="data set, or folder of images")
-    parser.add_argument("--picture", type=Path, metavar="PATH.png", help="picture to write")
+    parser.add_argument("--picture", action=LocalPath, metavar="PATH.png", help="picture to write")
     parser.add_argument(
         "--workers", type=int, default=available_cores(), help="threads (all cores)"
     )

@@ -3,9 +3,11 @@
 import argparse
 import os
 import re
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pospre.errors import UserError
+from pospre.object_store import is_remote
 from pospre.trust import VARIABLE, trust
 
 
@@ -86,8 +88,34 @@ def check_exists(option: str, address: str, remedy: str) -> None:
     path = address.partition(",")[2] if address.startswith("timm:") else address
     commas = [place.start() for place in re.finditer(",", path)]  # as FILE,positions=none
     starts = (path[:end] for end in (len(path), *commas))
-    if path and "://" not in path and not any(map(os.path.lexists, starts)):
+    if not path or is_remote(path) or "://" in path:
+        return
+    if not any(map(os.path.lexists, starts)):
         raise UserError(f"{option} {path} does not exist; {remedy}.")
+
+
+def local_path(text: str) -> Path:
+    """Return a path; ``UserError`` for an address, which ``Path`` would change."""
+    if is_remote(text) or "://" in text:
+        raise UserError(
+            f"{text} is an address, but a path on this machine is needed; copy from and to buckets "
+            "with `aws s3 sync` or `aws s3 cp`"
+        )
+    return Path(text)
+
+
+class LocalPath(argparse.Action):
+    """Keeps an argument as ``local_path``, whose error argparse would not show as a ``type``."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep the path; None if none is given."""
+        setattr(namespace, self.dest, None if values is None else local_path(values))
 
 
 def weights_hint(address: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pospre.command_line import command_parser
+from pospre.command_line import LocalPath, command_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, write_output
 
@@ -41,11 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     description = "Compare runs: curves, figures and recipes."
     parser = command_parser("pospre.compare", description, _EPILOG)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of python -m pospre.train")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="page to write, .html")
+    parser.add_argument("--output", action=LocalPath, metavar="FILE", help="page to write, .html")
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--reference", type=Path, metavar="FILE", help="check the curves of one run")
     group.add_argument(
-        "--write-reference", type=Path, metavar="FILE", help="make a reference from the runs"
+        "--reference", action=LocalPath, metavar="FILE", help="check the curves of one run"
+    )
+    group.add_argument(
+        "--write-reference", action=LocalPath, metavar="FILE", help="make a reference from the runs"
     )
     given = parser.parse_args(argv)
     _check(given)

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from pospre.command_line import Parser
+from pospre.command_line import LocalPath, Parser
 from pospre.errors import UserError, run_command
 from pospre.model_arguments import (
     MODELS,
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help="the evaluation; see below")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file to write")
+    parser.add_argument("--output", action=LocalPath, metavar="FILE", help="JSON file to write")
     add_model_options(parser)
     parser.add_argument(
         "settings", nargs="*", metavar="key=value", help="settings of the evaluation; see below"

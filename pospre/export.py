@@ -1,9 +1,14 @@
 """``python -m pospre.export URI OUT --format FORMAT``: encoder weights for other software."""
 
 import sys
-from pathlib import Path
 
-from pospre.command_line import add_trust, check_exists, command_parser, weights_hint
+from pospre.command_line import (
+    LocalPath,
+    add_trust,
+    check_exists,
+    command_parser,
+    weights_hint,
+)
 from pospre.errors import run_command, to_install
 from pospre.exporting.target import FORMATS, check_target, parse_grid
 
@@ -53,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         metavar="URI",
         help="checkpoint or run folder, or published weights: a file or timm:NAME,FILE; also s3://",
     )
-    parser.add_argument("out", metavar="OUT", type=Path, help="file, or folder, to write")
+    parser.add_argument("out", metavar="OUT", action=LocalPath, help="file, or folder, to write")
     parser.add_argument("--format", required=True, choices=FORMATS, help="see below")
     parser.add_argument(
         "--num-classes",

@@ -6,10 +6,9 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pospre.command_line import add_trust, recipe_parser
+from pospre.command_line import LocalPath, add_trust, recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, format_table, write_output
 from pospre.recipe.recipe import load_recipe
@@ -45,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--images", type=int, default=500, help="samples to time (500)")
     add("--feed", type=float, help="images/s that the GPUs of a machine take")
-    add("--output", type=Path, metavar="FILE", help="JSON file to write")
+    add("--output", action=LocalPath, metavar="FILE", help="JSON file to write")
     return parser
 
 

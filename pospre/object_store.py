@@ -57,14 +57,11 @@ class Stored(NamedTuple):
 
 
 def is_remote(uri: str) -> bool:
-    """Return whether ``uri`` is in a bucket."""
-    return uri.startswith("s3://")
-
-
-def check_slashes(path: str) -> None:
-    """Raise a ``UserError`` for ``s3:/bucket``, which is meant as an address."""
-    if path.startswith("s3:/") and not is_remote(path):
-        raise UserError(f"'{path}' has one slash after s3:; write s3://bucket/folder")
+    """Return whether ``uri`` is in a bucket; ``UserError`` for ``s3:/bucket``, a typing error."""
+    is_address = uri.startswith("s3://")
+    if uri.startswith("s3:/") and not is_address:
+        raise UserError(f"'{uri}' has one slash after s3:; write s3://bucket/folder")
+    return is_address
 
 
 @cache

@@ -6,10 +6,9 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pospre.command_line import add_trust, recipe_parser
+from pospre.command_line import LocalPath, add_trust, recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, format_table, write_output
 from pospre.planning.figures import Figure, of
@@ -78,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpus", type=int, required=True, help="number of GPUs on all nodes together")
     add("--gpu", required=True, metavar="KIND", help=f"one of {', '.join(GPUS)}")
     add("--nodes", type=int, help=f"number of nodes (default: {_NODE} GPUs each)")
-    add("--output", type=Path, metavar="FILE", help="where to write JSON")
+    add("--output", action=LocalPath, metavar="FILE", help="where to write JSON")
     assumed = parser.add_argument_group("assumptions")
     for one in fields(Assumptions):
         meta, default = one.metadata, one.default

@@ -5,9 +5,8 @@ import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
-from pospre.command_line import recipe_parser
+from pospre.command_line import LocalPath, recipe_parser
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, write_output
 from pospre.recipe.files import find_recipe
@@ -37,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = recipe_parser("pospre.sweep", description, _EPILOG)
     parser.add_argument("--launcher", default="", metavar="COMMAND", help='such as "composer -n 8"')
     parser.add_argument(
-        "--output", type=Path, metavar="FILE.json", help="where to write the figures"
+        "--output", action=LocalPath, metavar="FILE.json", help="where to write the figures"
     )
     arguments = parser.parse_intermixed_args(argv)
     check_output("--output", arguments.output)

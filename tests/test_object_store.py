@@ -1,19 +1,31 @@
 """What the S3 client says, and what it must not say."""
 
 import io
+import ssl
 import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
 from botocore.loaders import JSONFileLoader
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from pospre import object_store
+from pospre.command_line import check_exists, local_path
 from pospre.data.bucket.download import Download
+from pospre.data.opening import open_reader
 from pospre.errors import Unreachable, UserError
-from pospre.object_store import Bucket, check_writable, patiently
+from pospre.object_store import Bucket, check_writable, is_remote, patiently
+from pospre.reporting.run import read_run
 from tests.data.flaky_s3 import Fault, flaky_s3, use_bucket
 
 
@@ -25,6 +37,25 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        is_remote,
+        open_reader,
+        read_run,
+        local_path,
+        lambda address: check_exists("--model", address, "give a run"),
+    ],
+)
+def test_an_address_with_one_slash_is_not_called_missing(use: Callable[[str], Any]) -> None:
+    with pytest.raises(UserError, match=r"'s3:/bucket/run' has one slash after s3:; write s3://"):
+        use("s3:/bucket/run")
+    assert is_remote("s3://bucket/run") and not is_remote("s3:photos")
+    assert local_path("v2:photos/a") == Path("v2:photos/a")
+    with pytest.raises(UserError, match=r"^s3://bucket/a is an address, but a path"):
+        local_path("s3://bucket/a")
 
 
 @pytest.mark.parametrize("name", ["S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
@@ -218,3 +249,54 @@ def test_credentials_that_are_replaced_on_the_disk(
         assert found.getvalue() == b"bytes" and shard.attempts > 2
         with writer:
             writer.put("shard", b"others")
+
+
+class _Agrees(BaseHTTPRequestHandler):
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_DELETE = do_PUT
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Run a server that speaks TLS, with a certificate that it has signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    place = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
+    signed = builder.add_extension(place, critical=False).sign(key, hashes.SHA256())
+    certificate, secret = tmp_path / "server.pem", tmp_path / "key.pem"
+    kind = serialization.Encoding.PEM
+    certificate.write_bytes(signed.public_bytes(kind))
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    secret.write_bytes(key.private_bytes(kind, *plain))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, secret)
+    with HTTPServer(("127.0.0.1", 0), _Agrees) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        use_bucket(monkeypatch, f"https://127.0.0.1:{server.server_port}")
+        yield certificate
+        server.shutdown()
+
+
+def test_a_self_signed_certificate_is_named_at_once(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = time.monotonic()
+    for use in (check_writable, open_reader):
+        with pytest.raises(UserError, match=r"is not trusted; set AWS_CA_BUNDLE") as caught:
+            use("s3://bucket/photos")
+        assert not isinstance(caught.value, Unreachable)  # so exit code 2, not 69
+    assert time.monotonic() - start < 30  # instead of the patience of 300
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    check_writable("s3://bucket/photos")

@@ -16,7 +16,7 @@ from data_prep.plan.records import Record, parse
 from data_prep.publish.description import Files, check_sizes, data_files
 from pospre.data.stores.description import Description
 from pospre.errors import UserError
-from pospre.object_store import check_slashes, check_writable, is_remote
+from pospre.object_store import check_writable, is_remote
 
 PLAN_NAME = "plan.json"
 REMEDY = (
@@ -141,7 +141,6 @@ class Destination(ABC):
 def open_destination(destination: str | Path, data_format: str) -> Destination:
     """Return the destination of this name; ``UserError`` if it does not fit the format."""
     name = str(destination)
-    check_slashes(name)
     if is_remote(name):
         if data_format != "mds":
             raise UserError(f"{name}: only MDS shards can go to a bucket; use --format mds.")

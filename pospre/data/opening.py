@@ -17,7 +17,7 @@ from pospre.data.stores.mds import MdsReader, is_mds
 from pospre.data.stores.mds_index import INDEX_NAME
 from pospre.data.stores.reader import Reader
 from pospre.errors import UserError, needing
-from pospre.object_store import check_slashes
+from pospre.object_store import is_remote
 
 _CONVERTED = (".zip", ".tar", ".parquet")
 _ARCHIVES = (*_CONVERTED, ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
@@ -91,8 +91,7 @@ def _open(path: str | Path, cache_dir: str | Path | None, cache_limit: int | Non
     if path == "":  # it would mean the current folder
         raise UserError("the path of a data set is empty; give a folder or file, or . for here.")
     _refuse_archive(str(path))
-    check_slashes(str(path))
-    if "://" in str(path):
+    if is_remote(str(path)) or "://" in str(path):
         return _open_remote(str(path), cache_dir, cache_limit)
     path = Path(path)
     problem = ""
@@ -126,19 +125,19 @@ def _refuse_archive(path: str) -> None:
     ending = next((end for end in _ARCHIVES if path.lower().endswith(end)), None)
     if ending is None or Path(path).is_dir():
         return
-    is_remote = "://" in path
-    local = path.rpartition("/")[2] if is_remote else path
+    is_elsewhere = "://" in path
+    local = path.rpartition("/")[2] if is_elsewhere else path
     remedy = "unpack it (tar -xf) and give the folder"
     if ending in _CONVERTED:
         remedy = f"convert it with `python -m data_prep.convert {local} DST --format mds`"
         remedy += ", or unpack it and give the folder" * (ending != ".parquet")
     kind = "a table" if ending == ".parquet" else "an archive"
-    fetched = "copy it to a local disk, then " if is_remote else ""
+    fetched = "copy it to a local disk, then " if is_elsewhere else ""
     raise UserError(f"{path} is {kind}, from which images are not read; {fetched}{remedy}.")
 
 
 def _open_remote(path: str, cache_dir: str | Path | None, cache_limit: int | None) -> Reader:
-    if not path.startswith("s3://"):
+    if not is_remote(path):
         raise UserError(
             f"{path}: data sets are read from local disks and from s3://; copy it first."
         )

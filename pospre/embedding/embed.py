@@ -28,7 +28,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import check_divides
 from pospre.nn.swin.encoder import SWIN
 from pospre.nn.timm_models import PREFIX
-from pospre.object_store import check_slashes, is_remote
+from pospre.object_store import is_remote
 from pospre.recipe.provenance import concealed
 from pospre.training.build import Weights
 from pospre.training.data import storage
@@ -76,7 +76,6 @@ def embed(
     Raises:
         UserError: a wrong argument, a full disk, or images that cannot be read (without ``skip``).
     """
-    check_slashes(str(out))
     if is_remote(str(out)):
         raise UserError(f"OUT {out} is remote; write to a disk, then copy the folder.")
     if settings.format == "parquet":
