@@ -13,10 +13,8 @@ from pospre.errors import run_command
 from pospre.export import main
 from pospre.exporting import timm_file
 from pospre.exporting.export import export
-from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import load_model
 from tests.evaluation.checkpoints import printed_model, save_checkpoint, tiny_recipe
-from tests.run.checkpoints.checkpoint_files import write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -106,40 +104,6 @@ def test_existing_file_is_kept_without_overwrite(checkpoint, tmp_path, capsys):
     assert main([str(argument) for argument in [*arguments, "--overwrite"]]) == 0
     assert "timm.create_model('vit_tiny_patch16_224'" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.pth", "encoder.pth.md"]
-
-
-@pytest.mark.parametrize(
-    ("out", "options", "message"),
-    [
-        ("encoder.bin", ["--format", "timm"], "must end in .pth or .safetensors"),
-        ("encoder.pth", ["--format", "safetensors"], "must end in .safetensors"),
-        ("encoder.pth", ["--format", "timm", "--num-classes", "-1"], "--num-classes is -1"),
-        ("e.safetensors", ["--format", "safetensors", "--num-classes", "5"], "no zero classifier"),
-        ("none/encoder.pth", ["--format", "timm"], "does not exist"),
-    ],
-)
-def test_mistakes_write_nothing(checkpoint, tmp_path, capsys, out, options, message):
-    assert message in fails(capsys, checkpoint, tmp_path / out, *options)
-    assert not list(tmp_path.iterdir())
-
-
-def test_bad_checkpoints_are_named(checkpoint, tmp_path, capsys):
-    out = tmp_path / "encoder.pth"
-    notes = tmp_path / "notes"
-    notes.write_text("no checkpoint")
-    assert "holds no checkpoint" in fails(capsys, notes, out, "--format", "timm")
-    other = tmp_path / "other"
-    content = read_checkpoint(str(checkpoint)).content
-    content["state"]["model"].pop("encoder.blocks.1.attn.qkv.weight")
-    write_checkpoint(content, other)
-    message = fails(capsys, other, out, "--format", "timm")
-    assert "of another model" in message and "encoder.blocks.1.attn.qkv.weight" in message
-    content = read_checkpoint(str(checkpoint)).content
-    content["state"]["model"]["encoder.norm.bias"][3] = float("nan")
-    write_checkpoint(content, other)
-    message = fails(capsys, other, out, "--format", "timm")
-    assert "'encoder.norm.bias' holds values that are not finite" in message
-    assert not out.exists()
 
 
 def test_full_disk_leaves_nothing(checkpoint, tmp_path, capsys, monkeypatch):

@@ -8,7 +8,6 @@ import timm
 import torch
 from torch import Tensor
 
-from pospre.errors import UserError
 from pospre.evaluation.models import Shown, open_model, subject_of
 from pospre.export import main
 from pospre.exporting.export import export
@@ -100,12 +99,6 @@ def test_a_table_is_resampled_too(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "runs")
     written = exported(path, tmp_path / "encoder.pth", grid="6x6")["pos_embed"]
     assert written.shape == (1, 37, 192)
-
-
-@pytest.mark.parametrize("grid", ["6", "0x4", "axb", "4x4x4"])
-def test_a_grid_that_is_none_is_refused(tmp_path: Path, grid: str) -> None:
-    with pytest.raises(UserError, match=r"give rows and columns of patches, such as 14x14"):
-        export("nowhere", tmp_path / "encoder.pth", format="timm", grid=grid)
 
 
 def test_without_positions_a_grid_is_the_images_size(tmp_path: Path) -> None:

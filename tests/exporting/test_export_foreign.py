@@ -59,11 +59,6 @@ def test_an_export_becomes_another_format(tmp_path: Path) -> None:
     assert torch.equal(ours["blocks.1.mlp.fc1.weight"], saved["encoder.blocks.1.mlp.fc1.weight"])
 
 
-def test_a_missing_file_is_called_as_the_command_calls_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"URI = .*no\.pth does not exist"):
-        export(str(tmp_path / "no.pth"), tmp_path / "out.pth", format="timm")
-
-
 @pytest.mark.parametrize("format", ["safetensors", "timm"])
 @pytest.mark.parametrize(("name", "options"), FOREIGN)
 def test_an_export_of_foreign_weights_is_read_back(

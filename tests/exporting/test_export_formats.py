@@ -22,7 +22,6 @@ from pospre.exporting.export import export
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.build import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
-from tests.swin_runs import SUPERVISED, small_swin
 
 CLASSES = ["bird", "cat", "dog", "elk", "löwe"]
 SCALED = {"layer_scale": 0.1}
@@ -103,31 +102,6 @@ def test_the_image_processor_makes_our_centre_view(checkpoint: Path, tmp_path: P
     assert pixels.shape == (1, 3, 64, 64) and processor.size["shortest_edge"] == 73
     expected = [(0.2 - mean) / std for mean, std in ((0.485, 0.229), (0.456, 0.224))]
     assert pixels[0, :2, 5, 5].tolist() == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("encoder", "words"),
-    [
-        ({"positions": "relative"}, "encoder.positions = relative"),
-        ({"positions": "shared_relative"}, "encoder.positions = shared_relative"),
-        ({"final_norm": False}, "encoder.final_norm = false"),
-        ({"class_token": False, **SCALED}, "without a class token"),
-        ({"image_size": [48, 80], **REGISTERS}, "not square"),
-    ],
-)
-def test_what_transformers_lack_is_refused(
-    tmp_path: Path, encoder: dict[str, Any], words: str
-) -> None:
-    path = classifier(tmp_path / "runs", **encoder)
-    with pytest.raises(UserError, match=f"{words}.*use the format timm, safetensors or onnx"):
-        export(str(path), tmp_path / "hf", format="hf")
-    assert [each.name for each in tmp_path.iterdir()] == ["runs"]
-
-
-def test_swin_is_for_the_other_formats(tmp_path: Path) -> None:
-    path = save_checkpoint(small_swin(tmp_path, "supervised", SUPERVISED, window=8))
-    with pytest.raises(UserError, match=r"has this encoder \(swin_tiny.*or onnx"):
-        export(str(path), tmp_path / "hf", format="hf")
 
 
 @pytest.mark.parametrize("encoder", [{}, {"positions": "none", "channels": 2}, REGISTERS])

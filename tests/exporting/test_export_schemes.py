@@ -21,29 +21,6 @@ from tests.nn.test_eva import redrawn
 CLASSIFIER = {"supervised": {"num_classes": 3}}
 
 
-def run_of(scheme: str, folder: Path) -> Path:
-    recipe = tiny_recipe(folder, CLASSIFIER, positions=scheme, image_size=32, depth=1)
-    return save_checkpoint(recipe)
-
-
-@pytest.mark.parametrize(
-    ("format", "name"),
-    [("timm", "e.pth"), ("safetensors", "e.safetensors"), ("hf", "e"), ("onnx", "e.onnx")],
-)
-def test_what_timm_does_not_have_is_refused_in_every_format(
-    format: str,
-    name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = run_of("alibi", tmp_path / "runs")
-    code = run_command(lambda: main([str(path), str(tmp_path / name), "--format", format]))
-    said = capsys.readouterr().err
-    assert code == 2 and said.startswith("error: encoder.positions = alibi cannot be exported")
-    assert "none, sincos, learned" in said and "through its run or checkpoint" in said
-    assert [each.name for each in tmp_path.iterdir()] == ["runs"]
-
-
 @pytest.mark.parametrize(
     "positions",
     [
@@ -72,37 +49,6 @@ def test_the_graph_of_a_rotary_encoder_is_of_any_one_image_size(
         nowhere = places.forget(torch.ones(1, rows * columns, dtype=torch.bool))
         other = model.encoder(images, places=nowhere)
         assert F.cosine_similarity(found, other, dim=-1).min() < 0.999, "places are not felt"
-
-
-@pytest.mark.parametrize("format", ["timm", "onnx"])
-def test_a_grid_that_positions_do_not_know_is_refused(
-    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, name = run_of("relative", tmp_path / "runs"), {"timm": "e.pth", "onnx": "e.onnx"}[format]
-    arguments = [str(path), str(tmp_path / name), "--format", format, "--grid", "3x5"]
-    assert run_command(lambda: main(arguments)) == 2
-    said = capsys.readouterr().err
-    assert said == (
-        "error: --grid 3x5 needs positions that take any grid, but encoder.positions = "
-        "relative takes a grid of 2x2 only. Leave out --grid.\n"
-    )
-    assert [each.name for each in tmp_path.iterdir()] == ["runs"]
-
-
-def test_rotary_options_that_timm_lacks_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for number, (key, value) in enumerate((("normalize", "max"), ("bf16_periods", True))):
-        positions = {"rotary": {key: value}}
-        recipe = tiny_recipe(
-            tmp_path / f"runs{number}", CLASSIFIER, positions=positions, image_size=32, depth=1
-        )
-        path, out = save_checkpoint(recipe), tmp_path / "encoder.pth"
-        code = run_command(lambda: main([str(path), str(out), "--format", "timm"]))  # noqa: B023
-        said = capsys.readouterr().err
-        assert code == 2 and f"positions.rotary.{key} cannot be exported" in said
-        assert ("exact periods" in said) is (key == "bf16_periods")
-        assert not out.exists()
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_dinov3_qkvb", "vit_small_plus_patch16_dinov3"])
