@@ -15,6 +15,7 @@ from pospre.data.views.crop_plan import first_view
 from pospre.recipe.recipe import Recipe
 from pospre.run.device import build_device
 from pospre.training.data import build_data, check_addresses
+from pospre.training.start_encoder import with_encoder
 
 if TYPE_CHECKING:
     from pospre.data.bucket.reader import RemoteMdsReader
@@ -124,6 +125,7 @@ def measure(recipe: Recipe, num_images: int, feed: float | None = None) -> Loade
             the value of a variable that is not trusted.
     """
     check_addresses(recipe)
+    recipe = with_encoder(recipe)
     loader = build_data(recipe)
     # small batches, so that a recipe with a large batch takes no more images than requested
     some = min(num_images, loader.num_samples)

@@ -39,7 +39,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--image-size",
         metavar="N|HxW",
         help="size in pixels of the images for FILE or timm:NAME; positions are resampled. "
-        "Default: the size of its positions",
+        "Default: the size of its positions, or 224 if they are a table of a larger square",
     )
     for key, what in (("mean", "mean"), ("std", "standard deviation")):
         parser.add_argument(

@@ -101,8 +101,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     recipe = load_recipe(given.recipe, given.overrides)
     from pospre.planning.estimate import plan
     from pospre.training.build import trusted_part
+    from pospre.training.data import check_addresses
+    from pospre.training.start_encoder import with_encoder
 
-    recipe, untrusted = trusted_part(recipe)
+    check_addresses(recipe, "encoder.weights")
+    recipe, untrusted = trusted_part(with_encoder(recipe))
     if untrusted and not recipe.algorithms:
         raise untrusted[0]
     for error in untrusted:

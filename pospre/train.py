@@ -102,8 +102,10 @@ def _run(arguments: argparse.Namespace) -> int:
     from pospre.evaluation.recipe_evaluations import check_evaluations
     from pospre.reporting.live_page import LivePage
     from pospre.run.run import Run
+    from pospre.training.start_encoder import with_encoder
     from pospre.training.train import train_in
 
+    recipe = with_encoder(recipe)
     check_evaluations(recipe)
     with Run(recipe) as run:
         callbacks = [*online_evaluations(recipe), LivePage(recipe.run_path())]

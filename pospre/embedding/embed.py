@@ -30,9 +30,9 @@ from pospre.nn.swin.encoder import SWIN
 from pospre.nn.timm_models import PREFIX
 from pospre.object_store import is_remote
 from pospre.recipe.provenance import concealed
-from pospre.training.build import Weights
 from pospre.training.data import storage
 from pospre.training.weight_files import is_weights_file
+from pospre.training.weight_records import Weights
 
 _LISTED = 5  # images that could not be read, in the message
 _LIBRARIES = ("torch", "timm", "numpy", "pillow")

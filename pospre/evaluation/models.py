@@ -21,9 +21,11 @@ from pospre.nn.vit import Encoder
 from pospre.nn.weight_address import as_grid
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.run.checkpoints.reading import open_checkpoint
-from pospre.training.build import Weights, build_model, model_of
+from pospre.training.build import build_model, model_of
+from pospre.training.start_encoder import usual_views
 from pospre.training.start_weights import Loaded, take_weights
 from pospre.training.weight_files import EXPORTED, Keys, Source, is_weights_file, read_source
+from pospre.training.weight_records import Weights
 
 MODEL_KEYS = Keys("--model ", "--weights")
 Numbers = Sequence[float] | None
@@ -123,6 +125,9 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
     size = shown.image_size or pair(config.input_size[1:] if config else 224)
     _check_size(size, patch)
     vit: Any = timm.create_model(name, pretrained=False, img_size=size, num_classes=0)
+    if shown.image_size is None and getattr(vit, "pos_embed", None) is not None:
+        size = usual_views({"image_size": size, "patch_size": patch, "positions": "learned"})
+        vit = timm.create_model(name, pretrained=False, img_size=size, num_classes=0)
     for key, part in vit.named_parameters():
         if key.endswith(("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")):
             nn.init.ones_(part)  # with timm's 1e-5, wrong branches would go unnoticed
@@ -149,7 +154,8 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
             source.tensors, uri, known.positions, grid=known.grid, heads=known.heads
         )
     own = pair(options["image_size"])
-    options |= {"image_size": shown.image_size or own}
+    usual = own if known.encoder else usual_views(options)
+    options |= {"image_size": shown.image_size or usual}
     _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
     model = _headless(build_encoder(**options), shown, seed)
     hold = partial(hold_table, usual=model.encoder.grid_of(*own))

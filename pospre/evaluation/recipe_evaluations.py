@@ -17,6 +17,7 @@ from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
 from pospre.training.build import build_model, model_of, resolve
 from pospre.training.data import open_data
+from pospre.training.start_encoder import with_encoder
 from pospre.untrusted_json import parse_object
 
 _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")
@@ -61,7 +62,7 @@ def planned_evaluations(recipe: Recipe) -> list[Planned]:
 def check_evaluations(recipe: Recipe) -> None:
     """Raise a ``UserError`` before training if an evaluation after it would fail."""
     if recipe.evaluation:
-        recipe = resolve(recipe, open_data(recipe))
+        recipe = resolve(with_encoder(recipe), open_data(recipe))
     for name, data, weights, _, settings, output in planned_evaluations(recipe):
         if weights == "teacher" and not _has_teacher(recipe):
             raise UserError(

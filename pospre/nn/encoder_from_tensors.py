@@ -107,7 +107,7 @@ def encoder_options(
     found = _positions(tensors, name, class_token, registers, bare=bare, known=grid)
     rows, columns = found.grid or (_USUAL_SIDE / patch[0], _USUAL_SIDE / patch[1])
     positions = found.kind if given is None else given
-    heads = heads or _heads(tensors)
+    heads = heads or shown_heads(tensors)
     size_name, size = _size_of(width, tensors, name, given, heads)
     assumed = [f"{size.num_heads} heads"] if heads is None else []
     assumed += [f"a grid of {as_grid(found.grid)}"] if found.grid and found.is_assumed else []
@@ -130,7 +130,7 @@ def encoder_options(
     )
 
 
-def _heads(tensors: Mapping[str, Tensor]) -> int | None:
+def shown_heads(tensors: Mapping[str, Tensor]) -> int | None:
     """Return the number of heads that positions show; None: they do not."""
     for key, dim, count in ((_SHARED, 2, 1), (_OWN, 2, 1), ("rope.freqs", 4, 2)):
         if key in tensors and tensors[key].ndim == dim:

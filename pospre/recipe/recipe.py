@@ -51,6 +51,10 @@ class Recipe(Section):
         copy._trained_on = data
         return copy
 
+    def with_encoder(self, encoder: Encoder) -> "Recipe":
+        """Return a copy with another encoder."""
+        return self.model_copy(update={"encoder": encoder})
+
     @property
     def environment(self) -> dict[str, Taken]:
         """Values from environment variables, by dotted key."""

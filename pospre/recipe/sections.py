@@ -3,9 +3,9 @@
 Options of the encoder, the loader and its views are declared with their code, and inherited here.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pospre.arguments import Section
@@ -57,17 +57,26 @@ class Data(Section, Reading):
 
 
 class Encoder(Section, EncoderOptions):
-    """The encoder, and the weights to start from."""
+    """The encoder, and the weights to start from, which may also say what it is."""
 
+    name: str = ""
     weights: str | None = Field(
         default=None,
         description="run folder, checkpoint, or a file of weights: ours, timm's, MAE's, DINOv2's, "
         "I-JEPA's, …; local or s3://; FILE,positions=none if it was trained without positions, "
-        "FILE,positions=drop to leave them out",
+        "FILE,positions=drop to leave them out. Without a name, keys that the section leaves out "
+        "are as in these weights",
     )
     weights_from: Literal["student", "teacher"] = Field(
         default="student", description="which encoder of a file: the trained one, or its EMA"
     )
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        if not self.name and self.weights is None:
+            words = "a section with name, such as vitb16, or with weights, which show the encoder"
+            raise PydanticCustomError("range", words)
+        return self
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of ``build_encoder``."""

@@ -7,7 +7,6 @@ All user mistakes are found here, before anything is written.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from composer.devices import Device
@@ -24,6 +23,7 @@ from pospre.nn.build import build_encoder
 from pospre.recipe.files import find_recipe
 from pospre.recipe.provenance import annotate, origins, values
 from pospre.recipe.recipe import Recipe, load_recipe, recorded_recipe
+from pospre.recipe.sections import Encoder
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.run.device import build_device, decide_precision, set_residual
 from pospre.run.resume import compare_tensors, recorded
@@ -32,9 +32,10 @@ from pospre.training.loggers import check_loggers
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import StepSchedule, build_schedule
 from pospre.training.scale.fsdp import num_copies
+from pospre.training.start_encoder import with_encoder
+from pospre.training.weight_records import Weights
 from pospre.trust import trust_classes
 
-Weights = Literal["student", "teacher"]
 _MEASURE = "python -m data_prep.statistics"
 
 
@@ -104,10 +105,11 @@ def describe(path: Path, overrides: Sequence[str] = ()) -> str:
     """
     path = find_recipe(path)
     written = load_recipe(path, overrides)
-    recipe, untrusted = trusted_part(written)
+    check_addresses(written, "encoder.weights")
+    recipe, untrusted = trusted_part(with_encoder(written))
     recipe = resolve(recipe)
     check_loggers(recipe)
-    came_from = origins(path, overrides)
+    came_from = origins(path, overrides) | _changed(written.encoder, recipe.encoder)
     title = f"# {path}, complete; each value with where it comes from"
     title += "".join(f"\n# as written: {error}" for error in untrusted)
     try:
@@ -124,6 +126,14 @@ def describe(path: Path, overrides: Sequence[str] = ()) -> str:
         came_from = {**came_from, **found}
     complete["algorithms"] = {**written.algorithms, **complete["algorithms"]}
     return f"{title}\n\n{annotate(complete, came_from)}"
+
+
+def _changed(written: Encoder, now: Encoder) -> dict[str, str]:
+    """Return the origin of the encoder's options that its weights show, by dotted key."""
+    found = [{"encoder": section.model_dump(mode="json")} for section in (written, now)]
+    before, after = (dict(values(section)) for section in found)
+    shown = [key for key, value in after.items() if before.get(key) != value]
+    return dict.fromkeys(shown, "encoder.weights")
 
 
 @dataclass(frozen=True)

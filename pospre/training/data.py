@@ -72,14 +72,19 @@ def open_data(recipe: Recipe) -> Reader:
     return open_reader(recipe.data.path, **storage(recipe))
 
 
-def check_addresses(recipe: Recipe) -> None:
-    """Check that opening the data of a recipe that may be a stranger's tells its bucket nothing.
+_READ = ("data.path", "data.labels", "encoder.weights")
+
+
+def check_addresses(recipe: Recipe, *keys: str) -> None:
+    """Check that opening what a recipe that may be a stranger's names tells its bucket nothing.
+
+    ``keys`` are what will be opened; none: the data and the weights.
 
     Raises:
         UserError: a remote address contains the value of an environment variable that is not
             trusted.
     """
-    for key in ("data.path", "data.labels"):
+    for key in keys or _READ:
         written = recipe.environment[key].written if key in recipe.environment else ""
         names = [name for name in set_variables(written) if not is_trusted(name)]
         if names and is_remote(str(written)):

@@ -58,7 +58,8 @@ def _lines(kind: type, declared: type[BaseModel]) -> Iterator[str]:
     meanings = _meanings(kind)
     schema = declared.model_json_schema(mode="validation")
     for key, field in declared.model_fields.items():
-        default = "" if field.default is PydanticUndefined else f" = {_plain(field.default)}"
+        is_open = field.default is PydanticUndefined or field.default == ""
+        default = "" if is_open else f" = {_plain(field.default)}"
         yield f"\n  {key}: {_takes(schema['properties'][key], schema)}{default}"
         meaning = field.description or meanings.get(key)
         if meaning:

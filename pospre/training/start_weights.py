@@ -9,7 +9,6 @@ code that trained them does (``resample_positions``; relative ones by timm's
 patches have equal embeddings (FlexiViT's pseudo-inverse, timm's ``resample_patch_embed``).
 """
 
-import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,8 @@ from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.timm_models import PREFIX, pixels_of
 from pospre.nn.vit import Encoder
 from pospre.nn.weight_layouts import shortened
-from pospre.training.build import Weights, load_model
+from pospre.training.build import load_model
+from pospre.training.start_encoder import FACTOR, KEYS, check_fits, fitting_section
 from pospre.training.start_positions import (
     check_fixed,
     check_thrown_away,
@@ -37,12 +37,11 @@ from pospre.training.start_positions import (
     in_our_layout,
     other_scheme,
 )
-from pospre.training.weight_files import Keys, Source, is_weights_file, read_source
+from pospre.training.weight_files import Source, is_weights_file, read_source
+from pospre.training.weight_records import Weights
 
-KEYS = Keys("encoder.weights = ", "encoder.weights_from")
 _TABLE = "relative_position_bias_table"
 _SHARED = f"shared_rel_pos.{_TABLE}"
-_GAMMA = re.compile(r"blocks\.\d+\.ls[12]\.gamma")
 _KERNEL = "patch_embed.proj.weight"
 _COMPARE = (
     "compare name, depth, num_heads, class_token, num_registers, layer_scale and final_norm of "
@@ -126,9 +125,15 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
         UserError: the file cannot be read, or does not fit; the first such tensor is named.
     """
     source = read_source(str(uri), which, KEYS)
-    if model.encoder.positions.name == "sincos":
-        check_fixed(model.encoder, source)
-    return f"{take_weights(model, source)}; images with {model.augment.described()}"
+    check_fits(model.encoder.options, source, getattr(model.encoder, "size", None))
+    try:
+        if model.encoder.positions.name == "sincos":
+            check_fixed(model.encoder, source)
+        done = take_weights(model, source)
+    except UserError as error:
+        section = fitting_section(model.encoder.options, source)
+        raise error.restated(f"{error}{section}") from error
+    return f"{done}; images with {model.augment.described()}"
 
 
 def take_weights(model: PretrainModel, source: Source) -> Loaded:
@@ -200,7 +205,7 @@ def _check_heads(encoder: PatchEncoder, source: Source) -> None:
 
 def _factors_of_one(encoder: PatchEncoder, source: Source) -> set[str]:
     """Return the layer scale's tensors if all are 1 and the encoder has none: it is the same."""
-    ones = {key: each for key, each in source.tensors.items() if _GAMMA.fullmatch(key)}
+    ones = {key: each for key, each in source.tensors.items() if FACTOR.fullmatch(key)}
     same = encoder.options.layer_scale is None and all(bool((g == 1).all()) for g in ones.values())
     return {*ones} if same else set()
 

@@ -35,13 +35,14 @@ from pospre.training.scale.blocks import recompute_blocks, use_float8
 from pospre.training.scale.compilation import Compiling, choose_parts, compile_model, open_cache
 from pospre.training.scale.fsdp import MeanOverRanks, build_sharding
 from pospre.training.scale.microbatch import microbatch_size, out_of_memory
+from pospre.training.start_encoder import with_encoder
 from pospre.training.start_weights import load_weights
 from pospre.training.step_trainer import StepTrainer
 
 
 def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
     """Train a recipe to its end, or resume it; return whether it was already finished."""
-    with Run(recipe) as run:
+    with Run(with_encoder(recipe)) as run:
         return train_in(run, more_callbacks)
 
 

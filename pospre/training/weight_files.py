@@ -26,8 +26,7 @@ from pospre.run.checkpoints import torch_file
 from pospre.run.checkpoints.reading import open_checkpoint
 from pospre.run.resume import recorded
 from pospre.scratch import scratch
-from pospre.training.build import Weights
-from pospre.training.weight_records import RECORD, Known, of_export, of_hub, of_run
+from pospre.training.weight_records import RECORD, Known, Weights, of_export, of_hub, of_run
 from pospre.untrusted_json import parse_object
 
 EXPORTED = (".safetensors", ".pth", ".pth.tar", ".pt", ".bin")

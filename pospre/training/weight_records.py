@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
 from torch import Tensor
@@ -27,6 +27,8 @@ RECORD = "pospre.json"
 _HUB = ("model.safetensors", "pytorch_model.bin")
 _LARGEST = 1 << 20  # bytes of a description
 Kind = TypeVar("Kind", bound=BaseModel)
+Weights = Literal["student", "teacher"]
+"""Which encoder of a checkpoint or a file: the trained one, or its momentum teacher."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Known:
         heads: number of attention heads.
         pixels: ``mean`` and ``std`` that its weights expect, each with numbers per channel.
         resampling: how its positions get to another grid.
-        encoder: the arguments of ``build_encoder``; of our own exports.
+        encoder: the arguments of ``build_encoder``; of our own runs and exports.
     """
 
     positions: Positions | None = None
@@ -54,14 +56,14 @@ def of_run(recipe: dict[str, Any], tensors: Mapping[str, Tensor], name: str) -> 
     """Return what the run ``name`` records in its ``recipe``; ``tensors`` are the encoder's."""
     options = _options(recipe, name)
     if options["name"] == SWIN:
-        return Known(positions=options["positions"])
+        return Known(positions=options["positions"], encoder=options)
     grid, heads = _grid_and_heads(options)
     table, prefix = tensors.get("pos_embed"), options["class_token"] + options["num_registers"]
     is_fixed = "sincos" in (options["positions"], *options["positions"])
     if table is not None and not is_fixed and "crop_field" in recipe["algorithms"]:
         side = math.isqrt(max(table.shape[1] - prefix, 0))
         grid = side, side  # of the field
-    return Known(options["positions"], grid, heads)
+    return Known(options["positions"], grid, heads, encoder=options)
 
 
 def of_export(header: Mapping[str, str], name: str) -> Known | None:

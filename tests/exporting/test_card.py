@@ -16,7 +16,7 @@ from pospre.evaluation.run import encoder_hash, write_json
 from pospre.exporting.export import export
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.run.checkpoints.reading import read_checkpoint
-from pospre.training.build import Weights
+from pospre.training.weight_records import Weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.run.checkpoints.checkpoint_files import write_checkpoint
 

@@ -198,7 +198,7 @@ def test_a_grid_that_nothing_shows_is_assumed_aloud_or_refused(
         (",grid=3x5", r"the grid of its tensor 'pos_embed' \(1, 17, 192\) is not 3×5"),
         (",grid=4", r"after grid= come rows and columns of patches, such as 7x28, not '4'"),
         (",heads=many", r"after heads= comes the number of attention heads, not 'many'"),
-        (",heads=6", r"has 6 attention heads, and the encoder 3; use encoder.num_heads = 6"),
+        (",heads=6", r"encoder.num_heads = 3, but .* has 6. The section"),
         (",positions=[1]", r"after positions= comes a scheme's name, or .* not '\[1\]'"),
     ],
 )

@@ -34,6 +34,7 @@ from pospre.run.checkpoints.files import (
 )
 from pospre.run.checkpoints.folders import BEST, NAME, NOTE, checkpoints_in, named_best
 from pospre.scratch import scratch
+from pospre.untrusted_json import parse_object
 
 _OF_JSON = 34  # times its bytes that the values of a JSON take in memory, at most
 _ONE_FOLDER = "All nodes must see the same trainer.save_folder; or use a bucket"
@@ -106,6 +107,19 @@ def _read(uri: str) -> Checkpoint:
     is_shared = is_remote(uri) and dist.get_local_world_size() > 1
     sha256 = hashlib.sha256(files[MANIFEST]).hexdigest()
     return Checkpoint(uri, sha256, content, files if is_shared else None)
+
+
+def recorded_encoder(uri: str) -> dict[str, Any] | None:
+    """Return the ``encoder`` section that a checkpoint records, without reading its tensors.
+
+    None if it cannot be read. Nothing is verified: the whole checkpoint is, before it is used.
+    """
+    try:
+        state = _read_files(uri, [STATE], _sizes_in(uri))[STATE]
+        found = parse_object(state)["content"]["state"]["callbacks"]["RecipeRecord"]["recipe"]
+        return dict(found["encoder"])
+    except (UserError, OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:

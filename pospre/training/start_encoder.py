@@ -1,0 +1,212 @@
+"""The encoder that weights show: for recipes that name none, and for messages about those that do.
+
+``encoder: {weights: FILE}`` is enough: width, depth, patch, heads, positions, class token,
+registers, layer scale and final norm come from the file's tensors, and from what is recorded beside
+them. A run keeps the result in its recipe, so a resumed run does not read the file.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+import yaml
+
+from pospre.command_line import spelled
+from pospre.errors import UserError
+from pospre.nn.build import encoder_size
+from pospre.nn.encoder_from_tensors import encoder_options, shown_heads
+from pospre.nn.encoder_options import EncoderOptions
+from pospre.nn.positions.foreign import has_table
+from pospre.nn.sizes import EncoderSize, pair
+from pospre.nn.swin.encoder import SWIN
+from pospre.nn.timm_models import PREFIX
+from pospre.recipe.recipe import Recipe
+from pospre.recipe.sections import Encoder
+from pospre.run.checkpoints.folders import checkpoints_of
+from pospre.run.checkpoints.reading import recorded_encoder
+from pospre.run.folder import starts_over
+from pospre.training.weight_files import Keys, Source, read_source
+
+FACTOR = re.compile(r"blocks\.\d+\.ls[12]\.gamma")
+"""Tensors of the layer scale."""
+KEYS = Keys("encoder.weights = ", "encoder.weights_from")
+USUAL_SIDE = 224
+_SHOWN = (
+    *("name", "image_size", "patch_size", "depth", "num_heads", "channels", "positions"),
+    *("class_token", "num_registers", "layer_scale", "final_norm", "window"),
+)
+"""Options that weights show; the others are about training."""
+_SHAPE = ("embed_dim", "hidden_dim", "swiglu", "eps", "key_bias")
+
+
+def with_encoder(recipe: Recipe) -> Recipe:
+    """Return a recipe whose encoder has a name.
+
+    Keys that a recipe without one leaves out are those of the run's checkpoint, if there is one,
+    otherwise of ``encoder.weights``.
+
+    Raises:
+        UserError: the weights cannot be read, do not show an encoder, or contradict a key.
+    """
+    given = recipe.encoder
+    if given.name:
+        return recipe
+    found = None if starts_over(recipe) else _recorded(recipe)
+    if found is None:
+        assert given.weights is not None  # the section checks it
+        found = _of_file(given)
+    keys = given.model_fields_set
+    chosen = {key: value for key, value in found.items() if key in _SHOWN and key not in keys}
+    encoder = Encoder.model_validate({**given.model_dump(exclude_unset=True), **chosen})
+    return recipe.with_encoder(encoder)
+
+
+def _recorded(recipe: Recipe) -> dict[str, Any] | None:
+    """Return the encoder in the run's newest readable checkpoint."""
+    found = map(recorded_encoder, (each.uri for each in checkpoints_of(recipe)))
+    return next((encoder for encoder in found if encoder is not None), None)
+
+
+def _of_file(given: Encoder) -> dict[str, Any]:
+    """Return the encoder of the weights; ``UserError`` if a key that is given contradicts it."""
+    assert given.weights is not None
+    source = read_source(given.weights, given.weights_from, KEYS)
+    found = fitting(source)
+    if "patch_size" in given.model_fields_set and "image_size" not in given.model_fields_set:
+        patch = pair(given.patch_size or 1)
+        sides = zip(pair(found["image_size"]), patch, strict=True)
+        found["image_size"] = tuple(max(1, side // part) * part for side, part in sides)
+    own = {key: getattr(given, key) for key in given.model_fields_set - {"weights", "weights_from"}}
+    check_fits(EncoderOptions(**{**_shown(found), **own}), source)
+    return found
+
+
+def fitting(source: Source) -> dict[str, Any]:
+    """Return the arguments of ``build_encoder`` that fit weights; ``UserError`` if none do.
+
+    Views are as large as the table of positions, but at most 224 pixels unless a run says more.
+    """
+    known = source.known
+    if known.encoder is not None:
+        return {**known.encoder, "positions": known.positions}
+    found = encoder_options(
+        source.tensors, source.name, known.positions, grid=known.grid, heads=known.heads
+    ).options
+    return {**found, "image_size": usual_views(found)}
+
+
+def usual_views(options: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the size of views for published weights: 224 px if their table is of a larger square.
+
+    A table of DINOv2's 518 pixels is resampled for other views, as in its own evaluations.
+    """
+    size, patch = pair(options["image_size"]), pair(options["patch_size"])
+    positions = options["positions"]
+    is_table = positions in ("learned", "learned_sincos", "sincos") or has_table(positions)
+    if not is_table or size[0] != size[1] or size[0] <= USUAL_SIDE:
+        return size
+    down, across = (max(1, USUAL_SIDE // part) * part for part in patch)
+    return down, across
+
+
+def check_fits(options: EncoderOptions, source: Source, size: EncoderSize | None = None) -> None:
+    """Raise a ``UserError`` if an encoder contradicts weights; it has the section that fits.
+
+    ``size`` is that of an encoder that is built already, which a name need not tell. Weights from
+    which no encoder can be inferred are compared tensor by tensor, later.
+    """
+    try:
+        fit = fitting(source)
+    except UserError:
+        return
+    if SWIN in (options.name, fit["name"]):
+        return  # compared tensor by tensor
+    wrong = _contradictions(options, size or encoder_size(options), fit, source)
+    if wrong:
+        raise UserError(f"{'; '.join(wrong)}.{fitting_section(options, source)}")
+
+
+def _contradictions(
+    options: EncoderOptions, size: EncoderSize, fit: Mapping[str, Any], source: Source
+) -> list[str]:
+    """Return in words the options that cannot be those of the weights."""
+    other = EncoderOptions(**_shown(fit))
+    theirs = encoder_size(other)
+    name = source.name
+
+    def differs(key: str, own: Any, found: Any) -> str:
+        return f"encoder.{key} = {own}, but {name} has {found}"
+
+    wrong = []
+    shapes = [key for key in _SHAPE if getattr(size, key) != getattr(theirs, key)]
+    if not fit["name"].startswith(PREFIX):  # no tensor shows them
+        shapes = [key for key in shapes if key not in ("eps", "key_bias")]
+    if shapes:
+        own, there = (
+            ", ".join(f"{key} {getattr(each, key)}" for key in shapes) for each in (size, theirs)
+        )
+        wrong.append(differs("name", f"{options.name} ({own})", there))
+    depth = options.depth or size.depth
+    if depth != (other.depth or theirs.depth):
+        wrong.append(differs("depth", depth, f"{other.depth or theirs.depth} blocks"))
+    heads = source.known.heads or shown_heads(source.tensors)
+    if heads not in (None, size.num_heads):
+        wrong.append(differs("num_heads", size.num_heads, heads))
+    for key, found in (
+        ("channels", other.channels),
+        ("class_token", other.class_token),
+        ("num_registers", other.num_registers),
+    ):
+        if getattr(options, key) != found:
+            wrong.append(differs(key, spelled(getattr(options, key)), spelled(found)))
+    return [*wrong, *_missing_parts(options, other, source)]
+
+
+def _missing_parts(options: EncoderOptions, other: EncoderOptions, source: Source) -> list[str]:
+    """Return in words the layer scale or final norm that only one of the two has."""
+    wrong = []
+    factors = [tensor for key, tensor in source.tensors.items() if FACTOR.fullmatch(key)]
+    is_one = options.layer_scale is None and all(bool((each == 1).all()) for each in factors)
+    if (options.layer_scale is None) != (not factors) and not (factors and is_one):
+        found = "factors" if factors else "none"
+        wrong.append(
+            f"encoder.layer_scale = {spelled(options.layer_scale)}, but {source.name} has {found}"
+        )
+    if options.final_norm and not other.final_norm:
+        wrong.append(f"encoder.final_norm = true, but {source.name} has no final norm")
+    return wrong
+
+
+def fitting_section(options: EncoderOptions, source: Source) -> str:
+    """Return the ``encoder:`` section that fits weights, ready to copy; "" if none is known."""
+    try:
+        fit = fitting(source)
+    except UserError:
+        return ""
+    usual = {field.name: field.default for field in fields(EncoderOptions) if field.name != "name"}
+    section: dict[str, Any] = {"weights": source.address}
+    given = {**asdict(options), **_shown(fit)}
+    if options.image_size != usual["image_size"] and _divides(options, fit):
+        given["image_size"] = options.image_size
+    for key, value in given.items():
+        if key not in usual or value != usual[key]:
+            section[key] = _plain(value)
+    text = yaml.safe_dump({"encoder": section}, sort_keys=False, allow_unicode=True, width=1000)
+    return f" The section that fits (its weights alone, without the other keys, would do):\n{text}"
+
+
+def _divides(options: EncoderOptions, fit: Mapping[str, Any]) -> bool:
+    sides = zip(pair(options.image_size), pair(fit["patch_size"] or 1), strict=True)
+    return all(side % part == 0 for side, part in sides)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a recipe has it: one number for a square."""
+    if isinstance(value, tuple):
+        return value[0] if len(set(value)) == 1 else [*value]
+    return value
+
+
+def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key in _SHOWN}
