@@ -19,8 +19,10 @@ FIRST_LIGHT ?= yamls/first_light/droppos.yaml yamls/first_light/mae.yaml
 # The fast tier: methods, encoder, positions and recipes, without the two files that train longest.
 FAST := tests/nn tests/algorithms tests/model tests/augment tests/recipe tests/training/optimizer tests/data/decode
 SLOW := tests/model/test_trained_leaks.py tests/model/test_fsdp.py
+# Files say themselves that they belong here.
+SCIENCE = $(shell grep -rl --include="*.py" "^pytestmark = pytest.mark.science" tests)
 
-.PHONY: help setup test test-fast test-oldest test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-minutes gpu-report gpu-count gpu-bundle learn position-table evaluation-table clean
+.PHONY: help setup test test-fast test-science test-oldest test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-minutes gpu-report gpu-count gpu-bundle learn position-table evaluation-table clean
 
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -33,6 +35,9 @@ test: setup ## Run the tests on two cores (real photographs: POSPRE_TEST_DATA=<f
 
 test-fast: setup ## Run the tests of methods, encoder, positions and recipes, in two to three minutes on two cores.
 	$(TEST_RUN) $(PYTHON_RUN) $(PYTEST) $(FAST) $(addprefix --ignore=,$(SLOW)) $(ARGS)
+
+test-science: setup ## Run parity with published code, contracts, leaks, draws and exact resume, in about a minute on two cores.
+	$(TEST_RUN) $(PYTHON_RUN) $(PYTEST) -m science $(SCIENCE) $(ARGS)
 
 test-oldest: setup ## Run the tests of methods, encoders and runs with torch 2.7 (.venv-oldest, 8 GB).
 	@.setup/beside.sh oldest

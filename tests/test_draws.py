@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from pospre import draws, portable_math
 
+pytestmark = pytest.mark.science
+
 WORDS = st.integers(-(2**63), 2**63 - 1)
 SEEDS = st.integers(-(2**70), 2**70)
 NUM = 20_000

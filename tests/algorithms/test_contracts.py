@@ -21,6 +21,8 @@ from tests.algorithms.cases import (
     written,
 )
 
+pytestmark = pytest.mark.science
+
 DRAWING: Options = {
     "mae": {"sampling": "uniform", "second_mask_ratio": 0.25},
     "mp3": {"position_rate": 0.5},

@@ -14,6 +14,8 @@ from pospre.batch import Batch
 from pospre.nn.masking import PatchMasking, slot_mask
 from tests.algorithms.cases import Case
 
+pytestmark = pytest.mark.science
+
 SAMPLES, LIMIT = 20_000, 5.5
 GRID, PATCHES = (4, 4), 16  # of the cases below
 

@@ -16,6 +16,8 @@ from tests.algorithms.official import (
     small_model,
 )
 
+pytestmark = pytest.mark.science
+
 DROPPOS: dict[str, dict[str, Any]] = {
     "affinity_sigma1": {},
     "plain_sigma0": {"temperature": None},

@@ -16,6 +16,8 @@ from tests.algorithms.official import (
     tensor,
 )
 
+pytestmark = pytest.mark.science
+
 SIDE = 8
 
 

@@ -28,6 +28,8 @@ from pospre.certificate.step_records import (
     read_record,
 )
 
+pytestmark = pytest.mark.science
+
 END = {"end": 4, "optimiser": "o", "random": "r"}
 
 

@@ -21,6 +21,8 @@ from pospre.data.views.options import ViewGroup
 from tests.data.conftest import FORMATS, NUM_IMAGES
 from tests.processes import finished, launcher
 
+pytestmark = pytest.mark.science
+
 VIEWS = (
     ViewGroup(name="global", count=2, size=32),
     ViewGroup(name="local", count=3, size=16, scale=(0.05, 0.2), interpolation="bilinear"),

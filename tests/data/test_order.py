@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from pospre import draws
 from pospre.data.order import epoch_order
 
+pytestmark = pytest.mark.science
+
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(sum)
 SEEDS = st.integers(-(2**63), 2**64)
 

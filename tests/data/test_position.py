@@ -10,6 +10,8 @@ from pospre.batch import Batch
 from pospre.errors import UserError
 from tests.data.loading import count_calls, joined, loader, same
 
+pytestmark = pytest.mark.science
+
 
 def test_skipping_equals_iterating(photos, monkeypatch):
     whole = list(loader(photos))

@@ -16,6 +16,8 @@ from pospre.data.order import batch_rows, deal, epoch_order, groups_of, rank_vis
 from pospre.errors import UserError
 from tests.data.loading import joined, loader, same
 
+pytestmark = pytest.mark.science
+
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(sum)
 GROUPS = st.integers(1, 8)
 SEEDS = st.integers(-(2**63), 2**64)

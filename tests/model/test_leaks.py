@@ -24,6 +24,8 @@ from pospre.nn.places import Places
 from pospre.nn.positions import SCHEMES
 from tests.algorithms.cases import Case, written
 
+pytestmark = pytest.mark.science
+
 EXACT, FELT = 1e-9, 1e-3  # in standard deviations of the tokens
 HIDING = [
     ("droppos",),

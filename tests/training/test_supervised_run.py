@@ -14,6 +14,8 @@ from pospre.run.checkpoints.reading import read_checkpoint
 from tests.processes import finished
 from tests.training.tiny_runs import Run, command, curve, environment
 
+pytestmark = pytest.mark.science
+
 CLASSIFIER = (  # 12 steps with all that changes with the step
     "encoder={name: vit_tiny16, image_size: 64, depth: 2, positions: learned, drop_path: 0.2,"
     " final_norm: false}",

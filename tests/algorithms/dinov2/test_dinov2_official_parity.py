@@ -18,6 +18,8 @@ from pospre.data.views.options import ViewGroup
 from pospre.model.model import PretrainModel
 from tests.algorithms.official import FIXTURES, assert_recorded, small_encoder, tensor
 
+pytestmark = pytest.mark.science
+
 RECORDED = json.loads((FIXTURES / "dinov2_official.json").read_text())
 SAMPLES, LOCALS = 4, 3
 VIEWS = {

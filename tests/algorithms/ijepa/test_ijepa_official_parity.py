@@ -20,6 +20,8 @@ from tests.algorithms.official import (
     tensor,
 )
 
+pytestmark = pytest.mark.science
+
 RENAMED = {
     "objectives.named.ijepa.predictor.embed": "predictor.predictor_embed",
     "objectives.named.ijepa.predictor.blocks": "predictor.predictor_blocks",

@@ -18,6 +18,8 @@ from tests.algorithms.official import (
     tensor,
 )
 
+pytestmark = pytest.mark.science
+
 
 def images(group: str) -> Tensor:
     prefix = "" if group == "view" else "second/"
