@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pospre.errors import UserError
+from pospre.errors import UserError, run_command
 from tests.disk import snapshot
 
 
@@ -33,4 +33,15 @@ def refuses(
         assert re.search(each, said), said
     assert "Traceback" not in said
     assert found_in(folder) == before
+    return said
+
+
+def fails(
+    main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: object
+) -> str:
+    """Check that a command ends with exit code 2 and one message; return what it prints there."""
+    capsys.readouterr()
+    assert run_command(lambda: main([str(argument) for argument in arguments])) == 2
+    said = capsys.readouterr().err
+    assert said.count("error: ") == 1 and "Traceback" not in said, said
     return said

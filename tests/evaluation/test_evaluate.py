@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 from pospre import evaluate
 from pospre.data.opening import open_reader
-from pospre.errors import UserError, run_command
+from pospre.errors import UserError
 from pospre.evaluation.models import open_model
 from pospre.evaluation.recipe_evaluations import check_evaluations
 from pospre.evaluation.registry import (
@@ -23,22 +24,15 @@ from pospre.evaluation.registry import (
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model
+from tests import refusals
 from tests.evaluation.checkpoints import measured, save_checkpoint, tiny_recipe
 from tests.run.checkpoints.checkpoint_files import write_checkpoint
 
 
 @pytest.fixture
 def fails(capsys):
-    """Return ``fails(*arguments)``: run the command, expect exit code 2, return the message."""
-
-    def run(*arguments):
-        code = run_command(lambda: evaluate.main([str(argument) for argument in arguments]))
-        message = capsys.readouterr().err
-        assert code == 2
-        assert message.count("error: ") == 1 and "Traceback" not in message
-        return message
-
-    return run
+    """Return ``fails(*arguments)``: the message of a command that ends with exit code 2."""
+    return partial(refusals.fails, evaluate.main, capsys)
 
 
 def test_the_recipes_page_has_a_row_for_every_evaluation():

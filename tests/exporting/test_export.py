@@ -9,12 +9,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from pospre.errors import run_command
 from pospre.export import main
 from pospre.exporting import timm_file
 from pospre.exporting.export import export
 from pospre.training.build import load_model
 from tests.evaluation.checkpoints import printed_model, save_checkpoint, tiny_recipe
+from tests.refusals import fails
 
 
 @pytest.fixture(scope="module")
@@ -88,18 +88,11 @@ def test_safetensors_holds_the_bare_encoder_and_its_story(checkpoint, tmp_path):
     assert_same_features(checkpoint, printed_model(lines))
 
 
-def fails(capsys, *arguments):
-    code = run_command(lambda: main([str(argument) for argument in arguments]))
-    message = capsys.readouterr().err
-    assert code == 2 and message.startswith("error: ")
-    return message
-
-
 def test_existing_file_is_kept_without_overwrite(checkpoint, tmp_path, capsys):
     out = tmp_path / "encoder.pth"
     out.write_text("precious")
     arguments = [checkpoint, out, "--format", "timm"]
-    assert "--overwrite" in fails(capsys, *arguments)
+    assert "--overwrite" in fails(main, capsys, *arguments)
     assert out.read_text() == "precious"
     assert main([str(argument) for argument in [*arguments, "--overwrite"]]) == 0
     assert "timm.create_model('vit_tiny_patch16_224'" in capsys.readouterr().out
@@ -113,5 +106,5 @@ def test_full_disk_leaves_nothing(checkpoint, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(timm_file, "write", write_half)
     out = tmp_path / "encoder.pth"
-    assert "No space left" in fails(capsys, checkpoint, out, "--format", "timm")
+    assert "No space left" in fails(main, capsys, checkpoint, out, "--format", "timm")
     assert not list(tmp_path.iterdir())

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from pospre.compare import main
-from pospre.errors import run_command
 from pospre.reporting.compare import compare_runs, read_runs
 from pospre.reporting.plots import draw_chart
+from tests.refusals import fails
 from tests.reporting.fabricated_run import fabricate_run, knn, write_evaluation
 
 
@@ -31,13 +31,6 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     shutil.rmtree(second / "evaluation" / "position_pictures")
     (second / "evaluation" / "position_grid.json").unlink()
     return first, second
-
-
-def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    code = run_command(lambda: main([str(argument) for argument in arguments]))
-    message = capsys.readouterr().err
-    assert code == 2 and message.startswith("error: ") and message.count("\n") == 1
-    return message
 
 
 def test_curves_are_means_up_to_the_last_common_step(pair: tuple[Path, Path]) -> None:
@@ -127,22 +120,27 @@ def test_one_axis_holds_all_curves(pair: tuple[Path, Path]) -> None:
 def test_mistakes_are_one_line(
     pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def says(*arguments: object) -> str:
+        message = fails(main, capsys, *arguments)
+        assert message.count("\n") == 1
+        return message
+
     first, second = pair
     (tmp_path / "empty").mkdir()
-    assert "does not exist" in fails(capsys, first, tmp_path / "none")
-    assert "no metrics.jsonl" in fails(capsys, first, tmp_path / "empty")
-    assert "are the same run" in fails(capsys, first, first / ".." / first.name)
-    assert "is one run" in fails(capsys, first)
-    assert "aws s3 sync s3://bucket/mae" in fails(capsys, first, "s3://bucket/mae")
-    assert "must end in .html" in fails(capsys, *pair, "--output", "page.txt")
-    assert "is not a writable folder" in fails(capsys, *pair, "--output", "/dev/null/page.html")
-    assert "--reference is for one run" in fails(capsys, *pair, "--reference", "x.json")
+    assert "does not exist" in says(first, tmp_path / "none")
+    assert "no metrics.jsonl" in says(first, tmp_path / "empty")
+    assert "are the same run" in says(first, first / ".." / first.name)
+    assert "is one run" in says(first)
+    assert "aws s3 sync s3://bucket/mae" in says(first, "s3://bucket/mae")
+    assert "must end in .html" in says(*pair, "--output", "page.txt")
+    assert "is not a writable folder" in says(*pair, "--output", "/dev/null/page.html")
+    assert "--reference is for one run" in says(*pair, "--reference", "x.json")
     (second / "metrics.jsonl").write_text("")
     assert main([str(first), str(second)]) == 0  # what they measured is compared all the same
     assert "steps" in capsys.readouterr().out
     shutil.rmtree(second / "evaluation")
     (second / "metrics.jsonl").write_text('{"step": 1, "loss/other": 1.0}\n')
-    message = fails(capsys, *pair)
+    message = says(*pair)
     assert "slow and fast have nothing in common" in message and "loss/droppos" in message
 
 

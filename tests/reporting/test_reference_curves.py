@@ -1,14 +1,15 @@
 """The band of a reference: who stays in it, who does not, and what no reference is made of."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pospre.compare import main
-from pospre.errors import run_command
 from pospre.reporting.reference_curves import read_reference
+from tests.refusals import fails
 
 RECIPE = """\
 run_name: {name}
@@ -85,35 +86,27 @@ def test_a_lost_value_is_outside(reference: Path, tmp_path: Path) -> None:
     assert main([str(run), "--reference", str(reference)]) == 1
 
 
-def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert run_command(lambda: main([str(argument) for argument in arguments])) == 2
-    return capsys.readouterr().err
-
-
 def test_mistakes(reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    says = partial(fails, main, capsys)
     broken, short = tmp_path / "broken.json", made(tmp_path, 20, steps=12)
     broken.write_text('{"seeds": [1]}')
     run = made(tmp_path, 11)
-    assert "not one: seeds: List should have at least 3" in fails(
-        capsys, run, "--reference", broken
-    )
+    assert "not one: seeds: List should have at least 3" in says(run, "--reference", broken)
     broken.write_text('{"seeds": [1, 2, 3], "edges": [0, 5], "curves": {"loss/mae": [[1.0]]}}')
-    assert "loss/mae has not one value for each" in fails(capsys, run, "--reference", broken)
-    assert "cannot be read" in fails(capsys, run, "--reference", tmp_path / "no.json")
-    assert "has 12 steps, the reference 20" in fails(capsys, short, "--reference", reference)
+    assert "loss/mae has not one value for each" in says(run, "--reference", broken)
+    assert "cannot be read" in says(run, "--reference", tmp_path / "no.json")
+    assert "has 12 steps, the reference 20" in says(short, "--reference", reference)
     (run / "metrics.jsonl").write_text('{"step": 20, "loss/droppos": 1.0}\n')
-    message = fails(capsys, run, "--reference", reference)
+    message = says(run, "--reference", reference)
     assert "nothing in common" in message and "loss/droppos" in message and "loss/mae" in message
     out = tmp_path / "new.json"
     runs = [made(tmp_path, seed) for seed in (5, 6, 7)]
     write = ["--write-reference", out]
-    assert "at least 3 runs" in fails(capsys, *runs[:2], *write)
-    assert "same length" in fails(capsys, *runs, short, *write)
+    assert "at least 3 runs" in says(*runs[:2], *write)
+    assert "same length" in says(*runs, short, *write)
     wrong = made(tmp_path, 8, mask=0.5)
-    assert "algorithms.mae.mask_ratio is 0.75, 0.5" in fails(capsys, *runs, wrong, *write)
+    assert "algorithms.mae.mask_ratio is 0.75, 0.5" in says(*runs, wrong, *write)
     again = made(tmp_path, 5, shift=0.1)
-    assert "runs with different seeds; these have [5, 6, 7, 5]" in fails(
-        capsys, *runs, again, *write
-    )
-    assert "--output is a page" in fails(capsys, *runs, *write, "--output", tmp_path / "a.html")
+    assert "runs with different seeds; these have [5, 6, 7, 5]" in says(*runs, again, *write)
+    assert "--output is a page" in says(*runs, *write, "--output", tmp_path / "a.html")
     assert not out.exists()
