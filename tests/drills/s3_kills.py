@@ -21,6 +21,7 @@ from pospre.certificate.step_records import Verdict
 from tests.data.flaky_s3 import FlakyS3, access, flaky_s3
 from tests.data.seaweed import seaweed
 from tests.data.storm import Storm
+from tests.drills.conversions import kill_conversions
 from tests.drills.drill import Drill, Tally
 from tests.markdown import markdown_table
 
@@ -37,7 +38,7 @@ _EPILOG = """\
 examples:
   python tests/drills/s3_kills.py --kills 200 --outages 5,60,300
   python tests/drills/s3_kills.py --kills 10 --outages 2 --seed 7
-  python tests/drills/s3_kills.py --server seaweedfs --kills 20 --outages 20,120
+  python tests/drills/s3_kills.py --server seaweedfs --kills 20 --outages 20,120 --conversions 4
 
 A tiny DropPos saves every second step, to an S3 server (moto's or SeaweedFS) behind a proxy. Of its
 requests 11 % meet trouble: 500, 503, a connection that is reset before or after the server has done
@@ -50,6 +51,9 @@ After every process the newest checkpoint in the bucket must load as it lies the
 must go on from the newest whole one on disk or in the bucket, and no more steps may be lost than
 since the last save that was whole. In the end draws, losses, weights, optimiser and random state
 must be those of a run that nothing disturbed, to the bit.
+
+Before that, --conversions kills a conversion into the bucket so many times with -9; its shards must
+be those of an undisturbed conversion.
 
 exit codes: 0 all of it holds, 1 something does not (the table says what).
 """
@@ -67,6 +71,7 @@ def main() -> int:
     parser.add_argument("--outages", default="5,60,300", help="seconds of each (5,60,300)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--server", choices=("moto", "seaweedfs"), default="moto")
+    parser.add_argument("--conversions", type=int, default=0, help="kills of a conversion (0)")
     parser.add_argument("--keep", type=Path, help="folder to work in, which stays")
     arguments = parser.parse_args()
     outages = [float(seconds) for seconds in arguments.outages.split(",") if seconds]
@@ -74,7 +79,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pospre-drill-") as temporary:
         folder = arguments.keep or Path(temporary)
         tally, verdicts = drill(
-            folder, arguments.kills, steps, outages, arguments.seed, server=arguments.server
+            folder,
+            arguments.kills,
+            steps,
+            outages,
+            arguments.seed,
+            server=arguments.server,
+            conversions=arguments.conversions,
         )
     bad = bool(tally.faults) or not all(verdict.holds for verdict in verdicts)
     return int(bad)
@@ -88,6 +99,7 @@ def drill(
     seed: int,
     silence: float = 22.0,
     server: str = "moto",
+    conversions: int = 0,
 ) -> tuple[Tally, list[Verdict]]:
     """Run the drill and print its table.
 
@@ -99,12 +111,21 @@ def drill(
         seed: of all draws.
         silence: seconds that a request goes unanswered, if it is drawn to be.
         server: behind the proxy, ``moto`` or ``seaweedfs``.
+        conversions: kills of a conversion before it.
     """
     began = time.monotonic()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # moto's requests
     with _proxy(server, folder) as (proxy, crash):
         os.environ.update(access(proxy.upstream))
         it = Drill(folder, proxy, steps, seed, crash)
+        if conversions:
+            client = boto3.client("s3", endpoint_url=proxy.upstream)
+            converted = kill_conversions(folder, client, conversions, seed)
+            it.tally.faults += converted.faults
+            print(
+                f"a conversion killed with {converted.killed} objects in the bucket ended after "
+                f"{converted.seconds:.0f} s more: {converted.faults or 'bit-equal shards'}"
+            )
         reference, values, pace = it.undisturbed()
         proxy.storm = storm = Storm(seed, RATES, delay=1.0, silence=silence)
         it.disturb(kills, _spread(outages, kills, seed), pace)
