@@ -5,6 +5,7 @@ import fcntl
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 import uuid
@@ -42,6 +43,16 @@ def scratch() -> Iterator[Path]:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             lock.unlink(missing_ok=True)
+
+
+def remove_folder_of_torch() -> None:
+    """Remove the temporary folder that torch makes when ``torch.distributed.fsdp`` is imported.
+
+    It is for modules on other machines, which pospre has none of; a killed process leaves it.
+    """
+    module = sys.modules.get("torch.distributed.nn.jit.instantiator")
+    if module is not None:
+        module._TEMP_DIR.cleanup()
 
 
 def temporary_folder() -> Path:

@@ -102,12 +102,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from pospre.evaluation.recipe_evaluations import check_evaluations
     from pospre.reporting.live_page import LivePage
     from pospre.run.run import Run
+    from pospre.scratch import remove_folder_of_torch
     from pospre.training.start_encoder import with_encoder
     from pospre.training.train import train_in
 
     recipe = with_encoder(recipe)
     check_evaluations(recipe)
     with Run(recipe) as run:
+        remove_folder_of_torch()
         callbacks = [*online_evaluations(recipe), LivePage(recipe.run_path())]
         finished_before = train_in(run, callbacks)
         finish(recipe, again=not finished_before)

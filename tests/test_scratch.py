@@ -12,7 +12,13 @@ import pytest
 
 from pospre.data.bucket.cache import cache_root
 from pospre.errors import UserError
-from pospre.scratch import boot_id, cause_of_full_disk, scratch, user_cache
+from pospre.scratch import (
+    boot_id,
+    cause_of_full_disk,
+    remove_folder_of_torch,
+    scratch,
+    user_cache,
+)
 
 _WAITING = """
 import tempfile, time
@@ -58,6 +64,14 @@ def test_a_lock_of_another_machine_stays_for_a_week(
     monkeypatch.setattr("pospre.scratch.time.time", lambda: now + age)
     with scratch():
         assert (place / "pospre-tmp-a").exists() == stays
+
+
+def test_the_folder_that_torch_makes_is_removed() -> None:
+    from torch.distributed.nn.jit import instantiator  # makes it
+
+    for _ in range(2):
+        remove_folder_of_torch()
+        assert not Path(instantiator.INSTANTIATED_TEMPLATE_DIR_PATH).exists()
 
 
 def test_a_full_disk_is_named(place: Path) -> None:

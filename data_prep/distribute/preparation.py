@@ -11,6 +11,7 @@ from data_prep.plan.records import Settings
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import Source
 from pospre.errors import UserError, needing, to_install
+from pospre.scratch import remove_folder_of_torch
 
 _FRAMES = 100  # of a clip: one second, plus 20 ms of silence
 _FOR_CLIPS = {"frames": "clips", "keywords": "clips"}
@@ -88,3 +89,4 @@ def check_writers(data_format: str) -> None:
             raise UserError(
                 f"FFCV cannot be loaded ({error}): {to_install('ffcv')}; or use --format mds."
             ) from error
+    remove_folder_of_torch()

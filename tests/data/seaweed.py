@@ -126,10 +126,13 @@ def seaweed(folder: Path) -> Iterator[Seaweed]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that are free, as are those ``_GRPC`` above them."""
+    """Return ports that are free, as are those ``_GRPC`` above them.
+
+    All are below 32768, where the system takes ports for connections, also during a restart.
+    """
     ports: list[int] = []
     while len(ports) < count:
-        port = random.SystemRandom().randrange(15_000, 32_000)
+        port = random.SystemRandom().randrange(15_000, 22_000)
         if port not in ports and _is_free(port) and _is_free(port + _GRPC):
             ports.append(port)
     return ports
