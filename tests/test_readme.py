@@ -187,6 +187,18 @@ def test_the_table_of_what_was_learned_is_that_of_the_results() -> None:
     assert learn.table(methods) in FIGURES
 
 
+def test_a_newcomer_reads_first_how_to_begin_and_whose_methods_these_are() -> None:
+    clone, first, said = map(README.index, ("git clone", "\nmake demo", "`python` is `.venv/bin/"))
+    assert clone < first < said < README.index("python -m")
+    papers = re.findall(r"^## (\w+)$", (ROOT / "yamls/PAPERS.md").read_text("utf-8"), re.M)
+    table = README.partition("| paper |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| \[?(\w+)", table, re.M) == papers
+    for method in re.findall(r"`(\w+)`", table):
+        assert f"\n## {method}\n" in TEXTS[NAMES.index("pospre/algorithms/README.md")]
+    pictures = [ROOT / name for name in re.findall(r"!\[.*?\]\((.*?)\)", README)]
+    assert pictures and all(path.stat().st_size < 150_000 for path in pictures)
+
+
 def piece(heading: str) -> str:
     """Return the first block of commands below a heading of the README."""
     return README.partition(f"\n### {heading}\n")[2].split("```\n")[1]
