@@ -49,14 +49,6 @@ def test_view_groups_are_given_by_name_or_in_a_row(image_folder: Callable[..., P
     assert pospre.build_loader(image_folder(num_images=4), batch_size=2, views=group)
 
 
-@pytest.mark.parametrize("numbers", [[127.5] * 3, [0.5, 0.5], [-0.1, 0.5, 0.5]])
-def test_a_mean_of_other_levels_is_refused(numbers: list[float]) -> None:
-    with pytest.raises(UserError, match=r"mean is \[.*of pixels divided by 255"):
-        pospre.DeviceAugment(mean=numbers)
-    with pytest.raises(UserError, match=r"std is \[0.*above 0"):
-        pospre.DeviceAugment(std=[0.0, 0.2, 0.2])
-
-
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
 def test_weights_of_another_type_train(kind: torch.dtype) -> None:
     model = Case(("mae", "droppos")).build()[0]
