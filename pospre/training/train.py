@@ -97,6 +97,7 @@ def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback]) -> Non
     for needless in (
         "No batches were trained",  # when resuming at the very end of an epoch
         "The current world size",  # differs: no draw depends on a rank's own random state
+        "FSDP2-wrapped module",  # returns a view: losses change no output in place
     ):
         warnings.filterwarnings("ignore", message=needless)
     try:

@@ -209,7 +209,7 @@ def train(
         optimizer.step()
         for algorithm in algorithms:
             algorithm.after_step(model, progress)
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
 
 

@@ -94,8 +94,8 @@ def test_what_is_damaged_is_passed_over(
             "its content is not valid (ValueError: it is not UTF-8",
             lambda: forge(newest, state.name, b"\x80\x02]q\0."),
         ),
-        # as a careless copy leaves them
-        ("state.json has", lambda: shutil.copy(folder / "ep0-ba2" / state.name, newest)),
+        # as a careless copy leaves them; by chance, both may have as many bytes
+        ("state.json", lambda: shutil.copy(folder / "ep0-ba2" / state.name, newest)),
         *(
             (f"SHA-256 of {path.name}", lambda path=path, place=place: flip(path, place))
             for path in (tensors, state)
