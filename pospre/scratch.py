@@ -46,12 +46,13 @@ def scratch() -> Iterator[Path]:
 
 
 def remove_folder_of_torch() -> None:
-    """Remove the temporary folder that torch makes when ``torch.distributed.fsdp`` is imported.
+    """Remove the temporary folder that torch 2.7 makes as ``torch.distributed.fsdp`` is imported.
 
     It is for modules on other machines, which pospre has none of; a killed process leaves it.
+    torch 2.14 makes none.
     """
     module = sys.modules.get("torch.distributed.nn.jit.instantiator")
-    if module is not None:
+    if module is not None and hasattr(module, "_TEMP_DIR"):
         module._TEMP_DIR.cleanup()
 
 

@@ -71,7 +71,8 @@ def test_the_folder_that_torch_makes_is_removed() -> None:
 
     for _ in range(2):
         remove_folder_of_torch()
-        assert not Path(instantiator.INSTANTIATED_TEMPLATE_DIR_PATH).exists()
+        made = getattr(instantiator, "INSTANTIATED_TEMPLATE_DIR_PATH", None)  # torch 2.14: none
+        assert made is None or not Path(made).exists()
 
 
 def test_a_full_disk_is_named(place: Path) -> None:
