@@ -88,6 +88,12 @@ ROWS = {
         ("bank={train}", *SMALL),
         "AP50",
     ),
+    "depth": Row(
+        "droppos", "golden numbers 1e-6; depths the renderer's", ("bank={train}",), "rmse"
+    ),
+    "correspondence": Row(
+        "droppos", "perfect features: 1; two published conventions .01", ("num_samples=100",)
+    ),
     "video_segmentation": Row(
         "droppos",
         "J scikit-learn 1e-12; F plain numpy 1e-12; propagation plain loop 1e-5",

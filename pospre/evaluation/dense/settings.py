@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from pospre.evaluation.common_settings import Compared, Numbers, as_tuple
+from pospre.evaluation.common_settings import Compared, Listed, Numbers, Sampling, as_tuple
 from pospre.ranges import PositiveRange, PositiveShare, Ratio
 
 Factors = Annotated[PositiveRange, BeforeValidator(as_tuple)]
@@ -31,6 +31,58 @@ class Learned(Compared):
     layer_decay: PositiveShare = 0.65
     drop_path: Ratio = 0.0
     num_workers: NonNegativeInt = 0
+    seed: int = 0
+
+
+class Correspondence(Sampling, Compared):
+    """Settings of ``correspondence``.
+
+    Attributes:
+        num_samples: number of pairs, drawn by the seed; default: all.
+        split: of SPair-71k: trn, val or test.
+        size: side of the square views in pixels, a multiple of the patch; default: the encoder's.
+        layer: block whose patch tokens are compared; default: the last.
+        alpha: thresholds, as shares of the object's box or of the view.
+        match: argmax answers with the best patch's centre; kernel with a weighted mean around it.
+        coordinates: of ours, or those of published codes, which are half a patch off: probe3d,
+            insid3.
+        seed: seed of the drawn pairs, homographies and colours.
+    """
+
+    split: str = "test"
+    size: PositiveInt | None = None
+    layer: NonNegativeInt | None = None
+    alpha: Listed[PositiveFloat] = (0.05, 0.1, 0.15, 0.2)
+    match: Literal["argmax", "kernel"] = "argmax"
+    coordinates: Literal["ours", "probe3d", "insid3"] = "ours"
+
+
+class Depth(Compared):
+    """Settings of ``depth``.
+
+    Attributes:
+        bank: folder of the training images, if they are not in the measured data.
+        split: split to measure, such as val; scenes in one folder have no splits.
+        train_split: split to train on.
+        size: side of the square views in pixels, a multiple of the patch; default: the encoder's.
+        scale: values per metre of depths in PNGs.
+        max_depth: largest depth in metres; deeper pixels have no truth. Default: the training's
+            largest (rendered scenes: 16, and deeper ones count as 16).
+        iterations: steps of AdamW.
+        batch_size: images per step.
+        lr: peak rate of the cycle.
+        seed: seed of the head's weights and of the order of images.
+    """
+
+    bank: str | None = None
+    split: str = "val"
+    train_split: str = "train"
+    size: PositiveInt | None = None
+    scale: PositiveFloat = 1000.0
+    max_depth: PositiveFloat | None = None
+    iterations: PositiveInt = 2000
+    batch_size: PositiveInt = 16
+    lr: PositiveFloat = 0.0003
     seed: int = 0
 
 

@@ -1,0 +1,168 @@
+"""Images with depths in metres: data set layouts and their checks.
+
+Supported are ``<split>/images/*`` with ``<split>/depth/*`` of the same names (16-bit PNG, metres ×
+``scale``; or ``.npy`` in metres); NYUv2's lists ``nyu_<split>.txt`` with lines "image depth focal";
+and rendered scenes, whose labels hold the horizon and the objects' distances.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy import ndarray
+from pycocotools import mask as coco_mask
+from torch import Tensor
+
+from pospre.data.decode.bit_depth import RGB, Decoding
+from pospre.errors import UserError
+from pospre.evaluation.dense.images import (
+    LABELS,
+    files_by_stem,
+    image_sides,
+    read_image,
+    read_mask,
+    scene_lines,
+)
+from pospre.text_lists import read_text
+from pospre.untrusted_json import is_number
+
+SCENES_MAX = 16.0  # metres; objects are nearer, and the ground has no end
+_NYU = {"val": "test"}
+
+
+@dataclass(frozen=True)
+class DepthSet:
+    """A split of a data set.
+
+    Attributes:
+        address: for messages.
+        images: files, sorted.
+        truths: for each image its file of depths, or its line in the scenes' labels.
+        scale: values of a file of whole numbers per metre.
+    """
+
+    address: str
+    images: Sequence[Path]
+    truths: Sequence[Any]
+    scale: float
+    decoding: Decoding = RGB
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether these are rendered scenes."""
+        return isinstance(self.truths[0], dict)
+
+    def image(self, index: int) -> Tensor:
+        """Return an image's pixels, uint8 (3, H, W)."""
+        return read_image(self.images[index], self.decoding)
+
+    def depth(self, index: int, max_depth: float) -> Tensor:
+        """Return depths in metres, float32 (H, W); 0 where there is no truth.
+
+        Real depths beyond ``max_depth`` are no truth; those of scenes are clipped, the sky is 0.
+        """
+        metres = self.measured(index)
+        if self.is_rendered:
+            metres = metres.clip(max=max_depth)
+        known = np.isfinite(metres) & (metres > 0) & (metres <= max_depth)
+        return torch.from_numpy(np.where(known, metres, 0).astype(np.float32))
+
+    def measured(self, index: int) -> ndarray:
+        """Return the depths as recorded, in metres, (H, W)."""
+        truth = self.truths[index]
+        if isinstance(truth, dict):
+            return _rendered(truth, image_sides(self.images[index]), self.address)
+        if truth.suffix == ".npy":
+            try:
+                values = np.load(truth, allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise UserError(f"{truth} is not a readable array ({error}).") from error
+            if values.ndim != 2 or values.dtype.kind not in "fui":
+                raise UserError(f"{truth} holds {values.dtype} {values.shape}, not depths (H, W).")
+            metres: ndarray = values.astype(np.float64)
+        else:
+            metres = read_mask(truth) / self.scale
+        if metres.shape != image_sides(self.images[index]):
+            raise UserError(
+                f"{truth} has {metres.shape[0]}×{metres.shape[1]} depths, but its image has "
+                f"{'×'.join(map(str, image_sides(self.images[index])))} pixels."
+            )
+        return metres
+
+
+def open_depths(root: str, split: str, scale: float, decoding: Decoding = RGB) -> DepthSet:
+    """Find a split of a data set; ``UserError`` if there is none."""
+    base = Path(root)
+    if (base / split / "depth").is_dir():
+        images = files_by_stem(base / split / "images")
+        depths = {
+            path.relative_to(base / split / "depth").with_suffix("").as_posix(): path
+            for path in sorted((base / split / "depth").rglob("*"))
+            if path.suffix in (".png", ".npy")
+        }
+        shared = sorted(images.keys() & depths.keys())
+        if not shared or images.keys() ^ depths.keys():
+            odd = sorted(images.keys() ^ depths.keys())
+            raise UserError(
+                f"{base / split}: images and depths need the same names; "
+                f"{len(odd)} are alone{f', such as {odd[0]}' if odd else ''}."
+            )
+        pairs = [images[name] for name in shared], [depths[name] for name in shared]
+        return DepthSet(str(base / split), *pairs, scale, decoding)
+    listed = base / f"nyu_{_NYU.get(split, split)}.txt"
+    if listed.is_file():
+        return _of_list(base, listed, scale, decoding)
+    for folder in (base / split, base):
+        if (folder / LABELS).is_file():
+            lines = scene_lines(folder)
+            if not all(is_number(line.get("horizon")) for line in lines):
+                raise UserError(
+                    f"{folder / LABELS} has no horizon; render the scenes again: python -m "
+                    "data_prep.scenes."
+                )
+            paths = [folder / line["path"] for line in lines]
+            return DepthSet(str(folder), paths, lines, scale, decoding)
+    raise UserError(
+        f"{root} has no split '{split}' with depths: {split}/images with {split}/depth, "
+        f"{listed.name}, or {LABELS} of rendered scenes."
+    )
+
+
+def _of_list(base: Path, listed: Path, scale: float, decoding: Decoding) -> DepthSet:
+    images, truths = [], []
+    for number, line in enumerate(read_text(listed).splitlines(), start=1):
+        parts = line.split()
+        if not parts or "None" in parts:  # images without depths
+            continue
+        if len(parts) < 2:
+            raise UserError(f"{listed}, line {number}, is not 'image depth focal'.")
+        image, truth = (base / part.lstrip("/") for part in parts[:2])
+        for path in (image, truth):
+            if not path.resolve().is_relative_to(base.resolve()) or not path.is_file():
+                raise UserError(f"{listed}, line {number}: {path} does not exist in the data set.")
+        images.append(image)
+        truths.append(truth)
+    if not images:
+        raise UserError(f"{listed} lists no images with depths.")
+    return DepthSet(str(listed), images, truths, scale, decoding)
+
+
+def _rendered(line: dict[str, Any], sides: tuple[int, int], address: str) -> ndarray:
+    """Return the depths of a scene: 1 / (y − horizon) for the ground, as its renderer has it."""
+    height, width = sides
+    y = (np.arange(height) + 0.5) / height
+    below = y - line["horizon"] / height
+    ground = np.where(below > 0, 1 / np.maximum(below, 0.5 / height), 0)
+    metres = np.repeat(ground[:, None], width, axis=1)
+    for item in line["objects"]:  # from far to near
+        if not is_number(item.get("distance")):
+            raise UserError(f"{address}/{LABELS}: an object of {line['path']} has no distance.")
+        shown = coco_mask.decode(coco_mask.frPyObjects(item["mask"], height, width))
+        metres[shown.astype(bool)] = item["distance"]
+    return metres

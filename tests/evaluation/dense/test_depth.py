@@ -1,0 +1,157 @@
+"""Depth: golden numbers of head, loss and metrics; data set layouts; one run on scenes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data_prep.rendering import draw_scene
+from data_prep.scenes import Settings, render_scenes
+from pospre.errors import UserError
+from pospre.evaluation.dense.depth.depth_data import open_depths
+from pospre.evaluation.dense.depth.depth_head import (
+    METRICS,
+    DepthHead,
+    depth_metrics,
+    expected_depth,
+    sig_loss,
+)
+from tests.conftest import jpeg
+from tests.evaluation.checkpoints import results_of, tiny_recipe
+
+BINS = torch.linspace(0.001, 10, 256)
+
+
+def test_bins_give_the_published_depths() -> None:
+    for place, level, depth in ((0, -3.0, 5.0005), (0, 100.0, 1.020006), (255, 100.0, 8.980994)):
+        logits = torch.zeros(1, 256, 1, 1)
+        logits[0, place] = level
+        assert float(expected_depth(logits, BINS)) == pytest.approx(depth, abs=1e-5)
+    low, high = torch.zeros(1, 256, 1, 1), torch.zeros(1, 256, 1, 1)
+    low[0, 0], high[0, 255] = 50, 150
+    between = float(expected_depth((low + high) / 2, BINS))  # of mixed logits, not mixed depths
+    mean = float((expected_depth(low, BINS) + expected_depth(high, BINS)) / 2)
+    assert (between, mean) == pytest.approx((6.990747, 5.482548), abs=1e-5)
+    head = DepthHead(8, 10.0).eval()
+    assert head(torch.zeros(2, 8, 3, 4)).shape == (2, 1, 3, 4)
+    assert torch.allclose(head(torch.zeros(1, 8, 1, 1)), torch.tensor(5.0005))
+
+
+def test_loss_and_metrics_are_the_golden_numbers() -> None:
+    predicted, truth = torch.tensor([1.1, 1.8, 5]), torch.tensor([1.0, 2, 4])
+    assert float(sig_loss(predicted, truth)) == pytest.approx(0.167802, abs=1e-6)
+    assert float(sig_loss(predicted, truth, warm=True)) == pytest.approx(0.027499, abs=1e-6)
+    first = depth_metrics(predicted, truth)
+    golden = (0.591608, 0.15, 0.666667, 0.061353, 13.520561)  # 5 for 4 is not within a factor 1.25
+    assert first.tolist() == pytest.approx(golden, abs=1e-5)
+    second = depth_metrics(torch.tensor([2.0]), torch.tensor([4.0]))
+    assert second.tolist()[:4] == pytest.approx((2, 0.5, 0, 0.301030), abs=1e-6)
+    mean = torch.stack([first, second]).mean(0)  # over images, not pixels
+    assert mean.tolist()[:3] == pytest.approx((1.295804, 0.325, 0.333333), abs=1e-6)
+    four = torch.tensor([1.0, 2, 4, 8])
+    assert float(depth_metrics(torch.full((4,), 3.75), four)[0]) == pytest.approx(
+        2.680951, abs=1e-6
+    )
+    constant = four.log().mean().exp().expand(4)
+    assert float(constant[0]) == pytest.approx(2.828427, abs=1e-6)
+    assert float(depth_metrics(constant, four)[1]) == pytest.approx(0.795495, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return scenes with a training and a validation folder."""
+    root = tmp_path_factory.mktemp("scenes")
+    for split, count in (("train", 12), ("val", 6)):
+        settings = Settings(num_images=count, size=64, seed=0, split=split, frames=1)
+        render_scenes(root / split, settings, num_workers=0)
+    return root
+
+
+def test_depths_of_scenes_are_the_renderers(scenes: Path) -> None:
+    data = open_depths(str(scenes), "val", 1000.0)
+    for index, line in enumerate(data.truths):
+        depth = data.depth(index, 16.0)
+        scene = draw_scene(0, line["scene"], "val")
+        assert float(depth[0].max()) in (0.0, *(item["distance"] for item in line["objects"]))
+        row = 63
+        ground = 1 / (63.5 / 64 - scene.horizon)
+        near = {item["distance"] for item in line["objects"]}
+        ours = [float(each) for each in depth[row] if round(float(each), 4) not in near]
+        assert ours == pytest.approx([min(ground, 16.0)] * len(ours), rel=1e-3)
+        assert 0 < float(depth.max()) <= 16
+
+
+def test_a_head_is_trained_on_scenes(scenes: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, "mae")
+    found = results_of("depth", recipe, scenes, iterations=40, lr=0.003)
+    assert (found["train_images"], found["images"], found["max_depth"]) == (12, 6, 16)
+    assert found["rmse"] < found["constant_rmse"] and 0 < found["delta1"] <= 1
+    assert found["rmse_difference"] == pytest.approx(found["rmse"] - found["initial_rmse"])
+    assert {f"constant_{name}" for name in METRICS} <= {*found}
+    again = results_of("depth", recipe, scenes, iterations=40, lr=0.003, baseline=False)
+    assert again["rmse"] == found["rmse"] and again["initial_rmse"] is None
+
+
+def write_pairs(root: Path, kind: str) -> Path:
+    """Write two images a split with depths of 1 and 3 m, and a pixel without."""
+    values = np.full((60, 80), 3.0)
+    values[:30], values[0, 0] = 1, 0
+    for split in ("train", "val"):
+        folder = root if kind == "nyu" else root / split
+        for name in ("images", "depth"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(2):
+            stem = f"{split}{number}"
+            (folder / "images" / f"{stem}.jpg").write_bytes(jpeg(number, 80, 60))
+            if kind == "npy":
+                np.save(folder / "depth" / f"{stem}.npy", np.where(values == 0, np.nan, values))
+            else:
+                picture = Image.fromarray((values * 1000).astype(np.uint16))
+                picture.save(folder / "depth" / f"{stem}.png")
+        if kind == "nyu":
+            name = "test" if split == "val" else split
+            rows = (f"/images/{split}{n}.jpg depth/{split}{n}.png 518.8\n" for n in range(2))
+            (root / f"nyu_{name}.txt").write_text("".join(rows) + "images/x.jpg None 518.8\n")
+    return root
+
+
+@pytest.mark.parametrize("kind", ["png", "npy", "nyu"])
+def test_layouts_hold_the_same_depths(tmp_path: Path, kind: str) -> None:
+    data = open_depths(str(write_pairs(tmp_path, kind)), "val", 1000.0)
+    assert len(data) == 2
+    depth = data.depth(0, 10.0)
+    assert (float(depth[0, 0]), float(depth[5, 5]), float(depth[50, 5])) == (0, 1, 3)
+    assert float(data.depth(0, 2.0).max()) == 1  # deeper pixels are no truth
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "said"),
+    [
+        (lambda root: None, {"split": "test"}, "has no split 'test' with depths"),
+        (lambda root: None, {"size": 60}, "size=60 is not a multiple of the patch 16"),
+        (lambda root: None, {"split": "train"}, "would be measured on training images"),
+        (lambda root: None, {"max_depth": 0.5}, "has no depth between 0 and max_depth=0.5 m"),
+        (lambda root: (root / "val/depth/val0.png").unlink(), {}, "1 are alone, such as val0"),
+        (
+            lambda root: (root / "val/depth/val0.png").write_bytes(jpeg(0, 80, 60)),
+            {},
+            "val0.png has 3 channels",
+        ),
+        (
+            lambda root: Image.new("I;16", (8, 8), 9).save(root / "val/depth/val0.png"),
+            {},
+            "has 8×8 depths, but its image has 60×80 pixels",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_before_any_work(
+    tmp_path: Path, change: Callable[[Path], Any], settings: dict[str, Any], said: str
+) -> None:
+    data = write_pairs(tmp_path / "data", "png")
+    change(data)
+    with pytest.raises(UserError, match=rf"depth: .*{said}"):
+        results_of("depth", tiny_recipe(tmp_path, "mae"), data, **settings)
