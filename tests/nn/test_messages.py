@@ -1,7 +1,7 @@
 """What encoders and position schemes say of options, images, places and files that cannot be."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,12 @@ def with_lora(name: str, layer: str) -> object:
     return wrap_encoder(vit)
 
 
+@cache
+def of_windows() -> Any:
+    """It takes a second to make."""
+    return swin(window=4)
+
+
 def swin_with_lora() -> object:
     encoder: Any = swin(window=4)
     give_lora(encoder.layers[3].blocks[0].attn, "proj")
@@ -122,9 +128,9 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
     (LEAVE_OUT.format("normalize = min and shift, jitter or rescale, but"),
      lambda: checked((0.0, 0.0, 0.5, 0.5), **SHIFTED)),
     (r"15 of 64 are visible.*mask_ratio 0\.75",
-     lambda: swin(window=4)(torch.zeros(1, 3, SIDE, SIDE), torch.arange(15)[None])),
+     lambda: of_windows()(torch.zeros(1, 3, SIDE, SIDE), torch.arange(15)[None])),
     (r"blocks of a ViT, but .* swin_.*model.encoder\(images\)",
-     lambda: PretrainModel(swin(window=4), seed=0).features(
+     lambda: PretrainModel(of_windows(), seed=0).features(
          torch.randn(1, 3, SIDE, SIDE), layers=[1])),
     # parts of others
     ("has rotary positions of a kind that our encoder lacks",

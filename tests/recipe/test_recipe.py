@@ -99,6 +99,17 @@ def test_dump_reads_back_as_the_same_recipe(recipe_file: Path) -> None:
         ("data.path.x=1", ["'path' is a value"]),
         ("no-equals-sign", ["is not an override"]),
         ("data.path=[", ["is not valid YAML"]),
+        # habits from elsewhere
+        (
+            "encoder.positions={rotary:{rescale:2.0}}",
+            ["needs a space after the colon: {rescale: 2.0}"],
+        ),
+        ("encoder={name:vits16}", ["'encoder.name:vits16'; a colon needs a space after it"]),
+        ("optimizer.lr=1e-3", ["Did you mean 'base_lr'?"]),
+        ("lr=1e-3", ["Did you mean 'optimizer.base_lr'?"]),
+        ("+seed=1", ["keys are written without '+', as seed=1"]),
+        ("~evaluation", ["keys are written without '~', as evaluation=null"]),
+        ("seed=0..2", ["python -m pospre.sweep RECIPE seed=0,1,2 trains one run for each"]),
     ],
 )
 def test_a_mistake_names_key_value_and_remedy(
@@ -218,27 +229,6 @@ def test_values_that_no_text_stands_for(recipe_file: Path, value: str, said: str
     recipe_file.write_text(own)
     given = message(recipe_file, f"seed={value}")
     assert given.startswith(f"override seed={value[:9]}") and said in given and len(given) < 5000
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        (
-            "encoder.positions={rotary:{rescale:2.0}}",
-            "needs a space after the colon: {rescale: 2.0}",
-        ),
-        ("encoder={name:vits16}", "'encoder.name:vits16'; a colon needs a space after it"),
-        ("optimizer.lr=1e-3", "Did you mean 'base_lr'?"),
-        ("lr=1e-3", "Did you mean 'optimizer.base_lr'?"),
-        ("+seed=1", "keys are written without '+', as seed=1"),
-        ("~evaluation", "keys are written without '~', as evaluation=null"),
-        ("seed=0..2", "python -m pospre.sweep RECIPE seed=0,1,2 trains one run for each"),
-    ],
-)
-def test_habits_from_elsewhere_are_answered_with_the_key(
-    recipe_file: Path, override: str, said: str
-) -> None:
-    assert said in message(recipe_file, override)
 
 
 def test_an_empty_section_has_its_defaults(recipe_file: Path) -> None:
