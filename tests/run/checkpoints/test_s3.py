@@ -18,6 +18,7 @@ from pospre.training.build import build_model
 from pospre.training.start_weights import load_weights
 from tests.data.flaky_s3 import keys
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.refusals import found_in
 from tests.training.tiny_runs import SHORT, Run, curve
 
 FOLDER = "trainer.save_folder=s3://bucket/runs/tiny"
@@ -58,52 +59,53 @@ def test_resume_from_the_bucket(
     assert code == 2 and "seed = 0" in said
 
 
-def refused(run: Run, tiny: Path, *options: str, code: int = 2) -> str:
-    start = time.monotonic()
+def refused(run: Run, tiny: Path, words: str, *options: str, code: int = 2) -> None:
+    """Check that a start says at once what is wrong (words with … between), and writes nothing."""
+    start, before = time.monotonic(), found_in(tiny.parent)
     ended, said = run(tiny, FOLDER, *options)
     assert time.monotonic() - start < 15
-    assert ended == code and "Traceback" not in said
-    assert not (tiny.parent / "runs").exists()
-    return said
+    assert ended == code and said.startswith("error: ") and "Traceback" not in said
+    assert all(each in said for each in words.split(" … ")), said
+    assert found_in(tiny.parent) == before
 
 
-def test_a_missing_bucket(bucket: Any, tiny: Path, run: Run) -> None:
-    said = refused(run, tiny, "trainer.save_folder=s3://missing/tiny")
-    assert "bucket 'missing' does not exist" in said
-    assert "has no bucket name" in refused(run, tiny, "trainer.save_folder=s3:///tiny")
+ENDPOINT = "S3_ENDPOINT_URL"
+NO_KEY = {
+    "AWS_ACCESS_KEY_ID": "",
+    "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 
 
-def test_wrong_credentials(
-    bucket: Any, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("words", "variables", "option", "code"),
+    [
+        ("bucket 'missing' does not exist", {}, "trainer.save_folder=s3://missing/tiny", 2),
+        ("has no bucket name", {}, "trainer.save_folder=s3:///tiny", 2),
+        ("error: s3://bucket/nothing", {}, "data.path=s3://bucket/nothing", 2),
+        ("AWS_ACCESS_KEY_ID", NO_KEY, FOLDER, 2),
+        ("http://127.0.0.1:9 does not answer", {ENDPOINT: "http://127.0.0.1:9"}, FOLDER, 69),
+        ("localhost:9000 … http://host:port", {ENDPOINT: "localhost:9000"}, FOLDER, 2),
+        ("http://in valid … http://host:port", {ENDPOINT: "http://in valid"}, FOLDER, 2),
+    ],
+)
+def test_what_is_wrong_with_a_bucket_is_said_at_once(
+    words: str, variables: dict[str, str], option: str, code: int,
+    bucket: Any, tiny: Path, run: Run, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    cache = f"data.cache_dir={tmp_path_factory.mktemp('cache')}"
+    refused(run, tiny, words, option, cache, code=code)
+
+
+def test_wrong_credentials(bucket: Any, tiny: Path, run: Run) -> None:
     url = bucket.meta.endpoint_url
     requests.post(f"{url}/moto-api/reset-auth", data=b"0", timeout=5)
     try:
-        assert "refuses the credentials" in refused(run, tiny)
+        refused(run, tiny, "refuses the credentials")
     finally:
         requests.post(f"{url}/moto-api/reset-auth", data=b"1000000", timeout=5)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    assert "AWS_ACCESS_KEY_ID" in refused(run, tiny)
-
-
-def test_a_dead_endpoint(
-    bucket: Any, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
-    said = refused(run, tiny, code=69)
-    assert "http://127.0.0.1:9 does not answer" in said
-
-
-@pytest.mark.parametrize("endpoint", ["localhost:9000", "http://in valid"])
-def test_a_malformed_endpoint_is_said(
-    endpoint: str, bucket: Any, tiny: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("S3_ENDPOINT_URL", endpoint)
-    code, said = run(tiny, FOLDER)
-    assert code == 2 and "Traceback" not in said
-    assert endpoint in said and "http://host:port" in said
 
 
 def test_the_small_files_of_a_run_are_not_worth_it(
@@ -157,9 +159,3 @@ def test_shards_in_the_bucket_train_as_the_folder_does(
     code, said = run(tiny, *options)
     assert code == 0 and "resuming from" in said, said
     assert curve(trained) == curve(six_steps)
-
-
-def test_a_data_set_that_is_not_there(bucket: Any, tiny: Path, run: Run, tmp_path: Path) -> None:
-    options = (f"data.cache_dir={tmp_path}/cache", "data.path=s3://bucket/nothing")
-    code, said = run(tiny, *options)
-    assert code == 2 and said.startswith("error: s3://bucket/nothing"), said
