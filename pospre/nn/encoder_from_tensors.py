@@ -124,7 +124,7 @@ def encoder_options(
             "class_token": class_token,
             "num_registers": registers,
             "layer_scale": 1.0 if "blocks.0.ls1.gamma" in tensors else None,
-            "final_norm": "norm.weight" in tensors,
+            "final_norm": not tensors.keys().isdisjoint(("norm.weight", "norm.bias")),
         },
         assumed,
     )

@@ -70,6 +70,19 @@ def test_weights_alone_say_what_the_encoder_is(tmp_path: Path, options: dict[str
             assert getattr(recipe.encoder, key) == value, key
 
 
+def test_a_file_without_one_of_its_tensors_is_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"depth": 1, "layer_scale": 0.1, "positions": "learned"}
+    path = written(tmp_path / "w.pth", **options)
+    whole = torch.load(path)
+    assert len(whole) > 15
+    for key in whole:
+        torch.save({name: each for name, each in whole.items() if name != key}, path)
+        with pytest.raises(UserError, match=r"w\.pth"):
+            recipe = with_encoder(recipe_of(path))
+            encoder = build_encoder(**recipe.encoder.arguments())
+            load_weights(PretrainModel(encoder, seed=0), path)
+
+
 def test_a_run_and_an_export_say_it_too(tmp_path: Path) -> None:
     own = {"num_registers": 2, "drop_path": 0.2, "positions": "alibi", "image_size": 96}
     checkpoint = save_checkpoint(tiny_recipe(tmp_path, "mae", **own))
