@@ -124,14 +124,11 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
     config = timm.get_pretrained_cfg(name)
     size = shown.image_size or pair(config.input_size[1:] if config else 224)
     _check_size(size, patch)
-    vit: Any = timm.create_model(name, pretrained=False, img_size=size, num_classes=0)
-    if shown.image_size is None and getattr(vit, "pos_embed", None) is not None:
-        size = usual_views({"image_size": size, "patch_size": patch, "positions": "learned"})
-        vit = timm.create_model(name, pretrained=False, img_size=size, num_classes=0)
-    for key, part in vit.named_parameters():
-        if key.endswith(("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")):
-            nn.init.ones_(part)  # with timm's 1e-5, wrong branches would go unnoticed
-    encoder = wrap_encoder(vit)
+    vit, encoder = _timm_encoder(name, size)
+    positions = encoder.positions.as_given()
+    usual = usual_views({"image_size": size, "patch_size": patch, "positions": positions})
+    if shown.image_size is None and usual != size:
+        vit, encoder = _timm_encoder(name, usual)
     model = _headless(encoder, shown, seed)
     if not comma:
         twin = untrained(model, seed)
@@ -140,9 +137,18 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
         )
         return _subject(twin, seed, address, line)
     source = read_source(file, weights, keys, otherwise=encoder.positions.as_given())
-    usual = encoder.grid_of(*(size if config is None else pair(config.input_size[1:])))
-    hold = partial(hold_table, usual=usual, bare=vit.no_embed_class)
+    grid = encoder.grid_of(*(size if config is None else pair(config.input_size[1:])))
+    hold = partial(hold_table, usual=grid, bare=vit.no_embed_class)
     return _loaded(model, source, seed, f"{PREFIX}{name}", [], hold)
+
+
+def _timm_encoder(name: str, size: tuple[int, int]) -> tuple[Any, Encoder]:
+    """Return timm's model for images of ``size``, and our encoder with its weights."""
+    vit: Any = timm.create_model(name, pretrained=False, img_size=size, num_classes=0)
+    for key, part in vit.named_parameters():
+        if key.endswith(("ls1.gamma", "ls2.gamma", "gamma_1", "gamma_2")):
+            nn.init.ones_(part)  # with timm's 1e-5, wrong branches would go unnoticed
+    return vit, wrap_encoder(vit)
 
 
 def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) -> Subject:

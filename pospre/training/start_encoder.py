@@ -17,7 +17,7 @@ from pospre.errors import UserError
 from pospre.nn.build import encoder_size
 from pospre.nn.encoder_from_tensors import encoder_options, shown_heads
 from pospre.nn.encoder_options import EncoderOptions
-from pospre.nn.positions.foreign import has_table
+from pospre.nn.positions.foreign import adds_table
 from pospre.nn.sizes import EncoderSize, pair
 from pospre.nn.swin.encoder import SWIN
 from pospre.nn.timm_models import PREFIX
@@ -102,9 +102,7 @@ def usual_views(options: Mapping[str, Any]) -> tuple[int, int]:
     A table of DINOv2's 518 pixels is resampled for other views, as in its own evaluations.
     """
     size, patch = pair(options["image_size"]), pair(options["patch_size"])
-    positions = options["positions"]
-    is_table = positions in ("learned", "learned_sincos", "sincos") or has_table(positions)
-    if not is_table or size[0] != size[1] or size[0] <= USUAL_SIDE:
+    if not adds_table(options["positions"]) or size[0] != size[1] or size[0] <= USUAL_SIDE:
         return size
     down, across = (max(1, USUAL_SIDE // part) * part for part in patch)
     return down, across

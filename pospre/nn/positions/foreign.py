@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pospre.nn.encoder_options import Positions
 from pospre.nn.places import Places
-from pospre.nn.positions import build_positions
+from pospre.nn.positions import build_positions, scheme_class
 from pospre.nn.positions.scheme import Scheme
 
 DINOV3: Positions = "rotary"
@@ -67,6 +67,12 @@ def turns(positions: Positions) -> bool:
 def has_table(positions: Positions) -> bool:
     """Return whether these rotary positions include a table."""
     return positions == _BOTH or (not isinstance(positions, str) and _BOTH in positions)
+
+
+def adds_table(positions: Positions) -> bool:
+    """Return whether a table is added to tokens, learned or fixed, with a rotation or without."""
+    name = positions if isinstance(positions, str) else next(iter(positions))
+    return bool(scheme_class(name).inputs)
 
 
 def is_interleaved(positions: Positions) -> bool:
