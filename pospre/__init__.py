@@ -15,9 +15,8 @@
 ``from_images``       a batch from the images of any other loader
 ``DeviceAugment``     flips and normalises a loader's views if the model does not
 ``measure``           an evaluation by name, of a run, a file, our model or a timm ViT
-``attach``            attach an algorithm by name to an existing model
-``PretrainAlgorithm`` base class of your own algorithms, with an ``Objective`` over the tokens of an
-                      ``EncoderPass``; ``Needs`` are its requirements
+``PretrainAlgorithm`` base class of your own algorithms, with an ``Objective`` over the tokens of
+                      encoder passes; it declares what it ``Uses``: each ``Pass``, what it ``Hides``
 ``UserError``         raised for users' mistakes; its message names the remedy
 ====================  =============================================================================
 
@@ -50,11 +49,11 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.errors import UserError as UserError
     from pospre.evaluation.run import measure as measure
     from pospre.model.algorithm import PretrainAlgorithm as PretrainAlgorithm
-    from pospre.model.algorithm import attach as attach
     from pospre.model.model import PretrainModel as PretrainModel
-    from pospre.model.needs import Needs as Needs
     from pospre.model.objective import Objective as Objective
-    from pospre.model.passes import EncoderPass as EncoderPass
+    from pospre.model.uses import Hides as Hides
+    from pospre.model.uses import Pass as Pass
+    from pospre.model.uses import Uses as Uses
     from pospre.nn.build import build_encoder as build_encoder
     from pospre.nn.timm_models import wrap_encoder as wrap_encoder
     from pospre.training.optimizer.optim import parameter_groups as parameter_groups
@@ -93,11 +92,11 @@ _HOMES = {
     "from_images": "batch",
     "DeviceAugment": "augment.device",
     "measure": "evaluation.run",
-    "attach": "model.algorithm",
     "PretrainAlgorithm": "model.algorithm",
     "Objective": "model.objective",
-    "Needs": "model.needs",
-    "EncoderPass": "model.passes",
+    "Uses": "model.uses",
+    "Pass": "model.uses",
+    "Hides": "model.uses",
     "UserError": "errors",
 }
 __all__ = [*_HOMES]

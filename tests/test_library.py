@@ -20,7 +20,6 @@ import pospre
 from pospre.algorithms.mae import MAE
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_names
-from pospre.model.attached import attach_algorithm
 from tests.algorithms.cases import DECODER, HOST_OF, Case
 
 ROOT = Path(__file__).parents[1]
@@ -93,13 +92,13 @@ def test_the_loop_of_the_readme_resumes_as_if_never_stopped(
 @pytest.mark.parametrize("name", algorithm_names())
 def test_every_algorithm_trains_under_a_bare_trainer(name: str) -> None:
     case = Case((*HOST_OF.get(name, ()), name))
-    model, algorithms = case.build()
+    model = case.build()
     before = {key: value.clone() for key, value in model.named_parameters()}
     Trainer(
         model=model,
         train_dataloader=DataLoader(Rows(case.batch(12)), batch_size=4),
         optimizers=AdamW(model.parameters(), lr=1e-3),
-        algorithms=algorithms,
+        algorithms=model.algorithms,
         max_duration="3ba",
         **QUIET,
     ).fit()
@@ -114,13 +113,12 @@ def test_every_algorithm_trains_under_a_bare_trainer(name: str) -> None:
 
 
 def test_what_no_optimizer_trains_is_an_error_that_names_it() -> None:
-    case = Case(("mae",))
-    model, _ = Case(()).build()
+    model = Case(("mae",)).build()
     trainer = Trainer(
         model=model,
-        train_dataloader=DataLoader(Rows(case.batch()), batch_size=4),
-        optimizers=AdamW(model.parameters()),
-        algorithms=[MAE(**SMALL)],
+        train_dataloader=DataLoader(Rows(Case(("mae",)).batch()), batch_size=4),
+        optimizers=AdamW(model.encoder.parameters()),
+        algorithms=model.algorithms,
         max_duration="1ba",
         **QUIET,
     )
@@ -142,14 +140,13 @@ def test_the_number_of_the_epoch_comes_from_the_trainer() -> None:
             seen.append(batch["epoch"].tolist())
             super().write(batch, model)
 
-    model, algorithm = Case(()).build()[0], Watched(**SMALL)
-    attach_algorithm(model, algorithm)
+    model = pospre.PretrainModel(case.encoder_of(), [Watched(**SMALL)])
     batch = {key: value for key, value in case.batch().items() if key != "epoch"}
     Trainer(
         model=model,
         train_dataloader=DataLoader(Rows(batch), batch_size=4),
         optimizers=AdamW(model.parameters()),
-        algorithms=[algorithm],
+        algorithms=model.algorithms,
         max_duration="3ep",
         **QUIET,
     ).fit()
@@ -158,7 +155,7 @@ def test_the_number_of_the_epoch_comes_from_the_trainer() -> None:
 
 def test_images_of_any_loader_become_a_batch() -> None:
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
-    model = Case(("supervised",)).build()[0]
+    model = Case(("supervised",)).build()
     label, index = torch.tensor([0, 1, 2, 0]), torch.arange(4)
     batch = pospre.from_images(images, index=index, epoch=2, label=label)
     terms = model.loss(model(model.prepare(batch, 0.5)), batch)
@@ -174,7 +171,7 @@ def test_images_of_any_loader_become_a_batch() -> None:
 
 
 def test_the_crop_field_asks_where_images_were_cut() -> None:
-    model = Case(("mae", "crop_field")).build()[0]
+    model = Case(("mae", "crop_field")).build()
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     given: dict[str, Any] = {"images": images, "index": torch.arange(4), "epoch": 0}
     with pytest.raises(
@@ -233,12 +230,6 @@ def test_timm_names_a_size() -> None:
     assert (encoder.embed_dim, encoder.patch_size, encoder.depth) == (384, (16, 16), 1)
 
 
-def test_options_of_attach_are_checked() -> None:
-    model, _ = Case(()).build()
-    with pytest.raises(UserError, match=r"mae\.mask_rato.*mask_ratio"):
-        pospre.attach(model, "mae", mask_rato=0.5)
-
-
 def test_the_names_of_the_package_are_documented_and_import_nothing_before_use() -> None:
     told = set(re.findall(r"``([A-Za-z]\w+)``", pospre.__doc__ or "")) - {"vits16", "ComposerModel"}
     assert told == set(pospre.__all__) <= set(dir(pospre))
@@ -268,21 +259,18 @@ def pixels(*shape: int) -> torch.Tensor:
     ],
 )
 def test_images_of_another_shape_are_refused(shape: tuple[int, ...], reason: str) -> None:
-    model = Case(("mae",)).build()[0]
+    model = Case(("mae",)).build()
     batch = pospre.from_images(pixels(*shape), index=torch.arange(4), epoch=0)
     with pytest.raises(UserError, match=reason):
         model(model.prepare(batch, 0.0))
 
 
 def test_a_plain_loop_that_leaves_something_out_is_an_error() -> None:
-    model, _ = Case(()).build()
-    with pytest.raises(UserError, match=r"none of those listed has a loss"):
+    model = Case(()).build()
+    with pytest.raises(UserError, match=r"no algorithm, and thus no loss. .*\[pospre.MAE\(\)\]"):
         model.loss(model({}), {})
-    early = AdamW(model.parameters(), lr=1e-3)
-    pospre.attach(model, "mae", **SMALL)
-    pospre.attach(model, "ema_teacher")
-    with pytest.raises(UserError, match=r"mae is already attached to this model"):
-        pospre.attach(model, "mae")
+    model = Case(("ema_teacher", "mae")).build()
+    early = AdamW(model.encoder.parameters(), lr=1e-3)
     batch = pospre.from_images(pixels(), index=torch.arange(4))
     with pytest.raises(UserError, match=r"lacks 'epoch', .*epoch=…"):
         model.prepare(batch, 0.0)
@@ -308,12 +296,10 @@ def test_what_is_no_encoder_or_model_is_refused() -> None:
             UserError, match=r"make algorithms with their options, such as \[pospre.MAE"
         ):
             UNTYPED.PretrainModel(vit, [wrong], seed=0)
-    with pytest.raises(UserError, match=r"attach takes a PretrainModel, not VisionTransformer"):
-        pospre.attach(vit, "mae")
 
 
 def test_labels_that_no_class_has_are_refused() -> None:
-    model = Case(("supervised",)).build()[0]
+    model = Case(("supervised",)).build()
     batch = pospre.from_images(pixels(), index=torch.arange(4), epoch=0)
     with pytest.raises(UserError, match=r"num_classes = \d+, and a batch the label -1"):
         model.prepare(batch, 0.0)

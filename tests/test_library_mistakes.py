@@ -21,7 +21,7 @@ def pixels() -> torch.Tensor:
 
 
 def test_what_is_no_batch_of_views_is_refused() -> None:
-    model = Case(("mae",)).build()[0]
+    model = Case(("mae",)).build()
     with pytest.raises(UserError, match=r"takes a batch, .* not Tensor. .*model.encoder\(images\)"):
         model(pixels())
     batch = UNTYPED.from_images(pixels(), index=torch.arange(4), epoch=torch.tensor(0))
@@ -51,7 +51,7 @@ def test_view_groups_are_given_by_name_or_in_a_row(image_folder: Callable[..., P
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
 def test_weights_of_another_type_train(kind: torch.dtype) -> None:
-    model = Case(("mae", "droppos")).build()[0]
+    model = Case(("mae", "droppos")).build()
     batch = pospre.from_images(pixels(), index=torch.arange(4), epoch=0)
     model.to(kind)
     batch = model.prepare(batch, 0.0)
@@ -90,7 +90,7 @@ def test_a_wrapped_model_is_normalised_as_timm_has_it() -> None:
 
 
 def test_weights_of_a_loop_of_ones_own_are_loaded(tmp_path: Path) -> None:
-    model = Case(("mae",)).build()[0]
+    model = Case(("mae",)).build()
     torch.save(model.timm_state(), tmp_path / "encoder.pth")
     assert pospre.load_weights(model, tmp_path / "encoder.pth").startswith("encoder: 3")
     with pytest.raises(UserError, match=r"which is 'techer': .*'student' or 'teacher'"):
@@ -105,8 +105,8 @@ def test_weights_of_a_loop_of_ones_own_are_loaded(tmp_path: Path) -> None:
 def test_a_table_that_was_a_field_is_read_at_the_grid(tmp_path: Path) -> None:
     """Weights from beside crop_field hold the field; an encoder alone has the images' grid."""
     file = str(tmp_path / "w.pth")
-    learned = Case(("mae", "crop_field"), encoder={"positions": "learned"}).build()[0].eval()
-    other = Case(("mae",), encoder={"positions": "learned"}).build()[0].eval()
+    learned = Case(("mae", "crop_field"), encoder={"positions": "learned"}).build().eval()
+    other = Case(("mae",), encoder={"positions": "learned"}).build().eval()
     images = torch.randn(2, 3, 32, 32)
     for weights in (learned.state_dict(), learned.encoder.state_dict(), learned.timm_state()):
         torch.save(weights, file)

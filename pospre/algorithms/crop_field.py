@@ -9,7 +9,6 @@ A box is (x0, y0, x1, y1), the view's left, top, right and bottom edge, with the
 [0, 1]². If x0 > x1, the view was mirrored together with its positions.
 """
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -22,11 +21,11 @@ from pospre.batch import EPOCH, INDEX, Batch, box_key, check_shares, field_box_k
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.model.needs import Needs
 from pospre.model.task_description import TaskDescription
+from pospre.model.uses import TableSize, Uses
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.grid import Interpolation
 from pospre.nn.positions.scheme import Scheme
-from pospre.nn.vit import Encoder
 from pospre.ranges import ShareRange
 
 BoxScale = Literal["beta", "uniform", "const", "fill"]
@@ -74,29 +73,28 @@ class CropField(PretrainAlgorithm):
     enclose: Enclose = "all"
     flip_field: FlipField = "with_view"
 
-    def needs(self, encoder: Encoder) -> Needs:
-        """Return its requirements: only another algorithm's passes."""
-        return Needs(views={})
-
-    def attach(self, model: PretrainModel) -> None:
-        """Declare that it places views, and turn the table into a field."""
-        _check(self, model)
-        _check_unused(self, model.encoder.positions)
-        model.registry.place_views("crop_field")
-        if self.flip_field == "mirror_shared":
-            for group in model.views:
-                model.registry.claim(flip_key(group), "crop_field")
-        self._make_field(model)
-
-    def _make_field(self, model: PretrainModel) -> None:
-        """Give the encoder's table, if it has a learned one, the size of the field."""
-        table = model.encoder.positions
-        if not table.learns:
-            return
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare that it places views, and the size of the field."""
+        positions = encoder.positions
+        if positions.takes_boxes:
+            self._check_used(positions)
         side = 50 if self.field_size is None else self.field_size
-        table.enlarge((side, side), resampling=self.interpolation)
-        if model.teacher is not None:
-            model.teacher.module.positions = deepcopy(table).requires_grad_(False)
+        keys: dict[str, str | None] = {field_box_key("*"): None}
+        if self.flip_field == "mirror_shared":
+            keys[flip_key("*")] = None
+        return Uses(
+            views={"global": None} if self.enclose == "globals" else {},
+            keys=keys,
+            table=TableSize((side, side), self.interpolation) if positions.learns else None,
+        )
+
+    def _check_used(self, positions: Scheme) -> None:
+        """Raise ``UserError`` for an option that has no effect together with another one."""
+        drawn, placed = self.box_scale in ("beta", "uniform"), self.box_scale != "const"
+        for option in ("field_size", "interpolation"):
+            self.check_used(option, positions.learns, f"encoder.positions = {positions.name}")
+        self.check_used("scale_range", drawn, "box_scale")
+        self.check_used("enclose", placed, "box_scale")
 
     @property
     def _scales(self) -> tuple[float, float]:
@@ -144,32 +142,6 @@ def _views_of(name: str, counts: dict[str, int]) -> slice:
     names = list(counts)
     first = sum(counts[other] for other in names[: names.index(name)])
     return slice(first, first + counts[name])
-
-
-def _check(options: CropField, model: PretrainModel) -> None:
-    """Raise ``UserError`` for impossible options, or for algorithms that it cannot work with."""
-    if not model.registry.passes:
-        raise UserError(
-            "algorithms.crop_field places the views of other algorithms' passes, but none "
-            "is listed before it. Add a host (dinov2, ijepa, mae) or droppos, and list crop_field "
-            "after it."
-        )
-    if options.enclose == "globals" and "global" not in model.views:
-        raise UserError(
-            "crop_field.enclose is globals, but data.views has no group 'global' (only "
-            f"{', '.join(model.views)}). Use all."
-        )
-
-
-def _check_unused(options: CropField, positions: Scheme) -> None:
-    """Raise ``UserError`` for an option that has no effect together with another one."""
-    if not positions.takes_boxes:
-        return  # which the registry refuses
-    drawn, placed = options.box_scale in ("beta", "uniform"), options.box_scale != "const"
-    for option in ("field_size", "interpolation"):
-        options.check_used(option, positions.learns, f"encoder.positions = {positions.name}")
-    options.check_used("scale_range", drawn, "box_scale")
-    options.check_used("enclose", placed, "box_scale")
 
 
 def beta_2_5(uniform_B6: Tensor) -> Tensor:

@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, VISIBLE, Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import Progress
+from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
-from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
-from pospre.model.passes import EncoderPass, ExchangedPlaces, ForgottenPlaces
+from pospre.model.passes import ExchangedPlaces, ForgottenPlaces
 from pospre.model.position_task import Answers, PositionObjective, PositionTask, weighted_mean
+from pospre.model.progress import Progress
 from pospre.model.task_description import TaskDescription
+from pospre.model.uses import ALL, SEEN, Hides, Pass, Uses
 from pospre.nn.block import DecoderBlocks
-from pospre.nn.encoder_interface import split_tokens
+from pospre.nn.encoder_interface import PatchEncoder, split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import PatchMasking, Sampling, slot_mask
-from pospre.nn.vit import Encoder
 from pospre.ranges import Depth, PositiveShare, Ratio, Width
 
 
@@ -53,7 +53,7 @@ def draw_known(batch: Batch, visible: int, position_mask_ratio: float, seed: int
 class PositionClassification(PositionObjective):
     """The position decoder, and the weighted cross-entropy with smoothed labels."""
 
-    def __init__(self, encoder: Encoder, options: "DropPos") -> None:
+    def __init__(self, encoder: PatchEncoder, options: "DropPos") -> None:
         super().__init__(encoder, options)
         dim = options.decoder_dim
         self.official, self.affinity = options.official, options.affinity
@@ -150,47 +150,42 @@ class DropPos(PositionTask):
     decoder_heads: PositiveInt = 16
     official: bool = False
 
-    def needs(self, encoder: Encoder) -> Needs:
-        """Return its requirements: visible patches with content, and possibly a teacher."""
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare the pass over visible patches, whose places it drops, and that of the weights."""
+        passes = {"student": Pass(over=SEEN, edits_places=True)}
         weighs = self.temperature is not None
-        return Needs(
-            patches="shown",
+        if weighs and self.affinity == "teacher":
+            passes["teacher"] = Pass(teacher=True)
+        elif weighs:
+            seen = VISIBLE if self.affinity == "visible" else ALL
+            passes["affinity"] = Pass(over=seen, grad=False)
+        return Uses(
+            hides=Hides(self._masking(encoder).num_visible, unless_host=True),
+            sees="shown",
+            passes=passes,
+            keys={"droppos/order": None, "droppos/known": "keep their position"},
+            predicts="places",
             class_token="droppos.temperature" if weighs else None,
-            teacher="droppos.affinity = teacher" if weighs and self.affinity == "teacher" else None,
-            heads={"decoder": (self.decoder_dim, self.decoder_heads)},
+            widths={"decoder": (self.decoder_dim, self.decoder_heads)},
+            couples="the weights of patches" if weighs or self.ignore_confident else None,
             hint="Use droppos alone or with mae.",
         )
 
-    def attach(self, model: PretrainModel) -> None:
-        """Add the decoder, the passes and the editor of places."""
-        registry, encoder, hidden = model.registry, model.encoder, model.registry.hidden
-        if hidden is None:
-            visible = self._masking(encoder).num_visible
-            student = registry.hide("droppos", visible, shuffled=True)
-            registry.add_pass("student", "droppos", student)
-        else:
-            host = f"the host {hidden.owner}, which chooses the visible patches"
+    def check(self, layout: Layout) -> None:
+        """Raise ``UserError`` for options that a host decides, or if no position is dropped."""
+        hides = layout.hides
+        assert hides is not None
+        if layout.hider != self.module_name():
             for option in ("mask_ratio", "sampling"):
+                host = f"the host {layout.hider}, which chooses the visible patches"
                 self.check_used(option, False, host)
-            visible = hidden.visible or encoder.num_patches
-        num_known(visible, self.position_mask_ratio)
-        registry.claim("droppos/order", "droppos")
-        green = "patches framed in green keep their position"
-        registry.claim("droppos/known", "droppos", green=green)
-        model.places.named["droppos"] = self._dropped(encoder)
-        registry.join_pass("student", "droppos", places=("droppos",))
-        if self.temperature is not None and self.affinity == "teacher":
-            registry.add_pass("teacher", "droppos", EncoderPass(teacher=True))
-        elif self.temperature is not None:
-            seen = VISIBLE if self.affinity == "visible" else None
-            registry.add_pass("affinity", "droppos", EncoderPass(visible=seen, grad=False))
-        model.add_objective("droppos", PositionClassification(encoder, self))
+        num_known(hides.visible or layout.encoder.num_patches, self.position_mask_ratio)
 
-    def _masking(self, encoder: Encoder) -> PatchMasking:
+    def _masking(self, encoder: PatchEncoder) -> PatchMasking:
         ratio = 0.75 if self.mask_ratio is None else self.mask_ratio
         return PatchMasking.by_ratio("droppos", encoder.grid, ratio, self.sampling)
 
-    def _dropped(self, encoder: Encoder) -> nn.Module:
+    def place_editor(self, encoder: PatchEncoder) -> nn.Module:
         """Return the module that hides or exchanges unknown places."""
         if encoder.patches_per_token > 1 and self.position_token != "zeros":
             raise UserError(
@@ -202,13 +197,9 @@ class DropPos(PositionTask):
         mark = token_parameter(encoder.embed_dim) if self.position_token == "learned" else None
         return ForgottenPlaces("droppos/known", mark)
 
-    def couples_samples(self) -> str | None:
-        """Name the part that couples the samples of a batch."""
-        return "the weights of patches" if self.ignore_confident else super().couples_samples()
-
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the visible patches (unless a host did) and which of them keep their position."""
-        if model.registry.writers[VISIBLE] == "droppos":
+        if model.layout.hider == self.module_name():
             batch.update(self._masking(model.encoder).draw(batch, model.seed))
         visible = batch[VISIBLE].shape[1]
         batch.update(draw_known(batch, visible, self.position_mask_ratio, model.seed))

@@ -5,7 +5,7 @@ hidden patches. The decoder is discarded after pre-training.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,12 +17,12 @@ from pospre.batch import EPOCH, HIDDEN, INDEX, MASKED, VISIBLE, Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.model.needs import Needs
 from pospre.model.objective import Outputs, PixelObjective
 from pospre.model.passes import MaskedTokens
 from pospre.model.task_description import TaskDescription
+from pospre.model.uses import SEEN, Hides, Pass, Uses
 from pospre.nn.block import DecoderBlocks
-from pospre.nn.encoder_interface import split_tokens
+from pospre.nn.encoder_interface import PatchEncoder, split_tokens
 from pospre.nn.initialisation import init_weights, token_parameter
 from pospre.nn.masking import (
     PatchMasking,
@@ -34,14 +34,13 @@ from pospre.nn.masking import (
 )
 from pospre.nn.places import view_places
 from pospre.nn.positions import decoder_positions
-from pospre.nn.vit import Encoder
 from pospre.ranges import Depth, Ratio, Width
 
 
 class PixelRegression(PixelObjective):
     """The decoder, and the mean squared error over hidden patches."""
 
-    def __init__(self, encoder: Encoder, options: "MAE") -> None:
+    def __init__(self, encoder: PatchEncoder, options: "MAE") -> None:
         super().__init__(encoder, norm_pix=options.norm_pix)
         dim = options.decoder_dim
         self.grid, self.weight = encoder.grid, options.weight
@@ -114,25 +113,24 @@ class MAE(PretrainAlgorithm):
     is_host: ClassVar[bool] = True
     takes_merged_patches: ClassVar[bool] = True
 
-    def needs(self, encoder: Encoder) -> Needs:
-        """Return its requirements: one view."""
-        return Needs(heads={"decoder": (self.decoder_dim, self.decoder_heads)})
-
-    def attach(self, model: PretrainModel) -> None:
-        """Add the pass over visible patches and the pixel objective."""
-        registry, visible = model.registry, self._masking(model.encoder).num_visible
-        if visible == model.encoder.num_patches:
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare the pass over the visible patches."""
+        visible = self._masking(encoder).num_visible
+        if visible == encoder.num_patches:
             raise UserError(f"mae.mask_ratio = {self.mask_ratio} hides no patch to predict.")
-        student = registry.hide("mae", visible, shuffled=self.sampling == "random")
-        if self.second_mask_ratio:
-            registry.claim(MASKED, "mae")
-            token = token_parameter(model.encoder.patch_embed.proj.out_channels)
-            model.contents.named["mae"] = MaskedTokens(token, "masked")
-            student = replace(student, content=("mae",))
-        registry.add_pass("student", "mae", student)
-        model.add_objective("mae", PixelRegression(model.encoder, self))
+        masks = bool(self.second_mask_ratio)
+        return Uses(
+            hides=Hides(visible, shuffled=self.sampling == "random"),
+            passes={"student": Pass(over=SEEN, edits_content=masks)},
+            keys={MASKED: None} if masks else {},
+            widths={"decoder": (self.decoder_dim, self.decoder_heads)},
+        )
 
-    def _masking(self, encoder: Encoder) -> PatchMasking:
+    def content_editor(self, encoder: PatchEncoder) -> nn.Module:
+        """Return the mask token of ``second_mask_ratio``."""
+        return MaskedTokens(token_parameter(encoder.patch_dim), "masked")
+
+    def _masking(self, encoder: PatchEncoder) -> PatchMasking:
         return PatchMasking.by_ratio(
             "mae", encoder.grid, self.mask_ratio, self.sampling, in_rows=True
         )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pospre import draws
 from pospre.algorithms.dinov2.dinov2 import MASK_KEY as CONTENT_KEY
-from pospre.algorithms.dinov2.dinov2 import PrototypeMatching
+from pospre.algorithms.dinov2.dinov2 import DINOv2
 from pospre.algorithms.dinov2.losses import Targets, patch_loss, soft_cross_entropy
 from pospre.algorithms.dinov2.masks import (
     NUM_CROPS,
@@ -29,13 +29,15 @@ from pospre.algorithms.dinov2.masks import (
 from pospre.algorithms.dinov2.prototype_task import PrototypeTask
 from pospre.batch import Batch, view_keys
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
-from pospre.model.needs import Needs
-from pospre.model.objective import Outputs, Predicts
+from pospre.model.objective import Outputs
 from pospre.model.passes import ForgottenPlaces
+from pospre.model.progress import Progress
 from pospre.model.task_description import TaskDescription
-from pospre.nn.vit import Encoder
+from pospre.model.uses import Pass, Uses
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.ranges import RatioRange
 
 KNOWN = "global/known"
@@ -44,11 +46,8 @@ KNOWN = "global/known"
 class PositionMatching(PrototypeTask):
     """The head, its teacher, and the loss over patches without position (Eq. 4)."""
 
-    predicts: ClassVar[Predicts | None] = "content"  # the teacher's feature, which knows the place
-
-    def __init__(self, model: PretrainModel, options: "MaskedPosition") -> None:
-        host = model.objectives.of(PrototypeMatching).options
-        super().__init__(model.encoder, host, options.weight)
+    def __init__(self, encoder: PatchEncoder, host: DINOv2, options: "MaskedPosition") -> None:
+        super().__init__(encoder, host, options.weight)
         self.mask_ratio = options.mask_ratio
         self.targets = Targets(host.centering, host.num_prototypes)
 
@@ -105,37 +104,52 @@ class MaskedPosition(PretrainAlgorithm):
         "agreement",
         "share of these patches that student and teacher put to the same prototype",
     )
+    objective = PositionMatching
 
     shape: Literal["cross", "box"] = "cross"
     mask_ratio: RatioRange = (0.1, 0.5)
     weight: NonNegativeFloat = 1.0
 
-    def needs(self, encoder: Encoder) -> Needs:
-        """Return its requirements: DINOv2, its teacher and its global crops."""
-        return Needs(
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare that it reads DINOv2's passes, and hides places in one."""
+        return Uses(
             views={},
-            objective=(PrototypeMatching, "dinov2"),
+            on="dinov2",
+            passes={
+                "global": Pass("global", joins=True, edits_places=True),
+                "teacher": Pass("global", joins=True),
+            },
+            keys={KNOWN: "the position is known"},
+            predicts="content",  # the teacher's feature, which knows the place
+            couples="the targets",
             hint="Add dinov2, or use droppos, which needs no teacher.",
         )
 
-    def attach(self, model: PretrainModel) -> None:
-        """Add the editor of places, the head and its teacher."""
-        _check(self, model)
-        green = "of the patches framed in green the position is known"
-        model.registry.claim(KNOWN, "masked_position", green=green)
-        mark = nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim))
-        model.places.named["masked_position"] = ForgottenPlaces(KNOWN, mark)
-        model.registry.join_pass("global", "masked_position", places=("masked_position",))
-        model.registry.join_pass("teacher", "masked_position")
-        model.add_objective("masked_position", PositionMatching(model, self))
+    def check(self, layout: Layout) -> None:
+        """Raise ``UserError`` if no position of the global crops could be masked."""
+        if self._host(layout).mask_crop_rate == 1:
+            raise UserError(
+                "masked_position masks the global crops that dinov2 leaves unmasked, but "
+                "dinov2.mask_crop_rate = 1.0 leaves none. Use 0.5, or leave masked_position out."
+            )
+        check_ratio("masked_position", self.mask_ratio, layout.grid("global"))
 
-    def couples_samples(self) -> str | None:
-        """Name the part that couples the samples of a batch."""
-        return "the targets"
+    def _host(self, layout: Layout) -> DINOv2:
+        host = layout.method("dinov2")
+        assert isinstance(host, DINOv2)
+        return host
+
+    def head(self, encoder: PatchEncoder, layout: Layout) -> PositionMatching:
+        """Return a head of the size of DINOv2's."""
+        return PositionMatching(encoder, self._host(layout), self)
+
+    def place_editor(self, encoder: PatchEncoder) -> nn.Module:
+        """Return the module that hides places."""
+        return ForgottenPlaces(KNOWN, nn.Parameter(torch.zeros(1, 1, encoder.embed_dim)))
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw which positions of the student's global crops are masked."""
-        grid, host = model.grid("global"), model.objectives.of(PrototypeMatching).options
+        grid, host = model.grid("global"), self._host(model.layout)
         keys = view_keys(batch, NUM_CROPS, model.seed, "masked_position/ratio")
         count = draw_counts(keys, self.mask_ratio, grid)
         count = torch.where(free_crops(batch[CONTENT_KEY], host.masking), count, 0)
@@ -150,18 +164,9 @@ class MaskedPosition(PretrainAlgorithm):
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Use the host's temperature of the teacher."""
-        host = model.objectives.of(PrototypeMatching)
-        model.objectives.of(PositionMatching).temperature.copy_(host.temperature)
-
-
-def _check(options: MaskedPosition, model: PretrainModel) -> None:
-    """Raise ``UserError`` for impossible options, or for a host that does not fit."""
-    if model.objectives.of(PrototypeMatching).options.mask_crop_rate == 1:
-        raise UserError(
-            "masked_position masks the global crops that dinov2 leaves unmasked, but "
-            "dinov2.mask_crop_rate = 1.0 leaves none. Use 0.5, or leave masked_position out."
-        )
-    check_ratio("masked_position", options.mask_ratio, model.grid("global"))
+        objective = model.objectives[self.module_name()]
+        assert isinstance(objective, PositionMatching)
+        objective.temperature.fill_(self._host(model.layout).temperature(progress))
 
 
 def cross_order(keys: Tensor, grid: tuple[int, int]) -> Tensor:

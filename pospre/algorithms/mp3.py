@@ -18,15 +18,16 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.batch import Batch, image_key, view_keys
 from pospre.errors import UserError
+from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
-from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
-from pospre.model.passes import EncoderPass, ForgottenPlaces
+from pospre.model.passes import ForgottenPlaces
 from pospre.model.position_task import Answers, PositionObjective, PositionTask, weighted_mean
 from pospre.model.task_description import TaskDescription
+from pospre.model.uses import Pass, Uses
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
-from pospre.nn.vit import Encoder
 from pospre.ranges import Ratio
 
 
@@ -54,7 +55,7 @@ def draw_known(batch: Batch, patches: int, count: int, seed: int) -> Tensor:
 class PatchPositions(PositionObjective):
     """The linear head over patch tokens, and its cross-entropy."""
 
-    def __init__(self, encoder: Encoder, options: "MP3") -> None:
+    def __init__(self, encoder: PatchEncoder, options: "MP3") -> None:
         super().__init__(encoder, options)
         self.count_shown = options.count_shown
         self.predict = nn.Linear(encoder.embed_dim, encoder.num_patches)
@@ -123,43 +124,72 @@ class MP3(PositionTask):
     position_rate: Ratio = 0.0
     count_shown: bool = False
 
-    def needs(self, encoder: Encoder) -> Needs:
-        """Return its requirements: views of which the encoder gets all patches."""
-        return Needs(
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare the pass over all patches, with keys from the context alone."""
+        patches, forgets = encoder.num_patches, encoder.positions.can_forget
+        self._check_patches(encoder)
+        # without masking there is nothing to gather
+        context = "mp3/context" if num_context(patches, self.mask_ratio) < patches else None
+        passes = {"student": Pass(context=context, edits_places=forgets)}
+        weighs = self.temperature is not None
+        if weighs:
+            passes["affinity"] = Pass(grad=False, edits_places=forgets)
+        return Uses(
             views={"view": None},
-            patches="all",
-            class_token=None if self.temperature is None else "mp3.temperature",
+            sees="all",
+            passes=passes,
+            keys={"mp3/context": "the context", "mp3/known": None},
+            predicts="places",
+            class_token="mp3.temperature" if weighs else None,
+            couples="the weights of patches" if weighs else None,
             hint="Use mp3 alone or with dinov2; or droppos, which goes with mae.",
         )
 
-    def attach(self, model: PretrainModel) -> None:
-        """Add the pass with context-only keys and the linear head."""
-        _check(self, model)
-        patches = model.encoder.num_patches
-        # without masking there is nothing to gather
-        context = "mp3/context" if num_context(patches, self.mask_ratio) < patches else None
-        editors = ("mp3",) if model.encoder.positions.can_forget else ()
-        model.registry.add_pass("student", "mp3", EncoderPass(context=context, places=editors))
-        green = "patches framed in green are the context"
-        model.registry.claim("mp3/context", "mp3", green=green)
-        model.registry.claim("mp3/known", "mp3")
-        if editors:
-            model.places.named["mp3"] = ForgottenPlaces("mp3/known", None)
-        if self.temperature is not None:
-            model.registry.add_pass("affinity", "mp3", EncoderPass(grad=False, places=editors))
-        model.add_objective("mp3", PatchPositions(model.encoder, self))
+    def place_editor(self, encoder: PatchEncoder) -> nn.Module:
+        """Return the module that forgets unknown places."""
+        return ForgottenPlaces("mp3/known", None)
 
-    def check_company(self, model: PretrainModel) -> None:
-        """Warn if the encoder has positions that no pass with a gradient uses."""
-        positions, passes = model.encoder.positions, model.registry.passes.values()
-        known = self.num_known(model.encoder.num_patches)
-        placed = [each for each in passes if each.has_grad and each.places != ("mp3",)]
+    def check(self, layout: Layout) -> None:
+        """Refuse other readers of its pass; warn of positions that no pass with a gradient uses."""
+        name, positions = self.module_name(), layout.encoder.positions
+        others = [each for each in layout.passes["student"].readers if each != name]
+        if others:
+            raise UserError(
+                f"mp3 encodes all patches without their places, and {', '.join(others)} would get "
+                "the same tokens. Use mp3 alone or with dinov2; or droppos, which goes with mae."
+            )
+        known = self.num_known(layout.encoder.num_patches)
+        placed = [
+            each for each in layout.passes.values() if each.has_grad and name not in each.places
+        ]
         if positions.can_forget and not known and not placed:
             warnings.warn(
                 f"mp3 hides all places, so that encoder.positions = {positions.name} is never used "
                 "in training: fine-tune the encoder, or read its features with positions=none. "
                 "Or set encoder.positions: none, or an mp3.position_rate.",
                 stacklevel=2,
+            )
+
+    def _check_patches(self, encoder: PatchEncoder) -> None:
+        """Raise ``UserError`` if there is nothing to predict, or no position to give."""
+        patches, positions = encoder.num_patches, encoder.positions
+        known, key = self.num_known(patches), f"mp3.position_rate = {self.position_rate}"
+        if patches < 2:
+            raise UserError(
+                f"mp3 needs two or more patches, but encoder.image_size = "
+                f"{list(encoder.image_size)} with encoder.patch_size = {list(encoder.patch_size)} "
+                "gives one. Use a larger image."
+            )
+        if self.position_rate and not known:
+            least = f"Use at least {1 / patches:.4f}, or 0."
+            raise UserError(f"{key} gives none of {patches} patches its position. {least}")
+        if known == patches and not self.count_shown:
+            raise UserError(f"{key} gives all {patches} patches their position: none is left.")
+        if known and not positions.can_forget:
+            raise UserError(
+                f"{key} gives some patches their position, but encoder.positions = "
+                f"{positions.name} has none to give. Set encoder.positions: sincos, or "
+                "mp3.position_rate to 0."
             )
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
@@ -173,31 +203,3 @@ class MP3(PositionTask):
     def num_known(self, patches: int) -> int:
         """Return how many patches keep their position: N·rate, rounded."""
         return round(patches * self.position_rate)
-
-
-def _check(options: MP3, model: PretrainModel) -> None:
-    """Raise ``UserError`` for impossible options, or for another user of its pass."""
-    encoder, key = model.encoder, f"mp3.position_rate = {options.position_rate}"
-    patches, positions = encoder.num_patches, encoder.positions
-    if "student" in model.registry.passes:
-        raise UserError(
-            "mp3 runs the pass 'student' over all patches, without their places and with keys from "
-            f"its context alone, but {', '.join(model.registry.readers['student'])} runs it in "
-            "another way. Use mp3 alone or with dinov2; or droppos, which goes with mae."
-        )
-    if patches < 2:
-        raise UserError(
-            f"mp3 needs two or more patches, but encoder.image_size = {list(encoder.image_size)} "
-            f"with encoder.patch_size = {list(encoder.patch_size)} gives one. Use a larger image."
-        )
-    known = options.num_known(patches)
-    if options.position_rate and not known:
-        least = f"Use at least {1 / patches:.4f}, or 0."
-        raise UserError(f"{key} gives none of {patches} patches its position. {least}")
-    if known == patches and not options.count_shown:
-        raise UserError(f"{key} gives all {patches} patches their position: none is left.")
-    if known and not positions.can_forget:
-        raise UserError(
-            f"{key} gives some patches their position, but encoder.positions = {positions.name} "
-            "has none to give. Set encoder.positions: sincos, or mp3.position_rate to 0."
-        )

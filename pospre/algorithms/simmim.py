@@ -5,7 +5,7 @@ masked ones. One linear layer regresses the raw pixels of the masked patches.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
@@ -18,17 +18,18 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
 from pospre.model.passes import MaskedTokens
 from pospre.model.task_description import TaskDescription
+from pospre.model.uses import SEEN, Hides, Pass, Uses
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.initialisation import token_parameter
 from pospre.nn.masking import PatchMasking, gather_tokens, slot_mask
-from pospre.nn.vit import Encoder
 
 
 class RawPixelRegression(PixelObjective):
     """One linear layer, and the mean absolute error over the masked patches' pixels."""
 
-    def __init__(self, encoder: Encoder, weight: float) -> None:
+    def __init__(self, encoder: PatchEncoder, options: "SimMIM") -> None:
         super().__init__(encoder)
-        self.weight = weight
+        self.weight = options.weight
         self.predict = nn.Linear(
             encoder.embed_dim, math.prod(encoder.patch_size) * encoder.channels
         )
@@ -69,17 +70,18 @@ class SimMIM(PretrainAlgorithm):
     objective = RawPixelRegression
     is_host: ClassVar[bool] = True
 
-    def attach(self, model: PretrainModel) -> None:
-        """Add the mask token, the pass and the pixel objective."""
-        registry, encoder = model.registry, model.encoder
-        visible = self._masking(encoder).num_visible
-        student = registry.hide("simmim", visible, shuffled=True, left_out=False)
-        token = token_parameter(encoder.embed_dim, cut=True)
-        model.contents.named["simmim"] = MaskedTokens(token, "masked")
-        registry.add_pass("student", "simmim", replace(student, content=("simmim",)))
-        model.add_objective("simmim", RawPixelRegression(encoder, self.weight))
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare the pass over all patches, some of them masked."""
+        return Uses(
+            hides=Hides(self._masking(encoder).num_visible, left_out=False),
+            passes={"student": Pass(over=SEEN, edits_content=True)},
+        )
 
-    def _masking(self, encoder: Encoder) -> PatchMasking:
+    def content_editor(self, encoder: PatchEncoder) -> nn.Module:
+        """Return the mask token."""
+        return MaskedTokens(token_parameter(encoder.patch_dim, cut=True), "masked")
+
+    def _masking(self, encoder: PatchEncoder) -> PatchMasking:
         """Return which cells are shown.
 
         Raises:

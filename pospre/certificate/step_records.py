@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from pospre.errors import run_command
-from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.algorithm import pretrain_model
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
 from pospre.scratch import scratch
 from pospre.training.build import build_components
@@ -76,9 +76,8 @@ class Observer(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Record the step before this process, and the part of the method that couples samples."""
-        algorithms = (each for each in state.algorithms if isinstance(each, PretrainAlgorithm))
-        asked = (algorithm.couples_samples() for algorithm in algorithms)
-        self._write(start=state.timestamp.batch.value, coupled=" and ".join(filter(None, asked)))
+        coupled = pretrain_model(state).layout.coupled
+        self._write(start=state.timestamp.batch.value, coupled=coupled)
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Record the start of a step, so that the killer can follow the process."""

@@ -11,7 +11,7 @@ from pospre.batch import Batch
 from pospre.data.views.options import Augment, ViewGroup
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.model.objective import ObjectiveSet, Outputs
+from pospre.model.objective import Outputs
 
 
 def takes(method: type[PretrainAlgorithm], option: str) -> bool:
@@ -21,7 +21,8 @@ def takes(method: type[PretrainAlgorithm], option: str) -> bool:
 
 def method_in(model: PretrainModel, kind: type) -> PretrainAlgorithm:
     """Return the first algorithm of a model whose objective is a ``kind``."""
-    return next(each for each in model.algorithms if each.offers(kind))
+    found: PretrainAlgorithm = next(each for each in model.algorithms if each.offers(kind))
+    return found
 
 
 def ratios_of(
@@ -37,14 +38,9 @@ def views_of(model: PretrainModel, kind: type) -> dict[str, ViewGroup] | None:
     They are cropped as in training, but neither mirrored nor changed. Of a method that reads only
     one ``view``, evaluations take the centre instead.
     """
-    trained: Any = method_in(model, kind)
-    method: PretrainAlgorithm = replace(trained)
-    alone = PretrainModel(model.encoder, seed=model.seed, views=model.views)
-    with torch.device("meta"):
-        method.attach(alone)
-    counts = method.needs(model.encoder).views
-    read = {*counts, *(declared.group for declared in alone.registry.passes.values())}
-    if read == {"view"} and (counts["view"] or 1) == 1:
+    uses = method_in(model, kind).uses(model.encoder)
+    read = {group for group in uses.groups if group in model.views}
+    if read == {"view"} and (uses.views["view"] or 1) == 1:
         return None
     outer = {model.views[name].inside for name in read}
     return {
@@ -65,12 +61,12 @@ class IsolatedMethod:
         trained: Any = method_in(model, kind)
         known = {key: value for key, value in options.items() if takes(type(trained), key)}
         self.method: PretrainAlgorithm = replace(trained, **known)
-        self.model = PretrainModel(model.encoder, seed=seed, views=views_of(model, kind))
+        self.name = self.method.module_name()
         with torch.device("meta"):
-            self.method.attach(self.model)
-        self.name, objective = model.objectives.find(kind)
-        self.model.objectives = ObjectiveSet()
-        self.model.objectives.add(self.name, objective)
+            self.model = PretrainModel(
+                model.encoder, [self.method], seed=seed, views=views_of(model, kind)
+            )
+        self.model.objectives.named[self.name] = model.objectives[self.name]
         self.model.contents, self.model.places = model.contents, model.places
         self.model.augment = model.augment
         self.model.train(model.training)
@@ -78,18 +74,11 @@ class IsolatedMethod:
     @property
     def groups(self) -> set[str]:
         """The view groups of the passes that its objective reads."""
-        registry = self.model.registry
-        return {
-            declared.group
-            for name, declared in registry.passes.items()
-            if self.name in registry.readers.get(name, ())
-        }
+        return {laid.group for laid in self.model.layout.passes.values()}
 
     def draw(self, batch: Batch) -> Batch:
         """Return the batch with the keys that the method writes."""
-        batch = dict(batch)
-        self.method.write(batch, self.model)
-        return batch
+        return self.model.draw(dict(batch))
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Outputs:

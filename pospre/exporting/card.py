@@ -69,7 +69,7 @@ def _pixels(parts: Parts) -> str:
 def _encoder(parts: Parts) -> str:
     encoder = parts.model.encoder
     count = sum(value.numel() for value in parts.tensors.values())
-    positions = parts.model.registry.place_source or encoder.positions.name
+    positions = parts.model.layout.placer or encoder.positions.name
     facts = {
         "architecture": f"`{parts.timm_name}` of timm, with `{parts.kwargs}`",
         "tensors": f"{len(parts.tensors)} of {count:,} numbers, float32",

@@ -1,37 +1,32 @@
-"""The base class of algorithms: an attachment to the model, and the keys it writes per batch."""
+"""The base class of algorithms, and how they are found by name."""
 
 import importlib
 import pkgutil
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from inspect import isabstract, signature
 from typing import Any, ClassVar
 
 from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
 from composer.utils import dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from pospre import algorithms
 from pospre.arguments import check_arguments
 from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
-from pospre.model.attached import (
-    Progress,
-    attach_algorithm,
-    check_given,
-    training_progress,
-    write_draws,
-)
 from pospre.model.external_class import UntrustedClass, load_class
-from pospre.model.loop_checks import check_held, check_optimized
+from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
-from pospre.model.needs import Needs
 from pospre.model.objective import Objective
+from pospre.model.optimizer_checks import check_held, unfrozen
+from pospre.model.prepare import check_given
+from pospre.model.progress import Progress, training_progress
 from pospre.model.task_description import TaskDescription
+from pospre.model.uses import Uses
 from pospre.nn.encoder_interface import PatchEncoder
-from pospre.nn.vit import Encoder
 
 _FORWARDS = (Event.BEFORE_FORWARD, Event.EVAL_BEFORE_FORWARD, Event.PREDICT_BEFORE_FORWARD)
 
@@ -39,25 +34,21 @@ _FORWARDS = (Event.BEFORE_FORWARD, Event.EVAL_BEFORE_FORWARD, Event.PREDICT_BEFO
 class PretrainAlgorithm(Algorithm):
     """A host or a position algorithm, as a Composer ``Algorithm``.
 
-    Its ``needs`` are checked first. Then ``attach`` adds its modules, once, before the optimiser is
-    made. Before each forward it sets its schedules and writes its masks into the batch. Its options
-    are the fields of a dataclass.
+    It declares what it ``uses``, and the model composes all that do. Before each forward it sets
+    its schedules and writes its draws into the batch. Its options are the fields of a dataclass.
 
     Attributes:
         pretext_task: the task that it sets the model, shown at the top of a run's page; None: none.
-        objective: the class that it adds to ``model.objectives``. Evaluations require a kind of
-            objective, such as ``PositionObjective``; None: no evaluation needs it.
-        is_host: hosts choose the visible patches and attach first.
+        objective: the class of its head and loss; None: it has no loss. Evaluations require a kind
+            of objective, such as ``PositionObjective``.
+        is_host: hosts come first: they choose the visible patches before others.
         takes_merged_patches: works with encoders whose tokens cover several patches (Swin).
-        half_residual: the published code keeps tokens in half precision between blocks. Runs under
-            amp_bf16 then keep them in bf16, unless ``trainer.residual`` overrides it.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = None
     objective: ClassVar[type[Objective] | None] = None
     is_host: ClassVar[bool] = False
     takes_merged_patches: ClassVar[bool] = False
-    half_residual: ClassVar[bool] = False
     _progress: Progress = Progress(0.0, 0.0)
 
     def __post_init__(self) -> None:
@@ -74,7 +65,7 @@ class PretrainAlgorithm(Algorithm):
 
     @classmethod
     def names(cls) -> set[str]:
-        """Return its name and those of the algorithms it consists of."""
+        """Return its name and those of the algorithms that it is derived from."""
         kinds = (kind for kind in cls.__mro__ if issubclass(kind, PretrainAlgorithm))
         return {kind.module_name() for kind in kinds}
 
@@ -82,19 +73,6 @@ class PretrainAlgorithm(Algorithm):
     def offers(cls, kind: type) -> bool:
         """Return whether it or its objective is a ``kind``."""
         return issubclass(cls, kind) or issubclass(cls.objective or object, kind)
-
-    @classmethod
-    def for_classes(
-        cls, arguments: dict[str, Any], classes: Sequence[str] | None, path: str
-    ) -> dict[str, Any]:
-        """Return the recipe's arguments, completed from the training data.
-
-        Args:
-            arguments: all arguments of the constructor.
-            classes: names of the data's classes; None: no labels.
-            path: path of the data, for errors.
-        """
-        return arguments
 
     def check_encoder(self, encoder: PatchEncoder) -> None:
         """Raise ``UserError`` if it needs a token per patch but the encoder merges patches."""
@@ -108,19 +86,12 @@ class PretrainAlgorithm(Algorithm):
                 f"{', '.join(able)} support merged patches."
             )
 
-    def needs(self, encoder: Encoder) -> Needs:
-        """Return the requirements checked before it attaches; by default one view of ``view``."""
-        return Needs()
-
     @abstractmethod
-    def attach(self, model: PretrainModel) -> None:
-        """Check the options, and add passes, objectives and position modules to ``model``."""
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Return what it declares; ``UserError`` for options that do not fit the encoder."""
 
-    def check_company(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` if it cannot work with another attached algorithm.
-
-        Called before ``attach``, and again when all algorithms are attached.
-        """
+    def check(self, layout: Layout) -> None:
+        """Raise ``UserError`` if it does not work beside the other algorithms of ``layout``."""
         return
 
     def check_used(self, option: str, used: bool, other: str) -> None:
@@ -140,30 +111,34 @@ class PretrainAlgorithm(Algorithm):
             "latter."
         )
 
-    @abstractmethod
+    def head(self, encoder: PatchEncoder, layout: Layout) -> Objective:
+        """Return a new objective: by default the class ``objective`` of encoder and options."""
+        assert self.objective is not None
+        return self.objective(encoder, self)
+
+    def content_editor(self, encoder: PatchEncoder) -> nn.Module:
+        """Return the module that changes embeddings in passes with ``edits_content``.
+
+        Its ``forward(tokens, batch, where)`` gets the patches (rows, K, D) of the ``EncoderPass``
+        ``where`` before positions are added, and returns them changed.
+        """
+        raise NotImplementedError
+
+    def place_editor(self, encoder: PatchEncoder) -> nn.Module:
+        """Return the module that moves or forgets ``Places`` in passes with ``edits_places``."""
+        raise NotImplementedError
+
+    def mix(self, pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
+        """Return the views of the group whose ``g/pixels`` it declares, changed; in training."""
+        raise NotImplementedError
+
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Write this algorithm's keys into ``batch``: pure functions of seed, epoch and index."""
+        """Write its keys into ``batch``: pure functions of seed, epoch and index."""
+        return
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Set what changes over training, in buffers to avoid recompilation; default: nothing."""
         return
-
-    def after_step(self, model: PretrainModel, progress: Progress) -> None:
-        """Update the objectives' statistics, and the teacher if this algorithm owns it.
-
-        ``progress`` is that before the step.
-        """
-        for name in model.objectives:  # all of them: the teacher also follows statistics
-            model.objectives[name].after_step()
-        if model.teachers.owner in self.names():
-            model.teachers.update(progress.step)
-
-    def couples_samples(self) -> str | None:
-        """Name the part that couples the samples of a batch, as a plural; None: no part does.
-
-        Gradients accumulated over microbatches or ranks then differ from those of one batch.
-        """
-        return None
 
     def match(self, event: Event, state: State) -> bool:
         """Run at the start of training and of epochs, before every forward, after every step."""
@@ -171,17 +146,15 @@ class PretrainAlgorithm(Algorithm):
         return event in (*starts, *_FORWARDS, Event.BATCH_END)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Attach at INIT, check all at FIT_START, prepare each batch, then call ``after_step``."""
+        """Check the model, prepare batches and follow steps; one algorithm acts for all."""
+        ours = [each for each in state.algorithms if isinstance(each, PretrainAlgorithm)]
+        if ours[0] is not self:
+            return
         model = pretrain_model(state)
         if event == Event.INIT:
-            attach_algorithm(model, self)
+            check_given(model.layout, ours)
         elif event == Event.FIT_START:
-            model.loop_watch.start(model)
-            if hasattr(state.dataloader, "check_ranks"):  # our own loader
-                state.dataloader.check_ranks(dist.get_world_size())
-                state.dataloader.check_augment(model.views)
-            check_given(model, state.algorithms)
-            check_optimized(model, state.optimizers)
+            _start(model, state)
         elif event == Event.EPOCH_START:  # tensors may have been added or unfrozen since
             if not isinstance(model, FSDPModule):  # a forward may have left whole ones in it
                 check_held(model, state.optimizers)
@@ -189,44 +162,20 @@ class PretrainAlgorithm(Algorithm):
             if event == Event.BEFORE_FORWARD:  # evaluations use the training's progress
                 self._progress = training_progress(state)
             number = state.timestamp.epoch.value
-            state.batch = numbered(state.batch, epoch=number)
-            write_draws(model, [self], state.batch, self._progress)
+            state.batch = model.prepare(numbered(state.batch, epoch=number), self._progress)
         else:
-            self.after_step(model, self._progress)
+            model.after_step(self._progress)
 
 
-def attach(
-    model: PretrainModel, name: str | type[PretrainAlgorithm], **options: Any
-) -> PretrainAlgorithm:
-    """Attach the algorithm ``name`` to an existing model: before the optimiser, hosts first.
-
-    Args:
-        model: the model.
-        name: its name in recipes, see ``pospre/algorithms/README.md``; or your own class.
-        options: the algorithm's options, named as in recipes; others keep their defaults.
-
-    Returns:
-        The algorithm, also listed in ``model.algorithms``.
-
-    Raises:
-        UserError: the algorithm or an option is unknown, it is already attached, or it cannot work
-            with this model.
-    """
-    if not isinstance(model, PretrainModel):
-        raise UserError(
-            f"pospre.attach takes a PretrainModel, not {type(model).__name__}. Make one from the "
-            "encoder: pospre.PretrainModel(vit, [pospre.MAE()], seed=0)."
-        )
-    kind = algorithm_class(name) if isinstance(name, str) else name
-    if not isinstance(kind, type) or not issubclass(kind, PretrainAlgorithm):
-        raise UserError(
-            f"pospre.attach takes an algorithm's name or your own class, not {name!r}, and options "
-            'as keywords: attach(model, "mae", mask_ratio=0.75).'
-        )
-    key = kind.module_name()
-    algorithm = kind(**check_arguments(key, kind, options, source="algorithms"))
-    attach_algorithm(model, algorithm)
-    return algorithm
+def _start(model: PretrainModel, state: State) -> None:
+    """Check the model, its optimisers and our own loader before training."""
+    model.loop_watch.start(model)
+    if hasattr(state.dataloader, "check_ranks"):
+        state.dataloader.check_ranks(dist.get_world_size())
+        state.dataloader.check_augment(model.views)
+    check_held(model, state.optimizers)
+    for warning in unfrozen(model.layout, state.optimizers):
+        model.loop_watch.warn(warning)
 
 
 def pretrain_model(state: State) -> PretrainModel:
@@ -278,9 +227,7 @@ def algorithm_class(name: str) -> type[PretrainAlgorithm]:
             and not isabstract(member)
         ):
             return member
-    raise UserError(
-        f"algorithms: {module.__file__} defines no PretrainAlgorithm with attach and write."
-    )
+    raise UserError(f"algorithms: {module.__file__} defines no PretrainAlgorithm with uses.")
 
 
 def untrusted_classes(algorithms: Iterable[str]) -> dict[str, UserError]:

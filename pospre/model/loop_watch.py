@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from pospre.errors import UserError
-from pospre.model.loop_checks import left_out, optimizers_of, refuse_untrained, unfrozen
+from pospre.model.optimizer_checks import left_out, optimizers_of, refuse_untrained, unfrozen
 from pospre.model.sample_numbers import SampleNumbers
 from pospre.model.teacher import local
 
@@ -40,12 +40,11 @@ class LoopWatch:
     Attributes:
         numbers: the samples' indices and epochs.
         is_new: no batch is prepared yet, or Composer prepares them.
-        has_new_tensors: an algorithm was attached since the optimisers were checked.
     """
 
     def __init__(self) -> None:
         self.numbers = SampleNumbers()
-        self.is_new, self.has_new_tensors = True, False
+        self.is_new = True
         self._has_started = False
         self._said: set[str] = set()
         self._prepared, self._called = _Progress("model(batch, …)"), _Progress("after_step")
@@ -64,11 +63,11 @@ class LoopWatch:
 
     def start(self, model: PretrainModel) -> None:
         """Check the model before the first batch of a loop or of a Trainer."""
-        model.check_complete()
-        inside, encoder = model.registry.encoder, model.encoder
+        model.check_trainable()
+        inside, encoder = model.layout.encoder, model.encoder
         if encoder is not inside and all(part is not inside for part in encoder.modules()):
             raise UserError(
-                "model.encoder was replaced after the algorithms were attached; they and the "
+                "model.encoder was replaced after the model was made; its algorithms and the "
                 "teacher still use the old one. Make a new model: pospre.PretrainModel(encoder, "
                 "algorithms, seed=…)."
             )
@@ -110,7 +109,7 @@ class LoopWatch:
             return
         self._look(self._called, progress)
         self._check_mode()
-        if self._called.calls % _BETWEEN == 1 or self.has_new_tensors:
+        if self._called.calls % _BETWEEN == 1:
             self._check_optimizers(model)
         if model.teachers.momentum is None or isinstance(model, FSDPModule):
             self._is_settled = True  # nothing follows, or some weights are whole in a forward only
@@ -209,9 +208,8 @@ class LoopWatch:
         Checking for changed values would not work: early in a long warm-up, the rate is too small
         to change a weight of 1. Optimisers that are not torch's are not found.
         """
-        for warning in unfrozen(model, ()):
+        for warning in unfrozen(model.layout, ()):
             self.warn(warning)
-        self.has_new_tensors = False
         left = left_out(model, self._optimizers or ())
         if self._optimizers is None or (self._optimizers and _with_gradient(left)):
             self._optimizers = WeakSet(optimizers_of(model))  # there may be a new one

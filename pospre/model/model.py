@@ -1,9 +1,11 @@
-"""The model that hosts and position algorithms attach to."""
+"""The model: builds what ``compose`` has laid out, and runs it."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import torch
 from composer.models import ComposerModel
@@ -15,53 +17,54 @@ from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, plac
 from pospre.data.views.crop_plan import first_view
 from pospre.data.views.options import ViewGroup, Views, named_groups
 from pospre.errors import UserError
-from pospre.model.attached import Progress, as_progress, attach_algorithm, begin_step
-from pospre.model.loop_checks import check_batch, check_normalised, lacking
+from pospre.model.compose import compose
 from pospre.model.loop_watch import LoopWatch
-from pospre.model.needs import check_complete
 from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs, StepOutputs
 from pospre.model.passes import EditSet, EncoderPass
-from pospre.model.registry import Registry
-from pospre.model.teacher import Frozen, Momentum, TeacherManager
+from pospre.model.prepare import check_batch, check_normalised, lacking, write_draws
+from pospre.model.progress import Progress, as_progress
+from pospre.model.sample_numbers import SampleNumbers
+from pospre.model.teacher import Frozen, TeacherManager
+from pospre.model.uses import Method
 from pospre.nn.build import check_divides
 from pospre.nn.encoder_interface import Edit, PatchEncoder
 from pospre.nn.places import Places, view_places
 from pospre.nn.timm_models import wrap_encoder
 from pospre.nn.vit import Encoder
 
-if TYPE_CHECKING:  # circular imports
-    from pospre.model.algorithm import PretrainAlgorithm
-
 FEATURES = "features"
 """Key of a model's outputs, besides the objectives': the features of each pass by name."""
 
 
 class PretrainModel(ComposerModel):
-    """An encoder, the passes declared over it, and the objectives that read their tokens.
+    """An encoder with methods: the passes over it, and the objectives that read their tokens.
 
-    Algorithms attach to it before the optimiser is made. In its ``registry`` they declare what they
-    write, need and run; here they add objectives, editors and the teacher. ``algorithms`` lists
-    them, hosts first.
+    Attributes:
+        algorithms: the methods, in the order in which they draw; give them to Composer's Trainer.
+        layout: what they run and write together, see ``pospre.model.compose``.
 
     Args:
         encoder: the encoder to pre-train and export, from ``build_encoder``; or a timm ViT, which
             ``wrap_encoder`` copies: later changes to it have no effect.
-        algorithms: algorithms to attach, hosts first; a Trainer may add more.
-        seed: the run's seed; all masks are functions of it.
+        algorithms: the methods in any order; none only to evaluate the encoder.
+        seed: the run's seed; all masks and the initial weights of all heads are functions of it.
         views: the view groups of each batch, as a dict by name or a sequence. Default: one group
             ``view`` of the encoder's size.
         mean: for normalisation, per channel in [0, 1] or per column of features. None: that of the
             weights (of the wrapped timm model, or of what ``load_weights`` loads), if known, else
             ImageNet's, or 0 if there are not three channels.
         std: for normalisation, as ``mean``; else ImageNet's, or 1.
+
+    Raises:
+        UserError: the methods do not work together, or not with this encoder or these views.
     """
 
     def __init__(
         self,
         encoder: nn.Module,
-        algorithms: Sequence["PretrainAlgorithm"] = (),
+        algorithms: Sequence[Method] = (),
         *,
-        seed: int,
+        seed: int = 0,
         views: Views | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
@@ -77,49 +80,58 @@ class PretrainModel(ComposerModel):
         self.encoder = encoder = cast(Encoder, encoder)
         self.augment = DeviceAugment(mean, std, channels=encoder.channels)
         self.augment.expect(encoder.pixels_expected, "timm's")
-        self.contents = EditSet()
-        self.places = EditSet()
-        self.objectives = ObjectiveSet()
-        self.teacher: Frozen | None = None
-        self.teachers = TeacherManager()
         self.seed = seed
         self.views = named_groups(views or [ViewGroup(size=encoder.image_size)])
-        self.registry = Registry(encoder, self.views)
-        self.is_one_graph = False  # of ``run_step``: forward also returns the losses
-        self.draw_stream: Callable[[Callable[[], Batch]], Batch] = _at_once  # or on a stream
-        self.loop_watch = LoopWatch()
         for name, group in self.views.items():
             for side, patch in zip(group.shape, encoder.patch_size, strict=True):
                 check_divides(side, patch, key=f"data.views.{name}.size")
             group.augment.check_channels(name, encoder.channels)
-        self.algorithms: list[PretrainAlgorithm] = []
-        for algorithm in sorted(algorithms, key=lambda each: not getattr(each, "is_host", False)):
-            attach_algorithm(self, algorithm)
-        if self.algorithms:
-            self.check_complete()
+        self.layout = compose(algorithms, encoder, self.views)
+        self.algorithms: list[Any] = [*self.layout.methods.values()]
+        self.is_one_graph = False  # of ``run_step``: forward also returns the losses
+        self.draw_stream: Callable[[Callable[[], Batch]], Batch] = _at_once  # or on a stream
+        self.loop_watch = LoopWatch()
+        self.contents, self.places, self.objectives = EditSet(), EditSet(), ObjectiveSet()
+        self.teacher: Frozen | None = None
+        self._build()
+        if torch.empty(0).device.type != "meta":  # the parts are made there, to be replaced
+            self.to(next(encoder.parameters()).device)
 
-    # -- attaching algorithms -----------------------------------------------------------------
+    def _build(self) -> None:
+        """Make the parts of all methods; the weights of each depend on seed and method alone."""
+        layout, encoder = self.layout, self.encoder
+        for name, uses in layout.uses.items():
+            if uses.table is not None:
+                with _weights_of(self.seed, name):
+                    encoder.positions.enlarge(uses.table.grid, resampling=uses.table.resampling)
+        owner = layout.teacher
+        self.teachers = TeacherManager(owner, None if owner is None else layout.uses[owner].teacher)
+        if owner is not None:
+            self.teacher = self.teachers.copy(encoder)
+        passes = layout.passes.values()
+        for name, method in layout.methods.items():
+            with _weights_of(self.seed, name):
+                if any(name in each.content for each in passes):
+                    self.contents.named[name] = method.content_editor(encoder)
+                if any(name in each.places for each in passes):
+                    self.places.named[name] = method.place_editor(encoder)
+                if method.objective is not None:
+                    head: Objective = layout.maker_of(name).head(encoder, layout)
+                    self.objectives.named[name] = head
+                    for student, teacher in head.mirrored():
+                        self.teachers.mirror(student, teacher)
 
     def grid(self, group: str = "view") -> tuple[int, int]:
         """Return (rows, columns) of patches in a group's views."""
-        if group == "view":
-            return self.encoder.grid
-        return self.encoder.grid_of(*self.views[group].shape)
+        return self.layout.grid(group)
 
-    def add_objective(self, name: str, objective: Objective) -> None:
-        """Add an objective; its algorithm's ``name`` becomes the name of its loss term."""
-        self.objectives.add(name, objective)
-        for student, teacher in objective.mirrored():
-            self.teachers.mirror(student, teacher)
-
-    def add_teacher(self, owner: str, momentum: Momentum | None) -> None:
-        """Create the momentum teacher unless it exists; see ``TeacherManager.ask``."""
-        if self.teachers.ask(owner, momentum):
-            self.teacher = self.teachers.copy(self.encoder)
-
-    def check_complete(self) -> None:
-        """Raise ``UserError`` if no algorithm has a loss, or a part is unused."""
-        check_complete(self)
+    def check_trainable(self) -> None:
+        """Raise ``UserError`` if the model has no method, and thus no loss."""
+        if not self.algorithms:
+            raise UserError(
+                "this model has no algorithm, and thus no loss. Make it with those to train: "
+                "pospre.PretrainModel(encoder, [pospre.MAE()], seed=0)."
+            )
 
     # -- running ------------------------------------------------------------------------------
 
@@ -130,7 +142,7 @@ class PretrainModel(ComposerModel):
         """
         for key in (image_key(group), flip_key(group)):
             if key not in batch:
-                raise lacking(self.registry, key)
+                raise lacking(self.layout, key)
         views, flips = batch[image_key(group)], batch[flip_key(group)]
         if not self.training or self.views[group].augment.is_off:
             return self.augment(views, flips)
@@ -170,7 +182,7 @@ class PretrainModel(ComposerModel):
 
     def run_pass(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
         """Run the declared pass ``name``: (B·V, P+K, D) tokens, or (B·V, P, D)."""
-        declared = self.registry.passes[name]
+        declared = self.layout.passes[name]
         images = images_BVCHW.flatten(0, 1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and declared.has_grad):
             encoder = self.teacher if declared.teacher else self.encoder
@@ -230,11 +242,20 @@ class PretrainModel(ComposerModel):
                 ``after_step``, which the teacher needs; or an optimiser omits tensors that have a
                 gradient.
         """
-        begin_step(self, batch, progress)
-        return batch
+        if not isinstance(progress, Progress):  # a loop without Composer
+            progress = as_progress(progress)
+            self.loop_watch.begin(self, progress.step)
+        for method in self.algorithms:
+            method.schedule(self, progress)
+        numbers = self.loop_watch.numbers if self.training else None
+        return self.draw_stream(partial(self.draw, batch, numbers))
+
+    def draw(self, batch: Batch, numbers: SampleNumbers | None = None) -> Batch:
+        """Write the algorithms' draws into ``batch`` and return it; see ``prepare``."""
+        return write_draws(self, self.layout, batch, numbers)
 
     def after_step(self, progress: Progress | float) -> None:
-        """Update the teacher, if any, after the optimiser step that began at ``progress``.
+        """Update statistics and the teacher after the optimiser step that began at ``progress``.
 
         Raises:
             UserError: some tensors have a gradient, but no optimiser holds them; or this is called
@@ -243,8 +264,9 @@ class PretrainModel(ComposerModel):
         done = as_progress(progress)
         if not isinstance(progress, Progress):  # a loop without Composer
             self.loop_watch.end(self, done.step)
-        for algorithm in self.algorithms:
-            algorithm.after_step(self, done)
+        for name in self.objectives:  # before the teacher, which also follows their statistics
+            self.objectives[name].after_step()
+        self.teachers.update(done.step)
 
     def forward(
         self, batch: Batch, progress: Progress | float | None = None
@@ -276,14 +298,14 @@ class PretrainModel(ComposerModel):
         return outputs, self._terms(outputs, batch)
 
     def _run(self, batch: Batch) -> dict[str, Outputs]:
-        check_batch(self.registry, batch)
-        declared, mixes = self.registry.passes, self.registry.mixes
+        check_batch(self.layout, batch)
+        declared = self.layout.passes
         groups = dict.fromkeys(each.group for each in declared.values())
         pixels = {group: self.images(batch, group) for group in groups}
         if self.training:
             for group in groups:
-                if group in mixes:
-                    pixels[group] = mixes[group](pixels[group], batch)
+                if (mixer := self.layout.mixer(group)) is not None:
+                    pixels[group] = mixer.mix(pixels[group], batch)
         batch = {**batch, **{f"{group}/pixels": views for group, views in pixels.items()}}
         if self.training and self.encoder.positions.is_drawn:
             for group, views in pixels.items():
@@ -292,7 +314,7 @@ class PretrainModel(ComposerModel):
         order = sorted(declared, key=lambda name: not declared[name].has_grad)
         passes = {name: self.run_pass(name, pixels[declared[name].group], batch) for name in order}
         features = {name: self._features(tokens) for name, tokens in passes.items()}
-        return {**self.objectives(passes, batch, self.registry.readers), FEATURES: features}
+        return {**self.objectives(passes, batch, declared), FEATURES: features}
 
     def _features(self, tokens_RND: Tensor) -> Tensor:
         """Return the mean of the patch tokens, or the class token of a pass without these."""
@@ -311,7 +333,7 @@ class PretrainModel(ComposerModel):
 
     def _terms(self, outputs: dict[str, Outputs], batch: Batch) -> dict[str, Tensor]:
         if all(name == FEATURES for name in outputs):
-            self.check_complete()
+            self.check_trainable()
         terms: dict[str, Tensor] = {}
         measured: dict[str, Tensor] = {}
         weighted = []
@@ -339,6 +361,15 @@ class PretrainModel(ComposerModel):
 
 def _at_once(make: Callable[[], Batch]) -> Batch:
     return make()
+
+
+@contextmanager
+def _weights_of(seed: int, name: str) -> Iterator[None]:
+    """Let torch's generator draw weights that depend on the seed and the method alone."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int.from_bytes(digest, "big", signed=True))
+        yield
 
 
 def _rows(batch: Batch, key: str | None, num_rows: int) -> Tensor | None:

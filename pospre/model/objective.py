@@ -1,22 +1,20 @@
 """Objectives, a model's set of them, and the objective that predicts hidden pixels."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
 from torchmetrics import MeanMetric
 
 from pospre.batch import HIDDEN, Batch
+from pospre.model.passes import EncoderPass
 from pospre.nn.block import Block
-from pospre.nn.encoder_interface import patchify
+from pospre.nn.encoder_interface import PatchEncoder, patchify
 from pospre.nn.masking import gather_tokens
-from pospre.nn.vit import Encoder
 
 Outputs = dict[str, Tensor]
-Predicts = Literal["places", "view_places", "content"]
 
 
 class Objective(nn.Module, ABC):
@@ -26,20 +24,10 @@ class Objective(nn.Module, ABC):
     holds the encoder. ``loss`` and ``metrics`` are pure functions of the outputs.
 
     Attributes:
-        predicts: ``places``: of patches in their view; ``view_places``: of views in the image or in
-            each other; or ``content``: anything else. Required if the algorithm edits positions.
-            ``places`` and ``view_places`` are refused if the encoder gets the answer.
         weight: factor of this loss in the total.
-        num_prototypes: number of prototypes that its targets are distributions over. Runs log their
-            ``entropy`` and check that it is neither 0 nor maximal. None: other targets.
-        frozen_epochs: number of initial epochs with learning rate 0, by the start of a parameter's
-            name within this module.
     """
 
-    predicts: ClassVar[Predicts | None] = None
     weight: float = 1.0
-    num_prototypes: int | None = None
-    frozen_epochs: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def forward(self, passes: dict[str, Tensor], batch: dict[str, Tensor]) -> Outputs:
@@ -56,8 +44,8 @@ class Objective(nn.Module, ABC):
     def after_step(self) -> None:
         """Update statistics of the batches, such as a centre, once per optimiser step.
 
-        ``forward`` runs for every microbatch of a step: it only gathers what this uses. Several
-        algorithms may call it after a step. Default: nothing.
+        ``forward`` runs for every microbatch of a step: it only gathers what this uses. Default:
+        nothing.
         """
 
     def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
@@ -67,19 +55,9 @@ class Objective(nn.Module, ABC):
         """
         return []
 
-    def averaged(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Create teachers for modules outside the encoder; return (student, teacher) pairs.
-
-        ``ema_teacher`` calls it once to average these modules as well; default: none.
-        """
-        return []
-
-
-Kind = TypeVar("Kind", bound=Objective)
-
 
 class ObjectiveSet(nn.Module):
-    """The objectives of a model by name, run in the order of attachment.
+    """The objectives of a model by the names of their methods.
 
     A module with its own forward, because FSDP2 refuses a bare container.
     """
@@ -88,27 +66,14 @@ class ObjectiveSet(nn.Module):
         super().__init__()
         self.named = nn.ModuleDict()
 
-    def add(self, name: str, objective: Objective) -> None:
-        """Add an objective under the name of its loss term."""
-        self.named[name] = objective
-
     def __getitem__(self, name: str) -> Objective:
         objective = self.named[name]
         assert isinstance(objective, Objective)
         return objective
 
-    def find(self, kind: type) -> tuple[str, Any]:
-        """Return the name of the first objective of class ``kind``, and the objective."""
-        return next((name, each) for name, each in self.named.items() if isinstance(each, kind))
-
-    def of(self, kind: type[Kind]) -> Kind:
+    def of(self, kind: type) -> Any:
         """Return the first objective of class ``kind``."""
-        found: Kind = self.find(kind)[1]
-        return found
-
-    def has(self, kind: type) -> bool:
-        """Return whether there is an objective of class ``kind``."""
-        return any(isinstance(each, kind) for each in self.named.values())
+        return next(each for each in self.named.values() if isinstance(each, kind))
 
     def __contains__(self, name: str) -> bool:
         return name in self.named
@@ -120,17 +85,19 @@ class ObjectiveSet(nn.Module):
         self,
         passes: dict[str, Tensor],
         batch: dict[str, Tensor],
-        readers: Mapping[str, Sequence[str]],
+        declared: Mapping[str, EncoderPass],
     ) -> dict[str, Outputs]:
         """Run every objective on the passes it reads; return the outputs by name.
 
         Args:
             passes: the tokens of every pass by name.
             batch: the batch.
-            readers: by pass, the objectives that read it.
+            declared: the passes by name, with their readers.
         """
         return {
-            name: objective({key: passes[key] for key in passes if name in readers[key]}, batch)
+            name: objective(
+                {key: passes[key] for key in passes if name in declared[key].readers}, batch
+            )
             for name, objective in self.named.items()
         }
 
@@ -184,7 +151,7 @@ class PixelObjective(Objective):
         norm_pix: whether pixels are normalised within each patch.
     """
 
-    def __init__(self, encoder: Encoder, *, norm_pix: bool = False) -> None:
+    def __init__(self, encoder: PatchEncoder, *, norm_pix: bool = False) -> None:
         super().__init__()
         self.patch_size, self.norm_pix = encoder.patch_size, norm_pix
         self.num_prefix = encoder.num_prefix_tokens

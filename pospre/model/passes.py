@@ -1,4 +1,4 @@
-"""Encoder passes over the views of a group, and the modules that edit their tokens."""
+"""Encoder passes as ``compose`` lays them out, and the modules that edit their tokens."""
 
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -18,13 +18,14 @@ class EncoderPass:
         group: the view group.
         visible: batch key of the patches to encode, (B, K) or (B, V, K); None: all.
         context: batch key of those among them that give keys and values; None: all.
-        content: names of the modules in ``PretrainModel.contents`` that edit patch embeddings.
-        places: names of the modules in ``PretrainModel.places`` that edit places.
+        content: the methods that edit patch embeddings, in order.
+        places: the methods that edit places.
         teacher: run the teacher instead of the trained encoder, without gradient.
         grad: whether gradients flow through the trained encoder here.
         needs_patches: whether any objective reads patch tokens. If not, the pass returns only
             prefix tokens, and the last block computes no others.
-        count: number of patches per view, set when the pass is declared; None: varies by batch.
+        count: number of patches per view; None: varies by batch.
+        readers: the methods whose heads get its tokens.
     """
 
     group: str = "view"
@@ -36,6 +37,7 @@ class EncoderPass:
     grad: bool = True
     needs_patches: bool = True
     count: int | None = field(default=None, compare=False)
+    readers: tuple[str, ...] = ()
 
     @property
     def has_grad(self) -> bool:

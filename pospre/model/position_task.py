@@ -6,7 +6,7 @@ Patches may be weighted by their similarity to the class token (Wang et al. 2023
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import Batch
-from pospre.model.algorithm import PretrainAlgorithm, Progress
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.model.objective import Objective, Outputs, Predicts
+from pospre.model.objective import Objective, Outputs
+from pospre.model.progress import Progress
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.grid import grid_distances, smoothed_labels
-from pospre.nn.vit import Encoder
 from pospre.schedules import linear
 
 Distance = Literal["squared", "euclid"]
@@ -94,14 +95,12 @@ class PositionTask(PretrainAlgorithm):
     temperature: PositiveFloat | None = None
     weight: NonNegativeFloat = 1.0
 
-    def couples_samples(self) -> str | None:
-        """Name the part that couples the samples of a batch."""
-        return None if self.temperature is None else "the weights of patches"
-
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Set σ, the width of the label smoothing."""
         sigma = linear(self.sigma_start, self.sigma_end, progress.step)
-        model.objectives.find(PositionObjective)[1].sigma.fill_(sigma)
+        objective = model.objectives[self.module_name()]
+        assert isinstance(objective, PositionObjective)
+        objective.sigma.fill_(sigma)
 
 
 class PositionObjective(Objective):
@@ -114,9 +113,7 @@ class PositionObjective(Objective):
         options: of the method; None: one-hot labels and equal weights.
     """
 
-    predicts: ClassVar[Predicts | None] = "places"
-
-    def __init__(self, encoder: Encoder, options: PositionTask | None = None) -> None:
+    def __init__(self, encoder: PatchEncoder, options: PositionTask | None = None) -> None:
         super().__init__()
         given = PositionTask if options is None else options  # the class has the defaults
         self.num_prefix, self.temperature = encoder.num_prefix_tokens, given.temperature

@@ -78,38 +78,15 @@ class TeacherManager:
     """The (student, teacher) pairs of a model and their common momentum.
 
     Attributes:
-        momentum: of all teachers of a model; None: no teacher yet.
-        owner: the algorithm that added it.
+        momentum: of all teachers of a model; None: no teacher.
+        owner: the method that it belongs to.
         pairs: (student, teacher) modules of the same structure.
     """
 
-    def __init__(self) -> None:
-        self.momentum: Momentum | None = None
-        self.owner: str | None = None
+    def __init__(self, owner: str | None = None, momentum: Momentum | None = None) -> None:
+        self.owner, self.momentum = owner, momentum
         self.pairs: list[tuple[nn.Module, nn.Module]] = []
         self._made: dict[int, int] = {}  # versions of teachers that only have copied weights
-
-    def ask(self, owner: str, momentum: Momentum | None) -> bool:
-        """Set the momentum; return whether this call is the first.
-
-        Args:
-            owner: the algorithm's name, for errors.
-            momentum: momentum of the teacher; None uses another algorithm's.
-
-        Raises:
-            UserError: no algorithm gives a momentum, or it is out of range.
-        """
-        if momentum is not None:
-            momentum.check(owner)
-        if self.momentum is not None:
-            return False
-        if momentum is None:
-            raise UserError(
-                f"algorithms.{owner} needs a teacher, but its momentum is null and no other "
-                f"algorithm has one. Set {owner}.momentum_start (0.996 is usual)."
-            )
-        self.momentum, self.owner = momentum, owner
-        return True
 
     def copy(self, student: nn.Module) -> Frozen:
         """Return a new teacher that follows ``student``."""
@@ -186,8 +163,8 @@ def _paired(pairs: list[tuple[nn.Module, nn.Module]]) -> Iterator[tuple[Tensor, 
         if len(own) != len(theirs):
             raise UserError(
                 f"{type(student).__name__} has {len(own)} tensors, but its teacher, copied before, "
-                f"{len(theirs)}. Change the encoder, such as by LoRA, before the algorithms are "
-                "attached: pospre.PretrainModel(encoder, algorithms, seed=…)."
+                f"{len(theirs)}. Change the encoder, such as by LoRA, before the model is "
+                "made: pospre.PretrainModel(encoder, algorithms, seed=…)."
             )
         yield from zip(own, theirs, strict=True)
 

@@ -49,6 +49,7 @@ class PatchEncoder(nn.Module, ABC):
         patch_size: (height, width) of a patch in pixels.
         grid: (rows, columns) of patches; ``num_patches`` is their product.
         embed_dim: width of a token.
+        patch_dim: width of a patch's embedding, before the first block.
         depth: number of blocks over all stages.
         num_prefix_tokens: class token (0 or 1) plus registers; they precede the patch tokens.
         patches_per_token: patches covered by one output token.
@@ -66,6 +67,7 @@ class PatchEncoder(nn.Module, ABC):
     num_patches: int
     channels: int
     embed_dim: int
+    patch_dim: int
     depth: int
     drop_path: float
     dropout: float = 0.0

@@ -59,7 +59,8 @@ class Encoder(PatchEncoder):
         dim, depth = size.embed_dim, options.depth or size.depth
         class_token, num_registers = options.class_token, options.num_registers
         self.set_grid(pair(options.image_size), pair(options.patch_size or size.patch_size))
-        self.channels, self.depth, self.embed_dim = options.channels, depth, dim
+        self.channels, self.depth = options.channels, depth
+        self.embed_dim = self.patch_dim = dim
         self.drop_path, self.uniform_drop_path = options.drop_path, options.uniform_drop_path
         self.dropout, self.layer_scale = options.dropout, options.layer_scale
         self.has_class_token = class_token

@@ -12,7 +12,6 @@ from torch import nn
 from pospre.batch import image_key
 from pospre.data.stores.subset import subset
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.planning.gpus import (
     GIB,
@@ -60,7 +59,7 @@ class Parameters:
 class Counts:
     """Everything that is counted."""
 
-    algorithms: list[PretrainAlgorithm]
+    coupled: str
     parts: dict[str, int]  # parameters of encoder, teachers, heads and so on
     parameters: Parameters
     passes: dict[str, PassCounts]  # the encoder's, by name
@@ -83,7 +82,7 @@ def count(recipe: Recipe) -> Counts:
     steps[True] = count_step(training, batches)
     state = [value for each in training.optimizer.state.values() for value in each.values()]
     return Counts(
-        algorithms=training.algorithms,
+        coupled=training.model.layout.coupled,
         parts=_parts(model),
         parameters=count_parameters(model),
         passes=passes,
@@ -191,7 +190,7 @@ class Plan:
 
     def warning(self) -> str | None:
         """Return how the best setting's microbatches change the losses; None: not at all."""
-        return loss_change(self.counts.algorithms, self.best.microbatch, self.device_batch)
+        return loss_change(self.counts.coupled, self.best.microbatch, self.device_batch)
 
     def feed(self) -> dict[str, float]:
         """Return what the loader of a node must deliver: rates, cores, bytes/s."""

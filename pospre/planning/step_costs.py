@@ -25,11 +25,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pospre.batch import Batch, image_key, without_images
 from pospre.errors import UserError
-from pospre.model.algorithm import algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.planning.kernels import Kernel, StepTrace, count_flops, fused, tensors
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import attached_model, build_algorithms, resolve
+from pospre.training.build import build_model, resolve, with_classes
 from pospre.training.optimizer.optim import build_optimizer
 
 _AUTOCAST = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
@@ -47,11 +46,10 @@ class FakeTraining:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self.recipe = with_classes(resolve(recipe))
+        self.recipe = with_imagenet_classes(resolve(recipe))
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.algorithms = build_algorithms(self.recipe)
         with torch.device("meta"):
-            self.model = attached_model(self.recipe, self.algorithms)
+            self.model = build_model(self.recipe)
         with self.mode:
             self.model.to_empty(device="cpu").train()
             self.optimizer = build_optimizer(
@@ -66,7 +64,7 @@ class FakeTraining:
             with fake:
                 shape = (size, group.count, self.model.encoder.channels, *group.shape)
                 batch[image_key(name)] = torch.empty(shape, dtype=torch.uint8)
-        for algorithm in self.algorithms:
+        for algorithm in self.model.algorithms:
             written = dict(batch)
             try:
                 with fake:
@@ -171,13 +169,12 @@ class Alive(TorchDispatchMode):
             self._gradients += parameter.grad.nbytes
 
 
-def with_classes(recipe: Recipe) -> Recipe:
+def with_imagenet_classes(recipe: Recipe) -> Recipe:
     """Return the recipe with ImageNet's number of classes if only the data could tell it."""
     algorithms: dict[str, Any] = dict(recipe.algorithms)
     for name, given in algorithms.items():
         with suppress(UserError):  # it says how many
-            kind = algorithm_class(name)
-            algorithms[name] = kind.for_classes(given, _CLASSES, recipe.data.path)
+            algorithms[name] = with_classes(name, given, _CLASSES, recipe.data.path)
     return recipe.model_copy(update={"algorithms": algorithms})
 
 
@@ -237,7 +234,7 @@ class PassCounts:
 def count_passes(model: PretrainModel, batch: Batch) -> dict[str, PassCounts]:
     """Return the encoder's passes over a prepared batch."""
     passes = {}
-    for name, declared in model.registry.passes.items():
+    for name, declared in model.layout.passes.items():
         views = model.images(batch, declared.group)
         seen = {**batch, f"{declared.group}/pixels": views}
         flops = count_flops(partial(model.run_pass, name, views, seen)) / LARGE

@@ -3,12 +3,11 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from composer.core import Algorithm, Callback, State
+from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
 from PIL import Image
@@ -17,7 +16,7 @@ from torch import Tensor
 from pospre.batch import Batch, numbered, per_row
 from pospre.errors import UserError
 from pospre.evaluation.position.mosaic import enlarge, frame_cells
-from pospre.model.algorithm import PretrainAlgorithm, pretrain_model
+from pospre.model.algorithm import pretrain_model
 from pospre.model.model import PretrainModel
 from pospre.nn.masking import slot_mask
 from pospre.reporting.page import VIEWS, VIEWS_INDEX, write_report
@@ -69,27 +68,18 @@ class LivePage(Callback):
         few = numbered(few, epoch=state.previous_timestamp.epoch.value)
         few = state.device.batch_to_device(few)
         step = state.timestamp.batch.value
-        draw_views(model, state.algorithms, few, self.folder / VIEWS, step=step)
+        draw_views(model, few, self.folder / VIEWS, step=step)
 
 
 @torch.no_grad()
-def draw_views(
-    model: PretrainModel,
-    algorithms: Sequence[Algorithm],
-    batch: Batch,
-    folder: Path,
-    *,
-    step: int,
-) -> None:
+def draw_views(model: PretrainModel, batch: Batch, folder: Path, *, step: int) -> None:
     """Write a strip of views for each of a few samples, and ``views.json`` with their names.
 
     The model is not changed: views and masks are functions of seed, epoch and index. In training
     mode its views are augmented. ``batch`` has the first samples of a step, with indices.
     """
     few = {key: value[:NUM_SAMPLES] for key, value in batch.items()}
-    for algorithm in algorithms:
-        if isinstance(algorithm, PretrainAlgorithm):
-            algorithm.write(few, model)
+    model.draw(few)
     folder.mkdir(parents=True, exist_ok=True)
     groups = []
     for group in model.views:
@@ -132,15 +122,20 @@ def _marks(
     views = model.views[group].count
     rows = len(batch["index"]) * views
     hidden, framed = (torch.zeros(rows, patches, dtype=torch.bool) for _ in range(2))
-    legend = ["before they are mixed"] if group in model.registry.mixes else []
-    captions = sorted(model.registry.captions.items(), key=lambda item: item[1][0] != "grey")
-    for key, (colour, words) in captions:
+    legend = [] if model.layout.mixer(group) is None else ["before they are mixed"]
+    captions = sorted(model.layout.captions.items(), key=lambda item: not _is_hidden(item[0]))
+    for key, caption in captions:
         own = key.partition("/")[0]
         if key in batch and group == (own if own in model.views else "view"):
-            marked = hidden if colour == "grey" else framed
+            marked = hidden if _is_hidden(key) else framed
             marked |= _places(batch, key, rows, patches).cpu()
-            legend.append(words)
+            legend.append(f"{'grey' if _is_hidden(key) else 'framed in green'}: {caption}")
     return hidden.unflatten(0, (-1, views)), framed.unflatten(0, (-1, views)), legend
+
+
+def _is_hidden(key: str) -> bool:
+    """Return whether a batch key marks patches that the encoder does not see."""
+    return key.endswith(("/hidden", "/masked"))
 
 
 def _places(batch: Batch, key: str, rows: int, patches: int) -> Tensor:

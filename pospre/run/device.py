@@ -78,7 +78,7 @@ def decide_precision(recipe: Recipe, device: Device) -> Recipe:
 def set_residual(model: PretrainModel, recipe: Recipe) -> None:
     """Set the precision of tokens between blocks, from the recipe or the method."""
     asked = recipe.trainer.residual
-    published = asked == "auto" and any(each.half_residual for each in model.algorithms)
+    published = asked == "auto" and any(each.half_residual for each in model.layout.uses.values())
     half = recipe.trainer.precision == "amp_bf16"
     encoders = [module for module in model.modules() if isinstance(module, Encoder)]
     if asked == "bf16" and not encoders:

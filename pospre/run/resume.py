@@ -1,6 +1,6 @@
 """What a checkpoint records of its run, the check that this start is that run, and the loading."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from composer.core import Callback, State
@@ -11,7 +11,6 @@ from torch import Tensor
 from pospre.data.loader import ViewLoader
 from pospre.data.stores.description import Identity, difference, first_other
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.recipe.provenance import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
@@ -102,10 +101,6 @@ class Training(Protocol):
     @property
     def loader(self) -> ViewLoader:
         """Of the training data."""
-
-    @property
-    def algorithms(self) -> Sequence[PretrainAlgorithm]:
-        """Attached to the model."""
 
     @property
     def model(self) -> PretrainModel:

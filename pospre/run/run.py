@@ -160,7 +160,7 @@ def _open(training: Training) -> Checkpoint | None:
     start = open_newest(checkpoint_folders(recipe))
     if start is not None:
         check_checkpoint(start, training)
-    write_recipe(recipe, training.algorithms)
+    write_recipe(recipe, training.model.algorithms)
     if start is not None and is_remote(start.uri):
         restore_run(recipe.run_path(), recipe.checkpoint_folder())
     return start

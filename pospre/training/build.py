@@ -7,6 +7,7 @@ All user mistakes are found here, before anything is written.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from composer.devices import Device
@@ -56,12 +57,43 @@ def resolve(recipe: Recipe, reader: Reader | None = None) -> Recipe:
         kind = algorithm_class(name)
         arguments = check_arguments(f"algorithms.{name}", kind, given)
         if reader is not None:
-            arguments = kind.for_classes(arguments, reader.classes, data.path)
+            arguments = with_classes(name, arguments, reader.classes, data.path)
         algorithms[name] = arguments
     resolved = recipe.model_copy(update={"data": data, "algorithms": algorithms})
     if reader is None:
         return resolved
     return resolved.with_training_data(TrainedOn(reader.classes))
+
+
+def with_classes(
+    name: str, arguments: dict[str, Any], classes: Sequence[str] | None, path: str
+) -> dict[str, Any]:
+    """Return an algorithm's arguments; ``num_classes``, if it is one and null, from the data.
+
+    Args:
+        name: of the algorithm.
+        arguments: all arguments of its constructor.
+        classes: names of the data's classes; None: no labels.
+        path: path of the data, for errors.
+
+    Raises:
+        UserError: the data have no labels, one class, or more classes than ``num_classes``.
+    """
+    if "num_classes" not in arguments:
+        return arguments
+    given = arguments["num_classes"]
+    if classes is None or len(classes) < 2:
+        found = "no labels" if classes is None else f"one class, {classes[0]}"
+        raise UserError(
+            f"{name} needs two or more classes, but data.path = {path} has {found}; put the images "
+            "into one folder per class."
+        )
+    if given is not None and given < len(classes):
+        raise UserError(
+            f"{name}.num_classes = {given}, but data.path = {path} has {len(classes)} classes; set "
+            "it to null to take theirs."
+        )
+    return {**arguments, "num_classes": given or len(classes)}
 
 
 def _statistics(recipe: Recipe, reader: Reader) -> dict[str, tuple[float, ...] | None]:
@@ -143,7 +175,6 @@ class Components:
     recipe: Recipe
     device: Device
     loader: ViewLoader
-    algorithms: list[PretrainAlgorithm]
     model: PretrainModel
     optimizer: Optimizer
     schedule: StepSchedule
@@ -171,8 +202,7 @@ def build_components(recipe: Recipe, device: Device | None = None) -> Components
 
 def make_components(recipe: Recipe, device: Device, loader: ViewLoader) -> Components:
     """Return the components of a resolved recipe, built around an existing loader."""
-    algorithms = build_algorithms(recipe)
-    model = attached_model(recipe, algorithms)
+    model = build_model(recipe)
     batch_size = recipe.data.batch_size
     optimizer = build_optimizer(model, recipe.optimizer, batch_size=batch_size)
     schedule = build_schedule(
@@ -183,11 +213,11 @@ def make_components(recipe: Recipe, device: Device, loader: ViewLoader) -> Compo
         steps_per_epoch=len(loader),
         batch_size=batch_size,
     )
-    return Components(recipe, device, loader, algorithms, model, optimizer, schedule)
+    return Components(recipe, device, loader, model, optimizer, schedule)
 
 
 def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
-    """Return the algorithms of a resolved recipe in the order of attachment: hosts first."""
+    """Return the algorithms of a resolved recipe."""
     by_name: dict[str, str] = {}
     made = []
     for key, given in recipe.algorithms.items():
@@ -199,29 +229,26 @@ def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
                 f"'{kind.module_name()}'. Leave one out, or give its class another name."
             )
         made.append(kind(**given))
-    return sorted(made, key=lambda algorithm: not algorithm.is_host)
+    return made
 
 
 def build_model(recipe: Recipe) -> PretrainModel:
-    """Return a resolved recipe's model with newly made algorithms attached."""
-    return attached_model(recipe, build_algorithms(recipe))
-
-
-def attached_model(recipe: Recipe, algorithms: Sequence[PretrainAlgorithm]) -> PretrainModel:
-    """Return a resolved recipe's model with ``algorithms`` (of ``build_algorithms``) attached.
+    """Return a resolved recipe's model.
 
     The weights are a function of the recipe's seed: the same on every rank and at every start.
     """
+    algorithms = build_algorithms(recipe)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = PretrainModel(
-            build_encoder(**recipe.encoder.arguments()),
-            algorithms,
-            seed=recipe.seed,
-            views=build_views(recipe),
-            mean=recipe.data.mean,
-            std=recipe.data.std,
-        )
+        encoder = build_encoder(**recipe.encoder.arguments())
+    model = PretrainModel(
+        encoder,
+        algorithms,
+        seed=recipe.seed,
+        views=build_views(recipe),
+        mean=recipe.data.mean,
+        std=recipe.data.std,
+    )
     set_residual(model, recipe)
     return model
 

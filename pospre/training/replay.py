@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pospre.batch import INDEX, Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress, pretrain_model, training_progress
+from pospre.model.algorithm import Progress, pretrain_model, training_progress
 from pospre.model.model import PretrainModel
 from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe, recorded_recipe
@@ -35,14 +35,12 @@ class Replay(NamedTuple):
     Attributes:
         losses: losses of the repeated step.
         model: with the weights and the mode before the step.
-        algorithms: attached to it.
         batch: the samples of the step, from all ranks, as the loader returns them.
         progress: progress of the training when the step began.
     """
 
     losses: dict[str, float]
     model: PretrainModel
-    algorithms: list[PretrainAlgorithm]
     batch: Batch
     progress: Progress
 
@@ -149,7 +147,7 @@ def _train(recipe: Recipe, start: Checkpoint | None, step: int) -> Replay:
         trainer.engine.close()
     run.model.load_state_dict(held.weights)
     assert held.progress is not None
-    return Replay(held.losses, run.model, run.algorithms, held.batch, held.progress)
+    return Replay(held.losses, run.model, held.batch, held.progress)
 
 
 class _Hold(Callback):

@@ -165,7 +165,7 @@ def build_trainer(
         ),
         max_duration=options.max_duration,
         algorithms=[
-            *components.algorithms,
+            *components.model.algorithms,
             *build_clipping(options.clip_grad),
             # last here is first once gradients are available: Composer reverses the order then
             *([GradientNorms(options.log_interval)] if recipe.callbacks.gradient_norms else []),

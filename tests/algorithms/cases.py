@@ -1,7 +1,7 @@
-"""Small models with any algorithms attached: what the contract and composition tests run."""
+"""Small models with any algorithms: what the contract and composition tests run."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,13 +10,11 @@ from torch import Tensor
 
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
-from pospre.model.algorithm import (
-    PretrainAlgorithm,
-    Progress,
-    algorithm_class,
-)
-from pospre.model.attached import attach_algorithm, write_draws
+from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
+from pospre.model.compose import compose
+from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
+from pospre.model.progress import Progress
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.sizes import SIZES
@@ -26,7 +24,7 @@ HOSTS = ("mae", "simmim", "ijepa", "dinov2", "supervised")
 ALONE = ("droppos", "mp3")
 """Position algorithms that need no host."""
 
-DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
+DECODER: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
 NARROW = replace(SIZES["vit_tiny16"], embed_dim=48)
 """The size of the encoders: as fast as one can be that has three heads."""
 
@@ -61,16 +59,12 @@ GROUPS = {
 }
 
 
-_READ: dict[str, set[str]] = {}
-"""The view groups that algorithms with options read; to find them takes longer than to build."""
-
-
 @dataclass(frozen=True)
 class Case:
-    """Algorithms that are attached together.
+    """Algorithms that train together.
 
     Attributes:
-        names: of the algorithms, hosts first.
+        names: of the algorithms.
         options: of an algorithm by its name, beyond ``OPTIONS``.
         encoder: options of the encoder beyond those that the algorithms need.
     """
@@ -87,46 +81,44 @@ class Case:
     @property
     def views(self) -> dict[str, ViewGroup]:
         """Return the view groups that these algorithms read, of small views; ``view`` for none."""
-        key = repr((self.names, self.options))
-        if key not in _READ:
-            try:
-                with torch.device("meta"):
-                    model = self._model(GROUPS)
-                    for algorithm in self.algorithms():
-                        attach_algorithm(model, algorithm)
-            except UserError:  # a refusal, which building them says again
-                return GROUPS
-            _READ[key] = {declared.group for declared in model.registry.passes.values()}
-        return {name: GROUPS[name] for name in GROUPS if name in (_READ[key] or {"view"})}
+        try:
+            with torch.device("meta"):
+                encoder = self.encoder_of()
+            uses = [each.uses(encoder) for each in self.algorithms()]
+        except UserError:  # a refusal, which building them says again
+            return GROUPS
+        read = {group for each in uses for group in each.groups} or {"view"}
+        return {name: group for name, group in GROUPS.items() if name in read}
+
+    @property
+    def needed(self) -> dict[str, Any]:
+        """The encoder's option without which these algorithms are refused, or idle."""
+        if "crop_field" in self.names:
+            return {"positions": "learned"}
+        return {"positions": "none"} if self.names == ("mp3",) else {}
 
     def of_one_block(self) -> "Case":
         """Return the case with an encoder of one block, for half the time to compile it."""
         return replace(self, encoder={**self.encoder, "depth": 1})
 
     def algorithms(self) -> list[PretrainAlgorithm]:
-        """Return new algorithms in the order of attachment."""
-        made = [
-            algorithm_class(name)(**{**OPTIONS.get(name, {}), **self.options.get(name, {})})
-            for name in self.names
-        ]
-        return sorted(made, key=lambda algorithm: not algorithm.is_host)
+        """Return new algorithms."""
+        return [made(name, **self.options.get(name, {})) for name in self.names]
 
-    def build(self, *, seed: int = 7) -> tuple[PretrainModel, list[PretrainAlgorithm]]:
-        """Return a small model with the algorithms attached; the same weights for any seed."""
-        algorithms, views = self.algorithms(), self.views
+    def build(self, *, seed: int = 7) -> PretrainModel:
+        """Return a small model; its encoder has the same weights for any seed."""
         torch.manual_seed(0)
-        return self._model(views, algorithms, seed=seed), algorithms
+        return PretrainModel(self.encoder_of(), self.algorithms(), seed=seed, views=self.views)
 
-    def _model(
-        self,
-        views: dict[str, ViewGroup],
-        algorithms: Sequence[PretrainAlgorithm] = (),
-        *,
-        seed: int = 7,
-    ) -> PretrainModel:
-        needs = {"image_size": 32, "patch_size": 4, "depth": 2, **needed_positions(self.names)}
-        encoder = Encoder(NARROW, EncoderOptions("vit_tiny16", **{**needs, **self.encoder}))
-        return PretrainModel(encoder, algorithms, seed=seed, views=views)
+    def layout(self) -> Layout:
+        """Return what the algorithms run together, without weights."""
+        with torch.device("meta"):
+            return compose(self.algorithms(), self.encoder_of(), self.views)
+
+    def encoder_of(self) -> Encoder:
+        """Return the encoder."""
+        needs = {"image_size": 32, "patch_size": 4, "depth": 2, **self.needed}
+        return Encoder(NARROW, EncoderOptions("vit_tiny16", **{**needs, **self.encoder}))
 
     def batch(self, size: int = 4) -> dict[str, Tensor]:
         """Return ``size`` random samples with all views; row i is the same in every batch."""
@@ -152,13 +144,21 @@ class Case:
         return sample
 
 
-def bare_model(
-    *, views: dict[str, ViewGroup] | None = None, seed: int = 7, **encoder: Any
+def tiny_model(
+    *algorithms: PretrainAlgorithm,
+    views: dict[str, ViewGroup] | None = None,
+    seed: int = 7,
+    **encoder: Any,
 ) -> PretrainModel:
-    """Return a model of one block on 4×4 patches of 8 pixels; nothing is attached to it."""
+    """Return a model of one block on 4×4 patches of 8 pixels."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"image_size": 32, "patch_size": 8, "depth": 1, **encoder}
-    return PretrainModel(build_encoder("vit_tiny16", **options), seed=seed, views=views)
+    return PretrainModel(build_encoder("vit_tiny16", **options), algorithms, seed=seed, views=views)
+
+
+def made(name: str, **options: Any) -> PretrainAlgorithm:
+    """Return an algorithm of a small size."""
+    return algorithm_class(name)(**{**OPTIONS.get(name, {}), **options})
 
 
 def random_views(
@@ -174,25 +174,13 @@ def random_views(
     }
 
 
-def needed_positions(names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the encoder's option without which these algorithms are refused, or idle."""
-    if "crop_field" in names:
-        return {"positions": "learned"}
-    return {"positions": "none"} if names == ("mp3",) else {}
-
-
-def written(
-    model: PretrainModel, algorithms: list[PretrainAlgorithm], batch: dict[str, Tensor]
-) -> dict[str, Tensor]:
+def written(model: PretrainModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the batch with what the algorithms write into it, half way through training."""
-    batch = dict(batch)
-    write_draws(model, algorithms, batch, Progress(0.5, 0.5))
-    return batch
+    return model.prepare(dict(batch), Progress(0.5, 0.5))
 
 
 def train(
     model: PretrainModel,
-    algorithms: list[PretrainAlgorithm],
     optimizer: torch.optim.Optimizer,
     batch: dict[str, Tensor],
     steps: range,
@@ -201,20 +189,18 @@ def train(
     losses = []
     for step in steps:
         progress = Progress(step / 10, 0.0)
-        inputs = dict(batch)
-        write_draws(model, algorithms, inputs, progress)
+        inputs = model.prepare(dict(batch), progress)
         optimizer.zero_grad()
         loss = model.loss(model(inputs), inputs)["total"]
         loss.backward()
         optimizer.step()
-        for algorithm in algorithms:
-            algorithm.after_step(model, progress)
+        model.after_step(progress)
         losses.append(loss.item())
     return losses
 
 
 def train_and_resume(
-    build: Callable[[], tuple[PretrainModel, list[PretrainAlgorithm]]],
+    build: Callable[[], PretrainModel],
     batch: dict[str, Tensor],
     saved_after: int,
     steps: int,
@@ -224,16 +210,16 @@ def train_and_resume(
     Raises:
         AssertionError: the resumed run has other losses or weights.
     """
-    model, algorithms = build()
+    model = build()
     optimizer = make_optimizer(model)
-    losses = train(model, algorithms, optimizer, batch, range(saved_after))
+    losses = train(model, optimizer, batch, range(saved_after))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    losses += train(model, algorithms, optimizer, batch, range(saved_after, steps))
-    resumed, algorithms = build()
+    losses += train(model, optimizer, batch, range(saved_after, steps))
+    resumed = build()
     optimizer = make_optimizer(resumed)
     resumed.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
-    again = train(resumed, algorithms, optimizer, batch, range(saved_after, steps))
+    again = train(resumed, optimizer, batch, range(saved_after, steps))
     assert again == losses[saved_after:], f"a resumed run differs: {again}, {losses}"
     found = resumed.state_dict()
     differ = [key for key, value in model.state_dict().items() if not found[key].equal(value)]

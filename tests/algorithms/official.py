@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pospre import draws
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.sizes import EncoderSize
@@ -20,7 +21,7 @@ from pospre.nn.vit import Encoder
 from pospre.nn.weight_names import timm_name
 
 FIXTURES = Path(__file__).parent / "fixtures"
-DECODER = {"decoder_dim": 32, "decoder_depth": 2, "decoder_heads": 4}
+DECODER: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 2, "decoder_heads": 4}
 
 
 def tensor(name: str, shape: tuple[int, ...], scale: float) -> Tensor:
@@ -37,9 +38,9 @@ def small_encoder(**options: Any) -> Encoder:
     return Encoder(size, EncoderOptions("", **grid, **options))
 
 
-def small_model() -> PretrainModel:
-    """Return the model of the fixtures, which nothing is attached to."""
-    return PretrainModel(small_encoder(), seed=0)
+def small_model(*algorithms: PretrainAlgorithm) -> PretrainModel:
+    """Return the model of the fixtures."""
+    return PretrainModel(small_encoder(), algorithms, seed=0)
 
 
 def official_name(name: str, *, position_task: bool) -> str:

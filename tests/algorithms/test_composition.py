@@ -1,22 +1,52 @@
-"""Every host with every algorithm, and the table that says so."""
+"""Every host with every algorithm, the table that says so, and all sets in every order."""
+
+from functools import cache
+from itertools import combinations, permutations
 
 import pytest
+import torch
+from torch import Tensor
 
-from tests.algorithms.cases import Case
+from pospre.errors import UserError
+from pospre.model.algorithm import algorithm_names
+from pospre.model.compose import compose
+from pospre.model.layout import Layout
+from pospre.model.model import PretrainModel
+from pospre.nn.encoder_interface import PatchEncoder
+from tests.algorithms.cases import GROUPS, Case, written
 from tests.algorithms.composition import Outcome, outcomes, refusal_of, table, written_table
 
-WORKING = [
-    ("mae", "droppos"),
-    ("mae", "lut"),
-    ("simmim", "lut"),
-    ("droppos", "lut"),
-    ("ijepa", "stop"),
-    ("dinov2", "crop_field"),
-    ("ijepa", "crop_field"),
-    ("mae", "crop_field"),
-    ("droppos", "crop_field"),
-    ("dinov2", "masked_position"),
+PAIRS = [
+    "crop_field+dinov2",
+    "crop_field+droppos",
+    "crop_field+ijepa",
+    "crop_field+mae",
+    "crop_field+mp3",
+    "crop_field+simmim",
+    "crop_field+supervised",
+    "dinov2+droppos",
+    "dinov2+mae",
+    "dinov2+masked_position",
+    "dinov2+mp3",
+    "dinov2+simmim",
+    "dinov2+supervised",
+    "droppos+ema_teacher",
+    "droppos+ijepa",
+    "droppos+lut",
+    "droppos+mae",
+    "ema_teacher+mae",
+    "ema_teacher+mp3",
+    "ema_teacher+simmim",
+    "ema_teacher+supervised",
+    "ijepa+lut",
+    "ijepa+stop",
+    "lut+mae",
+    "lut+simmim",
+    "simmim+supervised",
 ]
+"""All pairs that are accepted, of 66, with their default options."""
+NUM_TRIPLES = 39
+"""The number of accepted triples, of 220."""
 
 TRIPLES = [
     ("dinov2", "crop_field", "masked_position"),
@@ -57,8 +87,56 @@ def test_the_table_in_the_readme_is_what_happens(found: Found) -> None:
     assert written_table() == table(found)
 
 
-def test_the_promised_pairs_work(found: Found) -> None:
-    assert {names: found[names].refusal for names in WORKING} == dict.fromkeys(WORKING)
+@cache
+def encoder_of(positions: str | None) -> PatchEncoder:
+    with torch.device("meta"):
+        return Case((), encoder={} if positions is None else {"positions": positions}).encoder_of()
+
+
+def layout_of(names: tuple[str, ...], views: tuple[str, ...]) -> Layout | str:
+    """Return the layout of these methods, or why there is none."""
+    case = Case(names)
+    encoder = encoder_of(case.needed.get("positions"))
+    try:
+        return compose(case.algorithms(), encoder, {name: GROUPS[name] for name in views})
+    except UserError as error:
+        return str(error)
+
+
+def test_the_order_of_a_list_decides_nothing() -> None:
+    accepted: dict[int, list[str]] = {2: [], 3: []}
+    for size, found in accepted.items():
+        for names in combinations(algorithm_names(), size):
+            orders = [*permutations(names)] if size == 2 else [names, names[::-1]]
+            views = tuple(Case(names).views)
+            first, *others = (layout_of(order, views) for order in orders)
+            for other in others:
+                if isinstance(first, str) or isinstance(other, str):
+                    assert first == other
+                else:
+                    assert list(first.methods) == list(other.methods), names
+                    assert first.passes == other.passes and first.teacher == other.teacher
+            if not isinstance(first, str):
+                found.append("+".join(names))
+    assert accepted[2] == PAIRS and len(accepted[3]) == NUM_TRIPLES
+
+
+@pytest.mark.parametrize(
+    "names", [("crop_field", "lut", "mae"), ("masked_position", "dinov2"), ("stop", "ijepa")]
+)
+def test_losses_and_heads_are_the_same_in_every_order(names: tuple[str, ...]) -> None:
+    first, *others = (Case(order).build() for order in permutations(names))
+    for other in others:
+        assert [*other.state_dict()] == [*first.state_dict()]
+        for key, value in first.state_dict().items():
+            assert torch.equal(other.state_dict()[key], value), key
+    first_loss, other_loss = (_losses(each, Case(names)) for each in (first, others[-1]))
+    assert all(torch.equal(other_loss[key], value) for key, value in first_loss.items())
+
+
+def _losses(model: PretrainModel, case: Case) -> dict[str, Tensor]:
+    inputs = written(model, case.batch())
+    return model.loss(model(inputs), inputs)
 
 
 @pytest.mark.parametrize("names", TRIPLES, ids="+".join)

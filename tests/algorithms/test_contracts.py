@@ -7,17 +7,15 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from pospre import attach
 from pospre.errors import UserError
-from pospre.model.algorithm import Progress, algorithm_class, algorithm_names
+from pospre.model.algorithm import algorithm_names
+from pospre.model.progress import Progress
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.masking import slot_mask
 from tests.algorithms.cases import (
     HOST_OF,
-    OPTIONS,
     Case,
     Options,
-    needed_positions,
     written,
 )
 
@@ -47,28 +45,14 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_functional_and_class_form_agree(name: str) -> None:
-    case = case_of(name)
-    by_class, _ = case.build()
-    functional, _ = Case(HOST_OF.get(name, ()), encoder=needed_positions((name,))).build()
-    functional.views.update(case.views)
-    made = attach(functional, name, **OPTIONS.get(name, {}))
-    assert isinstance(made, algorithm_class(name))
-    expected, found = by_class.state_dict(), functional.state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
-    assert functional.registry.passes == by_class.registry.passes
-    assert functional.registry.writers == by_class.registry.writers
-
-
 def test_gradient_reaches_every_trained_parameter_and_no_teacher(name: str) -> None:
     case = case_of(name)
-    model, algorithms = case.build()
+    model = case.build()
     # what begins at zero (tokens, biases) passes no gradient on: move it away
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
-    inputs = written(model, algorithms, case.batch())
+    inputs = written(model, case.batch())
     model.loss(model(inputs), inputs)["total"].backward()
     for key, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -82,8 +66,8 @@ def test_gradient_reaches_every_trained_parameter_and_no_teacher(name: str) -> N
 @pytest.mark.parametrize("host", ["mae", "simmim", "ijepa"])
 def test_hidden_pixels_reach_the_target_and_never_the_prediction(host: str) -> None:
     case = case_of(host)
-    model, algorithms = case.build()
-    inputs = written(model, algorithms, case.batch())
+    model = case.build()
+    inputs = written(model, case.batch())
     inputs["view/flip"][:] = False
     hidden = slot_mask(inputs["view/hidden"], 64).unsqueeze(-1)
     patches = patchify(inputs["view/image"][:, 0], (4, 4))
@@ -99,11 +83,11 @@ def without(batch: dict[str, torch.Tensor], key: str) -> dict[str, torch.Tensor]
 
 def test_a_view_that_the_loader_left_out_is_said(name: str) -> None:
     case = case_of(name)
-    model, algorithms = case.build()
+    model = case.build()
     for key in case.batch().keys() - {"index", "epoch", "label"}:
         if not key.endswith("/box"):
             with pytest.raises(UserError, match=f"lacks '{key}', for views of .*from_images"):
-                model(written(model, algorithms, without(case.batch(), key)))
+                model(written(model, without(case.batch(), key)))
 
 
 @pytest.mark.parametrize("name", [name for name in algorithm_names() if (name,) not in BESIDE])
@@ -111,11 +95,11 @@ def test_compiled_forward_is_one_graph_that_stays_with_the_same_loss(
     name: str, whole_graph: Any
 ) -> None:
     case = case_of(name, **DRAWING.get(name, {})).of_one_block()
-    model, algorithms = case.build()
-    twin, _ = case.build()  # a forward may move running statistics
-    inputs = written(model, algorithms, case.batch())
+    model = case.build()
+    twin = case.build()  # a forward may move running statistics
+    inputs = written(model, case.batch())
     eager = model.loss(model(inputs), inputs)["total"]
-    written(twin, algorithms, case.batch())
+    written(twin, case.batch())
     compiled = whole_graph(twin)
     torch.testing.assert_close(
         twin.loss(compiled(inputs), inputs)["total"], eager, rtol=1e-4, atol=1e-5
@@ -127,8 +111,8 @@ def test_compiled_forward_is_one_graph_that_stays_with_the_same_loss(
 
 def test_bf16_loss_is_finite_and_near_fp32(name: str) -> None:
     case = case_of(name)
-    model, algorithms = case.build()
-    inputs = written(model, algorithms, case.batch())
+    model = case.build()
+    inputs = written(model, case.batch())
     full = model.loss(copy.deepcopy(model)(inputs), inputs)["total"]
     with torch.autocast("cpu", torch.bfloat16):
         half = model.loss(model(inputs), inputs)["total"]
@@ -145,7 +129,7 @@ def test_microbatches_sum_to_the_batch_unless_it_says_that_samples_are_coupled(n
         split = [slice(0, 2), slice(2, 4)]
     for chosen in options:
         case = case_of(name, **chosen)
-        says = any(algorithm.couples_samples() for algorithm in case.build()[1])
+        says = bool(case.layout().coupled)
         whole, parts = _gradients(case, [slice(0, 4)]), _gradients(case, split)
         assert whole.keys() == parts.keys()
         near = all(torch.allclose(parts[key], whole[key], 1e-3, 1e-5) for key in whole)
@@ -154,12 +138,10 @@ def test_microbatches_sum_to_the_batch_unless_it_says_that_samples_are_coupled(n
 
 def _gradients(case: Case, microbatches: list[slice]) -> dict[str, torch.Tensor]:
     """Return the loss and all gradients as Composer sums them over microbatches of four samples."""
-    model, algorithms = case.build()
+    model = case.build()
     total = torch.zeros(())
     for rows in microbatches:
-        inputs = written(
-            model, algorithms, {key: value[rows] for key, value in case.batch().items()}
-        )
+        inputs = written(model, {key: value[rows] for key, value in case.batch().items()})
         loss = model.loss(model(inputs), inputs)["total"] * ((rows.stop - rows.start) / 4)
         loss.backward()
         total += loss.detach()
@@ -202,15 +184,14 @@ def test_other_methods_keep_nothing(name: str) -> None:
 
 def _kept(case: Case, size: int) -> dict[str, torch.Tensor]:
     """Return what objectives keep after a step on eight samples, ``size`` at a time; 0: before."""
-    model, algorithms = case.build()
+    model = case.build()
     with torch.no_grad():
         for parameter in model.objectives.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     for start in range(0, 8, size) if size else ():
         rows = {key: value[start : start + size] for key, value in case.batch(8).items()}
-        model(written(model, algorithms, rows))
-    for algorithm in algorithms:
-        algorithm.after_step(model, Progress(0.0, 0.0))
+        model(written(model, rows))
+    model.after_step(Progress(0.0, 0.0))
     learned = {name for name, _ in model.named_parameters()}
     state = model.objectives.state_dict(prefix="objectives.")
     return {k: v.clone() for k, v in state.items() if k not in learned and "teacher" not in k}
@@ -218,17 +199,17 @@ def _kept(case: Case, size: int) -> dict[str, torch.Tensor]:
 
 def test_what_is_written_depends_on_seed_epoch_and_index_alone(name: str) -> None:
     case = case_of(name, **DRAWING.get(name, {}))
-    model, algorithms = case.build()
+    model = case.build()
     batch = case.batch(4)
-    whole = written(model, algorithms, batch)
+    whole = written(model, batch)
     order = [3, 1]
-    part = written(model, algorithms, {k: v[order] for k, v in batch.items()})
+    part = written(model, {k: v[order] for k, v in batch.items()})
     for key, value in whole.items():
         assert torch.equal(part[key], value[order]), key
     others = {
-        "epoch": written(model, algorithms, batch | {"epoch": batch["epoch"] + 1}),
-        "index": written(model, algorithms, batch | {"index": batch["index"] + 100}),
-        "seed": written(*case.build(seed=8), batch),
+        "epoch": written(model, batch | {"epoch": batch["epoch"] + 1}),
+        "index": written(model, batch | {"index": batch["index"] + 100}),
+        "seed": written(case.build(seed=8), batch),
     }
     drawn = whole.keys() - batch.keys()  # all that is written is drawn
     assert drawn

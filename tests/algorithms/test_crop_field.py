@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pospre import attach
 from pospre.algorithms.crop_field import (
+    CropField,
     enclosing_box,
     mirrored_image,
     place_boxes,
@@ -21,7 +21,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
 from pospre.nn.positions.table import Table
-from tests.algorithms.cases import NARROW, Case, written
+from tests.algorithms.cases import NARROW, Case, made, tiny_model, written
 from tests.nn.positions.test_boxes import in_boxes, random_boxes, random_field
 
 LEARNED = {"positions": "learned"}
@@ -31,13 +31,12 @@ WHOLE = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
 
 def built(*names, encoder=LEARNED, **options):
     case = Case((*names, "crop_field"), {"crop_field": options}, encoder)
-    model, algorithms = case.build()
-    return model, algorithms, case.batch()
+    return case.build(), case.batch()
 
 
 def filled(*names, encoder=LEARNED, **options):
-    model, algorithms, batch = built(*names, encoder=encoder, **options)
-    return model, written(model, algorithms, batch)
+    model, batch = built(*names, encoder=encoder, **options)
+    return model, written(model, batch)
 
 
 def field(model) -> Table:
@@ -48,7 +47,7 @@ def field(model) -> Table:
 
 def given(model, batch) -> torch.Tensor:
     """Return the positions that the encoder adds in the pass ``student``."""
-    declared = model.registry.passes["student"]
+    declared = model.layout.passes["student"]
     keep = None if declared.visible is None else batch[declared.visible]
     vectors = model.encoder.positions.embed(model.pass_places(declared, batch, keep))
     assert vectors is not None
@@ -84,10 +83,10 @@ def test_globals_may_enclose_alone():
 
 
 def test_boxes_that_are_written_twice_are_the_same():
-    model, algorithms, batch = built("mae")
-    whole = written(model, algorithms, batch)["view/field_box"]
+    model, batch = built("mae")
+    whole = written(model, batch)["view/field_box"]
     for _ in range(2):
-        algorithms[-1].write(batch, model)
+        model.draw(batch)
     assert torch.equal(batch["view/field_box"], whole)
 
 
@@ -138,7 +137,7 @@ def test_shared_mirroring_turns_all_views_and_boxes_of_an_image():
         mirrored = torch.stack([1 - x1, y0, 1 - x0, y1], dim=-1)
         expected = torch.where(first.unsqueeze(-1), mirrored, before[box_key(group)])
         torch.testing.assert_close(after[field_box_key(group)], expected)
-    assert model.registry.writers["global/flip"] == "crop_field"
+    assert model.layout.writers["global/flip"] == "crop_field"
 
 
 @pytest.mark.parametrize("options", [{}, SINCOS], ids=["learned", "sincos"])
@@ -157,7 +156,7 @@ def test_whole_images_get_the_whole_field(options, grid):
 
 def test_the_sincos_field_is_the_encoders_own_table():
     model, _ = filled("mae", **SINCOS)
-    plain = Case(("mae",)).build()[0].encoder
+    plain = Case(("mae",)).build().encoder
     plain.load_state_dict(model.encoder.state_dict())
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.encoder(images), plain(images))
@@ -181,9 +180,7 @@ def test_a_field_is_drawn_as_white_noise_or_read_from_the_table_that_was_there(p
     table: Any = encoder.positions
     before = table.in_boxes(WHOLE, (20, 20))[0].detach().clone()
     class_row = table.pos_embed[0, 0].detach().clone()
-    model = PretrainModel(encoder, seed=0)
-    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
-    attach(model, "crop_field", field_size=20)
+    model = PretrainModel(encoder, [CropField(field_size=20), made("mae")], seed=0)
     after = field(model).pos_embed[0].detach()
     assert torch.equal(after[0], class_row) and field(model).grid == (20, 20)
     if positions == "learned_sincos":  # a smooth start
@@ -208,7 +205,7 @@ def test_decoders_follow_the_boxes(host):
 
 def test_sincos_field_has_nothing_to_learn():
     model, _ = filled("mae", **SINCOS)
-    alone, _ = Case(("mae",)).build()
+    alone = Case(("mae",)).build()
     trained = {name: p.shape for name, p in alone.named_parameters() if p.requires_grad}
     assert {n: p.shape for n, p in model.named_parameters() if p.requires_grad} == trained
 
@@ -223,7 +220,7 @@ def test_without_class_token_everything_learns():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"enclose": "globals"}, r"no group 'global' \(only view\)"),
+        ({"enclose": "globals"}, r"needs the view group 'global', but data.views has view"),
         ({"field_size": 9}, r"field_size = 9 has no effect with encoder.positions = sincos"),
         ({"interpolation": "bilinear"}, r"crop_field.interpolation = bilinear"),
         (
@@ -234,27 +231,23 @@ def test_without_class_token_everything_learns():
     ],
 )
 def test_bad_options_are_refused_at_attachment(options, message):
-    model, _ = Case(("mae",)).build()
     with pytest.raises(UserError, match=message):
-        attach(model, "crop_field", **options)
-    assert model.registry.place_source is None
+        tiny_model(made("mae"), CropField(**options))
 
 
 def test_what_moves_places_already_is_refused_at_attachment():
-    model, _ = Case(("mae",), encoder={"positions": {"rotary": {"rescale": 2.0}}}).build()
     with pytest.raises(UserError, match=r"rotary has shift, jitter or rescale, but .*Leave it out"):
-        attach(model, "crop_field")
-    assert model.registry.place_source is None
+        tiny_model(CropField(), made("mae"), positions={"rotary": {"rescale": 2.0}})
 
 
 @pytest.mark.parametrize(
     "box", [[0.0, 0.0, 32.0, 32.0], [0.5, 0.5, 0.25, 0.25], [0.0, float("nan"), 1.0, 1.0]]
 )
 def test_boxes_that_are_no_shares_of_the_image_are_refused(box):
-    model, algorithms, batch = built("mae")
+    model, batch = built("mae")
     batch["view/box"][0, 0] = torch.tensor(box)
     with pytest.raises(UserError, match=r"the batch's 'view/box' has boxes from .* as shares"):
-        written(model, algorithms, batch)
+        written(model, batch)
 
 
 def test_reversed_columns_mirror_the_positions():

@@ -33,11 +33,8 @@ def samples(count: int = SAMPLES, views: int = 1) -> Batch:
 
 def drawn(*names: str, **options: dict[str, Any]) -> Batch:
     """Return what algorithms write on a grid of 4×4 patches."""
-    model, algorithms = Case(names, options, {"patch_size": 8}).build()
-    batch = samples()
-    for algorithm in algorithms:
-        algorithm.write(batch, model)
-    return batch
+    model = Case(names, options, {"patch_size": 8}).build()
+    return model.draw(samples())
 
 
 def excess(counts: Tensor, expected: Tensor | float, freedom: int | None = None) -> float:
@@ -131,9 +128,7 @@ def test_context_and_told_patches_of_mp3_are_random_subsets_that_know_nothing_of
         {"mp3": {"mask_ratio": 0.75, "position_rate": 0.25}},
         {"patch_size": 8, "positions": "sincos"},
     )
-    model, (mp3,) = case.build()
-    batch = samples(views=2)
-    mp3.write(batch, model)
+    batch = case.build().draw(samples(views=2))
     context = slot_mask(batch["mp3/context"].flatten(0, 1), PATCHES)
     known = batch["mp3/known"].flatten(0, 1)
     for marked in (context, known):  # the paper's pseudo-code prefers the first patches: 25.4 %
@@ -203,10 +198,7 @@ def test_hidden_places_of_crops_have_counts_by_their_law(shape: str) -> None:
         {"masked_position": {"shape": shape}, "dinov2": {"mask_crop_rate": 0.0}},
         {"patch_size": 4},
     )
-    model, (dinov2, position) = case.build()
-    batch = {**samples(4000), "global/image": torch.zeros(4000, 2)}
-    for algorithm in (dinov2, position):
-        algorithm.write(batch, model)
+    batch = case.build().draw({**samples(4000), "global/image": torch.zeros(4000, 2)})
     counts = (~batch["global/known"]).sum(-1)
     law = count_law(0.1, 0.5, 64)
     found = torch.bincount(counts.flatten(), minlength=65)
@@ -243,11 +235,11 @@ def test_shapes_of_ijepas_blocks_are_uniform() -> None:
 @pytest.mark.parametrize("box_scale", ["beta", "uniform"])
 def test_field_boxes_have_their_areas_and_places_by_law(box_scale: str) -> None:
     options = {"crop_field": {"box_scale": box_scale, "scale_range": [0.2, 0.8], "field_size": 9}}
-    model, algorithms = Case(("mae", "crop_field"), options, {"patch_size": 8}).build()
+    model = Case(("mae", "crop_field"), options, {"patch_size": 8}).build()
     batch = samples()
     batch["view/box"] = torch.tensor([0.3, 0.2, 0.5, 0.4]).expand(SAMPLES, 1, 4)  # a square fits
     batch["view/flip"] = torch.zeros(SAMPLES, 1, dtype=torch.bool)
-    algorithms[1].write(batch, model)
+    model.draw(batch)
     box = batch["view/field_box"][:, 0].double()
     size = box[:, 2:] - box[:, :2]
     share = (size.prod(1) - 0.2) / 0.6

@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 
-from pospre import attach
 from pospre.algorithms.droppos import (
     DropPos,
     draw_known,
     num_known,
 )
+from pospre.algorithms.mae import MAE
 from pospre.errors import UserError
 from pospre.evaluation.position.predictions import WEIGHT, Placer, weighed
-from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass, ExchangedPlaces
+from pospre.model.progress import Progress
 from pospre.nn.build import build_encoder
 from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.places import Places
@@ -33,17 +33,14 @@ def smooth(side, sigma, **options):
 
 def model_and_batch(**options):
     torch.manual_seed(0)
-    model = small_model()
-    algorithm = attach(model, "droppos", **{"mask_ratio": 0.5, **DECODER, **options})
+    model = small_model(DropPos(**{"mask_ratio": 0.5, **DECODER, **options}))
     load_weights(model, position_task=True)
-    inputs = random_views(side=48)
-    algorithm.write(inputs, model)
-    return model, inputs
+    return model, model.draw(random_views(side=48))
 
 
 def places_of(model, inputs):
     """Return the places that the encoder gets of the visible patches."""
-    return model.pass_places(model.registry.passes["student"], inputs, inputs["view/visible"])
+    return model.pass_places(model.layout.passes["student"], inputs, inputs["view/visible"])
 
 
 @pytest.mark.parametrize(
@@ -208,15 +205,11 @@ def test_accuracy_is_unweighted_over_dropped_patches():
 
 
 def test_beside_mae_one_pass_serves_both():
-    model = small_model()
-    mae = attach(model, "mae", mask_ratio=0.5, **DECODER)
-    droppos = attach(model, "droppos", weight=0.05, **DECODER)
-    inputs = random_views(side=48)
-    for algorithm in (mae, droppos):
-        algorithm.write(inputs, model)
+    model = small_model(DropPos(weight=0.05, **DECODER), MAE(mask_ratio=0.5, **DECODER))
+    inputs = model.draw(random_views(side=48))
     terms = model.loss(model(inputs), inputs)
     torch.testing.assert_close(terms["total"], terms["mae"] + 0.05 * terms["droppos"])
-    assert set(model.registry.passes) == {"student", "affinity"}
+    assert set(model.layout.passes) == {"student", "affinity"}
 
 
 def test_prediction_at_other_ratios_draws_the_training_masks():
@@ -248,10 +241,8 @@ def test_weights_of_an_evaluation_are_those_of_the_loss():
     ],
 )
 def test_bad_options_are_refused_at_attachment(options, message):
-    model = small_model()
     with pytest.raises(UserError, match=message):
-        attach(model, "droppos", **options)
-    assert not list(model.objectives)
+        small_model(DropPos(**options))
 
 
 def test_without_masking_full_and_visible_affinity_are_one():
@@ -264,16 +255,14 @@ def test_without_masking_full_and_visible_affinity_are_one():
 
 @pytest.mark.parametrize(("key", "value"), [("mask_ratio", 0.5), ("sampling", "uniform")])
 def test_masks_of_its_own_beside_a_host_are_refused(key, value):
-    model = small_model()
-    attach(model, "mae", **DECODER)
     with pytest.raises(UserError, match=rf"{key} = {value} has no effect with the host mae"):
-        attach(model, "droppos", **{key: value})
+        small_model(DropPos(**{key: value}), MAE(**DECODER))
 
 
 def test_a_learned_table_learns_from_the_shown_positions():
     encoder = build_encoder("vit_tiny16", image_size=48, patch_size=8, depth=1, positions="learned")
-    model, inputs = PretrainModel(encoder, seed=0), random_views(side=48)
-    attach(model, "droppos", temperature=None, mask_ratio=0.0, **DECODER).write(inputs, model)
+    model = PretrainModel(encoder, [DropPos(temperature=None, mask_ratio=0.0, **DECODER)])
+    inputs = model.draw(random_views(side=48))
     model.loss(model(inputs), inputs)["total"].backward()
     assert isinstance(encoder.positions, Table) and encoder.positions.pos_embed.grad is not None
     learned = encoder.positions.pos_embed.grad[0, 1:].abs().sum(-1) > 0

@@ -15,7 +15,7 @@ from pospre.evaluation.position.position_grid import (
 from pospre.evaluation.position.predictions import Placer, tally
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_algorithms, build_model, resolve
+from pospre.training.build import build_model
 from tests.algorithms.cases import train_and_resume
 from tests.swin_runs import DROPPOS, small_swin, two_images
 
@@ -27,8 +27,7 @@ def swin_recipe(**options: Any) -> Recipe:
 @pytest.mark.parametrize("training", [False, True])
 def test_swin_classifies_positions_that_cannot_leak(training: bool) -> None:
     model = build_model(swin_recipe(position_mask_ratio=1.0)).train(training)
-    inputs = two_images(seed=4)
-    build_algorithms(resolve(swin_recipe(position_mask_ratio=1.0)))[0].write(inputs, model)
+    inputs = model.draw(two_images(seed=4))
     assert inputs["view/visible"].shape == (2, 16)
     logits = model(inputs)["droppos"]["logits"]
     assert logits.shape == (2, 16, 64)
@@ -45,7 +44,7 @@ def test_swin_classifies_positions_that_cannot_leak(training: bool) -> None:
 def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
     recipe = swin_recipe()
     _, losses = train_and_resume(
-        lambda: (build_model(recipe), build_algorithms(resolve(recipe))),
+        lambda: build_model(recipe),
         two_images(seed=4),
         saved_after=1,
         steps=2,
@@ -58,7 +57,7 @@ def test_swin_is_one_graph_with_the_same_loss_and_near_it_in_bf16(whole_graph: A
     model: Any = build_model(recipe)
     for stage in (0, 2, 3):  # the other one keeps a shifted block; each takes time to compile
         del model.encoder.layers[stage].blocks[1:]
-    build_algorithms(resolve(recipe))[0].write(inputs, model)
+    model.draw(inputs)
     with torch.no_grad():  # half the time
         eager = model.loss(model(inputs), inputs)["total"]
         with torch.autocast("cpu", torch.bfloat16):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pospre import attach
+from pospre.algorithms.mae import MAE
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -14,13 +14,11 @@ from tests.algorithms.official import DECODER, batch, small_model
 def test_visible_patches_have_the_relative_biases_of_their_cells(positions):
     """All patches ask and the visible ones give keys: these learn the same as alone."""
     encoder = build_encoder("vit_tiny16", image_size=48, patch_size=8, depth=2, positions=positions)
-    model = PretrainModel(encoder.double(), seed=0).double()
-    algorithm = attach(model, "mae", **DECODER)
+    model = PretrainModel(encoder.double(), [MAE(**DECODER)], seed=0).double()
     with torch.no_grad():
         for table in encoder.positions.parameters():
             table.normal_()
-    inputs = batch()
-    algorithm.write(inputs, model)
+    inputs = model.draw(batch())
     keep, images = inputs["view/visible"], torch.randn(4, 3, 48, 48, dtype=torch.float64)
     alone = model.run_pass("student", images.unsqueeze(1), inputs)
     whole = encoder(images, context_BM=keep)
@@ -39,4 +37,4 @@ def test_visible_patches_have_the_relative_biases_of_their_cells(positions):
 )
 def test_bad_options_are_refused_at_attachment(options, message):
     with pytest.raises(UserError, match=message):
-        attach(small_model(), "mae", **options)
+        small_model(MAE(**options))

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from pospre.algorithms.mae import PixelRegression
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.positions.sincos import SinCos
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_algorithms, build_model, resolve
+from pospre.training.build import build_model
 from tests.algorithms.cases import train_and_resume
 from tests.swin_runs import small_swin, two_images
 
@@ -29,9 +28,8 @@ def um_mae(**options: Any) -> Recipe:
 @pytest.fixture(scope="module")
 def written() -> tuple[PretrainModel, dict[str, Tensor]]:
     torch.manual_seed(0)
-    model, batch = build_model(um_mae()).eval(), two_images(seed=5)
-    build_algorithms(resolve(um_mae()))[0].write(batch, model)
-    return model, batch
+    model = build_model(um_mae()).eval()
+    return model, model.draw(two_images(seed=5))
 
 
 def test_one_patch_of_every_square_is_visible_row_by_row_and_a_quarter_of_them_hidden(
@@ -109,11 +107,9 @@ def test_merged_tokens_are_told_apart_as_by_the_published_pixel_shuffle(
 def test_it_learns_and_resumes() -> None:
     recipe = um_mae()
 
-    def build() -> tuple[PretrainModel, list[PretrainAlgorithm]]:
-        torch.manual_seed(0)
-        return build_model(recipe), build_algorithms(resolve(recipe))
-
-    model, losses = train_and_resume(build, two_images(seed=5), saved_after=1, steps=2)
+    model, losses = train_and_resume(
+        lambda: build_model(recipe), two_images(seed=5), saved_after=1, steps=2
+    )
     assert losses[-1] < losses[0]
     contents: dict[str, Any] = {**model.contents.named}
     assert contents["mae"].token.grad.any()

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pospre import attach, draws
+from pospre import draws
 from pospre.algorithms.masked_position import cross_order
 from pospre.errors import UserError
 from tests.algorithms.cases import NARROW, Case, written
@@ -18,11 +18,11 @@ def filled(*names, size=4, seed=None, dinov2=None, encoder=None, **options):
         {"masked_position": options, "dinov2": dinov2 or {}},
         encoder or {"positions": "learned"},
     )
-    model, algorithms = case.build()
+    model = case.build()
     if seed is not None:
         model.seed = seed
     batch = case.batch(size)
-    return model, written(model, algorithms, batch)
+    return model, written(model, batch)
 
 
 def terms(model, batch):
@@ -41,8 +41,8 @@ def test_each_global_crop_has_masked_content_or_masked_positions(shape, official
         assert (position.sum(1) == 1).all()
     counts = hidden.sum(-1)[position]
     assert counts.max() <= 32 and counts.float().mean() == pytest.approx(0.3 * 64, rel=0.25)
-    assert model.registry.passes["local"].places == ()
-    assert model.registry.passes["teacher"].places == ()
+    assert model.layout.passes["local"].places == ()
+    assert model.layout.passes["teacher"].places == ()
 
 
 def test_counts_of_crosses_are_those_drawn():
@@ -54,7 +54,7 @@ def test_counts_of_crosses_are_those_drawn():
 def test_the_student_does_not_see_masked_positions(names):
     model, batch = filled(*names)
     mask = ~batch[KNOWN].flatten(0, 1)
-    places = model.pass_places(model.registry.passes["global"], batch, None)
+    places = model.pass_places(model.layout.passes["global"], batch, None)
     assert (places.box is not None) == bool(names)
     added = model.encoder.positions.added
     seen = added(torch.zeros(8, 64, NARROW.embed_dim), places)
@@ -68,7 +68,7 @@ def test_the_token_takes_the_place_of_the_position_and_content_stays():
     model, batch = filled()
     with torch.no_grad():
         model.places.named["masked_position"].mark.fill_(3.0)
-    places = model.pass_places(model.registry.passes["global"], batch, None)
+    places = model.pass_places(model.layout.passes["global"], batch, None)
     content = torch.randn(8, 64, NARROW.embed_dim)
     added = model.encoder.positions.added(content, places) - content
     mask, table = ~batch[KNOWN].flatten(0, 1), model.encoder.positions.at((8, 8))
@@ -104,8 +104,8 @@ def test_the_loss_is_that_of_a_plain_loop():
 def test_without_masked_positions_it_is_dinov2_to_the_bit():
     model, batch = filled()
     batch[KNOWN] = torch.ones_like(batch[KNOWN])
-    alone, algorithms = Case(("dinov2",), {}, {"positions": "learned"}).build()
-    written(alone, algorithms, batch)
+    alone = Case(("dinov2",), {}, {"positions": "learned"}).build()
+    written(alone, batch)
     alone.load_state_dict(
         {key: value for key, value in model.state_dict().items() if "masked_position" not in key}
     )
@@ -153,16 +153,14 @@ def test_all_positions_masked_is_an_ablation():
 
 
 def test_a_ratio_that_masks_no_patch_is_refused():
-    model, _ = Case(("dinov2",)).build()
+    options = {"masked_position": {"mask_ratio": (0.0, 0.01)}}
     with pytest.raises(UserError, match=r"masks none of the 64 patches"):
-        attach(model, "masked_position", mask_ratio=(0.0, 0.01))
-    assert "masked_position" not in model.objectives
+        Case(("masked_position", "dinov2"), options).build()
 
 
 def test_a_host_that_leaves_nothing_to_mask_is_refused():
-    model, _ = Case(("dinov2",), {"dinov2": {"mask_crop_rate": 1.0}}).build()
     with pytest.raises(UserError, match=r"mask_crop_rate = 1.0 leaves none"):
-        attach(model, "masked_position")
+        Case(("dinov2", "masked_position"), {"dinov2": {"mask_crop_rate": 1.0}}).build()
 
 
 def keys(count):

@@ -10,15 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pospre import attach
+from pospre.algorithms.crop_field import CropField
+from pospre.algorithms.mae import MAE
 from pospre.algorithms.mp3 import MP3, PatchPositions, num_context
 from pospre.batch import Batch
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.evaluation.position.predictions import Placer
-from pospre.model.algorithm import Progress
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
+from pospre.model.progress import Progress
 from pospre.nn.build import build_encoder
 from pospre.nn.grid import smoothed_labels
 from pospre.nn.masking import slot_mask
@@ -26,25 +28,21 @@ from pospre.nn.positions import SCHEMES
 from pospre.nn.positions.sincos import sincos_positions, sincos_positions_1d
 from pospre.nn.positions.table import Table
 from pospre.nn.vit import Encoder
-from tests.algorithms.cases import DECODER, Case, bare_model, random_views, written
+from tests.algorithms.cases import DECODER, Case, random_views, tiny_model, written
 
 PATCHES = 16
 
 
-def make_model(*, views: int = 1, **encoder: Any) -> PretrainModel:
+def make_model(*algorithms: PretrainAlgorithm, views: int = 1, **encoder: Any) -> PretrainModel:
     options: dict[str, Any] = {"depth": 2, "positions": "none"} | encoder
-    return bare_model(views={"view": ViewGroup(size=32, count=views)}, **options)
+    return tiny_model(*algorithms, views={"view": ViewGroup(size=32, count=views)}, **options)
 
 
 def attached(
     *, views: int = 1, positions: str = "none", **options: Any
 ) -> tuple[PretrainModel, Batch]:
-    model = make_model(views=views, positions=positions)
-    algorithm = attach(model, "mp3", **options)
-    inputs = random_views(views=views)
-    algorithm.schedule(model, Progress(0.0, 0.0))
-    algorithm.write(inputs, model)
-    return model, inputs
+    model = make_model(MP3(**options), views=views, positions=positions)
+    return model, model.prepare(random_views(views=views), Progress(0.0, 0.0))
 
 
 def loss_of(model: PretrainModel, inputs: Batch) -> Tensor:
@@ -159,7 +157,7 @@ def test_without_masking_there_is_one_accuracy() -> None:
     model, inputs = attached(mask_ratio=0.0)
     measured = {key for key in model.loss(model(inputs), inputs) if key.startswith("metric/")}
     assert measured == {"metric/mp3_accuracy"} and "mp3/context" not in inputs
-    assert model.registry.passes["student"] == EncoderPass()
+    assert model.layout.passes["student"] == EncoderPass(readers=("mp3",))
 
 
 def test_smoothing_is_cross_entropy_with_dropposs_soft_labels() -> None:
@@ -219,13 +217,11 @@ def test_what_is_told_is_a_sinusoid_added_to_patches_without_positions(sequence:
     """The paper's way, here on the whole model: loss and gradients are the same to the last bit."""
     shape: dict[str, Any] = {"patch_size": (2, 32)} if sequence else {}
     table = sincos_positions_1d(192, PATCHES) if sequence else sincos_positions(192, 4, 4)
-    model, bare = make_model(positions="sincos", **shape), make_model(**shape)
-    algorithm = attach(model, "mp3", position_rate=0.2)
-    attach(bare, "mp3")
+    model = make_model(MP3(position_rate=0.2), positions="sincos", **shape)
+    bare = make_model(MP3(), **shape)
     missing = bare.load_state_dict(model.state_dict(), strict=False)
     assert missing.unexpected_keys == ["encoder.positions.pos_embed"] and not missing.missing_keys
-    inputs = random_views()
-    algorithm.write(inputs, model)
+    inputs = model.draw(random_views())
     shown = inputs["mp3/known"][:, 0].unsqueeze(-1)
     tokens = bare.encoder(
         bare.images(inputs)[:, 0],
@@ -280,10 +276,8 @@ def test_a_model_trained_without_masking_can_be_asked_with_it() -> None:
 
 
 def test_it_works_without_class_token_and_with_registers() -> None:
-    model = make_model(class_token=False, num_registers=2)
-    algorithm = attach(model, "mp3")
-    inputs = random_views()
-    algorithm.write(inputs, model)
+    model = make_model(MP3(), class_token=False, num_registers=2)
+    inputs = model.draw(random_views())
     assert model(inputs)["mp3"]["logits"].shape == (4, PATCHES, PATCHES)
 
 
@@ -295,10 +289,8 @@ def test_it_works_without_class_token_and_with_registers() -> None:
     ],
 )
 def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message: str) -> None:
-    model = make_model()
     with pytest.raises(UserError, match=message):
-        attach(model, "mp3", **options)
-    assert not list(model.objectives) and not model.registry.passes and not model.registry.writers
+        make_model(MP3(**options))
 
 
 def test_positions_that_no_pass_tells_are_warned_of() -> None:
@@ -316,30 +308,25 @@ def test_positions_that_no_pass_tells_are_warned_of() -> None:
 
 def test_attentive_weights_need_a_class_token() -> None:
     with pytest.raises(UserError, match=r"mp3.temperature needs a class token"):
-        attach(make_model(class_token=False), "mp3", temperature=0.1)
+        make_model(MP3(temperature=0.1), class_token=False)
 
 
 def test_a_host_that_hides_patches_is_refused_also_without_masking() -> None:
-    model = make_model(positions="sincos")
-    attach(model, "mae", **DECODER)
     with pytest.raises(UserError, match=r"mae.*Use mp3 alone"):
-        attach(model, "mp3", mask_ratio=0.0)
+        make_model(MP3(mask_ratio=0.0), MAE(**DECODER), positions="sincos")
 
 
 def test_beside_dinov2_only_its_own_pass_forgets_places() -> None:
     case = Case(("dinov2", "mp3"), {"mp3": {"position_rate": 0.25}}, {"positions": "rotary"})
-    model, algorithms = case.build()
-    assert [name for name, done in model.registry.passes.items() if done.places] == ["student"]
-    written(model, algorithms, case.batch())
+    model = case.build()
+    assert [name for name, done in model.layout.passes.items() if done.places] == ["student"]
+    written(model, case.batch())
 
 
 def test_a_field_of_positions_is_hidden_but_for_what_is_told() -> None:
-    model = make_model(positions="learned")
-    algorithm = attach(model, "mp3", position_rate=0.25)
-    field = attach(model, "crop_field", field_size=9)
+    model = make_model(CropField(field_size=9), MP3(position_rate=0.25), positions="learned")
     inputs = {**random_views(), "view/box": torch.tensor([0.1, 0.2, 0.7, 0.9]).expand(4, 1, 4)}
-    for each in (algorithm, field):
-        each.write(inputs, model)
+    model.draw(inputs)
     loss_of(model, inputs).backward()
     table = model.encoder.positions
     assert isinstance(table, Table) and table.pos_embed.grad is not None

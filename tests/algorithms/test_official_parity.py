@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from pospre import attach
+from pospre.algorithms.droppos import DropPos
+from pospre.algorithms.mae import MAE
 from tests.algorithms.official import (
     DECODER,
     RecordedImages,
@@ -31,8 +32,7 @@ DROPPOS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", ["norm_pix", "raw_pixels"])
 def test_mae_equals_the_official_code(case):
     recorded = fixture("mae")[case]
-    model: Any = small_model()
-    attach(model, "mae", norm_pix=case == "norm_pix", **DECODER)
+    model: Any = small_model(MAE(norm_pix=case == "norm_pix", **DECODER))
     model.augment = RecordedImages()
     load_weights(model, position_task=False)
     order = torch.tensor(recorded["order"])
@@ -46,12 +46,8 @@ def test_mae_equals_the_official_code(case):
 @pytest.mark.parametrize("case", list(DROPPOS))
 def test_droppos_equals_the_official_code(case):
     recorded = fixture("droppos")[case]
-    model: Any = small_model()
-    if case == "multi_task":
-        attach(model, "mae", mask_ratio=0.5, **DECODER)
-    attach(
-        model,
-        "droppos",
+    hosts = [MAE(mask_ratio=0.5, **DECODER)] if case == "multi_task" else []
+    droppos = DropPos(
         official=True,
         mask_ratio=None if case == "multi_task" else 0.5,
         position_mask_ratio=0.6,
@@ -59,6 +55,7 @@ def test_droppos_equals_the_official_code(case):
         **DECODER,
         **DROPPOS[case],
     )
+    model: Any = small_model(droppos, *hosts)
     model.augment = RecordedImages()
     load_weights(model, position_task=True)
     if case == "ignore_confident":  # recorded with a head bold enough to be confident at times

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from pospre import PretrainModel, attach, build_encoder
+from pospre import PretrainModel, build_encoder
 from pospre.data.views.options import ViewGroup
+from pospre.model.algorithm import algorithm_class
 
 # 6 blocks of 12·384² + 13·384, two projections, the last norm and the mask token
 PREDICTOR = 6 * (12 * 384**2 + 13 * 384) + 2 * 384 * 768 + 768 + 384 * 4
@@ -26,10 +27,10 @@ PREDICTOR = 6 * (12 * 384**2 + 13 * 384) + 2 * 384 * 768 + 768 + 384 * 4
 )
 def test_trained_parameters(names: str, size: str, part: str, count: int) -> None:
     views = {name: ViewGroup(name=name) for name in ("view", "second")}
+    views = views if "lut" in names else {"view": views["view"]}
     with torch.device("meta"):
         positions = "none" if names == "mp3" else "sincos"
-        model = PretrainModel(build_encoder(size, positions=positions), seed=0, views=views)
-        for name in names.split("+"):
-            attach(model, name)
+        algorithms = [algorithm_class(name)() for name in names.split("+")]
+        model = PretrainModel(build_encoder(size, positions=positions), algorithms, views=views)
     trained = [(key, each.numel()) for key, each in model.named_parameters() if each.requires_grad]
     assert sum(number for key, number in trained if key.startswith(part)) == count

@@ -87,11 +87,11 @@ def title(name: str, scheme: Any) -> str:
 @pytest.mark.parametrize(("name", "scheme"), ONE_GRAPH, ids=[title(*each) for each in ONE_GRAPH])
 def test_a_pair_compiles_into_one_graph(name: str, scheme: Any, whole_graph: Any) -> None:
     case = case_of(name, scheme)
-    model, algorithms = case.build()
-    twin, others = case.build()
-    inputs = written(model, algorithms, case.batch())
+    model = case.build()
+    twin = case.build()
+    inputs = written(model, case.batch())
     eager = model.loss(model(inputs), inputs)["total"]
-    written(twin, others, case.batch())
+    written(twin, case.batch())
     compiled = whole_graph(twin)(inputs)
     torch.testing.assert_close(twin.loss(compiled, inputs)["total"], eager, rtol=1e-4, atol=1e-5)
 
@@ -111,9 +111,9 @@ def test_a_pair_that_cannot_be_is_refused_with_the_reason(
 ) -> None:
     case = case_of(name, scheme)
     with pytest.raises(UserError, match=words):
-        model, algorithms = case.build()
-        written(model, algorithms, case.batch())
-        model(written(model, algorithms, case.batch()))
+        model = case.build()
+        written(model, case.batch())
+        model(written(model, case.batch()))
 
 
 def table() -> str:
@@ -124,8 +124,8 @@ def table() -> str:
         for scheme in SCHEMES:
             case = case_of(name, scheme)
             try:
-                model, algorithms = case.build()
-                train(model, algorithms, make_optimizer(model), case.batch(), range(2))
+                model = case.build()
+                train(model, make_optimizer(model), case.batch(), range(2))
                 cells.append("yes")
             except UserError:
                 cells.append("refused")

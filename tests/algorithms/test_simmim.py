@@ -5,26 +5,24 @@ from typing import Any
 import pytest
 import torch
 
-from pospre import attach
+from pospre.algorithms.simmim import SimMIM
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.masking import cell_patches
-from tests.algorithms.cases import bare_model, random_views
+from tests.algorithms.cases import random_views, tiny_model
 
 
 def model_and_batch():
-    model, inputs = bare_model(image_size=48, depth=2), random_views(side=48)
-    attach(model, "simmim", mask_cell=16).write(inputs, model)
-    return model, inputs
+    model = tiny_model(SimMIM(mask_cell=16), image_size=48, depth=2)
+    return model, model.draw(random_views(side=48))
 
 
 def test_published_counts_are_30_of_49_cells_and_120_of_196_patches():
     with torch.device("meta"):
-        model = PretrainModel(build_encoder("vit_tiny16", depth=1), seed=0)
-        algorithm = attach(model, "simmim")
+        model = PretrainModel(build_encoder("vit_tiny16", depth=1), [SimMIM()], seed=0)
     inputs = {"index": torch.arange(3), "epoch": torch.zeros(3, dtype=torch.int64)}
-    algorithm.write(inputs, model)
+    model.draw(inputs)
     assert inputs["view/visible"].shape == (3, 76)
     assert inputs["view/hidden"].shape == (3, 120)
     assert inputs["view/masked"].sum(1).tolist() == [120] * 3
@@ -80,4 +78,4 @@ def test_beit_initialisation_is_cut_at_one_deviation_and_shrinks_with_depth():
 )
 def test_bad_options_are_refused_at_attachment(options, message):
     with pytest.raises(UserError, match=message):
-        attach(bare_model(image_size=48), "simmim", **{"mask_cell": 16, **options})
+        tiny_model(SimMIM(**{"mask_cell": 16, **options}), image_size=48)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pospre import attach
+from pospre.algorithms.simmim import SimMIM
 from pospre.model.model import PretrainModel
 from pospre.nn.masking import slot_mask
 from tests.algorithms.official import (
@@ -73,8 +73,7 @@ def load(model: PretrainModel) -> None:
 def test_simmim_equals_the_official_code(case, monkeypatch):
     recorded = fixture("simmim")[case]
     encoder = small_encoder(positions="shared_relative", layer_scale=0.1, init="beit")
-    model = PretrainModel(encoder, seed=0)
-    attach(model, "simmim", mask_cell=16)
+    model = PretrainModel(encoder, [SimMIM(mask_cell=16)], seed=0)
     load(model)
     if case == "no_positions":  # a bias of zeros; without any scheme simmim is refused
         table = encoder.get_parameter("positions.table")

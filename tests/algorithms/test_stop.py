@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pospre import attach
+from pospre.algorithms.crop_field import CropField
+from pospre.algorithms.droppos import DropPos
 from pospre.algorithms.ijepa.ijepa import IJEPA
 from pospre.algorithms.ijepa.predictor import Predictor
+from pospre.algorithms.stop.ablations import CoarseTargets, Variant
 from pospre.algorithms.stop.stop import StoP
-from pospre.algorithms.stop.variants import SecondScale, Variant
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.positions.sincos import SinCos
@@ -20,19 +21,9 @@ from tests.algorithms.ijepa.test_ijepa import PREDICTOR, make_batch, objective_o
 
 
 def attached(**options: Any) -> tuple[PretrainModel, StoP, dict[str, Tensor]]:
-    model = small_model(init="trunc_normal")
-    host: Any = attach(model, "ijepa", **PREDICTOR)
-    algorithm: Any = attach(model, "stop", **options)
-    return model, algorithm, written(model, host, algorithm)
-
-
-def written(
-    model: PretrainModel, host: IJEPA, algorithm: StoP, epoch: int = 0
-) -> dict[str, Tensor]:
-    inputs = make_batch(epoch=epoch)
-    host.write(inputs, model)
-    algorithm.write(inputs, model)
-    return inputs
+    algorithm = StoP(**options)
+    model = small_model(algorithm, IJEPA(**PREDICTOR), init="trunc_normal")
+    return model, algorithm, model.draw(make_batch())
 
 
 def predictor_of(model: PretrainModel) -> Predictor:
@@ -41,15 +32,12 @@ def predictor_of(model: PretrainModel) -> Predictor:
 
 def masked_tokens(model: PretrainModel, inputs: dict[str, Tensor]) -> Tensor:
     """Return what mask tokens are before positions are added."""
-    predictor, targets = predictor_of(model), inputs["ijepa/targets"]
-    return predictor.tokens.masked(targets, predictor.mask_token, predictor.embed, inputs)
+    return predictor_of(model).masked_tokens(inputs["ijepa/targets"], inputs)
 
 
 def plain_loss() -> tuple[PretrainModel, Tensor]:
-    model = small_model(init="trunc_normal")
-    host: Any = attach(model, "ijepa", **PREDICTOR)
-    inputs = make_batch()
-    host.write(inputs, model)
+    model = small_model(IJEPA(**PREDICTOR), init="trunc_normal")
+    inputs = model.draw(make_batch())
     return model, model.loss(model(inputs), inputs)["total"]
 
 
@@ -108,8 +96,7 @@ def test_the_noise_has_mean_mask_token_and_covariance_of_the_projection() -> Non
     weight = predictor_of(model).embed.weight.detach()
     rows = []
     for epoch in range(60):
-        host, algorithm = IJEPA(**PREDICTOR), StoP(noise_std=0.5)
-        inputs = written(model, host, algorithm, epoch)
+        inputs = model.draw(make_batch(epoch=epoch))
         rows.append(masked_tokens(model, inputs).detach().flatten(0, 2))
     noise = torch.cat(rows) - predictor_of(model).mask_token.detach()[0]
     expected = 0.25 * weight @ weight.T
@@ -123,9 +110,7 @@ def test_there_is_no_noise_at_evaluation() -> None:
     _, expected = plain_loss()
     for variant in ("masked", "both", "fixed_cov"):
         model, _, _ = attached(variant=variant)
-        inputs = make_batch()
-        IJEPA(**PREDICTOR).write(inputs, model)
-        model.eval()
+        inputs = model.eval().draw(make_batch())
         assert torch.equal(model.loss(model(inputs), inputs)["total"], expected)
 
 
@@ -174,7 +159,10 @@ def test_l1_adds_the_weighted_sum_of_the_projection() -> None:
 
 @pytest.mark.parametrize(("pooling", "value"), [("bilinear", 10.5), ("maxpool", 13.0)])
 def test_coarse_targets_are_the_halved_map_repeated(pooling: Any, value: float) -> None:
-    scale = SecondScale(8, 1, (6, 4), pooling)
+    model, _, _ = attached(variant=f"lowres_{pooling}")
+    scale = objective_of(model)
+    assert isinstance(scale, CoarseTargets)
+    scale.grid = (6, 4)
     coarse = scale.coarse(torch.arange(24.0).view(1, 24, 1)).view(6, 4)
     assert coarse[2, 0] == coarse[3, 1] == value
     blocks = coarse.view(3, 2, 2, 2)
@@ -221,17 +209,12 @@ def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message:
 
 
 def test_noise_beside_dropped_positions_of_the_context_is_refused() -> None:
-    model = small_model()
-    attach(model, "ijepa", **PREDICTOR)
-    attach(model, "droppos", temperature=None, **DECODER)
+    others = IJEPA(**PREDICTOR), DropPos(temperature=None, **DECODER)
     with pytest.raises(UserError, match=r"stop.variant = both puts noise.*droppos changes too"):
-        attach(model, "stop", variant="both")
-    attach(model, "stop")
+        small_model(StoP(variant="both"), *others)
+    small_model(StoP(), *others)
 
 
 def test_learned_positions_do_not_follow_a_position_field() -> None:
-    model = small_model()
-    attach(model, "ijepa", **PREDICTOR)
-    attach(model, "crop_field")
     with pytest.raises(UserError, match=r"learned_pos has one position.*crop_field"):
-        attach(model, "stop", variant="learned_pos")
+        small_model(StoP(variant="learned_pos"), IJEPA(**PREDICTOR), CropField())

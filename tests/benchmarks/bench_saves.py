@@ -42,8 +42,7 @@ def measure(content: dict[str, Any], staging: Staging, folder: Path) -> str:
 
 
 def state(encoder: str) -> dict[str, Any]:
-    model = pospre.PretrainModel(pospre.build_encoder(encoder), seed=0)
-    pospre.attach(model, "mae")
+    model = pospre.PretrainModel(pospre.build_encoder(encoder), [pospre.MAE()], seed=0)
     moments = {
         name: {"exp_avg": torch.randn_like(weights), "exp_avg_sq": torch.rand_like(weights)}
         for name, weights in model.named_parameters()

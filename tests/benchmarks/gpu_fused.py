@@ -37,9 +37,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pospre.batch import Batch, image_key, without_images
 from pospre.model.model import PretrainModel
 from pospre.planning.kernels import Kernel, operator_flops
-from pospre.planning.step_costs import with_classes
+from pospre.planning.step_costs import with_imagenet_classes
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import attached_model, build_algorithms, resolve
+from pospre.training.build import build_model, resolve
 
 _CUDA = torch.device("cuda:0")
 _H100 = SimpleNamespace(
@@ -66,17 +66,15 @@ class Fused(NamedTuple):
 
 def fused(recipe: Recipe, samples: int) -> Fused:
     """Return what the compiled step over so many samples is made of."""
-    recipe = with_classes(resolve(recipe))
-    algorithms = build_algorithms(recipe)
+    recipe = with_imagenet_classes(resolve(recipe))
     with torch.device("meta"):
-        model = attached_model(recipe, algorithms)
+        model = build_model(recipe)
     model.to_empty(device="cpu").train()
     batch = without_images(samples, {name: group.count for name, group in model.views.items()})
     for name, group in model.views.items():
         shape = (samples, group.count, model.encoder.channels, *group.shape)
         batch[image_key(name)] = torch.empty(shape, dtype=torch.uint8)
-    for algorithm in algorithms:
-        algorithm.write(batch, model)
+    model.draw(batch)
     graphs = _trace(model, batch)
     found = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     inputs = (node for graph, _ in graphs for node in graph.graph.find_nodes(op="placeholder"))

@@ -75,12 +75,12 @@ def test_a_loop_of_several_ranks_warns_of_the_same_samples(photos, monkeypatch):
     ],
 )
 def test_a_trainer_refuses_a_loader_for_other_ranks_or_augments(photos, options, said):
-    model, algorithms = Case(("mae",)).build()
+    model = Case(("mae",)).build()
     trainer = Trainer(
         model=model,
         train_dataloader=loader(photos, **options),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        algorithms=algorithms,
+        algorithms=model.algorithms,
         max_duration="1ba",
         device="cpu",
         progress_bar=False,

@@ -264,7 +264,8 @@ def test_models_made_in_code(image_folder: Callable[..., Path]) -> None:
     assert vit.training and all(torch.equal(vit.state_dict()[k], v) for k, v in before.items())
     model = pospre.PretrainModel(pospre.wrap_encoder(vit), seed=0, mean=[0.5] * 3, std=[0.5] * 3)
     assert pospre.measure("knn", model, data, {"k": 2}) == found and model.training
-    pospre.attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    mae = pospre.MAE(decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    model = pospre.PretrainModel(model.encoder, [mae], mean=[0.5] * 3, std=[0.5] * 3)
     assert pospre.measure("knn", model, data, {"k": 2}) == found
     with pytest.raises(UserError, match="these are weights without a run's heads"):
         pospre.measure("position_grid", model, data)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,9 +18,11 @@ from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
-from pospre.model.passes import EncoderPass, ForgottenPlaces
+from pospre.model.passes import ForgottenPlaces
 from pospre.model.position_task import Answers, PositionObjective
 from pospre.model.task_description import TaskDescription
+from pospre.model.uses import Hides, Pass, Uses
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.masking import PatchMasking, slot_mask
 from pospre.ranges import Ratio
 from pospre.recipe.recipe import Recipe, recipe_from_dict
@@ -32,9 +34,9 @@ from tests.evaluation.checkpoints import results_of, tiny_recipe
 class Reader(PositionObjective):
     """A linear layer that reads off where each visible patch is."""
 
-    def __init__(self, model: PretrainModel) -> None:
-        super().__init__(model.encoder)
-        self.read = nn.Linear(model.encoder.embed_dim, model.encoder.num_patches)
+    def __init__(self, encoder: PatchEncoder, options: Any) -> None:
+        super().__init__(encoder)
+        self.read = nn.Linear(encoder.embed_dim, encoder.num_patches)
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         return {"logits": self.read(passes["student"][:, self.num_prefix :])}
@@ -57,30 +59,34 @@ class Lost(PretrainAlgorithm):
     )
     mask_ratio: Ratio = 0.5
 
-    def attach(self, model: PretrainModel) -> None:
-        student = model.registry.hide("lost", self._masking(model).num_visible, shuffled=True)
-        model.registry.claim("lost/known", "lost", green="patches framed in green are known")
-        model.places.named["lost"] = ForgottenPlaces("lost/known", None)
-        model.registry.add_pass("student", "lost", replace(student, places=("lost",)))
-        model.add_objective("lost", Reader(model))
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        return Uses(
+            hides=Hides(self._masking(encoder).num_visible),
+            passes={"student": Pass(over="seen", edits_places=True)},
+            keys={"lost/known": "known"},
+            predicts="places",
+        )
+
+    def place_editor(self, encoder: PatchEncoder) -> nn.Module:
+        return ForgottenPlaces("lost/known", None)
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        batch.update(self._masking(model).draw(batch, model.seed))
+        batch.update(self._masking(model.encoder).draw(batch, model.seed))
         rows, visible = batch[VISIBLE].shape
         half = torch.arange(visible // 2, device=batch["index"].device)
         batch["lost/known"] = slot_mask(half.expand(rows, -1), visible)
 
-    def _masking(self, model: PretrainModel) -> PatchMasking:
-        return PatchMasking.by_ratio("lost", model.encoder.grid, self.mask_ratio)
+    def _masking(self, encoder: PatchEncoder) -> PatchMasking:
+        return PatchMasking.by_ratio("lost", encoder.grid, self.mask_ratio)
 
 
 class Placing(PositionObjective):
     """A linear layer that reads off the places of the query's patches, as LOCA does."""
 
-    def __init__(self, model: PretrainModel, reads: str) -> None:
-        super().__init__(model.encoder)
-        self.read = nn.Linear(model.encoder.embed_dim, model.encoder.num_patches)
-        self.reads = reads
+    def __init__(self, encoder: PatchEncoder, options: "Places") -> None:
+        super().__init__(encoder)
+        self.read = nn.Linear(encoder.embed_dim, encoder.num_patches)
+        self.reads = options.reads
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         tokens = passes["query"]
@@ -105,12 +111,11 @@ class Places(PretrainAlgorithm):
     objective = Placing
     reads: str = "both"
 
-    def attach(self, model: PretrainModel) -> None:
-        model.registry.require_views("Places", "query")
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        passes = {"query": Pass("query")}
         if self.reads == "both":
-            model.registry.add_pass("student", "Places", EncoderPass())
-        model.registry.add_pass("query", "Places", EncoderPass(group="query"))
-        model.add_objective("Places", Placing(model, self.reads))
+            passes["student"] = Pass()
+        return Uses(views={"query": None}, passes=passes, predicts="places")
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         assert not batch["query/flip"].any()
@@ -120,9 +125,9 @@ class Places(PretrainAlgorithm):
 class Painter(PixelObjective):
     """A linear layer that paints each hidden patch from the mean of those that are seen."""
 
-    def __init__(self, model: PretrainModel) -> None:
-        super().__init__(model.encoder)
-        self.paint = nn.Linear(model.encoder.embed_dim, 16 * 16 * 3)
+    def __init__(self, encoder: PatchEncoder, options: Any) -> None:
+        super().__init__(encoder)
+        self.paint = nn.Linear(encoder.embed_dim, 16 * 16 * 3)
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         mean = self.paint(passes["student"].mean(1, keepdim=True))
@@ -139,11 +144,8 @@ class Paints(PretrainAlgorithm):
 
     objective = Painter
 
-    def attach(self, model: PretrainModel) -> None:
-        model.registry.add_pass(
-            "student", "paints", model.registry.hide("paints", 4, shuffled=True)
-        )
-        model.add_objective("paints", Painter(model))
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        return Uses(hides=Hides(4), passes={"student": Pass(over="seen")})
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         batch.update(PatchMasking(model.encoder.grid, 4).draw(batch, model.seed))
@@ -224,12 +226,12 @@ def test_pictures_of_a_step_have_its_own_caption(tmp_path: Path) -> None:
     numbers = torch.arange(2)
     flip = torch.zeros(2, 1, dtype=torch.bool)
     batch = {"index": numbers, "epoch": numbers, "view/image": images, "view/flip": flip}
-    draw_views(model, model.algorithms, batch, tmp_path / "views", step=1)
+    draw_views(model, batch, tmp_path / "views", step=1)
     (group,) = json.loads((tmp_path / "views" / "views.json").read_text())["groups"]
-    assert group["legend"].endswith("; patches framed in green are known")
+    assert group["legend"].endswith("; framed in green: known")
     strip = np.asarray(Image.open(tmp_path / "views" / group["files"][0]))
     side = strip.shape[0] // 4
     corners = strip.reshape(4, side, 4, side, 3)[:, 0, :, 0].reshape(16, 3).astype(int)
     framed = (corners[:, 1] - corners[:, [0, 2]].max(1) > 20).nonzero()[0]
-    model.algorithms[0].write(batch, model)
+    model.draw(batch)
     assert set(batch[VISIBLE][0, :4].tolist()) == {*framed.tolist()}

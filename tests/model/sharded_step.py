@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from pospre.model.algorithm import PretrainAlgorithm, Progress
+from pospre.model.algorithm import Progress
 from pospre.model.model import PretrainModel
 from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.compilation import Parts, compile_model
@@ -55,10 +55,9 @@ def named(title: str) -> Case:
 def backward(
     model: nn.Module,
     bare: PretrainModel,
-    attached: list[PretrainAlgorithm],
     batch: dict[str, Tensor],
 ) -> Tensor:
-    inputs = written(bare, attached, batch)
+    inputs = written(bare, batch)
     loss = bare.loss(model(inputs), inputs)["total"]
     loss.backward()
     return loss.detach()
@@ -76,12 +75,6 @@ def coupled(case: Case) -> bool:
     return bool({"dinov2", "lut"} & {*case.names}) and case is not KOLEO
 
 
-def finish(model: PretrainModel, attached: list[PretrainAlgorithm]) -> None:
-    """Let the teacher follow, as the end of a step does."""
-    for algorithm in attached:
-        algorithm.after_step(model, Progress(0.5, 0.5))
-
-
 class Step(NamedTuple):
     """A step of one process: its loss, the weights after it, and the samples of each rank."""
 
@@ -92,12 +85,12 @@ class Step(NamedTuple):
 
 def alone(case: Case) -> Step:
     """Return the step of one process that sees the whole batch."""
-    model, attached = case.build()
+    model = case.build()
     batch, rows = shares(case)
     parts, rate = ([batch], LEARNING_RATE) if coupled(case) else (rows, LEARNING_RATE / len(rows))
-    loss = torch.stack([backward(model, model, attached, part) for part in parts]).mean()
+    loss = torch.stack([backward(model, model, part) for part in parts]).mean()
     torch.optim.SGD(model.parameters(), lr=rate).step()  # the mean of the gradients
-    finish(model, attached)
+    model.after_step(Progress(0.5, 0.5))
     return Step(loss, dict(model.named_parameters()), rows)
 
 
@@ -120,7 +113,7 @@ def compare_on(
     """
     expected, weights, rows = step
     world = dist.get_world_size()
-    spread, attached = case.build()
+    spread = case.build()
     wrapped: nn.Module = spread
     if compiled:
         parts: Parts = "step" if shape is None else "blocks"
@@ -135,10 +128,10 @@ def compare_on(
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         config, divisor = FSDP2Config(device_mesh=mesh), gradient_of_ones(mesh)
         parallelize_composer_model(spread, None, config, Precision.FP32)
-    loss = backward(wrapped, spread, attached, rows[dist.get_global_rank()])
+    loss = backward(wrapped, spread, rows[dist.get_global_rank()])
     torch.distributed.all_reduce(loss)
     torch.optim.SGD(spread.parameters(), lr=LEARNING_RATE / divisor).step()
-    finish(spread, attached)
+    spread.after_step(Progress(0.5, 0.5))
     torch.testing.assert_close(loss / world, expected, rtol=1e-5, atol=1e-6)
     for name, parameter in spread.named_parameters():
         assert isinstance(parameter, DTensor) == (shape is not None), f"{name} is not sharded"

@@ -1,6 +1,5 @@
-"""What attaching, and a loop without Composer, refuse or set right by themselves."""
+"""What a Trainer, and a loop without Composer, refuse or set right by themselves."""
 
-import warnings
 from typing import Any
 
 import pytest
@@ -12,12 +11,11 @@ from torch.utils.data import DataLoader
 import pospre
 from pospre.algorithms.ema_teacher import EmaTeacher
 from pospre.algorithms.mae import MAE
+from pospre.arguments import check_arguments
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress
-from pospre.model.attached import check_given
-from pospre.model.loop_checks import check_optimized
-from pospre.model.teacher import Momentum
-from tests.algorithms.cases import DECODER, Case, bare_model
+from pospre.model.optimizer_checks import unfrozen
+from pospre.model.progress import Progress
+from tests.algorithms.cases import DECODER, Case, made, tiny_model
 
 SMALL: dict[str, Any] = DECODER
 
@@ -30,7 +28,7 @@ def images(**numbers: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_teacher_that_never_follows_is_an_error(fused: bool) -> None:
-    model = Case(("mae", "ema_teacher")).build()[0]
+    model = Case(("mae", "ema_teacher")).build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
 
     def step(follow: bool) -> None:
@@ -50,7 +48,7 @@ def test_a_teacher_that_never_follows_is_an_error(fused: bool) -> None:
 
 
 def test_steps_that_keep_the_sum_of_the_weights_are_noticed() -> None:
-    model = Case(("mae", "ema_teacher")).build()[0]
+    model = Case(("mae", "ema_teacher")).build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125, fused=True)
     largest = max(model.encoder.parameters(), key=torch.Tensor.numel)
     signs = torch.tensor([1.0, -1.0]).repeat(largest.numel() // 2).view_as(largest)
@@ -64,7 +62,7 @@ def test_steps_that_keep_the_sum_of_the_weights_are_noticed() -> None:
 
 
 def test_a_rate_that_is_too_small_for_some_weights_is_no_mistake() -> None:
-    model = Case(("mae",)).build()[0]
+    model = Case(("mae",)).build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, fused=True)
     norm = model.encoder.get_parameter("norm.weight")
     before = norm.detach().clone()
@@ -77,10 +75,9 @@ def test_a_rate_that_is_too_small_for_some_weights_is_no_mistake() -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_without_a_teacher_after_step_need_not_be_called(early: bool) -> None:
-    model = bare_model()
-    first = torch.optim.SGD(model.parameters(), lr=0.1)
-    pospre.attach(model, "mae", **SMALL)
-    optimizer = first if early else torch.optim.SGD(model.parameters(), lr=0.1)
+    model = tiny_model(made("mae"))
+    trained = model.encoder.parameters() if early else model.parameters()
+    optimizer = torch.optim.SGD(trained, lr=0.1)
 
     def train() -> None:
         for _ in range(6):
@@ -94,39 +91,44 @@ def test_without_a_teacher_after_step_need_not_be_called(early: bool) -> None:
         train()
 
 
-def test_a_host_comes_before_what_joins_it() -> None:
-    model = bare_model()
-    pospre.attach(model, "ema_teacher")
-    with pytest.raises(UserError, match=r"supervised is a host, but ema_teacher .* Attach superv"):
-        pospre.attach(model, "supervised", num_classes=3)
-
-
-def test_an_algorithm_given_twice_is_refused() -> None:
-    model, algorithms = Case(("mae", "ema_teacher")).build()
-    with pytest.raises(UserError, match=r"algorithms.mae is given twice"):
-        check_given(model, [*algorithms, *algorithms])
-    with pytest.raises(UserError, match=r"algorithms.mae is attached .* but is not given"):
-        check_given(model, algorithms[1:])
-    with pytest.raises(UserError, match=r"mae is already attached .*=model.algorithms"):
-        Trainer(model=model, algorithms=[MAE(**SMALL)], progress_bar=False, device="cpu")
-
-
-def test_a_plain_loop_checks_what_never_came() -> None:
-    model = bare_model()
-    pospre.attach(model, "droppos", affinity="teacher", **SMALL)
-    with pytest.raises(UserError, match=r"droppos.affinity = teacher uses another"):
-        model.prepare(images(), 0.0)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda own: [*own, *own], r"algorithms.mae is given twice"),
+        (lambda own: own[1:], r"algorithms.mae is part of .* not given; .*=model.algorithms"),
+        (lambda own: [*own, made("droppos")], r"droppos is not part of the model. Make the model"),
+    ],
+)
+def test_a_trainer_gets_the_algorithms_of_the_model(given: Any, said: str) -> None:
+    model = Case(("mae", "ema_teacher")).build()
+    with pytest.raises(UserError, match=said):
+        Trainer(model=model, algorithms=given(model.algorithms), progress_bar=False, device="cpu")
 
 
 def test_parts_are_made_where_the_encoder_is() -> None:
-    model = bare_model().to("meta")
-    pospre.attach(model, "mae", **SMALL)
+    model = pospre.PretrainModel(tiny_model().encoder.to("meta"), [made("mae")])
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
+
+
+def test_weights_of_a_head_depend_on_seed_and_method_alone() -> None:
+    def head(*names: str, seed: int = 7) -> torch.Tensor:
+        torch.manual_seed(seed)
+        model = tiny_model(*map(made, names), seed=seed)
+        return model.objectives["mae"].get_parameter("embed.weight")
+
+    before = torch.get_rng_state()
+    model = pospre.PretrainModel(tiny_model().encoder, [made("mae")])
+    torch.manual_seed(0)
+    tiny_model(made("droppos"))
+    assert torch.equal(head("mae"), head("droppos", "mae"))
+    assert torch.equal(head("mae", "ema_teacher", "droppos"), head("mae"))
+    assert not torch.equal(head("mae"), head("mae", seed=8))
+    assert model.seed == 0 and before.shape == torch.get_rng_state().shape
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.uint8])
 def test_draws_are_the_same_of_any_whole_numbers(kind: torch.dtype) -> None:
-    model = Case(("mae",)).build()[0]
+    model = Case(("mae",)).build()
     expected = model.prepare(images(epoch=3), 0.0)["view/visible"]
     batch = images(epoch=3)
     batch.update({key: batch[key].to(kind) for key in ("index", "epoch")})
@@ -135,13 +137,13 @@ def test_draws_are_the_same_of_any_whole_numbers(kind: torch.dtype) -> None:
 
 @pytest.mark.parametrize("value", [torch.rand(4), torch.arange(4)[:, None], [0, 1, 2, 3], 0])
 def test_what_masks_cannot_be_drawn_from_is_said(value: Any) -> None:
-    model = Case(("mae",)).build()[0]
+    model = Case(("mae",)).build()
     with pytest.raises(UserError, match=r"the batch's 'index' is .* make it a tensor \(B,\)"):
         model.prepare({**images(), "index": value}, 0.0)
 
 
 def test_a_wrapped_model_is_prepared_as_well() -> None:
-    model = Case(("mae",)).of_one_block().build()[0]
+    model = Case(("mae",)).of_one_block().build()
 
     class Wrapper(nn.Module):  # as DistributedDataParallel has it
         def __init__(self) -> None:
@@ -159,7 +161,7 @@ def test_a_wrapped_model_is_prepared_as_well() -> None:
 
 @pytest.mark.parametrize("names", [("mae", "droppos"), ("supervised",), ("dinov2",)])
 def test_a_trainer_evaluates_the_loss(names: tuple[str, ...]) -> None:
-    model, algorithms = Case(names).build()
+    model = Case(names).build()
     held_out = Case(names).batch(6)
     data = [{key: value[row] for key, value in held_out.items()} for row in range(6)]
     trainer = Trainer(
@@ -167,7 +169,7 @@ def test_a_trainer_evaluates_the_loss(names: tuple[str, ...]) -> None:
         train_dataloader=DataLoader(data, batch_size=2),  # type: ignore[arg-type]
         eval_dataloader=DataLoader(data, batch_size=4),  # type: ignore[arg-type]
         optimizers=torch.optim.SGD(model.parameters(), lr=0.0),
-        algorithms=algorithms,
+        algorithms=model.algorithms,
         max_duration="1ep",
         progress_bar=False,
         device="cpu",
@@ -189,14 +191,11 @@ def test_a_trainer_evaluates_the_loss(names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_trainer_warns_of_what_should_wait(epochs: int) -> None:
-    model, _ = Case(("dinov2",), options={"dinov2": {"freeze_epochs": epochs}}).build()
+    model = Case(("dinov2",), options={"dinov2": {"freeze_epochs": epochs}}).build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        check_optimized(model, [optimizer])
-        optimizer.param_groups[0]["frozen"] = 1  # as that of pospre.train
-        check_optimized(model, [optimizer])
-    said = [str(warning.message) for warning in told]
+    said = [*unfrozen(model.layout, [optimizer])]
+    optimizer.param_groups[0]["frozen"] = 1  # as that of pospre.train
+    assert not [*unfrozen(model.layout, [optimizer])]
     assert len(said) == epochs and all("dinov2 freezes head.last" in s for s in said)
 
 
@@ -204,13 +203,12 @@ class Alone(MAE):
     """An algorithm of another package."""
 
 
-def test_a_class_of_ones_own_is_attached_by_itself() -> None:
-    model = bare_model()
-    own = pospre.attach(model, Alone, **SMALL)
-    assert isinstance(own, Alone)
-    assert model.algorithms == [own]
+def test_a_class_of_ones_own_has_its_own_name() -> None:
+    own = Alone(**SMALL)
+    model = tiny_model(own)
+    assert model.algorithms == [own] and list(model.objectives) == ["Alone"]
     with pytest.raises(UserError, match=r"unknown key 'Alone.mask_rato'"):
-        pospre.attach(bare_model(), Alone, mask_rato=0.5)
+        check_arguments("Alone", Alone, {"mask_rato": 0.5}, source="algorithms")
     assert "view/visible" in model.prepare(images(), 0.0)
 
 
@@ -218,32 +216,8 @@ class Averaged(EmaTeacher):
     """A second one in the same file."""
 
 
-class Follower(PretrainAlgorithm):
-    """One that asks for the teacher in some name."""
-
-    owner = "follower"
-
-    def attach(self, model: pospre.PretrainModel) -> None:
-        model.add_teacher(self.owner, Momentum(0.5))
-
-    def write(self, batch: dict[str, torch.Tensor], model: pospre.PretrainModel) -> None:
-        """Write nothing."""
-
-
-@pytest.mark.parametrize("kind", [Averaged, Follower])
-def test_the_teacher_of_a_class_of_ones_own_follows(
-    kind: type[PretrainAlgorithm], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def attached() -> pospre.PretrainModel:
-        return pospre.PretrainModel(bare_model().encoder, [kind(), Alone(**SMALL)], seed=0)
-
-    if kind is Follower:
-        with pytest.raises(
-            UserError, match=r"belongs to 'follower', .*\(Alone, Follower\), .*name"
-        ):
-            attached().prepare(images(), 0.0)
-        monkeypatch.setattr(Follower, "owner", Follower.module_name())
-    model = attached()
+def test_the_teacher_of_a_class_of_ones_own_follows() -> None:
+    model = tiny_model(Averaged(), Alone(**SMALL))
     before = {key: value.clone() for key, value in model.state_dict().items()}
     model.prepare(images(), 0.0)
     with torch.no_grad():

@@ -62,7 +62,7 @@ def case(names: tuple[str, ...], scheme: Any, class_token: bool, **encoder: Any)
 
 
 def accepted() -> list[Any]:
-    """Return every case that is not refused when it is attached."""
+    """Return every case that is not refused."""
     found = []
     for names in HIDING:
         for scheme in TELLING:
@@ -81,7 +81,7 @@ class Swap:
     """A model in float64 whose passes are run with changed places, or on changed pixels."""
 
     def __init__(self, names: tuple[str, ...], chosen: Case) -> None:
-        self.model, algorithms = chosen.build()
+        self.model = chosen.build()
         self.model.double()
         draw = torch.Generator().manual_seed(1)
         with torch.no_grad():
@@ -89,8 +89,8 @@ class Swap:
                 noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
                 parameter.copy_(0.1 * noise + (parameter.ndim == 1))
         self.name = next(PASSES[name] for name in names if name in PASSES)
-        self.batch = written(self.model, algorithms, chosen.batch(3))
-        self.declared = self.model.registry.passes[self.name]
+        self.batch = written(self.model, chosen.batch(3))
+        self.declared = self.model.layout.passes[self.name]
         group = self.declared.group
         shape = self.batch[f"{group}/image"].shape
         if self.model.encoder.positions.is_drawn:

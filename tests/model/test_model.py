@@ -1,5 +1,6 @@
 """The frame: who writes what, bf16, discovery of algorithms."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,33 +11,29 @@ import torch
 from composer.core import Event, State, Time, Timestamp
 from composer.loggers import Logger
 
-from pospre import attach, wrap_encoder
+from pospre.algorithms.crop_field import CropField
 from pospre.algorithms.droppos import DropPos
+from pospre.algorithms.ema_teacher import EmaTeacher
 from pospre.algorithms.mae import MAE
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.algorithm import (
     PretrainAlgorithm,
-    Progress,
     algorithm_class,
     algorithm_names,
-    training_progress,
 )
-from pospre.model.attached import attach_algorithm
 from pospre.model.model import PretrainModel
-from pospre.model.passes import EncoderPass
+from pospre.model.progress import Progress, training_progress
 from pospre.nn.positions import SCHEMES
-from tests.algorithms.cases import DECODER, bare_model, random_views
+from tests.algorithms.cases import DECODER, made, random_views, tiny_model
 
 SMALL: dict[str, Any] = DECODER
 
 
 @pytest.fixture
 def attached():
-    model, inputs = bare_model(), random_views()
-    for name in ("mae", "droppos"):
-        attach(model, name, **SMALL).write(inputs, model)
-    return model, inputs
+    model = tiny_model(made("droppos"), made("mae"))
+    return model, model.draw(random_views())
 
 
 def test_total_is_the_weighted_sum_and_metrics_carry_no_gradient(attached):
@@ -49,20 +46,13 @@ def test_total_is_the_weighted_sum_and_metrics_carry_no_gradient(attached):
 
 def test_under_autocast_a_pass_without_gradient_takes_none_from_the_others(attached):
     model, inputs = attached
-    model.registry.passes = dict(reversed(model.registry.passes.items()))
+    reverse = dict(reversed(model.layout.passes.items()))
+    model.layout = replace(model.layout, passes=reverse)
     with torch.autocast("cpu", torch.bfloat16):
         loss = model.loss(model(inputs), inputs)["total"]
     loss.backward()
     without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert without == []
-
-
-def test_a_key_has_one_writer():
-    model = bare_model()
-    model.registry.claim("view/visible", "mae")
-    model.registry.claim("view/visible", "mae")
-    with pytest.raises(UserError, match=r"'mae' and 'simmim' both write .*'view/visible'"):
-        model.registry.claim("view/visible", "simmim")
 
 
 def test_algorithms_are_found_by_module_name():
@@ -103,11 +93,11 @@ def test_progress_is_zero_before_the_duration_is_known():
 
 
 def test_before_a_forward_sigma_is_set_and_masks_are_written():
-    model: Any = bare_model()
     algorithm = DropPos(sigma_start=2.0, sigma_end=1.0, **SMALL)
-    attach_algorithm(model, algorithm)
+    model: Any = tiny_model(algorithm)
     state = SimpleNamespace(
         model=model,
+        algorithms=[algorithm],
         batch=random_views(),
         timestamp=Timestamp(epoch=2, batch=20),
         max_duration=Time.from_timestring("4ep"),
@@ -119,70 +109,22 @@ def test_before_a_forward_sigma_is_set_and_masks_are_written():
     assert {"view/visible", "droppos/known"} <= set(state.batch)
 
 
-def test_a_pass_over_other_tokens_is_refused_and_editors_form_a_chain():
-    model = bare_model()
-    model.registry.add_pass(
-        "student", "test", EncoderPass(visible="view/visible", places=("first",))
-    )
-    model.registry.add_pass(
-        "student", "test", EncoderPass(visible="view/visible", places=("other",))
-    )
-    assert model.registry.passes["student"].places == ("first", "other")
-    more = EncoderPass(visible="view/visible", content=("mask",))
-    assert model.registry.add_pass("student", "else", more).content == ("mask",)
-    with pytest.raises(
-        UserError, match=r"pass 'student' over different tokens \(visible = view/visible and None\)"
-    ):
-        model.registry.add_pass("student", "test", EncoderPass())
-
-
-def test_a_view_of_another_size_and_a_pass_without_views_are_refused():
-    views = {"view": ViewGroup(size=64)}
-    model = bare_model(views=views)
-    with pytest.raises(UserError, match=r"data\.views\.view\.size = \[64, 64\]"):
-        attach(model, "mae", **SMALL)
-    with pytest.raises(UserError, match=r"'extra' needs the view group 'global'"):
-        model.registry.add_pass("extra", "test", EncoderPass(group="global"))
-
-
-def test_views_that_no_pass_reads_are_refused():
-    views = {"view": ViewGroup(size=32), "extra": ViewGroup(name="extra", size=32)}
-    model = bare_model(views=views)
-    attach(model, "mae", **SMALL)
-    with pytest.raises(UserError, match=r"data\.views\.extra is not read by any algorithm"):
-        model.check_complete()
-
-
 def test_a_model_of_several_groups_of_crops_can_be_evaluated_on_whole_views():
     views = {name: ViewGroup(name=name, size=32) for name in ("global", "local")}
-    model, batch = bare_model(views=views), random_views()
+    model, batch = tiny_model(views=views), random_views()
     with pytest.raises(KeyError):
         model.images(batch)
     model.eval()
-    expected = bare_model().eval().images(batch)
+    expected = tiny_model().eval().images(batch)
     assert torch.equal(model.images(batch), expected)
-
-
-def test_a_pass_gives_patches_as_soon_as_an_objective_reads_them():
-    model, batch = bare_model(), random_views()
-    images = torch.randn(4, 1, 3, 32, 32)
-    model.registry.add_pass("student", "test", EncoderPass(needs_patches=False))
-    assert model.run_pass("student", images, batch).shape[1] == 1
-    model.registry.add_pass("student", "test", EncoderPass(needs_patches=False))
-    assert not model.registry.passes["student"].needs_patches
-    model.registry.add_pass("student", "test", EncoderPass())
-    assert model.run_pass("student", images, batch).shape[1] == 1 + 16
 
 
 @pytest.mark.parametrize("no_embed_class", [False, True])
 def test_timm_takes_the_positions_that_an_algorithm_gave(no_embed_class: bool) -> None:
     kind: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 1}
     kind["no_embed_class"] = no_embed_class
-    joined: list[tuple[str, dict[str, Any]]] = [("mae", SMALL), ("crop_field", {})]
     vit: Any = timm.create_model("vit_tiny_patch16_224", num_classes=0, **kind)
-    model = PretrainModel(wrap_encoder(vit), seed=0)
-    for name, options in [*joined, ("ema_teacher", {})]:
-        attach(model, name, **options)
+    model = PretrainModel(vit, [EmaTeacher(), CropField(), made("mae")], seed=0)
     with torch.no_grad():
         for parameter in model.encoder.parameters():
             parameter.add_(0.01)
@@ -203,7 +145,7 @@ def test_timm_takes_the_positions_that_an_algorithm_gave(no_embed_class: bool) -
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if "relative" not in name])
 def test_features_are_the_patches_of_each_layer_normalised(scheme: str) -> None:
     """Also in training mode, of another size, without prefix tokens."""
-    model = bare_model(positions=scheme, num_registers=2, depth=2)
+    model = tiny_model(positions=scheme, num_registers=2, depth=2)
     images = torch.randn(2, 3, 48, 16)
     first, last = model.features(images, layers=(1, 2))
     assert first.shape == last.shape == (2, 12, model.encoder.embed_dim)
@@ -223,4 +165,4 @@ def test_features_are_the_patches_of_each_layer_normalised(scheme: str) -> None:
 )
 def test_layers_that_do_not_exist_are_named(layers: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        bare_model(depth=2).features(torch.randn(1, 3, 32, 32), layers=layers)
+        tiny_model(depth=2).features(torch.randn(1, 3, 32, 32), layers=layers)

@@ -21,7 +21,7 @@ def noise(step: int, **numbers: Any) -> pospre.batch.Batch:
 
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_an_index_that_starts_anew_in_every_batch_is_an_error(microbatches: int) -> None:
-    model = Case(("mae", "droppos")).build()[0]
+    model = Case(("mae", "droppos")).build()
 
     def step(number: int) -> None:
         whole = noise(number)
@@ -37,7 +37,7 @@ def test_an_index_that_starts_anew_in_every_batch_is_an_error(microbatches: int)
 
 
 def test_an_epoch_of_two_such_batches_is_found_in_the_next() -> None:
-    model = Case(("mae",)).build()[0]
+    model = Case(("mae",)).build()
     model.prepare({k: v[:2] for k, v in noise(9, epoch=7).items()}, 0.0)  # tried on two images
     for step in range(3):
         model.prepare(noise(step, epoch=step // 2), 0.0)
@@ -48,13 +48,13 @@ def test_an_epoch_of_two_such_batches_is_found_in_the_next() -> None:
 
 
 def test_some_samples_that_come_twice_are_no_error() -> None:
-    model = Case(("mae",)).build()[0]
+    model = Case(("mae",)).build()
     for step in range(5):  # of a sampler that fills its batches up, in any order
         model.prepare(noise(step, index=torch.tensor([3 * step, 0, 3 * step + 1, 1])), 0.0)
 
 
 def test_numbers_that_count_are_no_error() -> None:
-    model = Case(("mae",)).build()[0]
+    model = Case(("mae",)).build()
     for epoch in range(3):
         for step in range(3):
             index = torch.arange(4) + 4 * step

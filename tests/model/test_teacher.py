@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from pospre import attach
+from pospre.algorithms.ema_teacher import EmaTeacher
 from pospre.errors import UserError
-from pospre.model.passes import EncoderPass
 from pospre.model.teacher import Frozen, Momentum, follow
-from tests.algorithms.cases import bare_model, random_views
+from tests.algorithms.cases import made, random_views, tiny_model
 
 
 def test_cosine_momentum_is_the_published_list() -> None:
@@ -47,26 +46,16 @@ def test_frozen_stays_in_evaluation_mode_and_takes_no_gradient() -> None:
 
 
 def test_teacher_pass_sees_every_patch_without_gradient() -> None:
-    model = bare_model()
-    model.add_teacher("lut", Momentum(0.996))
-    model.registry.add_pass("teacher", "test", EncoderPass(teacher=True))
-    batch = random_views(size=2)
+    model = tiny_model(made("ijepa"))
     images = torch.randn(2, 1, 3, 32, 32)
-    tokens = model.run_pass("teacher", images, batch)
+    tokens = model.run_pass("teacher", images, random_views(size=2))
     assert tokens.shape == (2, 17, 192) and not tokens.requires_grad
     assert torch.equal(tokens, model.encoder(images[:, 0]).detach())
 
 
-@pytest.mark.parametrize("teacher_first", [True, False])
-def test_the_teacher_has_its_own_copy_of_the_field(teacher_first: bool) -> None:
-    model = bare_model(positions="learned")
-    attach(model, "supervised", num_classes=2)
-    steps = [
-        lambda: model.add_teacher("lut", Momentum(0.5, shape="constant")),
-        lambda: attach(model, "crop_field", field_size=9),
-    ]
-    for step in steps if teacher_first else reversed(steps):
-        step()
+def test_the_teacher_has_its_own_copy_of_the_field() -> None:
+    average = EmaTeacher(momentum_start=0.5)
+    model = tiny_model(average, made("crop_field"), made("mae"), positions="learned")
     assert model.teacher is not None
     field, copy = (
         each.get_parameter("positions.pos_embed") for each in (model.encoder, model.teacher.module)
@@ -81,15 +70,14 @@ def test_the_teacher_has_its_own_copy_of_the_field(teacher_first: bool) -> None:
 
 
 def test_a_teacher_needs_a_momentum_from_someone() -> None:
-    model = bare_model()
-    with pytest.raises(UserError, match=r"lut needs a teacher.*Set lut\.momentum_start"):
-        model.add_teacher("lut", None)
-    model.add_teacher("ijepa", Momentum(0.9))
-    model.add_teacher("lut", None)
-    assert model.teachers.momentum == Momentum(0.9)
+    for alone in (made("ijepa", momentum_start=None), made("droppos", affinity="teacher")):
+        with pytest.raises(UserError, match=r"uses a momentum teacher, but .* Add ema_teacher"):
+            tiny_model(alone)
+        model = tiny_model(alone, EmaTeacher(momentum_start=0.9))
+        assert model.teachers.momentum == Momentum(0.9, shape="constant")
 
 
 @pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (-0.1, 1.0), (0.9, 0.8), (0.9, 1.1)])
 def test_impossible_momenta_are_refused(start: float, end: float) -> None:
-    with pytest.raises(UserError, match=r"dinov2: the teacher's momentum goes from"):
-        bare_model().add_teacher("dinov2", Momentum(start, end))
+    with pytest.raises(UserError, match=r"ijepa: the teacher's momentum goes from"):
+        tiny_model(made("ijepa", momentum_start=start, momentum_end=end))

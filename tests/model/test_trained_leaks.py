@@ -121,7 +121,11 @@ def answers(
         model(dict(batch), progress=step / STEPS).loss.backward()
         optimizer.step()
         model.after_step(step / STEPS)
-    name, head = model.objectives.find(PositionObjective)
+    name, head = next(
+        (name, each)
+        for name, each in model.objectives.named.items()
+        if isinstance(each, PositionObjective)
+    )
     found: list[Answers] = []
     with torch.no_grad():
         for given in test:

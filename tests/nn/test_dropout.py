@@ -1,8 +1,11 @@
 """Dropout from the samples' keys: rate, mean and variance, and what it does not depend on."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from pospre.algorithms.droppos import DropPos
 from pospre.batch import Batch
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
@@ -74,9 +77,10 @@ def test_the_encoder_drops_by_key_only() -> None:
 
 
 def test_every_pass_and_view_drops_on_its_own_and_evaluations_drop_nothing() -> None:
-    model = PretrainModel(small(), seed=3)
-    model.registry.add_pass("student", "test", EncoderPass())
-    model.registry.add_pass("affinity", "test", EncoderPass(grad=False))
+    model = PretrainModel(small(), [DropPos(mask_ratio=0.0, decoder_depth=1)], seed=3)
+    model.layout = replace(
+        model.layout, passes={"student": EncoderPass(), "affinity": EncoderPass(grad=False)}
+    )
     image = torch.randn(1, 1, 3, 32, 32).expand(2, 2, -1, -1, -1)
     batch: Batch = {"index": torch.tensor([4, 5]), "epoch": torch.zeros(2, dtype=torch.int64)}
     rows = [*model.run_pass("student", image, batch), *model.run_pass("affinity", image, batch)]

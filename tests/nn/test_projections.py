@@ -115,13 +115,13 @@ PAIRS.remove(("beit", ("dinov2",)))  # its crops have two grids
 def test_lora_learns_in_every_block(kind: str, names: tuple[str, ...]) -> None:
     model = model_of(kind, names, lora=True)
     batch = Case(names).batch()
-    loss = model(written(model, model.algorithms, batch), progress=0.5).loss
+    loss = model(written(model, batch), progress=0.5).loss
     loss.backward()
     for name, parameter in model.encoder.named_parameters():
         if "lora" in name:
             assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
     merge(model)  # what it computes is W + B·A
-    again = model(written(model, model.algorithms, batch), progress=0.5).loss
+    again = model(written(model, batch), progress=0.5).loss
     torch.testing.assert_close(again, loss, rtol=1e-4, atol=1e-5)
 
 
@@ -256,10 +256,10 @@ def test_merged_weights_are_exported(kind: str) -> None:
 )
 def test_stop_reads_what_the_projection_computes(options: dict[str, Any]) -> None:
     case = Case(("ijepa", "stop"), {"stop": options})
-    model, algorithms = case.build()
+    model = case.build()
     predictor = model.objectives.of(FeaturePrediction).predictor
     give_lora(predictor, "embed")
-    batch = written(model, algorithms, case.batch())
+    batch = written(model, case.batch())
     found = model.loss(model(batch), batch)
     merge(predictor)
     expected = model.loss(model(batch), batch)

@@ -12,7 +12,7 @@ from pospre.planning.estimate import Counts, count
 from pospre.planning.kernels import count_flops, fused
 from pospre.planning.step_costs import FakeTraining, StepMemory
 from pospre.recipe.recipe import Recipe, load_recipe
-from pospre.training.build import attached_model, build_algorithms, resolve
+from pospre.training.build import build_model, resolve
 from pospre.training.data import build_views
 from tests.benchmarks.bench_methods import make_batch
 
@@ -26,9 +26,8 @@ def recipe_of(method: str, depth: int = 2) -> Recipe:
 
 def real_step(recipe: Recipe, size: int) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return a real model and a prepared batch."""
-    views, algorithms = build_views(recipe), build_algorithms(recipe)
-    model = attached_model(recipe, algorithms).train()
-    return model, model.prepare(make_batch(views, size, "cpu"), 0.5)
+    model = build_model(recipe).train()
+    return model, model.prepare(make_batch(build_views(recipe), size, "cpu"), 0.5)
 
 
 @pytest.mark.parametrize("method", METHODS)

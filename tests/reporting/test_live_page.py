@@ -19,10 +19,10 @@ from tests.reporting.fabricated_run import fabricate_run
 def at_step(number: int) -> Any:
     """Return what a callback is told at the end of a step of MAE and DropPos."""
     case = Case(("mae", "droppos"))
-    model, algorithms = case.build()
+    model = case.build()
     return SimpleNamespace(
         model=model.train(),
-        algorithms=algorithms,
+        algorithms=model.algorithms,
         batch=case.batch(4),
         device=SimpleNamespace(batch_to_device=lambda batch: batch),
         timestamp=SimpleNamespace(batch=SimpleNamespace(value=number)),
@@ -59,14 +59,13 @@ def test_what_fails_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def drawn(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], list[np.ndarray]]:
     """Return a batch with masks, and the strips of its first group of views."""
-    model, algorithms = case.build()
+    model = case.build()
     model.train()
     batch = case.batch(4)
     keys = set(batch)
-    draw_views(model, algorithms, batch, folder, step=1)
+    draw_views(model, batch, folder, step=1)
     assert set(batch) == keys
-    for algorithm in algorithms:
-        algorithm.write(batch, model)
+    model.draw(batch)
     groups = json.loads((folder / "views.json").read_text())["groups"]
     assert [group["name"] for group in groups] == list(case.views)
     return batch, [np.asarray(Image.open(folder / name)) for name in groups[0]["files"]]
@@ -88,11 +87,14 @@ def test_hidden_patches_are_grey_and_the_others_as_the_encoder_gets_them(tmp_pat
 @pytest.mark.parametrize(
     ("names", "legend"),
     [
-        (("droppos",), "patches framed in green keep their position"),
-        (("mp3",), "patches framed in green are the context"),
-        (("ijepa",), "the features of patches framed in green are predicted"),
-        (("simmim",), "grey patches are masked"),
-        (("dinov2", "masked_position"), "the content of grey patches is masked; of the patches"),
+        (("droppos",), "framed in green: keep their position"),
+        (("mp3",), "framed in green: the context"),
+        (("ijepa",), "framed in green: the features are predicted"),
+        (("simmim",), "grey: masked"),
+        (
+            ("dinov2", "masked_position"),
+            "grey: the content is masked; framed in green: the position",
+        ),
     ],
 )
 def test_each_method_says_what_its_colours_mean(

@@ -101,7 +101,7 @@ def test_the_tokens_between_blocks_are_as_precise_as_the_method_or_recipe_says(
     names: tuple[str, ...], residual: str, precision: str, dtype: torch.dtype
 ) -> None:
     case = Case(names)
-    (model, _), batch = case.build(), case.batch()
+    model, batch = case.build(), case.batch()
     trainer = Trainer.model_validate(
         {"max_duration": "1ep", "residual": residual, "precision": precision}
     )

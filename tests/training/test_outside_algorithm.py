@@ -40,28 +40,11 @@ from torch import Tensor, nn
 
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.objective import Objective
-from pospre.model.passes import EncoderPass
-
-
-@dataclass(kw_only=True, eq=False)
-class LOCA(PretrainAlgorithm):
-    """Places of patches."""
-
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight: float = 1.0
-
-    def attach(self, model):
-        model.registry.add_pass("student", self.module_name(), EncoderPass())
-        model.add_objective(self.module_name(), Places(model.encoder, self))
-
-    def write(self, batch, model):
-        """Everything is asked for: nothing is drawn."""
+from pospre.model.uses import Pass, Uses
 
 
 class Places(Objective):
-    predicts = "places"
-
-    def __init__(self, encoder, options: LOCA) -> None:
+    def __init__(self, encoder, options: "LOCA") -> None:
         super().__init__()
         self.prefix, self.weight = encoder.num_prefix_tokens, options.weight
         self.smoothing = options.smoothing
@@ -79,12 +62,22 @@ class Places(Objective):
         return {"spread": outputs["logits"].std()}
 
 
+@dataclass(kw_only=True, eq=False)
+class LOCA(PretrainAlgorithm):
+    """Places of patches."""
+
+    objective = Places
+
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight: float = 1.0
+
+    def uses(self, encoder):
+        return Uses(passes={"student": Pass()}, predicts="places")
+
+
 class Sketch(PretrainAlgorithm):
     def __init__(self, cells=4):
         """Without types: anything is taken."""
-
-    def attach(self, model):
-        """Nothing yet."""
 
 
 helper = print
@@ -255,7 +248,7 @@ def test_a_class_derived_from_ours_has_its_evaluations(
         ("mylab.loca:Loca", r"has none of that name\. Did you mean 'LOCA'\?"),
         ("mylab.loca:helper", r"names the class 'helper', and mylab\.loca has a builtin"),
         ("mylab.loca:Places", r"'mylab\.loca:Places' is not an algorithm; derive it from pospre"),
-        ("mylab.loca:Sketch", r"'mylab\.loca:Sketch' lacks write; implement all"),
+        ("mylab.loca:Sketch", r"'mylab\.loca:Sketch' lacks uses; implement all"),
         (
             "mylab.loca.LOCA",
             r"'mylab\.loca\.LOCA' is not known\. Write your own class as package\.mod",

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from timm.layers import resize_rel_pos_bias_table
 
 import pospre
+from pospre.algorithms.crop_field import CropField
 from pospre.errors import UserError
 from pospre.exporting.export import export
 from pospre.nn.positions.sincos import sincos_positions
 from pospre.nn.positions.table import Table, resample_positions
 from pospre.training.start_weights import load_weights
-from tests.algorithms.cases import DECODER
+from tests.algorithms.cases import made
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.training.test_start_weights import small
 
@@ -58,18 +59,16 @@ def test_a_table_of_the_same_values_is_the_fixed_one(tmp_path: Path, kind: torch
 
 
 def model_of(positions: str = "learned") -> pospre.PretrainModel:
-    model = small(positions=positions)
-    pospre.attach(model, "mae", **DECODER)
-    return model
+    return small(positions=positions)
 
 
-def test_a_field_starts_from_a_table_in_either_order_and_it_is_said(tmp_path: Path) -> None:
+def test_a_field_starts_from_a_table_and_it_is_said(tmp_path: Path) -> None:
     path = file_of(tmp_path / "vit.pth")
-    before, after = model_of(), model_of()
-    line = load_weights(before, path)
+    alone, model = model_of(), model_of()
+    line = load_weights(alone, path)
     assert f"tensors from {path}; assumed: a grid of 4×4; images with" in line
-    pospre.attach(before, "crop_field", field_size=20)
-    pospre.attach(after, "crop_field", field_size=20)
+    before = pospre.PretrainModel(alone.encoder, [made("mae"), CropField(field_size=20)])
+    after = pospre.PretrainModel(model.encoder, [made("mae"), CropField(field_size=20)])
     assert "resampled: pos_embed 4×4 → 20×20" in load_weights(after, path)
     table = torch.load(path)["pos_embed"][0]
     for model in (before, after):
@@ -82,9 +81,7 @@ def test_a_field_starts_from_a_table_in_either_order_and_it_is_said(tmp_path: Pa
 
 def test_a_field_starts_from_the_table_of_a_wrapped_vit() -> None:
     vit: Any = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1)
-    model = pospre.PretrainModel(pospre.wrap_encoder(vit), seed=0)
-    pospre.attach(model, "mae", **DECODER)
-    pospre.attach(model, "crop_field", field_size=20)
+    model = pospre.PretrainModel(vit, [CropField(field_size=20), made("mae")], seed=0)
     with torch.no_grad():  # read at the old cells, an enlarged table is about the old one
         found, expected = model.encoder.positions.exported((4, 4))["pos_embed"], vit.pos_embed
     assert F.cosine_similarity(found, expected, dim=-1).min() > 0.9

@@ -17,13 +17,13 @@ from timm.layers import resize_rel_pos_bias_table
 
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.model.teacher import Momentum
 from pospre.nn.build import build_encoder
 from pospre.nn.positions.table import resample_positions
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model, load_model
 from pospre.training.start_weights import load_weights
+from tests.algorithms.cases import made
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.run.checkpoints.checkpoint_files import write_checkpoint
 from tests.run.checkpoints.test_damage import Payload
@@ -61,8 +61,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_checkpoint_gives_every_tensor_to_encoder_and_teacher(checkpoint: Path) -> None:
-    model = small()
-    model.add_teacher("test", Momentum(0.9))
+    model = PretrainModel(small().encoder, [made("ijepa")])
     line = load_weights(model, str(checkpoint.parents[1]))  # the run folder
     expected = load_model(str(checkpoint))[0].encoder.state_dict()
     assert model.teacher is not None

@@ -225,8 +225,9 @@ def test_a_step_copies_and_draws_beside_the_one_before(
     run = build_components(
         load_recipe(tiny, [MAE, "trainer.max_duration=3ba", "data.batch_size=8"])
     )
-    for name in ("schedule", "write", "after_step"):
+    for name in ("schedule", "write"):
         monkeypatch.setattr(mae.MAE, name, noted(streams, name, getattr(mae.MAE, name)))
+    monkeypatch.setattr(run.model, "after_step", noted(streams, "after_step", run.model.after_step))
     monkeypatch.setattr(run.model, "run_step", noted(streams, "forward", run.model.run_step))
     run.model.is_one_graph = True
     copy = noted(streams, "copy", run.device.batch_to_device)

@@ -6,6 +6,7 @@ The student's class tokens predict the teacher's on another crop (DINO). Its mas
 the teacher's patch at the same place (iBOT). KoLeo keeps its class tokens apart.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -14,19 +15,21 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor, nn
 
 from pospre.algorithms.dinov2 import losses
-from pospre.algorithms.dinov2.checks import check_options
 from pospre.algorithms.dinov2.losses import Centering, Targets
-from pospre.algorithms.dinov2.masks import NUM_CROPS, CropMasking, masked_slots
+from pospre.algorithms.dinov2.masks import NUM_CROPS, CropMasking, check_ratio, masked_slots
 from pospre.algorithms.dinov2.prototype_task import TwoPrototypeTasks
 from pospre.batch import Batch
-from pospre.model.algorithm import PretrainAlgorithm, Progress
+from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
-from pospre.model.needs import Needs
 from pospre.model.objective import Outputs
-from pospre.model.passes import EncoderPass, MaskedTokens
+from pospre.model.passes import MaskedTokens
+from pospre.model.progress import Progress
 from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Momentum
-from pospre.nn.vit import Encoder
+from pospre.model.uses import Pass, Uses
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.ranges import PositiveDepth, RatioRange, Share
 from pospre.schedules import linear
 
@@ -36,9 +39,8 @@ MASK_KEY = "global/masked"
 class PrototypeMatching(TwoPrototypeTasks):
     """The student's and the teacher's heads, and the three losses."""
 
-    def __init__(self, encoder: Encoder, options: "DINOv2") -> None:
+    def __init__(self, encoder: PatchEncoder, options: "DINOv2") -> None:
         super().__init__(encoder, options, options.weight)
-        self.num_prototypes = options.num_prototypes
         self.class_targets = Targets(options.centering, options.num_prototypes)
         self.patch_targets = Targets(options.centering, options.num_prototypes)
 
@@ -146,7 +148,8 @@ class DINOv2(PretrainAlgorithm):
         "agreement",
         "share of crops that student and teacher put to the same prototype",
     )
-    half_residual: ClassVar[bool] = True
+    objective = PrototypeMatching
+    is_host: ClassVar[bool] = True
 
     num_prototypes: Annotated[int, Field(ge=2)] = 65536
     head_hidden: PositiveInt = 2048
@@ -172,42 +175,61 @@ class DINOv2(PretrainAlgorithm):
     official: bool = False
     weight: NonNegativeFloat = 1.0
 
-    is_host: ClassVar[bool] = True
-
-    def needs(self, encoder: Encoder) -> Needs:
-        """Return its requirements: two global crops and a class token."""
-        return Needs(views={"global": NUM_CROPS}, class_token="algorithms.dinov2")
-
-    def attach(self, model: PretrainModel) -> None:
-        """Add the passes over crops, the teacher and the objective."""
-        check_options(self, model)
-        grey = "the content of grey patches is masked"
-        model.registry.claim(MASK_KEY, "dinov2", grey=grey)
-        model.add_teacher("dinov2", Momentum.given(self.momentum_start, self.momentum_end))
-        model.contents.named["dinov2"] = MaskedTokens(
-            nn.Parameter(torch.zeros(1, 1, model.encoder.embed_dim)), "masked"
-        )
-        passes = {"global": EncoderPass(group="global", content=("dinov2",))}
-        if "local" in model.views:
-            passes["local"] = EncoderPass(group="local", needs_patches=False)
-        passes["teacher"] = EncoderPass(group="global", teacher=True)
-        for name, encoder_pass in passes.items():
-            model.registry.add_pass(name, "dinov2", encoder_pass)
-        model.add_objective("dinov2", PrototypeMatching(model.encoder, self))
-
-    @property
-    def masking(self) -> CropMasking:
-        """How global crops are masked."""
-        return CropMasking(self.mask_crop_rate, self.mask_ratio, stratified=self.official)
-
-    def couples_samples(self) -> str | None:
-        """Name the part that couples the samples of a batch."""
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare the passes over crops, and the teacher."""
+        self._check_options()
         coupled = {
             "the targets": self.centering == "sinkhorn",
             "KoLeo": self.koleo_weight > 0,
             "the sizes of masks": self.official,
         }
-        return " and ".join(what for what, is_used in coupled.items() if is_used) or None
+        parts = ("head", "patch_head") if self.separate_heads else ("head",)
+        return Uses(
+            views={"global": NUM_CROPS},
+            passes={
+                "global": Pass("global", edits_content=True),
+                "local": Pass("local", needs_patches=False, optional=True),
+                "teacher": Pass("global", teacher=True),
+            },
+            keys={MASK_KEY: "the content is masked"},
+            teacher=Momentum.given(self.momentum_start, self.momentum_end),
+            class_token="algorithms.dinov2",
+            couples=" and ".join(what for what, is_used in coupled.items() if is_used) or None,
+            entropies={"entropy": math.log(self.num_prototypes)},
+            frozen={f"{part}.last": self.freeze_epochs for part in parts},
+            half_residual=True,
+        )
+
+    def _check_options(self) -> None:
+        """Raise ``UserError`` for options that cannot work together."""
+        if not self.official and self.mask_crop_rate not in (0.0, 0.5, 1.0):
+            raise UserError(
+                f"dinov2.mask_crop_rate = {self.mask_crop_rate} masks no whole number of an "
+                f"image's {NUM_CROPS} crops. Use 0.5, 1.0 or 0.0 (or dinov2.official: true for "
+                "others)."
+            )
+        self.check_used("patch_head_bottleneck", self.separate_heads, "separate_heads")
+        # without masked crops there are no patches to match
+        if not (self.dino_weight or self.koleo_weight or self.ibot_weight * self.mask_crop_rate):
+            raise UserError(
+                f"dinov2.dino_weight = {self.dino_weight}, dinov2.ibot_weight = "
+                f"{self.ibot_weight} and dinov2.koleo_weight = {self.koleo_weight} with "
+                f"dinov2.mask_crop_rate = {self.mask_crop_rate} leave no loss. 1, 1 and 0.1 with "
+                "0.5 are published; to serve masked_position only, set dinov2.weight to 0."
+            )
+
+    def check(self, layout: Layout) -> None:
+        """Raise ``UserError`` if no patch of the global crops would be masked."""
+        check_ratio("dinov2", self.mask_ratio, layout.grid("global"))
+
+    def content_editor(self, encoder: PatchEncoder) -> nn.Module:
+        """Return the mask token."""
+        return MaskedTokens(nn.Parameter(torch.zeros(1, 1, encoder.embed_dim)), "masked")
+
+    @property
+    def masking(self) -> CropMasking:
+        """How global crops are masked."""
+        return CropMasking(self.mask_crop_rate, self.mask_ratio, stratified=self.official)
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw which patches of the student's global crops are masked."""
@@ -215,7 +237,9 @@ class DINOv2(PretrainAlgorithm):
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Set the teacher's temperature."""
-        model.objectives.of(PrototypeMatching).temperature.fill_(self.temperature(progress))
+        objective = model.objectives[self.module_name()]
+        assert isinstance(objective, PrototypeMatching)
+        objective.temperature.fill_(self.temperature(progress))
 
     def temperature(self, progress: Progress) -> float:
         """Return the teacher's temperature, constant after the last step of the warm-up."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from pospre.algorithms.dinov2.losses import Targets
 from pospre.model.objective import Objective
 from pospre.model.teacher import Frozen
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.initialisation import init_trunc_normal
-from pospre.nn.vit import Encoder
 
 
 class Prototypes(nn.Module):
@@ -85,13 +85,12 @@ class PrototypeTask(Objective):
         weight: factor of the loss in the total.
     """
 
-    def __init__(self, encoder: Encoder, options: "DINOv2", weight: float) -> None:
+    def __init__(self, encoder: PatchEncoder, options: "DINOv2", weight: float) -> None:
         super().__init__()
         self.options, self.weight = options, weight
         self.num_prefix = encoder.num_prefix_tokens
         self.head = prototype_head(encoder, options, options.head_bottleneck)
         self.teacher_head = Frozen(self.head)
-        self.frozen_epochs = {"head.last": options.freeze_epochs}
         self.temperature: Tensor
         start = torch.tensor(options.teacher_temperature_start)
         self.register_buffer("temperature", start, persistent=False)
@@ -114,7 +113,7 @@ class PrototypeTask(Objective):
 class TwoPrototypeTasks(PrototypeTask):
     """Class tokens and patches, over the prototypes of one head or with a head for each."""
 
-    def __init__(self, encoder: Encoder, options: "DINOv2", weight: float) -> None:
+    def __init__(self, encoder: PatchEncoder, options: "DINOv2", weight: float) -> None:
         super().__init__(encoder, options, weight)
         self.patch_head: PrototypeHead | None = None
         self.teacher_patch_head: Frozen | None = None
@@ -122,8 +121,6 @@ class TwoPrototypeTasks(PrototypeTask):
             bottleneck = options.patch_head_bottleneck or options.head_bottleneck
             self.patch_head = prototype_head(encoder, options, bottleneck)
             self.teacher_patch_head = Frozen(self.patch_head)
-            frozen = {"patch_head.last": options.freeze_epochs}
-            self.frozen_epochs = {**self.frozen_epochs, **frozen}
 
     def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the heads with their teachers."""
@@ -153,7 +150,7 @@ def _logits(
     return classes.unflatten(0, shape), patches
 
 
-def prototype_head(encoder: Encoder, options: "DINOv2", bottleneck: int) -> PrototypeHead:
+def prototype_head(encoder: PatchEncoder, options: "DINOv2", bottleneck: int) -> PrototypeHead:
     """Return a new head of the size in the options, with its own ``bottleneck``."""
     return PrototypeHead(
         encoder.embed_dim,

@@ -14,19 +14,17 @@ from torch import Tensor, nn
 
 from pospre import draws
 from pospre.algorithms.ijepa.blocks import Blocks, check_blocks, draw_blocks, draw_official
-from pospre.algorithms.ijepa.predictor import ExtraTerm, Predictor, gather_blocks
+from pospre.algorithms.ijepa.predictor import Predictor, PredictorKind, gather_blocks
 from pospre.batch import EPOCH, HIDDEN, INDEX, VISIBLE, Batch
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs
-from pospre.model.passes import EncoderPass
 from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Momentum, Shape
+from pospre.model.uses import SEEN, Hides, Pass, Uses
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import others
-from pospre.nn.projections import weight_of
-from pospre.nn.vit import Encoder
 from pospre.ranges import PositiveDepth, PositiveRange, ShareRange, Width
 
 Loss = Literal["smooth_l1", "l2"]
@@ -37,14 +35,15 @@ class FeaturePrediction(Objective):
 
     Attributes:
         predictor: projects the context by a Linear, ``predictor.embed``.
-        extra: an extra term of the loss, or None.
     """
 
-    def __init__(self, encoder: Encoder, options: "IJEPA") -> None:
+    def __init__(
+        self, encoder: PatchEncoder, options: "IJEPA", kind: PredictorKind = Predictor
+    ) -> None:
         super().__init__()
         self.weight, self.kind = options.weight, options.loss
         self.num_prefix, self.grid = encoder.num_prefix_tokens, encoder.grid
-        self.predictor = Predictor(
+        self.predictor = kind(
             encoder.positions,
             dim=options.predictor_dim,
             depth=options.predictor_depth,
@@ -52,31 +51,32 @@ class FeaturePrediction(Objective):
         )
         self.predict = nn.Linear(options.predictor_dim, encoder.embed_dim)
         init_trunc_normal(self.predict)
-        self.extra: ExtraTerm | None = None
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return ``predicted`` and ``target`` features, each (B, M, T, D)."""
         visible, targets = batch[VISIBLE], batch["ijepa/targets"]
         features = self.predictor(passes["student"][:, self.num_prefix :], visible, targets, batch)
         whole = passes["teacher"][:, self.num_prefix :].float()
-        whole = F.layer_norm(whole, whole.shape[-1:])
-        projection = weight_of(self.predictor.embed, whole.shape[-1])
-        outputs = {
+        return self.compared(features, F.layer_norm(whole, whole.shape[-1:]), targets)
+
+    def compared(self, features: Tensor, whole_BND: Tensor, targets_BMT: Tensor) -> Outputs:
+        """Return what the loss compares.
+
+        Args:
+            features: (B, M, T, d) of the predictor.
+            whole_BND: the teacher's normalised features of the whole image.
+            targets_BMT: the positions of the target blocks.
+        """
+        return {
             "predicted": self.predict(features),
-            "target": gather_blocks(whole, targets),
-            "projection_norm": projection.detach().float().norm(),
+            "target": gather_blocks(whole_BND, targets_BMT),
+            "projection_norm": self.predictor.projection.detach().float().norm(),
             "token_norm": self.predictor.mask_token.detach().float().norm(),
         }
-        if self.extra is not None:
-            outputs.update(self.extra(features, whole, self.predictor.embed, batch))
-        return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean distance over targets and channels."""
-        distance = self.distance(outputs["predicted"], outputs["target"])
-        if self.extra is None:
-            return distance
-        return self.extra.combine(distance, outputs, self.distance)
+        return self.distance(outputs["predicted"], outputs["target"])
 
     def distance(self, predicted: Tensor, target: Tensor) -> Tensor:
         """Return the mean smooth-L1 (β = 1) or squared distance, in float32."""
@@ -88,21 +88,16 @@ class FeaturePrediction(Objective):
 
         ``cosine`` is the similarity of predicted and true features, both less the mean true feature
         of the batch. ``spread`` is the standard deviation of the true features; 0 is collapse. The
-        norms are those of the context's projection A and of the mask token m̃, which StoP trades
-        off. ``noise_std`` and its square are the noise that StoP adds.
+        norms are those of the context's projection A and of the mask token m̃.
         """
         predicted, target = (outputs[key].detach().float() for key in ("predicted", "target"))
         mean = target.mean((0, 1, 2))
-        measured = {
+        return {
             "cosine": F.cosine_similarity(predicted - mean, target - mean, dim=-1).mean(),
             "spread": (target - mean).square().mean((0, 1, 2)).sqrt().mean(),
             "projection_norm": outputs["projection_norm"],
             "token_norm": outputs["token_norm"],
         }
-        if self.predictor.tokens.noise_std:
-            std = mean.new_full((), self.predictor.tokens.noise_std)
-            measured.update(noise_std=std, noise_variance=std.square())
-        return measured
 
 
 @dataclass(kw_only=True, eq=False)
@@ -161,33 +156,28 @@ class IJEPA(PretrainAlgorithm):
     objective = FeaturePrediction
     is_host: ClassVar[bool] = True
 
-    def needs(self, encoder: Encoder) -> Needs:
-        """Return its requirements: one view."""
-        return Needs(heads={"predictor": (self.predictor_dim, self.heads(encoder))})
-
-    def attach(self, model: PretrainModel) -> None:
-        """Add the teacher, the passes and the predictor."""
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare the passes over the context and, in the teacher, the whole image."""
         for option in ("target_tokens", "context_tokens"):
             self.check_used(option, not self.official, "official")
-        blocks, registry = self.blocks(model.encoder), model.registry
+        blocks = self.blocks(encoder)
         check_blocks(blocks, "ijepa", official=self.official)
-        visible = None if self.official else blocks.context_tokens
-        student = registry.hide("ijepa", visible, shuffled=False)
-        green = "the features of patches framed in green are predicted"
-        registry.claim("ijepa/targets", "ijepa", green=green)
-        momentum = Momentum.given(self.momentum_start, self.momentum_end, self.momentum_shape)
-        model.add_teacher("ijepa", momentum)
-        registry.add_pass("student", "ijepa", student)
-        registry.add_pass("teacher", "ijepa", EncoderPass(teacher=True))
-        model.add_objective("ijepa", FeaturePrediction(model.encoder, self))
+        return Uses(
+            hides=Hides(None if self.official else blocks.context_tokens, shuffled=False),
+            passes={"student": Pass(over=SEEN), "teacher": Pass(teacher=True)},
+            keys={"ijepa/targets": "the features are predicted"},
+            teacher=Momentum.given(self.momentum_start, self.momentum_end, self.momentum_shape),
+            widths={"predictor": (self.predictor_dim, self.heads(encoder))},
+            couples="the sizes of masks" if self.official else None,
+        )
 
-    def heads(self, encoder: Encoder) -> int:
+    def heads(self, encoder: PatchEncoder) -> int:
         """Return the predictor's attention heads."""
         if self.predictor_heads is None:
             return encoder.positions.space.num_heads
         return self.predictor_heads
 
-    def blocks(self, encoder: Encoder) -> Blocks:
+    def blocks(self, encoder: PatchEncoder) -> Blocks:
         """Return the blocks to draw on the encoder's grid."""
         least = int(encoder.num_patches * self.target_scale[0])
         quarter = max(1, encoder.num_patches // 4)
@@ -200,10 +190,6 @@ class IJEPA(PretrainAlgorithm):
             target_tokens=least if self.target_tokens is None else self.target_tokens,
             context_tokens=quarter if self.context_tokens is None else self.context_tokens,
         )
-
-    def couples_samples(self) -> str | None:
-        """Name the part that couples the samples of a batch."""
-        return "the sizes of masks" if self.official else None
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the context and the target blocks."""

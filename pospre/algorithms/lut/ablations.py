@@ -1,20 +1,14 @@
 """LUT's ablations (Kim et al. 2024, Table 4): replacements for parts of ``lut.py``."""
 
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pospre import draws
-from pospre.batch import EPOCH, INDEX, Batch, box_key, flip_key, image_key
-from pospre.model.model import PretrainModel
-from pospre.nn.masking import gather_tokens, num_visible, random_masking
-
-if TYPE_CHECKING:  # it calls what is here
-    from pospre.algorithms.lut.lut import LUT
+from pospre.batch import Batch, box_key, flip_key, image_key
+from pospre.nn.masking import gather_tokens
 
 Supervision = Literal["context", "tokens", "both"]
 Distance = Literal["cosine", "infonce", "smooth_l1"]
@@ -50,20 +44,3 @@ def share_crop(batch: Batch) -> None:
     for key in (image_key, flip_key, box_key):
         if key("view") in batch:
             batch[key("second")] = batch[key("view")]
-
-
-def draw_targets(batch: Batch, model: PretrainModel, ratio: float) -> None:
-    """Write the patches of each view that the teacher sees (Table 4e), ``g/target`` (B, K)."""
-    for group in ("second", "view"):
-        if f"{group}/target" in model.registry.writers:
-            patches, purpose = math.prod(model.grid(group)), f"lut/target/{group}"
-            visible = num_visible(patches, ratio, key="lut.target_mask_ratio")
-            keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, purpose)
-            batch[f"{group}/target"] = random_masking(keys, patches, visible).visible
-
-
-def check_options(options: "LUT", model: PretrainModel) -> None:
-    """Raise ``UserError`` for ablations that have no effect together, or hide all patches."""
-    num_visible(model.encoder.num_patches, options.target_mask_ratio, key="lut.target_mask_ratio")
-    options.check_used("target_mask_ratio", options.supervision == "context", "supervision")
-    options.check_used("steer", options.pool == "patches", "pool")

@@ -5,7 +5,8 @@ that of a second view, augmented and complete, which a momentum teacher encodes.
 patches thus learn the context of the whole image.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -13,19 +14,21 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from pospre.algorithms.lut import ablations, second_view
+from pospre import draws
+from pospre.algorithms.lut import ablations
 from pospre.algorithms.lut.projector import Projector, RankBatchNorm, check_rows
-from pospre.batch import INDEX, Batch
+from pospre.batch import EPOCH, HIDDEN, INDEX, VISIBLE, Batch
+from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
-from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs
-from pospre.model.passes import EncoderPass
 from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Frozen, Momentum
+from pospre.model.uses import ALL, SEEN, Pass, Uses
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.initialisation import init_weights
-from pospre.nn.masking import gather_tokens, pooled
-from pospre.nn.vit import Encoder
+from pospre.nn.masking import gather_tokens, num_visible, pooled, random_masking, slot_mask
 from pospre.ranges import Ratio
 
 STUDENT = {"view": "student", "second": "student/second"}
@@ -37,7 +40,7 @@ OTHER = {"view": "second", "second": "view"}
 class BroaderContext(Objective):
     """Projector and predictor of the student, projector of the teacher, and their distance."""
 
-    def __init__(self, encoder: Encoder, options: "LUT", left_out: bool) -> None:
+    def __init__(self, encoder: PatchEncoder, options: "LUT", left_out: bool) -> None:
         super().__init__()
         dim = encoder.embed_dim
         self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
@@ -164,6 +167,8 @@ class LUT(PretrainAlgorithm):
         "cosine of what the few predict and what a teacher sees in the whole",
     )
 
+    objective = BroaderContext
+
     symmetric: bool = False
     supervision: ablations.Supervision = "context"
     pool: Literal["patches", "class_token"] = "patches"
@@ -176,55 +181,96 @@ class LUT(PretrainAlgorithm):
     momentum_end: float = 1.0
     weight: NonNegativeFloat = 0.25
 
-    def needs(self, encoder: Encoder) -> Needs:
-        """Return its requirements: two views, with some patches of the first hidden by a host."""
-        return Needs(
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare the student's and the teacher's passes over the two views."""
+        ratio, patches = self.target_mask_ratio, encoder.num_patches
+        num_visible(patches, ratio, key="lut.target_mask_ratio")
+        self.check_used("target_mask_ratio", self.supervision == "context", "supervision")
+        self.check_used("steer", self.pool == "patches", "pool")
+        whole = self.steer == "both"  # the student's tokens, too, unless it has none for them
+        passes = {"student": Pass(joins=True, if_left_out=False if whole else None)}
+        keys: list[str] = []
+        if self.symmetric:
+            passes["student/second"] = replace(
+                passes["student"], group="second", over=SEEN, joins=False, twin_of="student"
+            )
+            keys += ["second/visible", "second/masked"]
+        for group in self._online if whole else ():
+            passes[WHOLE[group]] = Pass(group, if_left_out=True)
+        for group in (OTHER[each] for each in self._online):
+            target = f"{group}/target"
+            keys += [target] if ratio else []
+            passes[TEACHER[group]] = Pass(group, over=target if ratio else ALL, teacher=True)
+        return Uses(
             views={"view": 1, "second": 1},
-            patches="part",
+            sees="part",
+            passes=passes,
+            keys=dict.fromkeys(keys),
+            teacher=Momentum.given(self.momentum_start, self.momentum_end),
             class_token="lut.pool = class_token" if self.pool == "class_token" else None,
-            hint="Combine it with mae or another host that hides some by its mask_ratio, and list "
-            "it after the algorithm that chooses them.",
+            couples="the batch norms",
+            hint="Combine it with mae or another host that hides some by its mask_ratio.",
         )
 
-    def attach(self, model: PretrainModel) -> None:
-        """Add the teacher, the passes and the heads."""
-        hidden = model.registry.hidden
-        assert hidden is not None
-        ablations.check_options(self, model)
-        second_view.check_views(self, model)
-        for group in self._online:
-            self._add_student(model, hidden.left_out, group)
-        for group in (OTHER[each] for each in self._online):
-            target = None
-            if self.target_mask_ratio:
-                target = f"{group}/target"
-                model.registry.claim(target, "lut")
-            model.registry.add_pass(TEACHER[group], "lut", EncoderPass(group, target, teacher=True))
-        model.add_teacher("lut", Momentum.given(self.momentum_start, self.momentum_end))
-        model.add_objective("lut", BroaderContext(model.encoder, self, hidden.left_out))
+    def head(self, encoder: PatchEncoder, layout: Layout) -> BroaderContext:
+        """Return the heads over the tokens that the host's masking leaves."""
+        assert layout.hides is not None
+        return BroaderContext(encoder, self, layout.hides.left_out)
+
+    def check(self, layout: Layout) -> None:
+        """Raise ``UserError`` for options that do not fit the two views, or the host's masks."""
+        if layout.mixer("view") is not None:
+            raise UserError(
+                f"algorithms.lut compares two views of one image, but "
+                f"{layout.writers['view/pixels']} mixes images in 'view'. Turn its mixing off, or "
+                "leave lut out."
+            )
+        same_crop = self.supervision != "context"
+        if (self.symmetric or same_crop) and layout.grid("second") != layout.grid("view"):
+            raise UserError(
+                f"lut.symmetric = {self.symmetric} with lut.supervision = {self.supervision} needs "
+                "views of one size. Give data.views.second the size of data.views.view."
+            )
+        if self.symmetric:
+            self._check_masks(layout)
+
+    def _check_masks(self, layout: Layout) -> None:
+        """Raise ``UserError`` unless the second view can show what the host hides of the first."""
+        hides, hider, patches = layout.hides, layout.hider, layout.encoder.num_patches
+        assert hides is not None
+        if not hides.shuffled or hides.visible is None:
+            raise UserError(
+                "lut.symmetric = true shows the patches of the second view that the host hides in "
+                f"the first. That needs a random mask, which '{hider}' does not draw. Use "
+                "lut.symmetric = false."
+            )
+        if patches < 2 * hides.visible and "student/second" in layout.passes:
+            raise UserError(
+                f"lut.symmetric = true shows {hides.visible} patches of each view at different "
+                f"places, but of {patches} only {patches - hides.visible} are left. Set "
+                f"{hider}.mask_ratio to 0.5 or more, or lut.symmetric to false."
+            )
 
     @property
     def _online(self) -> tuple[str, ...]:
         return ("view", "second") if self.symmetric else ("view",)
-
-    def _add_student(self, model: PretrainModel, left_out: bool, group: str) -> None:
-        if self.steer == "both" and left_out:
-            model.registry.add_pass(WHOLE[group], "lut", EncoderPass(group))
-        elif group == "view":
-            model.registry.join_pass("student", "lut")
-        else:
-            second_view.add_masked_twin(model.registry, left_out)
-
-    def couples_samples(self) -> str | None:
-        """Name the part that couples the samples of a batch."""
-        return "the batch norms"
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Choose the visible part of the second view, and share the crop for patch-wise targets."""
         check_rows(len(batch[INDEX]), training=model.training)
         if self.supervision != "context":
             ablations.share_crop(batch)
-        if STUDENT["second"] in model.registry.passes:
-            second_view.write_masks(batch, model)
-        if self.target_mask_ratio:
-            ablations.draw_targets(batch, model, self.target_mask_ratio)
+        if STUDENT["second"] in model.layout.passes:
+            self._write_masks(batch, model)
+        for group in (OTHER[each] for each in self._online) if self.target_mask_ratio else ():
+            patches, purpose = math.prod(model.grid(group)), f"lut/target/{group}"
+            visible = num_visible(patches, self.target_mask_ratio, key="lut.target_mask_ratio")
+            keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, purpose)
+            batch[f"{group}/target"] = random_masking(keys, patches, visible).visible
+
+    def _write_masks(self, batch: Batch, model: PretrainModel) -> None:
+        """Show the same number of patches in the second view as in the first, at other places."""
+        chosen = batch[HIDDEN][:, : batch[VISIBLE].shape[1]]
+        batch["second/visible"] = chosen
+        if model.layout.passes[STUDENT["second"]].visible is None:
+            batch["second/masked"] = ~slot_mask(chosen, model.encoder.num_patches)

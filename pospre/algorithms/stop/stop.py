@@ -6,25 +6,37 @@ context into the predictor, the token at position j is ψ_j + A·n_j + m̃, n_j 
 Algorithm 1). Shrinking the noise would thus erase the context. Nothing else changes, including the
 loss, and the exported encoder never sees noise.
 
-``noise.py`` has these tokens, ``variants.py`` the paper's alternatives.
+``predictor.py`` has these tokens, ``ablations.py`` the paper's alternatives.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat, PositiveFloat
+from torch import Tensor
 
-from pospre.algorithms.ijepa.ijepa import FeaturePrediction
-from pospre.algorithms.stop.noise import StochasticTokens
-from pospre.algorithms.stop.variants import NOISY_CONTEXT, VARIANTS, Variant
-from pospre.batch import Batch
+from pospre import draws
+from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
+from pospre.algorithms.ijepa.predictor import Predictor
+from pospre.algorithms.stop.ablations import (
+    NOISE,
+    CoarseTargets,
+    FixedCovariance,
+    ProjectionL1,
+    TablePredictor,
+    Variant,
+)
+from pospre.algorithms.stop.predictor import CONTEXT, MASKED, Noisy, StochasticPredictor
+from pospre.batch import EPOCH, INDEX, VISIBLE, Batch, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
-from pospre.model.needs import Needs
 from pospre.model.task_description import TaskDescription
+from pospre.model.uses import Uses
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions import schemes_that
-from pospre.nn.vit import Encoder
 
 
 @dataclass(kw_only=True, eq=False)
@@ -61,58 +73,72 @@ class StoP(PretrainAlgorithm):
     l1_weight: PositiveFloat | None = None
     official: bool = False
 
-    def needs(self, encoder: Encoder) -> Needs:
-        """Return its requirements: I-JEPA's predictor, without which the noise would shrink."""
-        return Needs(
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare that it changes I-JEPA's predictor, without which the noise would shrink."""
+        self.check_used("l1_weight", self.variant == "l1", "variant")
+        self.check_used("official", self.variant == "masked", "variant")
+        predictors = encoder.positions.companion(encoder.positions.space)
+        if predictors is not None and not predictors.is_added:
+            raise UserError(
+                "stop makes the predictor's positions uncertain, but encoder.positions = "
+                f"{encoder.positions.name} tells it exactly, in attention, where a target lies. "
+                f"Use {schemes_that('is_added')}."
+            )
+        return Uses(
             views={},
-            objective=(FeaturePrediction, "ijepa"),
+            on="ijepa",
+            replaces_head=True,
+            keys=dict.fromkeys((MASKED, CONTEXT)),
             hint="Its predictor projects the context by a Linear and takes mask tokens: without "
             "one, the learned noise would shrink to nothing.",
         )
 
-    def attach(self, model: PretrainModel) -> None:
-        """Replace parts of I-JEPA's predictor."""
-        objective = model.objectives.of(FeaturePrediction)
-        self.check_used("l1_weight", self.variant == "l1", "variant")
-        self.check_used("official", self.variant == "masked", "variant")
-        for key in ("stop/masked", "stop/context"):
-            model.registry.claim(key, "stop")
-        predictor, replaced = objective.predictor, VARIANTS[self.variant]
-        if replaced.tokens is not None:
-            std = 0.25 if self.noise_std is None else self.noise_std
-            widths = model.encoder.embed_dim, predictor.dim
-            predictor.tokens = replaced.tokens(std, *widths, official=self.official)
-            predictor.mask_token.requires_grad_(not self.official)
-        if replaced.positions is not None:
-            predictor.positions = replaced.positions(predictor.positions.space)
-            predictor.positions.reset_parameters()
-        if replaced.extra is not None:
-            weight = 1e-5 if self.l1_weight is None else self.l1_weight
-            objective.extra = replaced.extra(predictor, weight)
-
-    def check_company(self, model: PretrainModel) -> None:
-        """Raise ``UserError`` if positions are not added, or if others change them too."""
-        predictor = model.objectives.of(FeaturePrediction).predictor
-        if not predictor.positions.is_added:
-            raise UserError(
-                "stop makes the predictor's positions uncertain, but encoder.positions = "
-                f"{model.encoder.positions.name} tells it exactly, in attention, where a target "
-                f"lies. Use {schemes_that('is_added')}."
-            )
-        editors = model.registry.passes["student"].places
-        if self.variant in NOISY_CONTEXT and editors:
+    def check(self, layout: Layout) -> None:
+        """Raise ``UserError`` if other algorithms change the same positions."""
+        editors = layout.passes["student"].places
+        if CONTEXT in NOISE[self.variant] and editors:
             raise UserError(
                 f"stop.variant = {self.variant} puts noise on the positions of the context, which "
                 f"{', '.join(editors)} changes too. Use stop.variant = masked."
             )
-        if self.variant == "learned_pos" and model.registry.place_source is not None:
+        if self.variant == "learned_pos" and layout.placer is not None:
             raise UserError(
                 "stop.variant = learned_pos has one position for every patch, which cannot follow "
-                f"the positions of {model.registry.place_source}. Use another variant."
+                f"the positions of {layout.placer}. Use another variant."
             )
 
+    def head(self, encoder: PatchEncoder, layout: Layout) -> FeaturePrediction:
+        """Return I-JEPA's head with another predictor, or with another loss."""
+        host: Any = layout.method("ijepa")
+        assert isinstance(host, IJEPA)
+        if noisy := NOISE[self.variant]:
+            std = 0.25 if self.noise_std is None else self.noise_std
+            made = FixedCovariance if self.variant == "fixed_cov" else StochasticPredictor
+            options: dict[str, Any] = {"noise_std": std, "noisy": noisy, "official": self.official}
+            return Noisy(encoder, host, partial(made, **options))
+        if self.variant == "l1":
+            return ProjectionL1(encoder, host, 1e-5 if self.l1_weight is None else self.l1_weight)
+        if self.variant in ("lowres_bilinear", "lowres_maxpool"):
+            return CoarseTargets(encoder, host, self.variant)
+        kind = TablePredictor if self.variant == "learned_pos" else Predictor
+        return FeaturePrediction(encoder, host, kind)
+
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw n."""
-        predictor = model.objectives.of(FeaturePrediction).predictor
-        if isinstance(predictor.tokens, StochasticTokens):
-            predictor.tokens.draw(batch, model.seed)
+        """Draw n ~ N(0, I), new for every epoch, target block and token."""
+        name = model.layout.named("ijepa")
+        assert name is not None
+        predictor: Any = model.objectives[name].predictor
+        noisy = NOISE[self.variant]
+        if MASKED in noisy:
+            _, blocks, tokens = batch["ijepa/targets"].shape
+            keys = view_keys(batch, blocks, model.seed, MASKED)
+            batch[MASKED] = standard_normal(keys, tokens, predictor.noise_width)
+        if CONTEXT in noisy:
+            keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, CONTEXT)
+            tokens = batch[VISIBLE].shape[1]
+            batch[CONTEXT] = standard_normal(keys, tokens, predictor.noise_width)
+
+
+def standard_normal(keys: Tensor, tokens: int, channels: int) -> Tensor:
+    """Return draws from N(0, I) for ``tokens`` of every key: (…, tokens, channels)."""
+    return draws.normal(keys, tokens * channels).unflatten(-1, (tokens, channels))

@@ -1,6 +1,5 @@
-"""The classifier over pooled tokens, its number of classes, and the labels it learns from."""
+"""The classifier over pooled tokens, and the labels it learns from."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from timm.layers import LayerNorm
@@ -8,8 +7,8 @@ from torch import Tensor, nn
 
 from pospre.batch import LABEL, whole_numbers
 from pospre.errors import UserError
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.projections import check_parts, parts_of
-from pospre.nn.vit import Encoder
 
 
 class Head(nn.Module):
@@ -21,7 +20,7 @@ class Head(nn.Module):
         std: standard deviation of the first weights.
     """
 
-    def __init__(self, encoder: Encoder, num_classes: int, std: float) -> None:
+    def __init__(self, encoder: PatchEncoder, num_classes: int, std: float) -> None:
         super().__init__()
         self.timm_name = encoder.timm_head
         bare = isinstance(encoder.norm, nn.Identity)
@@ -58,26 +57,6 @@ class Head(nn.Module):
         if self.timm_name == "head" and (bare or of_mean):  # Swin has no such norm
             kwargs["fc_norm"] = bare
         return state, kwargs
-
-
-def num_classes(given: int | None, classes: Sequence[str] | None, path: str) -> int:
-    """Return the option ``num_classes``, or if it is None the number of the data's classes.
-
-    Raises:
-        UserError: the data at ``path`` has no labels, one class, or more classes than that.
-    """
-    if classes is None or len(classes) < 2:
-        found = "no labels" if classes is None else f"one class, {classes[0]}"
-        raise UserError(
-            f"supervised needs two or more classes, but data.path = {path} has {found}; put "
-            "the images into one folder per class."
-        )
-    if given is not None and given < len(classes):
-        raise UserError(
-            f"supervised.num_classes = {given}, but data.path = {path} has {len(classes)} "
-            "classes; set it to null to take theirs."
-        )
-    return given or len(classes)
 
 
 def checked_labels(labels_B: Tensor, classes: int | None) -> Tensor:

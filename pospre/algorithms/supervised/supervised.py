@@ -4,8 +4,7 @@ The recipes of DeiT (Touvron et al. 2021, arXiv 2012.12877) and of MAE's fine-tu
 2022, arXiv 2111.06377, table 9), by which the papers here measure their encoders.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch.nn.functional as F
@@ -13,19 +12,19 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.algorithms.supervised.head import Head, checked_labels, num_classes
+from pospre.algorithms.supervised.head import Head, checked_labels
 from pospre.algorithms.supervised.mixing import Mix, draw_mix, mix_pixels
 from pospre.batch import EPOCH, INDEX, LABEL, Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
-from pospre.model.needs import Needs
 from pospre.model.objective import Objective, Outputs
-from pospre.model.passes import EncoderPass
 from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Frozen
+from pospre.model.uses import ALL, SEEN, Hides, Pass, Uses
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.masking import PatchMasking, pooled
-from pospre.nn.vit import Encoder
 from pospre.ranges import Ratio, Share
 
 Pooling = Literal["cls", "mean"]
@@ -34,7 +33,9 @@ Pooling = Literal["cls", "mean"]
 class Classification(Objective):
     """The head over pooled tokens, and the cross-entropy with soft targets."""
 
-    def __init__(self, encoder: Encoder, options: "Supervised") -> None:
+    def __init__(
+        self, encoder: PatchEncoder, options: "Supervised", *, is_averaged: bool = False
+    ) -> None:
         super().__init__()
         assert options.num_classes is not None
         self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
@@ -42,12 +43,11 @@ class Classification(Objective):
         self.smoothing = options.label_smoothing
         self.num_classes, self.mixes = options.num_classes, options._mixes
         self.head = Head(encoder, options.num_classes, options.head_init)
-        self.teacher_head: Frozen | None = None
+        self.teacher_head = Frozen(self.head) if is_averaged else None
 
-    def averaged(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Return the head with its copy that follows by momentum."""
-        self.teacher_head = self.teacher_head or Frozen(self.head)
-        return [(self.head, self.teacher_head.module)]
+    def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the head with its copy, if there is one."""
+        return [] if self.teacher_head is None else [(self.head, self.teacher_head.module)]
 
     def timm_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the head under timm's names, and its arguments for ``timm.create_model``."""
@@ -129,50 +129,38 @@ class Supervised(PretrainAlgorithm):
     is_host: ClassVar[bool] = True
     takes_merged_patches: ClassVar[bool] = True
 
-    @classmethod
-    def for_classes(
-        cls, arguments: dict[str, Any], classes: Sequence[str] | None, path: str
-    ) -> dict[str, Any]:
-        """Return the arguments with the number of classes of the data at ``path``.
-
-        Raises:
-            UserError: the data has no labels, one class, or more classes than ``num_classes``.
-        """
-        return {**arguments, "num_classes": num_classes(arguments["num_classes"], classes, path)}
-
-    def needs(self, encoder: Encoder) -> Needs:
-        """Return its requirements: one view, and possibly a class token."""
-        return Needs(class_token="supervised.pooling = cls" if self.pooling == "cls" else None)
-
-    def attach(self, model: PretrainModel) -> None:
-        """Add the pass and the head."""
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare the pass over the image, and how images are mixed."""
         if self.num_classes is None:
             raise UserError("supervised.num_classes is None; give the number of classes.")
         self.check_used("label_smoothing", self.loss == "ce", "loss")
-        merges = model.encoder.patches_per_token > 1
+        merges = encoder.patches_per_token > 1
         self.check_used("mask_ratio", not merges, "swin_tiny, trained on whole images here")
-        registry, student = model.registry, EncoderPass()
-        if self.mask_ratio:
-            visible = self._masking(model.encoder).num_visible
-            student = registry.hide("supervised", visible, shuffled=True)
-        student = replace(student, needs_patches=self.pooling != "cls")
-        registry.add_pass("student", "supervised", student)
-        if self._mixes:
-            for key in ("view/pixels", *map("supervised/{}".format, Mix._fields)):
-                registry.claim(key, "supervised")
-            registry.mixes["view"] = _mix_view
-        model.add_objective("supervised", Classification(model.encoder, self))
+        hides = Hides(self._masking(encoder).num_visible) if self.mask_ratio else None
+        over = ALL if hides is None else SEEN
+        mixing = ("view/pixels", *map("supervised/{}".format, Mix._fields)) if self._mixes else ()
+        return Uses(
+            hides=hides,
+            passes={"student": Pass(over=over, needs_patches=self.pooling != "cls")},
+            keys=dict.fromkeys(mixing),
+            class_token="supervised.pooling = cls" if self.pooling == "cls" else None,
+            couples="the pairs that are mixed" if self._mixes else None,
+        )
 
-    def _masking(self, encoder: Encoder) -> PatchMasking:
+    def head(self, encoder: PatchEncoder, layout: Layout) -> Classification:
+        """Return the class head; a teacher that averages follows it, too."""
+        return Classification(encoder, self, is_averaged=layout.averages)
+
+    def mix(self, pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
+        """Return the views mixed as drawn."""
+        return mix_pixels(pixels_BVCHW, Mix(*(batch[f"supervised/{key}"] for key in Mix._fields)))
+
+    def _masking(self, encoder: PatchEncoder) -> PatchMasking:
         return PatchMasking.by_ratio("supervised", encoder.grid, self.mask_ratio)
 
     @property
     def _mixes(self) -> bool:
         return bool(self.mix_rate and (self.mixup or self.cutmix))
-
-    def couples_samples(self) -> str | None:
-        """Name the part that couples the samples of a batch."""
-        return "the pairs that are mixed" if self._mixes else None
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Check the labels; draw how samples are mixed, and the visible patches."""
@@ -190,7 +178,3 @@ class Supervised(PretrainAlgorithm):
             batch.update({f"supervised/{name}": value for name, value in mix._asdict().items()})
         if self.mask_ratio:
             batch.update(self._masking(model.encoder).draw(batch, model.seed))
-
-
-def _mix_view(pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
-    return mix_pixels(pixels_BVCHW, Mix(*(batch[f"supervised/{name}"] for name in Mix._fields)))

@@ -44,7 +44,7 @@ def evaluate(context: Context, settings: Field) -> dict[str, Any]:
         "explained": explained,
         "grid": [rows, columns],
         "width": vectors_ND.shape[1],
-        "source": context.model.registry.place_source or context.model.encoder.positions.name,
+        "source": context.model.layout.placer or context.model.encoder.positions.name,
     }
     return {**results, "pictures": _draw(vectors_ND, colours_N3, (rows, columns), context.folder)}
 

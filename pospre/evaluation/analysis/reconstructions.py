@@ -89,7 +89,7 @@ def painted(model: PretrainModel, batch: Batch, outputs: Outputs) -> tuple[Tenso
     """Return uint8 (B, 3, H, W): the images with hidden patches blank, and with predictions."""
     encoder, removed = model.encoder, batch["view/hidden"]
     patches = patchify(model.images(batch)[:, 0], encoder.patch_size)
-    _, objective = model.objectives.find(NEEDS)
+    objective = model.objectives.of(NEEDS)
     predicted = objective.painted(outputs, gather_tokens(patches, removed))
     gray = patches.new_zeros(predicted.shape)
     visible, whole = (

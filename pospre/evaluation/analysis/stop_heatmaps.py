@@ -82,7 +82,7 @@ def hide(model: PretrainModel, batch: Batch, seed: int) -> Batch:
 @torch.no_grad()
 def predicted_similarity(model: PretrainModel, batch: Batch) -> Tensor:
     """Return the cosine (B, Q, N) of Q predicted features and all patches', after ``hide``."""
-    (_, objective), teacher = model.objectives.find(NEEDS), model.teacher
+    objective, teacher = model.objectives.of(NEEDS), model.teacher
     assert teacher is not None
     images = model.images(batch)[:, 0]
     keep, context, every = batch["view/visible"], EncoderPass(visible="view/visible"), EncoderPass()

@@ -16,15 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre import draws
-from pospre.algorithms.ijepa.ijepa import FeaturePrediction
-from pospre.algorithms.ijepa.predictor import Predictor
-from pospre.algorithms.stop.noise import StochasticTokens
+from pospre.algorithms.stop.ablations import NOISE
+from pospre.algorithms.stop.predictor import Noisy, StochasticPredictor
 from pospre.algorithms.stop.stop import StoP
-from pospre.algorithms.stop.variants import NOISY, VARIANTS
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import StopSimilarity
 from pospre.evaluation.drawing import Cell, as_map, draw_cells, save_figure
 from pospre.evaluation.estimates import mean_and_error
+from pospre.evaluation.isolated_method import method_in
 from pospre.evaluation.layers import check_queries, planned_encoder, three_patches
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.algorithm import method_of
@@ -43,9 +42,8 @@ def evaluate(context: Context, settings: StopSimilarity) -> dict[str, Any]:
         similarity of a query to its own position; ``nearest``, the share of queries most similar to
         it; ``distance``, in patches, from it to the most similar position.
     """
-    _, objective = context.model.objectives.find(FeaturePrediction)
-    predictor, tokens = objective.predictor, objective.predictor.tokens
-    assert isinstance(tokens, StochasticTokens)
+    method: Any = method_in(context.model, NEEDS)
+    predictor: StochasticPredictor = context.model.objectives.of(Noisy).predictor
     with torch.no_grad():
         vectors = predictor.positions.embed(Places(predictor.grid))
         assert vectors is not None  # stop refuses others
@@ -63,8 +61,8 @@ def evaluate(context: Context, settings: StopSimilarity) -> dict[str, Any]:
         **mean_and_error("own", similarity_SNN.diagonal(dim1=1, dim2=2).mean(1)),
         **mean_and_error("nearest", (best_SN == place_N).double().mean(1)),
         **mean_and_error("distance", distance_NN[place_N, best_SN].mean(1)),
-        "variant": next(name for name, each in VARIANTS.items() if each.tokens is type(tokens)),
-        "noise_std": tokens.noise_std,
+        "variant": method.variant,
+        "noise_std": predictor.noise_std,
         "grid": list(grid),
         "queries": asked,
         "pictures": _draw(fixed_NN, similarity_SNN, asked, grid, context.folder),
@@ -75,21 +73,18 @@ def check(plan: Plan[StopSimilarity]) -> None:
     """Raise a ``UserError`` for a variant without noise, or invalid positions."""
     _, options = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
     variant = options.get("variant", StoP.variant)
-    if variant not in NOISY:
-        raise UserError(
-            f"stop.variant = {variant} adds no noise to positions; {', '.join(NOISY)} do."
-        )
+    if not NOISE[variant]:
+        noisy = ", ".join(name for name, keys in NOISE.items() if keys)
+        raise UserError(f"stop.variant = {variant} adds no noise to positions; {noisy} do.")
     grid = planned_encoder(plan.recipe).grid
     check_queries(plan.settings.queries or (), grid)
 
 
-def noise(predictor: Predictor, num_positions: int, seed: int, draw: int) -> Tensor:
+def noise(predictor: StochasticPredictor, num_positions: int, seed: int, draw: int) -> Tensor:
     """Return the noise added to each position in training: (N, d)."""
-    tokens = predictor.tokens
-    assert isinstance(tokens, StochasticTokens)
     place_N = torch.arange(num_positions, device=predictor.mask_token.device)
     keys_N = draws.sample_keys(seed, draw, place_N, 0, "stop_similarity")
-    return tokens.offset(draws.normal(keys_N, tokens.width), predictor.embed)
+    return predictor.noise(draws.normal(keys_N, predictor.noise_width))
 
 
 def similarity(queries_ND: Tensor, position_ND: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def rank_of(logits_BC: Tensor, label_B: Tensor) -> Tensor:
 
 def class_head(model: PretrainModel) -> Classification:
     """Return the class head of a model."""
-    return model.objectives.find(Classification)[1]
+    return model.objectives.of(Classification)
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ class Placer:
         assert isinstance(objective, PositionObjective)
         logits, places, known, _ = objective.answers(alone.outputs(batch), batch)
         context = torch.ones_like(known)
-        for declared in alone.model.registry.passes.values():
+        for declared in alone.model.layout.passes.values():
             if declared.context is not None:
                 context = slot_mask(per_row(batch[declared.context], len(known)), known.shape[1])
         return Placed(logits, places, ~known, context)
@@ -93,7 +93,7 @@ def weighed(model: PretrainModel, batch: Batch) -> Batch:
     They come from the whole image, with all positions, in the trained encoder. A recipe may train
     without them (``temperature: null``); then there are none.
     """
-    _, objective = model.objectives.find(PositionObjective)
+    objective = model.objectives.of(PositionObjective)
     if objective.temperature is None or views_of(model, PositionObjective) is not None:
         return batch
     tokens = model.encoder(model.images(batch).flatten(0, 1))

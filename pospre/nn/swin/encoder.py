@@ -139,6 +139,7 @@ class SwinEncoder(PatchEncoder):
         (image_size, _), window = pair(options.image_size), options.window or WINDOW
         patch = TOKEN * 2 ** (len(DEPTHS) - 2)
         self.set_grid((image_size, image_size), (patch, patch))
+        self.patch_dim = WIDTH
         self.embed_dim, self.depth = WIDTH * 2 ** (len(DEPTHS) - 1), sum(DEPTHS)
         self.channels, self.drop_path = 3, options.drop_path
         self.window = window

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pospre.atomic_file import write_atomic
 from pospre.errors import UserError
-from pospre.model.attached import training_progress
+from pospre.model.progress import training_progress
 from pospre.untrusted_json import parse_steps
 
 _SKIPPED = ("time/batch", "time/sample", "time/epoch", "time/token", "trainer/")  # Composer's

@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pospre.batch import Batch, image_key, numbered
-from pospre.model.algorithm import PretrainAlgorithm, pretrain_model
+from pospre.model.algorithm import pretrain_model
 from pospre.model.model import FEATURES, PretrainModel
 from pospre.model.position_task import PositionObjective
 from pospre.training.callbacks.metrics import drop_after
@@ -183,7 +183,7 @@ def effective_rank(features_RD: Tensor) -> float:
 
 def _watched(model: PretrainModel) -> list[str]:
     """Return the first trained pass, and the first teacher pass."""
-    passes = model.registry.passes
+    passes = model.layout.passes
     student = [name for name, declared in passes.items() if declared.has_grad]
     teacher = [name for name, declared in passes.items() if declared.teacher]
     return [*student[:1], *teacher[:1]]
@@ -192,10 +192,10 @@ def _watched(model: PretrainModel) -> list[str]:
 def _entropies(state: State, model: PretrainModel) -> dict[str, Quantity]:
     """Return the entropies of teachers' targets that the step has logged."""
     found = {}
-    for name in model.objectives:
-        prototypes, metric = model.objectives[name].num_prototypes, f"metric/{name}_entropy"
-        if prototypes is not None:
-            value, most = state.total_loss_dict[f"loss/train/{metric}"], math.log(prototypes)
+    for name, uses in model.layout.uses.items():
+        for entropy, most in uses.entropies.items():
+            metric = f"metric/{name}_{entropy}"
+            value = state.total_loss_dict[f"loss/train/{metric}"]
             found[metric] = Quantity(value, (0.0, most), _ENTROPY * most, is_relative=False)
     return found
 
@@ -262,10 +262,7 @@ class PositionShortcut(Watcher):
         few = state.device.batch_to_device(few)
         for group in model.views:
             few[image_key(group)] = blank(few[image_key(group)])
-        for algorithm in state.algorithms:
-            if isinstance(algorithm, PretrainAlgorithm):
-                algorithm.write(few, model)
-        return few
+        return model.draw(few)
 
 
 def blank(images_BVCHW: Tensor) -> Tensor:

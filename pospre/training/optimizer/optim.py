@@ -85,7 +85,7 @@ def parameter_groups(
 def recipe_groups(model: nn.Module, options: Optimizer, peak: float) -> list[dict[str, Any]]:
     """Return the groups of a recipe's optimiser, for use with our schedule.
 
-    They also have the number of epochs for which they are ``frozen`` (``Objective.frozen_epochs``).
+    They also have the number of epochs for which they are ``frozen`` (``Uses.frozen``).
     """
     return _groups(model, options, peak, waiting=dict(_frozen_epochs(model)))
 
@@ -139,6 +139,6 @@ def _layer_id(name: str, encoder: PatchEncoder) -> int:
 def _frozen_epochs(model: nn.Module) -> Iterator[tuple[str, int]]:
     """Yield (start of a full parameter name, number of frozen epochs)."""
     if isinstance(model, PretrainModel):
-        for name in model.objectives:
-            for start, epochs in model.objectives[name].frozen_epochs.items():
+        for name, parts in model.layout.frozen.items():
+            for start, epochs in parts.items():
                 yield f"objectives.named.{name}.{start}", epochs

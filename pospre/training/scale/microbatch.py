@@ -8,7 +8,7 @@ with this size set explicitly.
 
 import copy
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -23,7 +23,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from pospre.batch import Batch, image_key, without_images
 from pospre.collectives import print_once
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.run.device import composer_precision
@@ -39,19 +38,17 @@ def microbatch_size(run: Components) -> int | None:
     """Return the number of a rank's samples that are on the device at once; None: all."""
     asked, whole = run.recipe.trainer.microbatch_size, run.loader.batch_size
     size = _largest(run) if asked == "auto" else asked
-    changed = None if size is None else loss_change(run.algorithms, size, whole)
+    changed = None if size is None else loss_change(run.model.layout.coupled, size, whole)
     if changed is not None:
         print_once(changed)
     return size
 
 
-def loss_change(algorithms: Sequence[PretrainAlgorithm], size: int, whole: int) -> str | None:
+def loss_change(coupled: str, size: int, whole: int) -> str | None:
     """Return a line on how microbatches of ``size`` samples change the losses; None: no change.
 
-    A rank's batch has ``whole`` samples.
+    A rank's batch has ``whole`` samples. ``coupled`` is what couples them, see ``Layout.coupled``.
     """
-    seen = [(each.couples_samples(), each.module_name()) for each in algorithms]
-    coupled = " and ".join(f"{what} of {name}" for what, name in seen if what is not None)
     if size >= whole or not coupled:
         return None
     return (

@@ -2,28 +2,28 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from pospre import attach
 from pospre.algorithms.dinov2.dinov2 import MASK_KEY, DINOv2, PrototypeMatching
 from pospre.algorithms.dinov2.losses import koleo
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
-from pospre.model.algorithm import Progress
-from tests.algorithms.cases import bare_model, random_views
+from pospre.model.progress import Progress
+from tests.algorithms.cases import random_views, tiny_model
 
-SMALL = {"num_prototypes": 32, "head_hidden": 24, "head_bottleneck": 16}
+SMALL: dict[str, Any] = {"num_prototypes": 32, "head_hidden": 24, "head_bottleneck": 16}
 LOCALS = 3
 
 
-def small_model(*, locals_=LOCALS, **encoder):
+def small_model(*algorithms, locals_=LOCALS, **encoder):
     views = {"global": ViewGroup(name="global", count=2, size=32)}
     if locals_:
         views["local"] = ViewGroup(name="local", count=locals_, size=16)
     options = {"positions": "learned", "init": "trunc_normal", "layer_scale": 0.5, "depth": 1}
-    return bare_model(views=views, seed=3, **{**options, **encoder})
+    return tiny_model(*algorithms, views=views, seed=3, **{**options, **encoder})
 
 
 def make_batch(locals_=LOCALS):
@@ -32,12 +32,9 @@ def make_batch(locals_=LOCALS):
 
 
 def model_and_batch(*, locals_=LOCALS, encoder=None, **options):
-    model = small_model(locals_=locals_, **(encoder or {}))
-    algorithm = attach(model, "dinov2", **{**SMALL, **options})
-    inputs = make_batch(locals_=locals_)
-    algorithm.schedule(model, Progress(0.0, 0.0))
-    algorithm.write(inputs, model)
-    return model, inputs, algorithm
+    algorithm = DINOv2(**{**SMALL, **options})
+    model = small_model(algorithm, locals_=locals_, **(encoder or {}))
+    return model, model.prepare(make_batch(locals_=locals_), Progress(0.0, 0.0)), algorithm
 
 
 def objective_of(model):
@@ -123,7 +120,7 @@ def test_the_student_sees_the_mask_token_and_the_teacher_the_image():
 
 
 def test_the_teacher_has_no_drop_path_and_follows_encoder_and_heads():
-    model, inputs, algorithm = model_and_batch(
+    model, inputs, _ = model_and_batch(
         encoder={"drop_path": 0.9, "depth": 2}, momentum_start=0.75, separate_heads=True
     )
     images = model.images(inputs, "global")
@@ -133,7 +130,7 @@ def test_the_teacher_has_no_drop_path_and_follows_encoder_and_heads():
         for name, parameter in model.named_parameters():
             if "teacher" not in name:
                 parameter.add_(1)
-    algorithm.after_step(model, Progress(0.0, 0.0))
+    model.after_step(Progress(0.0, 0.0))
     for name, parameter in model.named_parameters():
         step = 0.25 if "teacher" in name else 1.0
         torch.testing.assert_close(parameter - before[name], torch.full_like(parameter, step))
@@ -167,28 +164,28 @@ def test_each_head_has_its_own_bottleneck() -> None:
 def test_the_prototypes_of_both_heads_are_declared_frozen_at_first():
     model, _, _ = model_and_batch(separate_heads=True, freeze_epochs=2, train_norm=True)
     objective = objective_of(model)
-    starts = tuple(objective.frozen_epochs)
-    frozen = [name for name, _ in objective.named_parameters() if name.startswith(starts)]
-    assert frozen == [
+    frozen = model.layout.frozen["dinov2"]
+    starts = tuple(frozen)
+    assert [name for name, _ in objective.named_parameters() if name.startswith(starts)] == [
         "head.last.weight",
         "head.last.scale",
         "patch_head.last.weight",
         "patch_head.last.scale",
     ]
-    assert set(objective.frozen_epochs.values()) == {2}
+    assert set(frozen.values()) == {2}
 
 
 def test_the_centre_is_saved_and_moves_in_training_only():
-    model, inputs, algorithm = model_and_batch(centering="centering")
+    model, inputs, _ = model_and_batch(centering="centering")
     spread_prototypes(model)
     name = "objectives.named.dinov2.class_targets.center.center_K"
     model(inputs)
-    algorithm.after_step(model, Progress(0.0, 0.0))
+    model.after_step(Progress(0.0, 0.0))
     moved = model.state_dict()[name].clone()
     assert moved.any()
     model.eval()
     model(inputs)
-    algorithm.after_step(model, Progress(0.0, 0.0))
+    model.after_step(Progress(0.0, 0.0))
     assert torch.equal(model.state_dict()[name], moved)
     again, _, _ = model_and_batch(centering="centering")
     again.load_state_dict(model.state_dict())
@@ -238,14 +235,14 @@ def test_the_published_loss_is_near_in_half_precision():
 )
 def test_bad_options_are_refused_at_attachment(options, message):
     with pytest.raises(UserError, match=message):
-        attach(small_model(), "dinov2", **{**SMALL, **options})
+        small_model(DINOv2(**{**SMALL, **options}))
 
 
 @pytest.mark.parametrize(
     ("views", "encoder", "message"),
     [
         ({"view": {}}, {}, r"needs the view group 'global'"),
-        ({"global": {"count": 1}}, {}, r"needs 2 views of the group 'global'"),
+        ({"global": {"count": 1}}, {}, r"data.views.global.count is 1. Set it to 2"),
         ({"global": {"count": 3}}, {}, r"count is 3. Set it to 2"),
         ({"global": {"count": 2}}, {"class_token": False}, r"dinov2 needs a class token"),
         (
@@ -260,4 +257,4 @@ def test_models_that_cannot_serve_are_refused(views, encoder, message):
         name: ViewGroup(**{"name": name, "size": 32, **group}) for name, group in views.items()
     }
     with pytest.raises(UserError, match=message):
-        attach(bare_model(views=groups, **encoder), "dinov2", **SMALL)
+        tiny_model(DINOv2(**SMALL), views=groups, **encoder)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pospre import attach
+from pospre.algorithms.dinov2.dinov2 import DINOv2
 from pospre.algorithms.dinov2.losses import Center, koleo, sinkhorn
 from pospre.algorithms.dinov2.prototype_task import PrototypeHead
 from pospre.data.views.options import ViewGroup
@@ -102,10 +102,7 @@ def recorded_batch() -> dict[str, Tensor]:
 def test_a_step_equals_the_official_code(case, options):
     recorded = RECORDED["cases"][case]
     encoder = small_encoder(positions="learned", layer_scale=0.1)
-    model = PretrainModel(encoder, seed=0, views=VIEWS)
-    attach(
-        model,
-        "dinov2",
+    algorithm = DINOv2(
         num_prototypes=24,
         head_hidden=40,
         head_bottleneck=16,
@@ -113,6 +110,7 @@ def test_a_step_equals_the_official_code(case, options):
         teacher_temperature_start=0.06,
         **options,
     )
+    model = PretrainModel(encoder, [algorithm], seed=0, views=VIEWS)
     model.augment = RecordedImages()  # type: ignore[assignment]
     load_weights(model)
     inputs = recorded_batch()

@@ -7,19 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pospre import attach
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
-from pospre.model.algorithm import Progress
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
-from tests.algorithms.cases import bare_model, random_views
+from pospre.model.progress import Progress
+from tests.algorithms.cases import random_views, tiny_model
 
 PREDICTOR: dict[str, Any] = {"predictor_dim": 32, "predictor_depth": 2, "predictor_heads": 4}
 
 
-def small_model(**encoder: Any) -> PretrainModel:
-    return bare_model(**{"image_size": 64, "class_token": False, "seed": 3, **encoder})
+def small_model(*algorithms: PretrainAlgorithm, **encoder: Any) -> PretrainModel:
+    return tiny_model(*algorithms, **{"image_size": 64, "class_token": False, "seed": 3, **encoder})
 
 
 def make_batch(epoch: int = 0) -> dict[str, Tensor]:
@@ -29,11 +29,9 @@ def make_batch(epoch: int = 0) -> dict[str, Tensor]:
 def attached(
     encoder: dict[str, Any] | None = None, **options: Any
 ) -> tuple[PretrainModel, IJEPA, dict[str, Tensor]]:
-    model = small_model(**(encoder or {}))
-    algorithm: Any = attach(model, "ijepa", **{**PREDICTOR, **options})
-    inputs = make_batch()
-    algorithm.write(inputs, model)
-    return model, algorithm, inputs
+    algorithm = IJEPA(**{**PREDICTOR, **options})
+    model = small_model(algorithm, **(encoder or {}))
+    return model, algorithm, model.draw(make_batch())
 
 
 def objective_of(model: PretrainModel) -> FeaturePrediction:
@@ -68,14 +66,14 @@ def test_targets_are_the_teachers_normalised_features_of_the_whole_image_in_targ
 
 
 def test_the_teacher_follows_after_a_step_and_its_momentum_rises_linearly_to_one() -> None:
-    model, algorithm, _ = attached()
+    model, _, _ = attached()
     parameters = dict(model.named_parameters())
     weight, old = parameters["teacher.module.norm.weight"], torch.ones(192)
     with torch.no_grad():
         parameters["encoder.norm.weight"].add_(1.0)
-    algorithm.after_step(model, Progress(0.5, 0.0))
+    model.after_step(Progress(0.5, 0.0))
     torch.testing.assert_close(weight, old + (1 - 0.998))
-    algorithm.after_step(model, Progress(1.0, 1.0))
+    model.after_step(Progress(1.0, 1.0))
     torch.testing.assert_close(weight, old + (1 - 0.998))
     assert model.teachers.momentum is not None
     steps = [model.teachers.momentum.at(step / 1000) for step in range(1000)]
@@ -109,7 +107,7 @@ def test_prefix_tokens_are_not_shown_to_the_predictor(encoder: dict[str, Any]) -
     model, _, inputs = attached(encoder)
     prefix = model.encoder.num_prefix_tokens
     passes = {
-        name: model.run_pass(name, model.images(inputs), inputs) for name in model.registry.passes
+        name: model.run_pass(name, model.images(inputs), inputs) for name in model.layout.passes
     }
     before = objective_of(model)(passes, inputs)["predicted"]
     changed = {name: tokens.clone() for name, tokens in passes.items()}
@@ -158,7 +156,5 @@ def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message:
 
 
 def test_two_views_are_refused() -> None:
-    model = small_model()
-    model.views["view"] = ViewGroup(count=2, size=64)
     with pytest.raises(UserError, match=r"ijepa works on one view"):
-        attach(model, "ijepa", **PREDICTOR)
+        small_model(IJEPA(**PREDICTOR), views={"view": ViewGroup(count=2, size=64)})

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pospre import attach, draws
+from pospre import draws
 from pospre.algorithms.ijepa.blocks import Blocks, draw_official
+from pospre.algorithms.ijepa.ijepa import IJEPA
+from pospre.algorithms.stop.stop import StoP
 from pospre.model.model import PretrainModel
 from tests.algorithms.official import (
     FIXTURES,
@@ -38,9 +40,9 @@ def published_name(name: str) -> str:
     return RENAMED[start] + name.removeprefix(start)
 
 
-def recorded_model() -> PretrainModel:
-    model = PretrainModel(small_encoder(class_token=False), seed=0)
-    attach(model, "ijepa", predictor_dim=32, predictor_depth=2, predictor_heads=4)
+def recorded_model(*others: StoP) -> PretrainModel:
+    host = IJEPA(predictor_dim=32, predictor_depth=2, predictor_heads=4)
+    model = PretrainModel(small_encoder(class_token=False), [host, *others], seed=0)
     model.augment = RecordedImages()  # type: ignore[assignment]
     return model
 
@@ -91,8 +93,8 @@ def test_ijepa_equals_the_official_code() -> None:
 
 
 def test_stop_equals_its_official_code() -> None:
-    case, model = fixture("stop")["official"], recorded_model()
-    attach(model, "stop", official=True, noise_std=0.25)
+    case = fixture("stop")["official"]
+    model = recorded_model(StoP(official=True, noise_std=0.25))
     load_weights(model)
     inputs = recorded_inputs(case)
     rows, blocks, tokens = inputs["ijepa/targets"].shape

@@ -6,16 +6,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pospre import attach
-from pospre.algorithms.lut.lut import BroaderContext
+from pospre.algorithms.lut.lut import LUT, BroaderContext
+from pospre.algorithms.mae import MAE
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, Progress
 from pospre.model.model import PretrainModel
-from pospre.model.passes import EncoderPass
+from pospre.model.progress import Progress
 from pospre.nn.build import build_encoder
-from tests.algorithms.cases import Case, bare_model, random_views
-from tests.algorithms.official import DECODER
+from tests.algorithms.cases import Case, made, random_views, tiny_model
 
 VARIANTS = [
     ("simmim", {"symmetric": True}),
@@ -31,17 +29,9 @@ VARIANTS = [
 ]
 
 
-def small_model(groups=("view", "second"), second=48, **options):
+def small_model(*algorithms, groups=("view", "second"), second=48, **options):
     views = {g: ViewGroup(name=g, size=second if g == "second" else 48) for g in groups}
-    return bare_model(views=views, seed=5, image_size=48, depth=2, **options)
-
-
-def attach_host(host, model, **options):
-    if host == "simmim":
-        return attach(model, "simmim", mask_cell=16, **options)
-    if host == "ijepa":
-        return attach(model, "ijepa", predictor_dim=32, predictor_depth=1, predictor_heads=2)
-    return attach(model, host, **{**DECODER, **options})
+    return tiny_model(*algorithms, views=views, seed=5, image_size=48, depth=2, **options)
 
 
 def random_batch(groups=("view", "second"), size=4):
@@ -53,15 +43,8 @@ def random_batch(groups=("view", "second"), size=4):
 
 
 def model_and_batch(host="mae", host_options=None, **options):
-    model = small_model()
-    algorithms = [
-        attach_host(host, model, **(host_options or {})),
-        attach(model, "lut", **{"hidden_dim": 32, **options}),
-    ]
-    inputs = random_batch()
-    for algorithm in algorithms:
-        algorithm.write(inputs, model)
-    return model, inputs
+    model = small_model(made(host, **(host_options or {})), made("lut", **options))
+    return model, model.draw(random_batch())
 
 
 def objective_of(model):
@@ -89,8 +72,7 @@ def test_broader_context_gives_the_decoder_no_gradient_and_the_class_token_some(
 
 def test_without_weight_the_gradients_are_bit_equal_to_the_hosts():
     model, inputs = model_and_batch(symmetric=True, weight=0.0)
-    alone = small_model(groups=("view",))
-    attach_host("mae", alone)
+    alone = small_model(made("mae"), groups=("view",))
     expected = gradients(alone, inputs)
     got = gradients(model, inputs)
     assert expected.keys() <= got.keys()
@@ -165,11 +147,7 @@ def test_infonce_of_equal_embeddings_is_the_log_of_their_number():
 
 
 def test_the_teacher_moves_after_a_step_and_its_statistics_too():
-    model = small_model()
-    host, algorithm = attach_host("mae", model), attach(model, "lut", hidden_dim=32)
-    inputs = random_batch()
-    for part in (host, algorithm):
-        part.write(inputs, model)
+    model, inputs = model_and_batch()
     model(inputs)
     objective = objective_of(model)
     assert len(model.teachers.pairs) == 2
@@ -180,8 +158,7 @@ def test_the_teacher_moves_after_a_step_and_its_statistics_too():
     )
     with torch.no_grad():
         model.encoder.norm.weight.add_(1.0)
-    host.after_step(model, Progress(0.5, 0.0))
-    algorithm.after_step(model, Progress(0.5, 0.0))
+    model.after_step(Progress(0.5, 0.0))
     assert model.teacher is not None
     assert model.teacher.module.norm.weight[0].item() == pytest.approx(1 + 0.002, abs=1e-6)
     ours, theirs = objective.head[1], objective.teacher_head.module[1]
@@ -190,20 +167,15 @@ def test_the_teacher_moves_after_a_step_and_its_statistics_too():
 
 
 def test_droppos_shares_the_teacher_pass_of_symmetric_lut():
-    model = small_model()
-    droppos = attach_host("droppos", model, affinity="teacher")
-    algorithm = attach(model, "lut", hidden_dim=32, symmetric=True)
-    inputs = random_batch()
-    for part in (droppos, algorithm):
-        part.write(inputs, model)
-    assert sorted(model.registry.passes) == [
+    model, inputs = model_and_batch("droppos", {"affinity": "teacher"}, symmetric=True)
+    assert sorted(model.layout.passes) == [
         "student",
         "student/second",
         "teacher",
         "teacher/second",
     ]
-    assert model.registry.passes["teacher"] == EncoderPass(teacher=True)
-    assert model.registry.passes["student/second"].places == ("droppos",)
+    assert model.layout.passes["teacher"].readers == ("droppos", "lut")
+    assert model.layout.passes["student/second"].places == ("droppos",)
     outputs = model(inputs)["droppos"]
     with torch.no_grad():  # the teacher still is the student
         tokens = model.encoder(model.images(inputs)[:, 0])
@@ -220,16 +192,14 @@ def step_flops(**options):
     """Return the operations of a training step of ViT-B per image; nothing is computed."""
     views = {name: ViewGroup(name=name) for name in ("view", "second")}
     with torch.device("meta"):
-        model = PretrainModel(build_encoder("vitb16"), seed=0, views=views)
-        algorithms: list[PretrainAlgorithm] = [attach(model, "mae")]
-        if options:
-            algorithms.append(attach(model, "lut", **options))
+        algorithms = [MAE(), *([LUT(**options)] if options else [])]
+        views = views if options else {"view": views["view"]}
+        model = PretrainModel(build_encoder("vitb16"), algorithms, views=views)
         inputs = {"index": torch.arange(2), "epoch": torch.zeros(2, dtype=torch.int64)}
         for group in views:
             inputs[f"{group}/image"] = torch.zeros(2, 1, 3, 224, 224, dtype=torch.uint8)
             inputs[f"{group}/flip"] = torch.zeros(2, 1, dtype=torch.bool)
-        for algorithm in algorithms:
-            algorithm.write(inputs, model)
+        model.draw(inputs)
         with FlopCounterMode(display=False) as counter:
             model.loss(model(inputs), inputs)["total"].backward()
     return counter.get_total_flops() / 2
@@ -253,72 +223,45 @@ def test_the_papers_variant_costs_1_6_of_mae_and_the_codes_2_65():
     ],
 )
 def test_bad_options_are_refused_at_attachment(options, message):
-    model = small_model()
-    attach_host("mae", model)
     with pytest.raises(UserError, match=message):
-        attach(model, "lut", **options)
+        small_model(made("mae"), made("lut", **options))
 
 
 def test_the_second_view_is_required_by_name():
-    model = small_model(groups=("view",))
-    attach_host("mae", model)
     with pytest.raises(UserError, match=r"Add data.views.second with count: 1"):
-        attach(model, "lut")
+        small_model(made("mae"), made("lut"), groups=("view",))
 
 
 def test_a_second_view_of_another_size_serves_the_papers_variant_only():
-    model = small_model(second=32)
-    attach_host("mae", model)
-    attach(model, "lut", hidden_dim=32)
-    model = small_model(second=32)
-    attach_host("mae", model)
+    small_model(made("mae"), made("lut"), second=32)
     with pytest.raises(UserError, match=r"Give data.views.second the size of data.views.view"):
-        attach(model, "lut", symmetric=True)
+        small_model(made("mae"), made("lut", symmetric=True), second=32)
 
 
 def test_pooling_the_class_token_needs_one():
-    model = small_model(class_token=False)
-    attach_host("mae", model)
     with pytest.raises(UserError, match=r"encoder.class_token is false"):
-        attach(model, "lut", pool="class_token")
+        small_model(made("mae"), made("lut", pool="class_token"), class_token=False)
 
 
 def test_symmetric_needs_random_masks_of_half_the_patches_or_more():
-    model = small_model()
-    attach_host("ijepa", model)
     with pytest.raises(UserError, match=r"which 'ijepa' does not draw"):
-        attach(model, "lut", symmetric=True)
+        small_model(made("ijepa"), made("lut", symmetric=True))
     for name in ("mae", "simmim", "droppos"):
-        model = small_model()
-        attach_host(name, model, mask_ratio=0.25)
         with pytest.raises(UserError, match=rf"Set {name}.mask_ratio to 0.5 or more"):
-            attach(model, "lut", symmetric=True)
+            small_model(made("lut", symmetric=True), made(name, mask_ratio=0.25))
 
 
-def test_what_edits_the_first_view_edits_the_second_in_any_order():
-    passes = []
-    for late in (False, True):
-        model = small_model()
-        attach_host("mae", model)
-        if not late:
-            attach_host("droppos", model)
-        attach(model, "lut", hidden_dim=32, symmetric=True)
-        if late:
-            attach_host("droppos", model)
-        passes.append(model.registry.passes)
-    assert passes[0] == passes[1]
-    assert passes[1]["student/second"].places == ("droppos",)
+def test_what_edits_the_first_view_edits_the_second():
+    model = small_model(made("mae"), made("droppos"), made("lut", symmetric=True))
+    assert model.layout.passes["student/second"].places == ("droppos",)
 
 
 def test_one_sample_is_too_few_for_batch_norm_in_training_only():
-    model = small_model()
-    host, algorithm = attach_host("mae", model), attach(model, "lut", hidden_dim=32)
-    inputs = random_batch(size=1)
-    host.write(inputs, model)
+    model, inputs = small_model(made("mae"), made("lut")), random_batch(size=1)
     with pytest.raises(UserError, match=r"cannot train on one sample at a time"):
-        algorithm.write(inputs, model)
+        model.draw(inputs)
     model.eval()
-    algorithm.write(inputs, model)
+    model.draw(inputs)
     assert model.loss(model(inputs), inputs)["lut"].isfinite()
 
 

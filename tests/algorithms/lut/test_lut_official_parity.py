@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pospre import attach
-from pospre.algorithms.lut.lut import BroaderContext
+from pospre.algorithms.lut.lut import LUT, BroaderContext
+from pospre.algorithms.mae import MAE
 from pospre.data.views.options import ViewGroup
 from pospre.model.model import PretrainModel
 from tests.algorithms.official import (
@@ -57,9 +57,8 @@ def teacher_head(model: PretrainModel) -> nn.Module:
 
 def recorded_model() -> PretrainModel:
     groups = {name: ViewGroup(name=name, size=48) for name in ("view", "second")}
-    model = PretrainModel(small_encoder(), seed=0, views=groups)
-    attach(model, "mae", **DECODER)
-    attach(model, "lut", symmetric=True, hidden_dim=64, weight=0.25)
+    lut = LUT(symmetric=True, hidden_dim=64, weight=0.25)
+    model = PretrainModel(small_encoder(), [MAE(**DECODER), lut], seed=0, views=groups)
     student = {
         theirs(name): value
         for name, value in tensors(model).items()

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from timm import create_model
 from timm.data.mixup import mixup_target
 
-from pospre import attach
 from pospre.algorithms.supervised.supervised import Supervised
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
+from pospre.training.build import with_classes
 
 Run = Callable[..., tuple[int, str]]
 MIXED: dict[str, Any] = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
@@ -24,8 +24,8 @@ def make(
 ) -> tuple[PretrainModel, Supervised, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "depth": 2, **(encoder or {})}
-    model = PretrainModel(build_encoder("vit_tiny16", **sizes), seed=3)
-    algorithm: Any = attach(model, "supervised", **{"num_classes": 5, "head_init": 0.5, **options})
+    algorithm = Supervised(**{"num_classes": 5, "head_init": 0.5, **options})
+    model = PretrainModel(build_encoder("vit_tiny16", **sizes), [algorithm], seed=3)
     batch = {
         "index": torch.arange(6),
         "epoch": torch.full((6,), 2),
@@ -33,8 +33,7 @@ def make(
         "view/image": torch.randint(0, 256, (6, 1, 3, 32, 32), dtype=torch.uint8),
         "view/flip": torch.zeros(6, 1, dtype=torch.bool),
     }
-    algorithm.write(batch, model)
-    return model, algorithm, batch
+    return model, algorithm, model.draw(batch)
 
 
 @pytest.mark.parametrize(("pooling", "timms"), [("cls", "token"), ("mean", "avg")])
@@ -129,13 +128,13 @@ def test_the_class_token_must_be_there() -> None:
 
 def test_classes_of_the_data() -> None:
     given = {"num_classes": None, "pooling": "cls"}
-    assert Supervised.for_classes(given, ["a", "b"], "x")["num_classes"] == 2
-    assert Supervised.for_classes({"num_classes": 9}, ["a", "b"], "x")["num_classes"] == 9
+    assert with_classes("supervised", given, ["a", "b"], "x")["num_classes"] == 2
+    assert with_classes("supervised", {"num_classes": 9}, ["a", "b"], "x")["num_classes"] == 9
     for classes, message in (
         (None, r"two or more classes, but data.path = x has no labels"),
         (["cat"], r"has one class, cat"),
     ):
         with pytest.raises(UserError, match=message):
-            Supervised.for_classes(given, classes, "x")
+            with_classes("supervised", given, classes, "x")
     with pytest.raises(UserError, match=r"num_classes = 2, but data.path = x has 3 classes"):
-        Supervised.for_classes({"num_classes": 2}, ["a", "b", "c"], "x")
+        with_classes("supervised", {"num_classes": 2}, ["a", "b", "c"], "x")

@@ -7,7 +7,7 @@ from torch import Tensor
 from pospre.algorithms.supervised.supervised import Classification
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.training.build import build_algorithms, build_model, resolve
+from pospre.training.build import build_model
 from tests.swin_runs import SUPERVISED, small_swin
 
 
@@ -26,9 +26,8 @@ def labelled_images() -> dict[str, Tensor]:
 
 def make(**options: object) -> tuple[PretrainModel, dict[str, Tensor]]:
     recipe = small_swin("unused", "supervised", {**SUPERVISED, **options}, drop_path=0.1)
-    model, batch = build_model(recipe), labelled_images()
-    build_algorithms(resolve(recipe))[0].write(batch, model)
-    return model, batch
+    model = build_model(recipe)
+    return model, model.draw(labelled_images())
 
 
 def test_the_mean_of_the_normalised_merged_tokens_is_classified() -> None:

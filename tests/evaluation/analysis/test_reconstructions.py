@@ -11,7 +11,7 @@ from tests.evaluation.analysis.small import Analyse, small_recipe
 @pytest.mark.parametrize("names", [("mae",), ("simmim",), ("mae", "crop_field")])
 def test_predictions_are_those_of_the_training_pass(names: tuple[str, ...]) -> None:
     case = Case(names, encoder={"positions": "learned"})
-    model, _ = case.build()
+    model = case.build()
     host = alone(model.eval())
     batch = hide(host, case.batch(3), 0.75, 0)
     found = host.outputs(batch)
@@ -23,10 +23,10 @@ def test_predictions_are_those_of_the_training_pass(names: tuple[str, ...]) -> N
 
 def test_what_others_add_to_the_pass_is_left_out() -> None:
     case = Case(("mae", "droppos"))
-    model, algorithms = case.build()
+    model = case.build()
     host = alone(model.eval())
     batch = hide(host, case.batch(3), 0.75, 0)
-    algorithms[1].write(batch, model)
+    model.layout.methods["droppos"].write(batch, model)
     everything = {**batch, "droppos/known": torch.ones_like(batch["droppos/known"])}
     expected = model(everything)["mae"]["predicted"]
     torch.testing.assert_close(host.outputs(batch)["predicted"], expected, rtol=1e-5, atol=1e-6)
@@ -34,7 +34,7 @@ def test_what_others_add_to_the_pass_is_left_out() -> None:
 
 def test_visible_patches_are_not_masked_a_second_time() -> None:
     case = Case(("mae",), options={"mae": {"second_mask_ratio": 0.25}})
-    host = alone(case.build()[0].eval())
+    host = alone(case.build().eval())
     batch = hide(host, case.batch(3), 0.5, 0)
     assert host.outputs(batch)["predicted"].shape == (3, 32, 48)
 
@@ -42,7 +42,7 @@ def test_visible_patches_are_not_masked_a_second_time() -> None:
 @pytest.mark.parametrize("norm_pix", [True, False])
 def test_true_pixels_paint_the_image_itself(norm_pix: bool) -> None:
     case = Case(("mae",), options={"mae": {"norm_pix": norm_pix}})
-    model, _ = case.build()
+    model = case.build()
     host = alone(model.eval())
     batch = hide(host, case.batch(2), 0.5, 0)
     batch["view/flip"][:] = False

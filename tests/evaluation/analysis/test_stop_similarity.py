@@ -7,17 +7,16 @@ import pytest
 import scipy.spatial.distance
 import torch
 
-from pospre.algorithms.ijepa.ijepa import FeaturePrediction
-from pospre.algorithms.stop.noise import StochasticTokens
+from pospre.algorithms.stop.predictor import Noisy, StochasticPredictor
 from pospre.evaluation.analysis.stop_similarity import noise, similarity
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import IJEPA, Analyse, small_recipe
 
 
-def objective_of(**stop: Any) -> FeaturePrediction:
+def objective_of(**stop: Any) -> Noisy:
     model = build_model(small_recipe({"ijepa": IJEPA, "stop": stop}))
     objective = model.objectives["ijepa"]
-    assert isinstance(objective, FeaturePrediction)
+    assert isinstance(objective, Noisy)
     return objective
 
 
@@ -26,7 +25,7 @@ def test_the_noise_has_the_law_of_training(variant: str) -> None:
     """The covariance of what the predictor adds to a token, and of what is drawn here."""
     objective = objective_of(variant=variant, noise_std=0.5)
     predictor = objective.predictor
-    assert isinstance(predictor.tokens, StochasticTokens)
+    assert isinstance(predictor, StochasticPredictor)
     draws, width = 4000, predictor.dim if variant == "fixed_cov" else 32
     key = "stop/context" if variant == "context" else "stop/masked"
     normal = torch.randn(1, draws, width, generator=torch.Generator().manual_seed(0))
@@ -38,9 +37,9 @@ def test_the_noise_has_the_law_of_training(variant: str) -> None:
     shown = torch.zeros(1, draws if key == "stop/context" else 1, 32)
     targets = torch.zeros(1, 1, 1 if key == "stop/context" else draws, dtype=torch.int64)
     with torch.no_grad():
-        tokens, mask_token = predictor.tokens.train(), torch.zeros(1, 1, predictor.dim)
-        context = tokens.context(shown, predictor.embed, batch)
-        masked = tokens.masked(targets, mask_token, predictor.embed, batch)
+        predictor.train().mask_token.zero_()
+        context = predictor.context_tokens(shown, batch)
+        masked = predictor.masked_tokens(targets, batch)
         added = context - predictor.embed.bias if key == "stop/context" else masked
         found = torch.cat([noise(predictor, 16, 0, draw) for draw in range(draws // 16)])
     expected = np.cov(added.reshape(-1, predictor.dim).numpy(), rowvar=False)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pospre.algorithms.droppos import DropPos
 from pospre.batch import Batch
 from pospre.evaluation.classification.robustness_conditions import no_places, reorder_tiles
 from pospre.evaluation.layers import layer_tokens
@@ -17,7 +18,6 @@ from pospre.evaluation.position.layer_features import (
 )
 from pospre.evaluation.position.settings import Tokens
 from pospre.evaluation.registry import Context
-from pospre.model.algorithm import attach
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder_interface import patchify
@@ -110,8 +110,8 @@ def test_masked_patches_have_no_position_and_their_neighbours_have(batch: Batch)
 
 
 def test_a_model_with_a_token_for_masked_positions_is_given_it(batch: Batch) -> None:
-    model = model_of("sincos")
-    attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    droppos = DropPos(decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    model = PretrainModel(model_of("sincos").encoder, [droppos])
     model.eval()
     mark: Any = model.places.named["droppos"].mark
     mark.data.normal_(generator=torch.Generator().manual_seed(2))

@@ -35,8 +35,8 @@ def test_methods_train_and_resume_under_it(names: tuple[str, ...]) -> None:
 
 def test_it_learns() -> None:
     chosen = Case(("droppos", "crop_field"), FIELD, {"positions": "projected"})
-    model, algorithms = chosen.build()
-    batch = written(model, algorithms, chosen.batch())
+    model = chosen.build()
+    batch = written(model, chosen.batch())
     model.loss(model(batch), batch)["total"].backward()
     (weight,) = model.encoder.positions.parameters()
     assert weight.grad is not None and weight.grad.any()
@@ -48,5 +48,5 @@ def test_hidden_places_reach_no_token(names: tuple[str, ...]) -> None:
 
 
 def test_images_of_another_size_have_places() -> None:
-    model, _ = Case(("supervised",), encoder={"positions": "projected"}).build()
+    model = Case(("supervised",), encoder={"positions": "projected"}).build()
     assert torch.isfinite(model.encoder(torch.randn(1, 3, 48, 64))).all()

@@ -10,7 +10,6 @@ from composer.loggers import InMemoryLogger
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from tests.algorithms.cases import Case
 
@@ -32,7 +31,7 @@ def fit(
     case: Case,
     *,
     steps: int,
-    built: tuple[PretrainModel, list[PretrainAlgorithm]] | None = None,
+    built: PretrainModel | None = None,
     callbacks: Sequence[Callback] = (),
     algorithms: Sequence[Algorithm] = (),
     lr: float = 1e-3,
@@ -40,14 +39,14 @@ def fit(
     loader: Iterable[Any] | None = None,
 ) -> dict[str, list[float]]:
     """Train a small model on batches of 8 and return what was logged, by name and in order."""
-    model, attached = case.build() if built is None else built
+    model = case.build() if built is None else built
     rows = Rows(case.batch(16) if batch is None else batch)
     logger = InMemoryLogger()
     trainer = Trainer(
         model=model,
         train_dataloader=DataLoader(rows, batch_size=8) if loader is None else loader,
         optimizers=torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr),
-        algorithms=[*attached, *algorithms],
+        algorithms=[*model.algorithms, *algorithms],
         callbacks=list(callbacks),
         loggers=[logger],
         max_duration=f"{steps}ba",

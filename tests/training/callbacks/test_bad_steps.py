@@ -116,7 +116,7 @@ def test_nan_stops_two_ranks(options: tuple[str, ...], tiny: Path, tmp_path: Pat
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0])
 def test_weights_are_looked_at_before_a_save(value: float, tiny: Path, tmp_path: Path) -> None:
     """An update that was not finite though the loss was."""
-    model, _ = Case(("mae",)).build()
+    model = Case(("mae",)).build()
     torch.nn.init.constant_(dict(model.named_parameters())["encoder.norm.weight"], value)
     time, batch = Timestamp(batch=7), {"index": torch.tensor([3, 5])}
     state: Any = SimpleNamespace(

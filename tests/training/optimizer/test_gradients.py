@@ -9,7 +9,7 @@ import torch
 from composer.core import Event
 from torch import nn
 
-from pospre import attach
+from pospre.algorithms.mae import MAE
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.sections import ClipGrad
@@ -21,8 +21,8 @@ from tests.operators import CountedOperators
 def model() -> PretrainModel:
     """Return a model whose gradients are 1, but for those of MAE's last layer: 1e-6."""
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1)
-    model = PretrainModel(encoder, seed=0)
-    attach(model, "mae", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    mae = MAE(decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    model = PretrainModel(encoder, [mae], seed=0)
     for name, parameter in model.named_parameters():
         size = 1e-6 if "predict" in name else 1.0
         parameter.grad = torch.full_like(parameter, size) if parameter.requires_grad else None

@@ -1,6 +1,6 @@
 """Parameter groups: what is decayed, layer decay as in timm, and parts that wait."""
 
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,19 +9,23 @@ from timm import create_model
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
-from pospre import attach
+from pospre.algorithms.supervised.supervised import Supervised
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective
+from pospre.model.uses import Pass, Uses
 from pospre.nn.build import build_encoder
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.recipe.sections import Optimizer, Schedule
 from pospre.training.optimizer.optim import build_optimizer, parameter_groups, rate_scale
 from pospre.training.optimizer.schedule import build_schedule
+from tests.algorithms.cases import made
 
 
-def small_model(**options: Any) -> PretrainModel:
+def small_model(*algorithms: PretrainAlgorithm, **options: Any) -> PretrainModel:
     encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, **options)
-    return PretrainModel(encoder, seed=0)
+    return PretrainModel(encoder, algorithms, seed=0)
 
 
 def by_name(model: nn.Module, **options: Any) -> dict[str, dict[str, Any]]:
@@ -34,8 +38,7 @@ def by_name(model: nn.Module, **options: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_only_vectors_go_without_weight_decay() -> None:
-    model = small_model()
-    attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    model = small_model(made("droppos"))
     groups = by_name(model)
     assert set(groups) == {name for name, p in model.named_parameters() if p.requires_grad}
     assert "encoder.positions.pos_embed" in dict(model.named_parameters())
@@ -158,8 +161,8 @@ BLOCKS_FROM_THE_END = {
 def test_layer_decay_counts_swins_blocks_through_the_stages() -> None:
     with torch.device("meta"):
         swin: Any = {"image_size": 256, "class_token": False, "init": "trunc_normal"}
-        model = PretrainModel(build_encoder("swin_tiny", positions="relative", **swin), seed=0)
-        attach(model, "supervised", num_classes=5, pooling="mean")
+        encoder = build_encoder("swin_tiny", positions="relative", **swin)
+        model = PretrainModel(encoder, [Supervised(num_classes=5, pooling="mean")], seed=0)
     assert {*BLOCKS_FROM_THE_END} <= {*dict(model.named_parameters())}
     for name, below in BLOCKS_FROM_THE_END.items():
         scale = rate_scale(model, name, Optimizer(layer_decay=0.85))
@@ -167,8 +170,7 @@ def test_layer_decay_counts_swins_blocks_through_the_stages() -> None:
 
 
 def test_editors_learn_as_the_patch_embedding() -> None:
-    model = small_model()
-    attach(model, "droppos", decoder_dim=32, decoder_depth=1, decoder_heads=2)
+    model = small_model(made("droppos"))
     groups = by_name(model, layer_decay=0.5)
     assert groups["places.named.droppos.mark"]["lr"] == 0.125
     assert groups["objectives.named.droppos.predict.weight"]["lr"] == 1.0
@@ -177,9 +179,7 @@ def test_editors_learn_as_the_patch_embedding() -> None:
 class Waiting(Objective):
     """An objective whose last layer waits for two epochs."""
 
-    frozen_epochs = MappingProxyType({"last": 2})
-
-    def __init__(self) -> None:
+    def __init__(self, encoder: PatchEncoder, options: Any) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(2, 2), nn.Linear(2, 2)
 
@@ -190,14 +190,23 @@ class Waiting(Objective):
         return outputs["x"].square().mean()
 
 
+@dataclass(kw_only=True, eq=False)
+class Waits(PretrainAlgorithm):
+    """The method of this objective."""
+
+    objective = Waiting
+
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        return Uses(passes={"x": Pass()}, frozen={"last": 2})
+
+
 class Step:
     """Training of a waiting objective, step by step."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        model = small_model()
-        self.objective = Waiting()
-        model.add_objective("waiting", self.objective)
+        model = small_model(Waits())
+        self.objective = model.objectives.of(Waiting)
         rates = Optimizer(base_lr=0.1, lr_rule="none")
         self.optimizer = build_optimizer(model, rates, batch_size=8)
         self.schedule = build_schedule(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.nn.block import Block
 from pospre.nn.projections import UnbiasedKeys
@@ -29,11 +28,9 @@ CASES = (DROPPING, Case(("ijepa", "stop")), Case(("dinov2", "masked_position")))
 CASE = Case(("mae",))
 
 
-def gradients(
-    model: PretrainModel, algorithms: list[PretrainAlgorithm], batch: dict[str, Tensor]
-) -> dict[str, Tensor]:
+def gradients(model: PretrainModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the loss and every gradient of a step in training."""
-    inputs = written(model.train(), algorithms, batch)
+    inputs = written(model.train(), batch)
     loss = model.loss(model(inputs), inputs)["total"]
     loss.backward()
     named = {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
@@ -44,10 +41,10 @@ def gradients(
 @pytest.mark.parametrize("offload", [False, True])
 def test_recomputed_blocks_give_the_same_and_keep_less(case: Case, offload: bool) -> None:
     plain, kept = case.build(), case.build()
-    recompute_blocks(kept[0], offload=offload)
-    assert list(kept[0].state_dict()) == list(plain[0].state_dict())
+    recompute_blocks(kept, offload=offload)
+    assert list(kept.state_dict()) == list(plain.state_dict())
     (expected, all_bytes), (found, few_bytes) = (
-        counted(model, algorithms, case.batch()) for model, algorithms in (plain, kept)
+        counted(model, case.batch()) for model in (plain, kept)
     )
     assert found.keys() == expected.keys()
     for key, value in expected.items():
@@ -55,9 +52,7 @@ def test_recomputed_blocks_give_the_same_and_keep_less(case: Case, offload: bool
     assert few_bytes < 0.6 * all_bytes
 
 
-def counted(
-    model: PretrainModel, algorithms: list[PretrainAlgorithm], batch: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], int]:
+def counted(model: PretrainModel, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
     """Return ``gradients``, and the bytes that the forward pass kept for them."""
     kept: list[int] = []
 
@@ -66,12 +61,12 @@ def counted(
         return value
 
     with saved_tensors_hooks(count, lambda value: value):
-        found = gradients(model, algorithms, batch)
+        found = gradients(model, batch)
     return found, sum(kept)
 
 
 def test_a_block_is_run_twice_where_it_is_trained_and_the_teachers_once() -> None:
-    model, algorithms = CASES[1].build()
+    model = CASES[1].build()
     runs: dict[str, int] = {}
     for name, module in model.named_modules():
         if module in blocks_of(model):
@@ -79,7 +74,7 @@ def test_a_block_is_run_twice_where_it_is_trained_and_the_teachers_once() -> Non
                 lambda *_, name=name: runs.update({name: runs.get(name, 0) + 1})
             )
     recompute_blocks(model, offload=False)
-    gradients(model, algorithms, CASES[1].batch())
+    gradients(model, CASES[1].batch())
     assert {name.split(".")[0]: count for name, count in runs.items()} == {
         "encoder": 2,
         "objectives": 2,
@@ -97,7 +92,7 @@ def test_swin_has_blocks_too() -> None:
 
 
 def test_blocks_train_in_8_bits_and_are_evaluated_as_before() -> None:
-    (plain, _), (model, _), batch = CASE.build(), CASE.build(), CASE.batch()
+    plain, model, batch = CASE.build(), CASE.build(), CASE.batch()
     blocks.convert_blocks(model, emulate=True)  # rounds as a GPU does, on any device
     assert list(model.state_dict()) == list(plain.state_dict())
     kinds = {type(each).__name__ for block in blocks_of(model) for each in block.modules()}
@@ -114,7 +109,7 @@ def test_blocks_train_in_8_bits_and_are_evaluated_as_before() -> None:
 
 def test_narrow_layers_stay_and_so_do_keys_without_bias() -> None:
     assert blocks._is_wide(nn.Linear(48, 16), "") and not blocks._is_wide(nn.Linear(40, 16), "")
-    model, batch = CASE.build()[0], CASE.batch()
+    model, batch = CASE.build(), CASE.batch()
     expected = model.eval()(dict(batch), progress=0.5).loss
     for block in model.encoder.blocks:
         assert isinstance(block, Block)
@@ -150,4 +145,4 @@ def test_without_torchao_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     assert blocks.lacking_float8(DeviceCPU()) == "CPUs cannot multiply in float8"
     with pytest.raises(UserError, match=r"trainer.float8 needs torchao.*\[float8\]"):
-        blocks.convert_blocks(CASE.build()[0])
+        blocks.convert_blocks(CASE.build())

@@ -55,11 +55,11 @@ def graphs() -> int:
 
 @pytest.mark.parametrize("case", STEPS, ids=lambda case: case.title)
 def test_the_step_with_its_losses_is_one_graph_that_stays(case: Case) -> None:
-    batch, (model, algorithms) = case.batch(), case.build()
-    expected = gradients(*case.build(), batch)
+    batch, model = case.batch(), case.build()
+    expected = gradients(case.build(), batch)
     deep = len(case.names) == 1  # of all it would take minutes
     compile_model(model, "step", CPU, **{**WHOLE, "backend": "aot_eager" if deep else "eager"})
-    found = gradients(model, algorithms, batch)
+    found = gradients(model, batch)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6, msg=key)
@@ -70,25 +70,25 @@ def test_the_step_with_its_losses_is_one_graph_that_stays(case: Case) -> None:
 
 @pytest.mark.parametrize(("case", "recompute"), [(BLOCKS[0], False), (BLOCKS[1], True)])
 def test_compiled_blocks_and_objectives_give_the_same(case: Case, recompute: bool) -> None:
-    batch, (model, algorithms) = case.batch(), case.build()
-    expected = gradients(*case.build(), batch)
+    batch, model = case.batch(), case.build()
+    expected = gradients(case.build(), batch)
     keys = list(model.state_dict())
     compile_model(model, "blocks", GPU, **WHOLE)
     if recompute:
         recompute_blocks(model, offload=False)
-    found = gradients(model, algorithms, batch)
+    found = gradients(model, batch)
     assert list(model.state_dict()) == keys
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6, msg=key)
     first = graphs()
-    gradients(model, algorithms, batch)
+    gradients(model, batch)
     assert graphs() == first <= 10
 
 
 @pytest.mark.parametrize("parts", ["step", "blocks"])
 def test_an_evaluation_is_not_compiled(parts: compilation.Parts) -> None:
     case = Case(("droppos",))
-    model, _ = case.build()
+    model = case.build()
     compile_model(model, parts, GPU, **WHOLE)
     model.eval()
     model(model.prepare(case.batch(2), 0.5))

@@ -1,40 +1,23 @@
-"""Parts that are attached too late, and mirrored images."""
+"""A model under DDP, and mirrored images."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import pospre
 from pospre.errors import UserError
-from tests.algorithms.cases import DECODER, Case, bare_model
+from tests.algorithms.cases import Case
 from tests.model.test_sample_numbers import noise
 
 
-@pytest.mark.parametrize("wrapper", [DistributedDataParallel, fully_shard])
-def test_what_is_attached_after_ddp_or_fsdp_is_refused(wrapper: Any, one_rank: None) -> None:
-    model = bare_model()
-    wrapped = wrapper(model)
-    for name, options in (("mae", DECODER), ("ema_teacher", {}), ("stop", {}), ("crop_field", {})):
-        with pytest.raises(UserError, match=rf"{name} is attached to a model that DDP .* first"):
-            pospre.attach(model, name, **options)
-    assert not list(model.objectives) and model.teacher is None
-    del wrapped
-
-
-def test_what_is_attached_before_is_prepared_under_ddp(one_rank: None) -> None:
-    model = Case(("mae", "ema_teacher", "crop_field")).build()[0]
+def test_batches_are_prepared_under_ddp(one_rank: None) -> None:
+    model = Case(("mae", "ema_teacher", "crop_field")).build()
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
     out = wrapped(Case(("mae", "crop_field")).batch(), progress=0.0)
     out.loss.backward()
     assert all(each.grad is not None for each in model.objectives.parameters())
-    del wrapped
-    model, _ = Case(("mae",)).build()
-    wrapped = DistributedDataParallel(model)
-    del wrapped  # it is gone: the model is one process's again
-    pospre.attach(model, "ema_teacher")
 
 
 def test_mirrored_images_are_upright_with_a_flip() -> None:
@@ -46,7 +29,7 @@ def test_mirrored_images_are_upright_with_a_flip() -> None:
     batch = pospre.from_images(shown, mirrored=mirrored, **given)
     assert torch.equal(batch["view/image"][:, 0], images)
     assert torch.equal(batch["view/flip"][:, 0], mirrored)
-    model = Case(("mae", "crop_field")).build()[0]
+    model = Case(("mae", "crop_field")).build()
     batch = model.prepare(batch, 0.0)
     assert torch.equal(
         model.images(batch), model.augment(shown[:, None], torch.zeros(4, 1, dtype=torch.bool))

@@ -1,0 +1,116 @@
+"""The paper's ablations of StoP (Bar et al. 2024, Sec. 4.2 and 4.3)."""
+
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
+from pospre.algorithms.ijepa.predictor import Predictor, gather_blocks
+from pospre.algorithms.stop.predictor import CONTEXT, MASKED, StochasticPredictor
+from pospre.batch import Batch
+from pospre.model.objective import Outputs
+from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.initialisation import init_trunc_normal
+from pospre.nn.positions.scheme import Scheme
+from pospre.nn.positions.table import Table
+
+Variant = Literal[
+    "masked",
+    "context",
+    "both",
+    "fixed_cov",
+    "l1",
+    "lowres_bilinear",
+    "lowres_maxpool",
+    "learned_pos",
+    "sincos",
+]
+NOISE: dict[Variant, tuple[str, ...]] = {
+    "masked": (MASKED,),
+    "context": (CONTEXT,),
+    "both": (MASKED, CONTEXT),
+    "fixed_cov": (MASKED,),
+    "l1": (),
+    "lowres_bilinear": (),
+    "lowres_maxpool": (),
+    "learned_pos": (),
+    "sincos": (),
+}
+"""The tokens that get noise, by their batch keys."""
+
+
+class FixedCovariance(StochasticPredictor):
+    """Adds s·ε in the predictor's width: the covariance is s²·I and is not learned (Fig. 3)."""
+
+    def noise(self, normal: Tensor) -> Tensor:
+        """Return s·ε."""
+        return self.noise_std * normal
+
+    @property
+    def noise_width(self) -> int:
+        """The predictor's width."""
+        return self.dim
+
+
+class TablePredictor(Predictor):
+    """A predictor with learned positions."""
+
+    def __init__(self, encoder: Scheme, **size: Any) -> None:
+        super().__init__(encoder, **size)
+        self.positions = Table(self.positions.space)
+        self.positions.reset_parameters()
+
+
+class ProjectionL1(FeaturePrediction):
+    """Adds λ·Σ|A|: shrinks the projection of the context without any noise (Sec. 4.3)."""
+
+    def __init__(self, encoder: PatchEncoder, host: IJEPA, l1_weight: float) -> None:
+        super().__init__(encoder, host)
+        self.l1_weight = l1_weight
+
+    def compared(self, features: Tensor, whole_BND: Tensor, targets_BMT: Tensor) -> Outputs:
+        """Return also the penalty ``l1``."""
+        penalty = self.l1_weight * self.predictor.projection.float().abs().sum()
+        return {**super().compared(features, whole_BND, targets_BMT), "l1": penalty}
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return I-JEPA's loss and the penalty."""
+        return super().loss(outputs, batch) + outputs["l1"]
+
+
+class CoarseTargets(FeaturePrediction):
+    """A second head predicts the targets at half the resolution (Table 8).
+
+    The paper only names this ablation. Here the map of targets is halved, enlarged to its size by
+    repetition, and read at the same positions.
+    """
+
+    def __init__(self, encoder: PatchEncoder, host: IJEPA, variant: Variant) -> None:
+        super().__init__(encoder, host)
+        self.variant = variant
+        self.predict_coarse = nn.Linear(host.predictor_dim, encoder.embed_dim)
+        init_trunc_normal(self.predict_coarse)
+
+    def compared(self, features: Tensor, whole_BND: Tensor, targets_BMT: Tensor) -> Outputs:
+        """Return also predicted and true features of the coarser map."""
+        return {
+            **super().compared(features, whole_BND, targets_BMT),
+            "coarse_predicted": self.predict_coarse(features),
+            "coarse_target": gather_blocks(self.coarse(whole_BND), targets_BMT),
+        }
+
+    def coarse(self, target_BND: Tensor) -> Tensor:
+        """Return the map halved and repeated to its size: (B, N, D)."""
+        picture = target_BND.transpose(1, 2).unflatten(2, self.grid)
+        half = (max(1, self.grid[0] // 2), max(1, self.grid[1] // 2))
+        if self.variant == "lowres_bilinear":
+            small = F.interpolate(picture, size=half, mode="bilinear", align_corners=False)
+        else:
+            small = F.adaptive_max_pool2d(picture, half)
+        return F.interpolate(small, size=self.grid, mode="nearest").flatten(2).transpose(1, 2)
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean over both scales."""
+        coarse = self.distance(outputs["coarse_predicted"], outputs["coarse_target"])
+        return (super().loss(outputs, batch) + coarse) / 2

@@ -1,0 +1,90 @@
+"""What methods run and write together, as ``compose`` has laid it out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pospre.data.views.options import ViewGroup
+from pospre.model.passes import EncoderPass
+from pospre.model.uses import Hides, Method, Uses
+from pospre.nn.encoder_interface import PatchEncoder
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The methods of a model, and what they run and write together.
+
+    Attributes:
+        encoder: the encoder of the passes.
+        views: the view groups by name.
+        methods: the methods by name, in the order in which they draw and their heads run.
+        uses: what each declares.
+        hider: the method that hides patches of ``view``; None: all are visible.
+        placer: the method that places views; None: each view is its own frame.
+        teacher: the method that the teacher belongs to; None: no teacher.
+        writers: the method that writes each batch key.
+        captions: of batch keys that mark patches.
+        passes: the encoder passes by name.
+    """
+
+    encoder: PatchEncoder
+    views: Mapping[str, ViewGroup]
+    methods: Mapping[str, Method] = field(default_factory=dict)
+    uses: Mapping[str, Uses] = field(default_factory=dict)
+    hider: str | None = None
+    placer: str | None = None
+    teacher: str | None = None
+    writers: Mapping[str, str] = field(default_factory=dict)
+    captions: Mapping[str, str] = field(default_factory=dict)
+    passes: Mapping[str, EncoderPass] = field(default_factory=dict)
+
+    @property
+    def hides(self) -> Hides | None:
+        """The patches of ``view`` that are hidden; None: no patches."""
+        return None if self.hider is None else self.uses[self.hider].hides
+
+    @property
+    def averages(self) -> bool:
+        """Whether the teacher also follows heads."""
+        return any(each.averages for each in self.uses.values())
+
+    @property
+    def coupled(self) -> str:
+        """What couples the samples of a batch, in words; empty: nothing."""
+        parts = ((each.couples, name) for name, each in self.uses.items())
+        return " and ".join(f"{what} of {name}" for what, name in parts if what is not None)
+
+    @property
+    def frozen(self) -> dict[str, Mapping[str, int]]:
+        """By method, the parts of its head that are frozen at first, and for how many epochs."""
+        return {
+            name: each.frozen or (self.uses[host].frozen if host is not None else {})
+            for name, each in self.uses.items()
+            for host in [None if each.on is None else self.named(each.on)]
+        }
+
+    def grid(self, group: str = "view") -> tuple[int, int]:
+        """Return (rows, columns) of patches in a group's views."""
+        if group == "view":
+            return self.encoder.grid
+        return self.encoder.grid_of(*self.views[group].shape)
+
+    def named(self, kind: str) -> str | None:
+        """Return the name of the method ``kind``, or of a class derived from it; None: absent."""
+        return next((name for name, each in self.methods.items() if kind in each.names()), None)
+
+    def method(self, kind: str) -> Method:
+        """Return the method ``kind``, or of a class derived from it, which must be there."""
+        name = self.named(kind)
+        assert name is not None
+        return self.methods[name]
+
+    def maker_of(self, name: str) -> Method:
+        """Return the method that makes the head of ``name``: one that replaces it, or itself."""
+        for other, uses in self.uses.items():
+            if uses.replaces_head and uses.on is not None and self.named(uses.on) == name:
+                return self.methods[other]
+        return self.methods[name]
+
+    def mixer(self, group: str) -> Method | None:
+        """Return the method that changes the pixels of a view group; None: none does."""
+        return self.methods.get(self.writers.get(f"{group}/pixels", ""))
