@@ -26,6 +26,7 @@ from pospre.evaluation.models import Shown, Subject, open_model
 from pospre.evaluation.run import encoder_hash, find_device, require_finite, whole_float32
 from pospre.model.model import PretrainModel
 from pospre.nn.build import check_divides
+from pospre.nn.places import Places
 from pospre.nn.swin.encoder import SWIN
 from pospre.nn.timm_models import PREFIX
 from pospre.object_store import is_remote
@@ -203,12 +204,12 @@ class _Work:
             "versions": {"pospre": __version__} | {name: version(name) for name in _LIBRARIES},
         }
         if settings.resize != "native":
-            places = encoder.places_of(torch.empty(1, 1, *images.size)).coordinates(
-                torch.device("cpu")
-            )
+            side = round(encoder.patches_per_token**0.5)  # of a token in patches; Swin merges them
+            rows, columns = (each // side for each in encoder.grid_of(*images.size))
+            places = Places((rows, columns)).coordinates(torch.device("cpu"))
             plan |= {
                 "image_size": [*images.size],
-                "grid": [*encoder.grid_of(*images.size)],
+                "grid": [rows, columns],
                 "places": [[round(each, 6) for each in pair] for pair in places[0].tolist()],
             }
         return plan

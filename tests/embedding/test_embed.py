@@ -121,6 +121,18 @@ def test_each_row_says_what_it_is_of(made: Made, tmp_path: Path) -> None:
     assert told["norm"] is True and told["positions"] == "sincos" and told["step"] == 2
 
 
+def test_the_tokens_of_swin_cover_four_patches(made: Made, tmp_path: Path) -> None:
+    swin = {"name": "swin_tiny", "depth": None, "class_token": False, "positions": "relative"}
+    save_checkpoint(tiny_recipe(tmp_path / "runs", "mae", **swin, window=2))
+    run = made._replace(run=str(tmp_path / "runs" / "tiny"))
+    found = embedded(run, tmp_path / "out", features="mean,patches")
+    told = json.loads((tmp_path / "out" / "embedding.json").read_text())
+    assert found["patches"].shape == (COUNT, 4, 768) and told["grid"] == [2, 2]
+    assert told["places"] == [[0.25, 0.25], [0.25, 0.75], [0.75, 0.25], [0.75, 0.75]]
+    with pytest.raises(UserError, match=r"layers and norm=false are for a ViT"):
+        embedded(run, tmp_path / "other", layers="1")
+
+
 @pytest.mark.parametrize("file_format", ["safetensors", "parquet"])
 def test_formats_hold_the_same_numbers(made: Made, tmp_path: Path, file_format: str) -> None:
     usual = embedded(made, tmp_path / "npy")
