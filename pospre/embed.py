@@ -75,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
     from pospre.evaluation.registry import typed_settings
 
     chosen = typed_settings(Embed, "embed", settings)
-    from pospre.embedding.embed import Ranks, embed
+    from pospre.embedding.embed import embed
+    from pospre.embedding.features import Ranks
     from pospre.evaluation.models import Shown
 
     embed(

@@ -16,9 +16,10 @@ from safetensors.numpy import load_file
 
 import pospre
 from pospre.data.stores.folder_reader import FolderReader
-from pospre.embedding import embed as embed_module
+from pospre.embedding import features as features_module
 from pospre.embedding import folder as folder_module
-from pospre.embedding.embed import ALONE, Ranks, embed
+from pospre.embedding.embed import embed
+from pospre.embedding.features import ALONE, Ranks
 from pospre.embedding.folder import Folder
 from pospre.embedding.layouts import Array, safetensors_files
 from pospre.embedding.settings import Embed
@@ -320,8 +321,8 @@ def test_a_full_disk_and_other_folders_are_refused(
         embed(made.run, str(made.data), "s3://bucket/out", Embed(), shown=AS_NOTED)
     assert contents(out) == before and not (tmp_path / "out.partial").exists()
     with monkeypatch.context() as patched, pytest.raises(UserError, match=r"use dtype=float32"):
-        pooled = embed_module._pooled
-        patched.setattr(embed_module, "_pooled", lambda *given: 1e6 * pooled(*given))
+        pooled = features_module._pooled
+        patched.setattr(features_module, "_pooled", lambda *given: 1e6 * pooled(*given))
         embedded(made, tmp_path / "half", dtype="float16")
     with monkeypatch.context() as patched, pytest.raises(UserError, match=r"another process"):
         first = Folder(tmp_path / "two", {}, [Array("cls", (1, 1), "float32")], "npy")
