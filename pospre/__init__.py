@@ -17,6 +17,10 @@
 ``measure``           an evaluation by name, of a run, a file, our model or a timm ViT
 ``PretrainAlgorithm`` base class of your own algorithms, with an ``Objective`` over the tokens of
                       encoder passes; it declares what it ``Uses``: each ``Pass``, what it ``Hides``
+``PositionObjective`` kinds of objectives that evaluations measure, by their ``Answers``; and
+                      ``PixelObjective``
+``Places``            where tokens are, for editors that move or forget them
+``TaskDescription``   a method's task, at the top of a run's page
 ``UserError``         raised for users' mistakes; its message names the remedy
 ====================  =============================================================================
 
@@ -51,10 +55,15 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.model.algorithm import PretrainAlgorithm as PretrainAlgorithm
     from pospre.model.model import PretrainModel as PretrainModel
     from pospre.model.objective import Objective as Objective
+    from pospre.model.objective import PixelObjective as PixelObjective
+    from pospre.model.position_task import Answers as Answers
+    from pospre.model.position_task import PositionObjective as PositionObjective
+    from pospre.model.task_description import TaskDescription as TaskDescription
     from pospre.model.uses import Hides as Hides
     from pospre.model.uses import Pass as Pass
     from pospre.model.uses import Uses as Uses
     from pospre.nn.build import build_encoder as build_encoder
+    from pospre.nn.places import Places as Places
     from pospre.nn.timm_models import wrap_encoder as wrap_encoder
     from pospre.training.optimizer.optim import parameter_groups as parameter_groups
     from pospre.training.start_weights import load_run as load_run
@@ -94,6 +103,11 @@ _HOMES = {
     "measure": "evaluation.run",
     "PretrainAlgorithm": "model.algorithm",
     "Objective": "model.objective",
+    "PositionObjective": "model.position_task",
+    "Answers": "model.position_task",
+    "PixelObjective": "model.objective",
+    "Places": "nn.places",
+    "TaskDescription": "model.task_description",
     "Uses": "model.uses",
     "Pass": "model.uses",
     "Hides": "model.uses",

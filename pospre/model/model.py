@@ -1,8 +1,6 @@
 """The model: builds what ``compose`` has laid out, and runs it."""
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -19,12 +17,12 @@ from pospre.data.views.options import ViewGroup, Views, named_groups
 from pospre.errors import UserError
 from pospre.model.compose import compose
 from pospre.model.loop_watch import LoopWatch
-from pospre.model.objective import LossTerm, Objective, ObjectiveSet, Outputs, StepOutputs
-from pospre.model.passes import EditSet, EncoderPass
+from pospre.model.objective import LossTerm, Outputs, StepOutputs
+from pospre.model.parts import make_parts
+from pospre.model.passes import EncoderPass
 from pospre.model.prepare import check_batch, check_normalised, lacking, write_draws
 from pospre.model.progress import Progress, as_progress
 from pospre.model.sample_numbers import SampleNumbers
-from pospre.model.teacher import Frozen, TeacherManager
 from pospre.model.uses import Method
 from pospre.nn.build import check_divides
 from pospre.nn.encoder_interface import Edit, PatchEncoder
@@ -91,35 +89,11 @@ class PretrainModel(ComposerModel):
         self.is_one_graph = False  # of ``run_step``: forward also returns the losses
         self.draw_stream: Callable[[Callable[[], Batch]], Batch] = _at_once  # or on a stream
         self.loop_watch = LoopWatch()
-        self.contents, self.places, self.objectives = EditSet(), EditSet(), ObjectiveSet()
-        self.teacher: Frozen | None = None
-        self._build()
+        parts = make_parts(self.layout, seed)
+        self.contents, self.places, self.objectives = parts.contents, parts.places, parts.objectives
+        self.teacher, self.teachers = parts.teacher, parts.teachers
         if torch.empty(0).device.type != "meta":  # the parts are made there, to be replaced
             self.to(next(encoder.parameters()).device)
-
-    def _build(self) -> None:
-        """Make the parts of all methods; the weights of each depend on seed and method alone."""
-        layout, encoder = self.layout, self.encoder
-        for name, uses in layout.uses.items():
-            if uses.table is not None:
-                with _weights_of(self.seed, name):
-                    encoder.positions.enlarge(uses.table.grid, resampling=uses.table.resampling)
-        owner = layout.teacher
-        self.teachers = TeacherManager(owner, None if owner is None else layout.uses[owner].teacher)
-        if owner is not None:
-            self.teacher = self.teachers.copy(encoder)
-        passes = layout.passes.values()
-        for name, method in layout.methods.items():
-            with _weights_of(self.seed, name):
-                if any(name in each.content for each in passes):
-                    self.contents.named[name] = method.content_editor(encoder)
-                if any(name in each.places for each in passes):
-                    self.places.named[name] = method.place_editor(encoder)
-                if method.objective is not None:
-                    head: Objective = layout.maker_of(name).head(encoder, layout)
-                    self.objectives.named[name] = head
-                    for student, teacher in head.mirrored():
-                        self.teachers.mirror(student, teacher)
 
     def grid(self, group: str = "view") -> tuple[int, int]:
         """Return (rows, columns) of patches in a group's views."""
@@ -361,15 +335,6 @@ class PretrainModel(ComposerModel):
 
 def _at_once(make: Callable[[], Batch]) -> Batch:
     return make()
-
-
-@contextmanager
-def _weights_of(seed: int, name: str) -> Iterator[None]:
-    """Let torch's generator draw weights that depend on the seed and the method alone."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int.from_bytes(digest, "big", signed=True))
-        yield
 
 
 def _rows(batch: Batch, key: str | None, num_rows: int) -> Tensor | None:
