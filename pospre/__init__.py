@@ -28,7 +28,6 @@ They are imported on first use, so that ``--help`` does not wait for torch.
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 from pospre.installed import check_installed
@@ -68,10 +67,6 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.training.optimizer.optim import parameter_groups as parameter_groups
     from pospre.training.start_weights import load_run as load_run
     from pospre.training.start_weights import load_weights as load_weights
-
-# before torch loads OpenMP: otherwise its waiting threads spin. That slows everything else on these
-# cores: other runs, other ranks, the loader's threads
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 check_installed()
 

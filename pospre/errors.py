@@ -145,6 +145,9 @@ def run_command(main: Callable[[], int]) -> int:
     for Ctrl-C. For ``Lost``: 75, or the code of the rank that ended.
     """
     warnings.formatwarning = _printable_warning
+    # before torch loads OpenMP: otherwise its waiting threads spin. That slows everything else on
+    # these cores: other runs, other ranks, the loader's threads
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with stoppable(_UNDONE):
             return main()

@@ -201,8 +201,8 @@ def check_complete(layout: Layout) -> None:
     having = [name for name, each in layout.methods.items() if each.objective is not None]
     if not having:
         raise UserError(
-            "algorithms: none of those listed has a loss. Add a host, or another algorithm with a "
-            "loss; pospre/algorithms/README.md lists them."
+            f"algorithms: none of those listed ({', '.join(layout.methods)}) has a loss. Add a "
+            "host, or another algorithm with a loss; pospre/algorithms/README.md lists them."
         )
     read = {laid.group for laid in layout.passes.values()}
     for name in having:

@@ -162,7 +162,7 @@ REFUSED: list[tuple[list[PretrainAlgorithm], dict[str, Any], str]] = [
     ),
     ([made("mae"), made("simmim")], {}, r"mae and simmim both hide patches of 'view'. Use one"),
     ([made("mae"), made("mae")], {}, r"algorithms.mae is given twice; give it once"),
-    ([made("ema_teacher")], {}, r"none of those listed has a loss"),
+    ([made("ema_teacher")], {}, r"none of those listed \(ema_teacher\) has a loss"),
     ([reads(hides=Hides(4)), made("mae")], {}, r"Reads and mae both hide patches"),
     (
         [reads(passes={"student": Pass(), "extra": Pass("global")})],

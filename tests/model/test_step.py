@@ -141,5 +141,5 @@ def test_what_comes_late_in_the_list_is_checked_when_the_model_is_made() -> None
         PretrainModel(encoder, late, seed=0)
     with pytest.raises(UserError, match=r"stop.variant = both puts noise"):
         PretrainModel(encoder, [IJEPA(), StoP(variant="both"), DropPos(**SMALL)], seed=0)
-    with pytest.raises(UserError, match=r"none of those listed has a loss"):
+    with pytest.raises(UserError, match=r"none of those listed \(ema_teacher\) has a loss"):
         PretrainModel(encoder, [EmaTeacher()], seed=0)
