@@ -25,7 +25,7 @@ WEIGHTS_OF_OTHERS = {
 }
 OTHERS = {
     "algorithms/droppos.py": "no scheme: a dropped position's token may be learned",
-    "algorithms/stop/variants.py": "an ablation of the paper has learned positions",
+    "algorithms/stop/ablations.py": "an ablation of the paper has learned positions",
     "nn/encoder_options.py": "the default",
     "nn/swin/encoder.py": "Swin's own, the one that it has",
     "reporting/measured.py": "what the papers' encoders have",
