@@ -63,7 +63,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.model.uses import Uses as Uses
     from pospre.nn.build import build_encoder as build_encoder
     from pospre.nn.places import Places as Places
-    from pospre.nn.timm_models import wrap_encoder as wrap_encoder
+    from pospre.nn.weights.timm_models import wrap_encoder as wrap_encoder
     from pospre.training.optimizer.optim import parameter_groups as parameter_groups
     from pospre.training.start_weights import load_run as load_run
     from pospre.training.start_weights import load_weights as load_weights
@@ -87,7 +87,7 @@ _HOMES = {
     "LUT": "algorithms.lut.lut",
     "EmaTeacher": "algorithms.ema_teacher",
     "build_encoder": "nn.build",
-    "wrap_encoder": "nn.timm_models",
+    "wrap_encoder": "nn.weights.timm_models",
     "load_run": "training.start_weights",
     "load_weights": "training.start_weights",
     "parameter_groups": "training.optimizer.optim",

@@ -13,12 +13,12 @@ from torch import nn
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
-from pospre.nn.encoder_from_tensors import encoder_options
 from pospre.nn.positions.file_tables import FileTable, hold_table
 from pospre.nn.sizes import pair
-from pospre.nn.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.nn.vit import Encoder
-from pospre.nn.weight_address import as_grid
+from pospre.nn.weights.address import as_grid
+from pospre.nn.weights.encoder_from_tensors import encoder_options
+from pospre.nn.weights.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.run.checkpoints.reading import open_checkpoint
 from pospre.training.build import build_model, model_of
@@ -80,7 +80,7 @@ def open_model(
 
     Args:
         address: a run folder or checkpoint; a weights file, ours or in a layout of
-            ``pospre.nn.weight_layouts`` (``FILE,positions=SCHEME`` if no tensor shows its
+            ``pospre.nn.weights.layouts`` (``FILE,positions=SCHEME`` if no tensor shows its
             positions, ``none`` if it was trained without); ``timm:NAME`` (random weights); or
             ``timm:NAME,FILE``.
         weights: ``teacher`` takes the momentum teacher, if there is one.

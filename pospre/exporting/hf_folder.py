@@ -18,7 +18,7 @@ from pospre.exporting.timm_encoder import Parts
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.foreign import has_table, rotation_of, without_rows
 from pospre.nn.vit import Encoder
-from pospre.nn.weight_names import HF_DINOV2, HF_DINOV2_GATED, HF_DINOV3, HF_VIT, apart, theirs
+from pospre.nn.weights.names import HF_DINOV2, HF_DINOV2_GATED, HF_DINOV3, HF_VIT, apart, theirs
 
 LIBRARY = "transformers"
 TOLERANCE = 1e-5

@@ -27,8 +27,8 @@ from pospre.model.uses import Method
 from pospre.nn.build import check_divides
 from pospre.nn.encoder_interface import Edit, PatchEncoder
 from pospre.nn.places import Places, view_places
-from pospre.nn.timm_models import wrap_encoder
 from pospre.nn.vit import Encoder
+from pospre.nn.weights.timm_models import wrap_encoder
 
 FEATURES = "features"
 """Key of a model's outputs, besides the objectives': the features of each pass by name."""

@@ -10,8 +10,8 @@ from pospre.errors import UserError, suggestion
 from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.sizes import SIZES, EncoderSize, pair
 from pospre.nn.swin.encoder import SWIN, build_swin
-from pospre.nn.timm_models import PREFIX, timm_size
 from pospre.nn.vit import Encoder
+from pospre.nn.weights.timm_models import PREFIX, timm_size
 
 _MOST_PATCHES = 1 << 20  # of an image
 

@@ -24,8 +24,8 @@ from pospre.nn.positions.foreign import as_their_table
 from pospre.nn.positions.scheme import Clue, Space, in_order
 from pospre.nn.projections import PatchConv, check_parts, parts_of
 from pospre.nn.sizes import EncoderSize, pair, timm_model
-from pospre.nn.timm_eva import eva_model, eva_state, is_eva
-from pospre.nn.weight_names import timm_name
+from pospre.nn.weights.names import timm_name
+from pospre.nn.weights.timm_eva import eva_model, eva_state, is_eva
 
 
 class PatchEmbed(nn.Module):

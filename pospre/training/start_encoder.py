@@ -15,12 +15,12 @@ import yaml
 from pospre.command_line import spelled
 from pospre.errors import UserError
 from pospre.nn.build import encoder_size
-from pospre.nn.encoder_from_tensors import encoder_options, shown_heads
 from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.positions.foreign import adds_table
 from pospre.nn.sizes import EncoderSize, pair
 from pospre.nn.swin.encoder import SWIN
-from pospre.nn.timm_models import PREFIX
+from pospre.nn.weights.encoder_from_tensors import encoder_options, shown_heads
+from pospre.nn.weights.timm_models import PREFIX
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.sections import Encoder
 from pospre.run.checkpoints.folders import checkpoints_of

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.nn.encoder_from_tensors import no_grid
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.file_tables import (
     FileTable,
@@ -25,8 +24,9 @@ from pospre.nn.positions.file_tables import (
 from pospre.nn.positions.foreign import as_text, is_interleaved, same_turn, turns
 from pospre.nn.positions.table import Table, resample_positions
 from pospre.nn.vit import Encoder
-from pospre.nn.weight_address import DROP, GRID, POSITIONS, as_grid
-from pospre.nn.weight_names import interleaved
+from pospre.nn.weights.address import DROP, GRID, POSITIONS, as_grid
+from pospre.nn.weights.encoder_from_tensors import no_grid
+from pospre.nn.weights.names import interleaved
 from pospre.training.weight_files import Source
 
 

@@ -24,9 +24,9 @@ from pospre.model.teacher import follow
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.foreign import is_rounded
 from pospre.nn.swin.encoder import SwinEncoder
-from pospre.nn.timm_models import PREFIX, pixels_of
 from pospre.nn.vit import Encoder
-from pospre.nn.weight_layouts import shortened
+from pospre.nn.weights.layouts import shortened
+from pospre.nn.weights.timm_models import PREFIX, pixels_of
 from pospre.training.build import load_model
 from pospre.training.start_encoder import FACTOR, KEYS, check_fits, fitting_section
 from pospre.training.start_positions import (
@@ -110,7 +110,7 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
         model: with its algorithms attached.
         uri: checkpoint, folder of them or run folder; or a file of weights (``.safetensors``,
             ``.pth``, ``.pth.tar``, ``.pt``, ``.bin``) of ours or of a layout that
-            ``pospre.nn.weight_layouts`` lists; local or S3. ``FILE,positions=SCHEME`` names the
+            ``pospre.nn.weights.layouts`` lists; local or S3. ``FILE,positions=SCHEME`` names the
             positions of a file whose tensors do not show them: rotary ones are no tensors, and a
             file may have none (``positions=none``). ``positions=drop`` leaves them out,
             ``FILE,grid=7x28`` and ``FILE,heads=12`` say what else no tensor shows.

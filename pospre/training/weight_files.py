@@ -18,9 +18,9 @@ from pospre.errors import UserError
 from pospre.nn.encoder_options import Positions
 from pospre.nn.positions.file_tables import without_empty
 from pospre.nn.positions.foreign import turns
-from pospre.nn.weight_address import DROP, Address, bare_address, split_address
-from pospre.nn.weight_layouts import check_positions, position_names, timm_names
-from pospre.nn.weight_names import timm_name
+from pospre.nn.weights.address import DROP, Address, bare_address, split_address
+from pospre.nn.weights.layouts import check_positions, position_names, timm_names
+from pospre.nn.weights.names import timm_name
 from pospre.object_store import Bucket, is_remote
 from pospre.run.checkpoints import torch_file
 from pospre.run.checkpoints.reading import open_checkpoint
@@ -153,7 +153,7 @@ def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
 
 
 def _read_file(said: Address, which: Weights, keys: Keys, otherwise: Positions | None) -> Source:
-    """Return the encoder in a file of weights; see ``nn.weight_layouts`` and ``read_source``."""
+    """Return the encoder in a file of weights; see ``nn.weights.layouts`` and ``read_source``."""
     uri = said.uri
     with _local_copy(uri) as path:
         if not path.is_file():

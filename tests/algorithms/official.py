@@ -18,7 +18,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.sizes import EncoderSize
 from pospre.nn.vit import Encoder
-from pospre.nn.weight_names import timm_name
+from pospre.nn.weights.names import timm_name
 
 FIXTURES = Path(__file__).parent / "fixtures"
 DECODER: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 2, "decoder_heads": 4}

@@ -16,7 +16,7 @@ from pospre.export import main
 from pospre.exporting.export import export
 from pospre.training.build import load_model
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
-from tests.nn.test_eva import redrawn
+from tests.nn.weights.test_eva import redrawn
 
 CLASSIFIER = {"supervised": {"num_classes": 3}}
 

@@ -18,8 +18,8 @@ from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.places import Places
 from pospre.nn.positions.table import Table
 from pospre.nn.sizes import SIZES
-from pospre.nn.timm_models import timm_size, wrap_encoder
 from pospre.nn.vit import Encoder
+from pospre.nn.weights.timm_models import timm_size, wrap_encoder
 
 
 @pytest.fixture(scope="module")

@@ -19,16 +19,16 @@ from pospre.nn.places import Places
 from pospre.nn.positions import SCHEMES, build_positions
 from pospre.nn.positions.sincos import sincos_positions, sincos_positions_1d
 from pospre.nn.swin.encoder import SWIN_NEEDS
-from pospre.nn.timm_models import wrap_encoder
+from pospre.nn.weights.timm_models import wrap_encoder
 from pospre.training.start_weights import load_weights
 from tests.nn.positions.test_relative import KINDS, drawn
 from tests.nn.positions.test_rotary import rotary
 from tests.nn.positions.test_schemes import SPACE
-from tests.nn.test_eva import NARROW
-from tests.nn.test_foreign_positions import model_of, plain
 from tests.nn.test_projections import give_lora
 from tests.nn.test_projections import model_of as projections
 from tests.nn.test_swin import SIDE, swin
+from tests.nn.weights.test_eva import NARROW
+from tests.nn.weights.test_foreign_positions import model_of, plain
 from tests.refusals import refuses
 
 UNTYPED: Any = build_encoder

@@ -14,11 +14,11 @@ KNOWS = re.compile(
 )
 WEIGHTS_OF_OTHERS = {
     "exporting/hf_folder.py",
-    "nn/encoder_from_tensors.py",
-    "nn/timm_eva.py",
-    "nn/timm_models.py",
-    "nn/weight_layouts.py",
-    "nn/weight_names.py",
+    "nn/weights/encoder_from_tensors.py",
+    "nn/weights/timm_eva.py",
+    "nn/weights/timm_models.py",
+    "nn/weights/layouts.py",
+    "nn/weights/names.py",
     "training/start_positions.py",
     "training/start_weights.py",
     "training/weight_records.py",

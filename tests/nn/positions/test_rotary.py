@@ -16,7 +16,7 @@ from pospre import draws
 from pospre.nn.places import Places
 from pospre.nn.positions.rotary import Rotary
 from pospre.nn.positions.scheme import Space, rotate
-from pospre.nn.weight_names import interleaved
+from pospre.nn.weights.names import interleaved
 from tests.nn.positions.golden import GRID, PLACES, SPACE, check, checksum, queries, turned
 
 WIDE = Space(dim=128, num_heads=2, depth=1, grid=(14, 14))

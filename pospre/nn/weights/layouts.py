@@ -16,8 +16,8 @@ from pospre.errors import UserError, printable
 from pospre.nn.encoder_options import Positions
 from pospre.nn.positions.foreign import as_text, dinov3, eva_02, rope_vit
 from pospre.nn.positions.scheme import Resampling
-from pospre.nn.weight_address import POSITIONS
-from pospre.nn.weight_names import joined, ours
+from pospre.nn.weights.address import POSITIONS
+from pospre.nn.weights.names import joined, ours
 
 KNOWN = (
     "MAE, SimMIM, DropPos, DINO, iBOT, DINOv2 (also with registers or in chunks), DINOv3, I-JEPA, "

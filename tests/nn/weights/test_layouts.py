@@ -22,7 +22,7 @@ from pospre.nn.build import build_encoder
 from pospre.nn.positions.file_tables import with_prefix_rows
 from pospre.nn.positions.sincos import sincos_positions
 from pospre.nn.positions.table import Resampling, Table, resample_positions
-from pospre.nn.timm_models import wrap_encoder
+from pospre.nn.weights.timm_models import wrap_encoder
 from pospre.training.start_weights import load_weights
 
 State = dict[str, Tensor]

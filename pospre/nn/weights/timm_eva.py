@@ -28,7 +28,7 @@ from pospre.nn.positions.foreign import (
 )
 from pospre.nn.positions.scheme import Scheme
 from pospre.nn.sizes import GIANT, SIZES, EncoderSize, pair
-from pospre.nn.weight_names import TIMM_EVA, apart, interleaved, theirs
+from pospre.nn.weights.names import TIMM_EVA, apart, interleaved, theirs
 
 _NAMES = {
     (1e-5, True): "vit_small_patch16_dinov3_qkvb",

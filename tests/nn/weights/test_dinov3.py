@@ -20,9 +20,9 @@ from pospre.evaluation.models import Shown, open_model
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.positions.foreign import as_text, rope_vit
-from pospre.nn.timm_models import wrap_encoder
+from pospre.nn.weights.timm_models import wrap_encoder
 from pospre.training.start_weights import load_weights
-from tests.nn.test_eva import close, redrawn
+from tests.nn.weights.test_eva import close, redrawn
 
 State = dict[str, Tensor]
 QKVB, PLUS = "vit_small_patch16_dinov3_qkvb", "vit_small_plus_patch16_dinov3_qkvb"

@@ -17,9 +17,9 @@ from pospre.nn.encoder_interface import Original
 from pospre.nn.encoder_options import EncoderOptions, Positions
 from pospre.nn.positions.table import Table
 from pospre.nn.sizes import CLIP, GIANT, SIZES, EncoderSize, pair
-from pospre.nn.timm_eva import eva_positions, eva_size, turns_pairs
 from pospre.nn.vit import Encoder
-from pospre.nn.weight_names import interleaved, joined, ours, whole
+from pospre.nn.weights.names import interleaved, joined, ours, whole
+from pospre.nn.weights.timm_eva import eva_positions, eva_size, turns_pairs
 
 PREFIX = "timm:"
 _HEAD = ("head.", "fc_norm.", "attn_pool.")

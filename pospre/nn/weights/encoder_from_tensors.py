@@ -10,9 +10,9 @@ from pospre.nn.encoder_options import Positions
 from pospre.nn.positions.file_tables import Grid, read_table, relative_grid
 from pospre.nn.positions.foreign import as_text, has_table, is_interleaved, turns
 from pospre.nn.sizes import SIZES, EncoderSize
-from pospre.nn.timm_models import PREFIX, timm_size
-from pospre.nn.weight_address import GRID, as_grid
-from pospre.nn.weight_layouts import is_gated
+from pospre.nn.weights.address import GRID, as_grid
+from pospre.nn.weights.layouts import is_gated
+from pospre.nn.weights.timm_models import PREFIX, timm_size
 
 # published encoders of other sizes, by width, or by width, MLP width and SwiGLU
 _OTHERS = {1408: "vit_giant_patch14_224"}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pospre.evaluation.models import Shown, open_model
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import Clue
-from pospre.nn.timm_models import timm_size, wrap_encoder
+from pospre.nn.weights.timm_models import timm_size, wrap_encoder
 
 DINOV3 = ("vit_small_patch16_dinov3", "vit_small_patch16_dinov3_qkvb")
 GATED = ("vit_small_plus_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb")
