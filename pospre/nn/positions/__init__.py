@@ -1,7 +1,9 @@
 """Position schemes of encoders: one file per scheme, all listed here by name."""
 
 import importlib
+from collections.abc import Mapping
 from inspect import signature
+from typing import Any
 
 from pospre.arguments import check_arguments
 from pospre.errors import UserError, suggestion
@@ -27,14 +29,7 @@ SCHEMES = {
 
 def build_positions(positions: Positions, space: Space) -> Scheme:
     """Return a scheme by name, not initialised yet; ``UserError`` if an option is wrong."""
-    given = {positions: {}} if isinstance(positions, str) else {**positions}
-    if len(given) != 1:
-        raise UserError(
-            f"encoder.positions is {given}; give a scheme's name, or {{name: its options}}."
-        )
-    (name, options), *_ = given.items()
-    if name not in SCHEMES:
-        raise UserError(f"encoder.positions is '{name}'.{suggestion(name, SCHEMES)}")
+    name, options = named_scheme(positions)
     kind = scheme_class(name)
     if space.num_registers and not kind.takes_registers:
         raise UserError(f"encoder.positions = {name} works without registers only.")
@@ -46,6 +41,19 @@ def build_positions(positions: Positions, space: Space) -> Scheme:
     scheme = kind(**check_arguments(f"encoder.positions.{name}", kind, arguments))
     scheme.name, scheme.options = name, {**options}
     return scheme
+
+
+def named_scheme(positions: Positions) -> tuple[str, Mapping[str, Any]]:
+    """Return a scheme's name and options; ``UserError`` if there is no such scheme."""
+    given = {positions: {}} if isinstance(positions, str) else {**positions}
+    if len(given) != 1:
+        raise UserError(
+            f"encoder.positions is {given}; give a scheme's name, or {{name: its options}}."
+        )
+    (name, options), *_ = given.items()
+    if name not in SCHEMES:
+        raise UserError(f"encoder.positions is '{name}'.{suggestion(name, SCHEMES)}")
+    return name, options
 
 
 def decoder_positions(encoder: Scheme, space: Space) -> Scheme:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pospre.nn.encoder_options import Positions
 from pospre.nn.places import Places
-from pospre.nn.positions import build_positions, scheme_class
+from pospre.nn.positions import build_positions, named_scheme, scheme_class
 from pospre.nn.positions.scheme import Scheme
 
 DINOV3: Positions = "rotary"
@@ -71,7 +71,7 @@ def has_table(positions: Positions) -> bool:
 
 def adds_table(positions: Positions) -> bool:
     """Return whether a table is added to tokens, learned or fixed, with a rotation or without."""
-    name = positions if isinstance(positions, str) else next(iter(positions))
+    name, _ = named_scheme(positions)
     return bool(scheme_class(name).inputs)
 
 

@@ -324,6 +324,8 @@ def test_what_no_tensor_says_must_be_told(tmp_path: Path) -> None:
         open_model(f"{path},positions=[1]")
     with pytest.raises(UserError, match=r"'rotray'.*rotary"):
         open_model(f"{path},positions=rotray")
+    with pytest.raises(UserError, match=r"positions is \{\}; give a scheme's name"):
+        open_model(f"{path},positions={{}}")
     torch.save(vit_of(MIXED).state_dict(), path)
     with pytest.raises(UserError, match=r"has positions rotary_mixed; leave ',positions=…' out"):
         open_model(f"{path},positions=rotary")
