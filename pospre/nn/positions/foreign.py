@@ -52,8 +52,7 @@ def with_table(table: bool, rotation: Positions) -> Positions:
 
 def rotation_of(positions: Positions) -> tuple[str, dict[str, Any]] | None:
     """Return the name and options of the rotation; None: no rotation."""
-    given = {positions: {}} if isinstance(positions, str) else positions
-    ((name, options),) = given.items()
+    name, options = named_scheme(positions)
     if name == _BOTH:
         return rotation_of(options.get("rotation", "rotary"))
     return (name, {**options}) if name.startswith("rotary") else None

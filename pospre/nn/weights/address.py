@@ -55,7 +55,10 @@ def _scheme(text: str) -> Positions | None:
         given = yaml.safe_load(text)
     except yaml.YAMLError:
         return None
-    return given if isinstance(given, str | dict) else None
+    if isinstance(given, dict):
+        whole = len(given) == 1 and all(isinstance(each, dict) for each in given.values())
+        return given if whole and all(isinstance(name, str) for name in given) else None
+    return given if isinstance(given, str) else None
 
 
 def read_grid(text: str) -> Grid | None:

@@ -320,12 +320,12 @@ def test_what_no_tensor_says_must_be_told(tmp_path: Path) -> None:
     torch.save(vit_of(AXIAL).state_dict(), path)
     with pytest.raises(UserError, match=r"holds no positions.*RoPE-ViT.*coordinates: cells"):
         open_model(str(path))
-    with pytest.raises(UserError, match=r"after positions= comes a scheme's name"):
-        open_model(f"{path},positions=[1]")
-    with pytest.raises(UserError, match=r"'rotray'.*rotary"):
-        open_model(f"{path},positions=rotray")
-    with pytest.raises(UserError, match=r"positions is \{\}; give a scheme's name"):
-        open_model(f"{path},positions={{}}")
+    for wrong in ("[1]", "{}", "{rotary: 3}", "{1: {}}"):
+        with pytest.raises(UserError, match=r"after positions= comes a scheme's name"):
+            open_model(f"{path},positions={wrong}")
+    for wrong in ("rotray", "{learned_rotary: {rotation: rotray}}"):
+        with pytest.raises(UserError, match=r"'rotray'.*rotary"):
+            open_model(f"{path},positions={wrong}")
     torch.save(vit_of(MIXED).state_dict(), path)
     with pytest.raises(UserError, match=r"has positions rotary_mixed; leave ',positions=…' out"):
         open_model(f"{path},positions=rotary")
