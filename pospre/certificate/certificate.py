@@ -14,8 +14,9 @@ from pospre.certificate.processes import Done, Kill, Pace, Runner, Stage
 from pospre.certificate.step_records import TOLERANCE, Job, ProcessRecord, Verdict, compare
 from pospre.output import check_output
 from pospre.recipe.recipe import Recipe, load_recipe
-from pospre.run.device import build_device, decide_precision
+from pospre.run.device import build_device
 from pospre.training.data import rank_batch
+from pospre.training.precision import decide_precision
 from pospre.training.start_encoder import with_encoder
 
 KINDS = ("step", "save", "start", "SIGTERM")

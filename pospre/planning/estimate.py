@@ -35,9 +35,9 @@ from pospre.planning.step_costs import (
     count_step,
 )
 from pospre.recipe.recipe import Recipe
-from pospre.run.device import with_precision
 from pospre.schedules import duration_steps
 from pospre.training.data import check_addresses, open_data, rank_batch
+from pospre.training.precision import with_precision
 from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.microbatch import loss_change
 

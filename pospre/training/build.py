@@ -26,12 +26,13 @@ from pospre.recipe.provenance import annotate, origins, values
 from pospre.recipe.recipe import Recipe, load_recipe, recorded_recipe
 from pospre.recipe.sections import Encoder
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
-from pospre.run.device import build_device, decide_precision, set_residual
+from pospre.run.device import build_device
 from pospre.run.resume import compare_tensors, recorded
 from pospre.training.data import build_data, build_views, check_addresses, open_data
 from pospre.training.loggers import check_loggers
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import StepSchedule, build_schedule
+from pospre.training.precision import decide_precision, set_residual
 from pospre.training.scale.fsdp import num_copies
 from pospre.training.start_encoder import with_encoder
 from pospre.training.weight_records import Weights

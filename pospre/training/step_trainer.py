@@ -22,8 +22,8 @@ from composer.utils import dist
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.run.device import cudnn_first
 from pospre.training.callbacks.metrics import StepLosses, wait_for
+from pospre.training.precision import cudnn_first
 
 _OF_A_STEP = frozenset(
     event

@@ -18,7 +18,6 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint
-from pospre.run.device import composer_precision, describe_precision, slow_precision, uses_cudnn
 from pospre.run.resume import recorded
 from pospre.run.run import Run
 from pospre.schedules import duration_steps
@@ -31,6 +30,12 @@ from pospre.training.callbacks.watchers import WARNINGS, Collapse, PositionShort
 from pospre.training.data import LoaderPosition, describe_data, describe_data_volume
 from pospre.training.loggers import build_metrics_file
 from pospre.training.optimizer.gradients import GradientNorms, build_clipping
+from pospre.training.precision import (
+    composer_precision,
+    describe_precision,
+    slow_precision,
+    uses_cudnn,
+)
 from pospre.training.scale.blocks import recompute_blocks, use_float8
 from pospre.training.scale.compilation import Compiling, choose_parts, compile_model, open_cache
 from pospre.training.scale.fsdp import MeanOverRanks, build_sharding

@@ -25,9 +25,9 @@ from pospre.collectives import print_once
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe
-from pospre.run.device import composer_precision
 from pospre.training.build import Components
 from pospre.training.optimizer.optim import build_optimizer
+from pospre.training.precision import composer_precision
 from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.fsdp import build_sharding
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend
 from pospre.model.model import PretrainModel
 from pospre.nn.vit import Encoder
 from pospre.recipe.sections import Trainer
-from pospre.run import device as devices
+from pospre.training import precision as precisions
 from pospre.training import train as trainers
 from tests.algorithms.cases import Case
 
@@ -45,7 +45,7 @@ def test_which_cpus_compute_in_bf16(
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
     monkeypatch.setattr("platform.machine", lambda: machine)
-    assert devices.computes_bf16(CPU) is fast
+    assert precisions.computes_bf16(CPU) is fast
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_start_says_the_precision_and_why(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(devices, "computes_bf16", lambda device: fast)
+    monkeypatch.setattr(precisions, "computes_bf16", lambda device: fast)
     code, output = run(tiny, f"trainer.precision={asked}", "trainer.max_duration=3ba")
     assert code == 0 and said in output
     assert ("warning:" in output) is (asked == "amp_bf16" and not fast)
@@ -78,9 +78,9 @@ def test_the_start_says_the_precision_and_why(
 def test_a_run_goes_on_in_the_precision_it_began_in(
     tiny: Path, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "computes_bf16", lambda device: False)
+    monkeypatch.setattr(precisions, "computes_bf16", lambda device: False)
     assert run(tiny, "trainer.precision=auto", "trainer.max_duration=3ba")[0] == 0
-    monkeypatch.setattr(devices, "computes_bf16", lambda device: True)
+    monkeypatch.setattr(precisions, "computes_bf16", lambda device: True)
     code, output = run(tiny, "trainer.precision=auto", "trainer.max_duration=4ba")
     assert code == 2
     assert "has trainer.precision = fp32, this one amp_bf16; give trainer.precision=fp32" in output
@@ -107,7 +107,7 @@ def test_the_tokens_between_blocks_are_as_precise_as_the_method_or_recipe_says(
     )
     recipe: Any = SimpleNamespace(trainer=trainer, encoder=SimpleNamespace(name="vit_tiny16"))
     expected = model(dict(batch), progress=0.5).loss
-    devices.set_residual(model, recipe)
+    precisions.set_residual(model, recipe)
     seen = set()
     for module in model.modules():
         if isinstance(module, Encoder):
@@ -123,7 +123,7 @@ def test_the_tokens_between_blocks_are_as_precise_as_the_method_or_recipe_says(
 def test_a_device_without_bf16_trains_with_a_float32_residual(
     tiny: Path, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "computes_bf16", lambda device: False)
+    monkeypatch.setattr(precisions, "computes_bf16", lambda device: False)
     for steps in (3, 4):  # and goes on
         code, output = run(
             tiny,
@@ -137,7 +137,7 @@ def test_a_device_without_bf16_trains_with_a_float32_residual(
 def test_cudnn_comes_first_and_the_order_of_before_comes_back() -> None:
     before = torch._C._get_sdp_priority_order()
     enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    with devices.cudnn_first():
+    with precisions.cudnn_first():
         assert torch._C._get_sdp_priority_order()[0] == SDPBackend.CUDNN_ATTENTION.value
         assert torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.math_sdp_enabled()
     assert torch._C._get_sdp_priority_order() == before
