@@ -2,11 +2,11 @@
 
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from composer.devices import Device
-from composer.models import ComposerModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pospre.collectives import on_every_rank, print_once
@@ -83,16 +83,15 @@ def slow_precision(recipe: Recipe, device: Device) -> str | None:
     )
 
 
-def composer_precision(model: ComposerModel, recipe: Recipe, device: Device) -> str:
-    """Return the precision for Composer, which only supports mixed ones on GPUs.
+def composer_precision(recipe: Recipe, device: Device) -> tuple[str, AbstractContextManager[Any]]:
+    """Return the precision for Composer, and a context for the model's forward pass.
 
-    On the CPU the model casts by itself: its forward is replaced.
+    Composer only supports mixed precision on GPUs; on the CPU the context casts.
     """
     precision = recipe.trainer.precision
     if precision != "amp_bf16" or device.name != "cpu":
-        return precision
-    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore
-    return "fp32"
+        return precision, nullcontext()
+    return "fp32", torch.autocast("cpu", torch.bfloat16)
 
 
 def uses_cudnn(recipe: Recipe, device: Device) -> bool:

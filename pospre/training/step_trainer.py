@@ -6,7 +6,7 @@ They are made for Composer 0.32.1; a test fails if Composer changes what they re
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -40,11 +40,19 @@ class StepTrainer(Trainer):
 
     It does not search for a microbatch size, which is known before, and has no token counts and no
     training metrics. Ranks do not exchange their numbers of samples and batches: ``ViewLoader``
-    makes them equal. With ``cudnn`` attention is computed by cuDNN first.
+    makes them equal. With ``cudnn`` attention is computed by cuDNN first. The forward pass runs in
+    the context ``casting``.
     """
 
-    def __init__(self, *arguments: Any, cudnn: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        cudnn: bool = False,
+        casting: AbstractContextManager[Any],
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
+        self._casting = casting
         self._attention = cudnn_first if cudnn else nullcontext
         StepEngine.take_over(self.engine)
         # a GPU copies the next batch and draws its masks while it computes a step
@@ -134,7 +142,7 @@ class StepTrainer(Trainer):
         with ddp_sync_context(state, is_final_microbatch, self._ddp_sync_strategy):
             with self._drawing_beside():
                 run_event(Event.BEFORE_FORWARD)
-            with get_precision_context(state.precision, state.precision_config):
+            with get_precision_context(state.precision, state.precision_config), self._casting:
                 state.outputs = state.model(state.batch)
             run_event(Event.AFTER_FORWARD)
             run_event(Event.BEFORE_LOSS)

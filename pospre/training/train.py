@@ -155,7 +155,7 @@ def build_trainer(
     recipe, model, device = components.recipe, components.model, components.device
     options = recipe.trainer
     microbatch = microbatch_size(components)  # before anything below changes the model
-    precision = composer_precision(model, recipe, device)
+    precision, casting = composer_precision(recipe, device)
     if options.float8:
         use_float8(model, device)
     compiled = _compile(model, recipe, device)
@@ -165,6 +165,7 @@ def build_trainer(
     return StepTrainer(
         model=model,
         cudnn=uses_cudnn(recipe, device),
+        casting=casting,
         train_dataloader=DataSpec(
             components.loader, get_num_samples_in_batch=lambda b: len(b["index"])
         ),

@@ -158,3 +158,23 @@ def test_a_run_computes_attention_by_cudnn_if_it_says_so(
     monkeypatch.setattr(trainers, "uses_cudnn", lambda recipe, device: True)
     assert run(tiny, "trainer.max_duration=3ba")[0] == 0
     assert set(first) == {SDPBackend.CUDNN_ATTENTION.value}
+
+
+@pytest.mark.parametrize("precision", ["amp_bf16", "fp32"])
+def test_the_forward_pass_on_a_cpu_casts_in_bf16_only(
+    precision: str,
+    tiny: Path,
+    run: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    casts: dict[str, set[bool]] = {"forward": set(), "loss": set()}
+    for name, seen in casts.items():
+        plain = getattr(PretrainModel, name)
+
+        def noted(*given: Any, plain: Any = plain, seen: set[bool] = seen, **options: Any) -> Any:
+            seen.add(torch.is_autocast_enabled("cpu"))
+            return plain(*given, **options)
+
+        monkeypatch.setattr(PretrainModel, name, noted)
+    assert run(tiny, f"trainer.precision={precision}", "trainer.max_duration=3ba")[0] == 0
+    assert casts == {"forward": {precision == "amp_bf16"}, "loss": {False}}

@@ -142,7 +142,7 @@ def test_losses_are_fetched_while_the_next_step_runs(
 def test_it_is_the_step_of_composer(size: int, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = f"trainer.microbatch_size={size}", "trainer.save_interval=100ba"
     losses, weights = trained(tiny, Counts(monkeypatch), *options, "run_name=ours")
-    monkeypatch.setattr(ours, "StepTrainer", lambda cudnn, **options: Trainer(**options))
+    monkeypatch.setattr(ours, "StepTrainer", lambda cudnn, casting, **options: Trainer(**options))
     counts = Counts(monkeypatch)
     others, theirs = trained(tiny, counts, *options, "run_name=composer")
     assert counts.seen["items"] > 10  # that is, they are counted

@@ -107,7 +107,7 @@ def _try(run: Components, size: int) -> None:
     """Run two steps on a copy of the model; the second includes the optimiser's state."""
     recipe, options = run.recipe, run.recipe.trainer
     model = copy.deepcopy(run.model)
-    precision = composer_precision(model, recipe, run.device)
+    precision, casting = composer_precision(recipe, run.device)
     if options.activation_checkpointing:
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
     optimizer = build_optimizer(model, recipe.optimizer, batch_size=recipe.data.batch_size)
@@ -117,7 +117,9 @@ def _try(run: Components, size: int) -> None:
         for _ in range(2):
             inputs = model.prepare(dict(batch), 0.0)
             with get_precision_context(precision):
-                loss = model.loss(model(inputs), inputs)["total"]
+                with casting:
+                    outputs = model(inputs)
+                loss = model.loss(outputs, inputs)["total"]
             loss.backward()
             optimizer.step()
     del buckets
