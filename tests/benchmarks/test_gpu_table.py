@@ -49,8 +49,6 @@ def test_the_readme_has_the_table_of_the_figures() -> None:
     assert gpu_table.rendered() in README
     assert gpu_table.replaced(README) == README
     assert f"It is {figures.efficiency()}, from" in README
-    share = f"{figures.efficiency():.0%}".replace("%", " %")
-    assert f"at {share} of the speed" in (gpu_table.ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_share_is_of_eager_steps_until_four_methods_are_measured_compiled(file: Path) -> None:

@@ -34,7 +34,7 @@ def overrides(name: str, pictures: Path, folder: Path) -> tuple[Path, tuple[str,
 @pytest.mark.parametrize(
     ("name", "more", "options", "title"),
     [
-        ("dinov2", (), ("--ranks", "1,2"), "2 ranks beside 2: the targets and KoLeo couple"),
+        ("dinov2", (), ("--ranks", "1,2"), "2 ranks beside 2: the targets and KoLeo of dinov2"),
         (
             "mae",
             ("encoder.dropout=0.1", "trainer.precision=fp32", *SHARDED),
