@@ -65,6 +65,7 @@ class Uploads:
         self._bucket = Bucket(remote, patience=_TRIES, timeout=_SILENCE)
         self._changed = threading.Condition()
         self._waiting: _Upload | None = None
+        self._begun: _Upload | None = None  # by the thread
         self._left_out: _Upload | None = None
         self._leads = dist.get_global_rank() == 0
         self._hurry, self._over = False, threading.Event()
@@ -116,6 +117,8 @@ class Uploads:
         """
         start = time.monotonic()
         if self._left_out is not None:
+            with self._changed:  # other ranks may wait for this one's files of the one before it
+                self._changed.wait_for(lambda: self._waiting in (None, self._begun))
             self._begin(self._left_out)
             self._left_out = None
         with self._changed:
@@ -157,7 +160,8 @@ class Uploads:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._over.is_set())
-                upload = failed or self._waiting
+                upload = self._begun = failed or self._waiting
+                self._changed.notify_all()
             if upload is None or self._over.is_set():
                 return
             try:

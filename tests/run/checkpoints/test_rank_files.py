@@ -3,6 +3,7 @@
 import itertools
 import re
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,6 +123,12 @@ def test_a_rank_that_tries_again_leaves_nothing_out(
     first, second = (Uploads(folder.parent, "s3://bucket/again") for _ in range(2))
     second._leads = False
     monkeypatch.setattr(first, "_patience", 10.0)
+
+    def start_late() -> None:
+        time.sleep(0.3)
+        first._work()
+
+    vars(first._thread)["_target"] = start_late
     proxy.refused_writes = 3  # as often as boto tries
     second.offer_together(folder / "ep0-ba2", older[1:])
     until(lambda: second._failure is not None)
