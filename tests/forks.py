@@ -56,6 +56,10 @@ def find_composer_once() -> None:
 
 def become(program: list[str]) -> NoReturn:
     """Be, in a fork, what ``python`` would be with these arguments, to the end."""
+    import torch
+
+    # torch makes its pool of threads anew after a fork; two threads that ask at once crash
+    torch.set_num_threads(torch.get_num_threads())
     random.seed()  # no two processes draw the same unless they are told to
     np.random.seed()
     for stream in (sys.stdout, sys.stderr):
