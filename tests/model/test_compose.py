@@ -160,6 +160,20 @@ REFUSED: list[tuple[list[PretrainAlgorithm], dict[str, Any], str]] = [
         {},
         r"Reads declares predicts='places', but Another gives",
     ),
+    (
+        [made("lut", symmetric=True), made("mae", second_mask_ratio=0.5)],
+        {"views": {name: GROUPS[name] for name in ("view", "second")}},
+        r"but mae masks some of the first one's. Set mae\.second_mask_ratio to 0",
+    ),
+    (
+        [
+            made("lut", supervision="tokens"),
+            made("crop_field", field_size=None, flip_field="mirror_shared"),
+            made("mae"),
+        ],
+        {"views": {name: GROUPS[name] for name in ("view", "second")}},
+        r"crop_field and lut both write the batch key 'second/flip'",
+    ),
     ([made("mae"), made("simmim")], {}, r"mae and simmim both hide patches of 'view'. Use one"),
     ([made("mae"), made("mae")], {}, r"algorithms.mae is given twice; give it once"),
     ([made("ema_teacher")], {}, r"none of those listed \(ema_teacher\) has a loss"),

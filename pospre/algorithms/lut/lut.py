@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.algorithms.lut import ablations
 from pospre.algorithms.lut.projector import Projector, RankBatchNorm, check_rows
-from pospre.batch import EPOCH, HIDDEN, INDEX, VISIBLE, Batch
+from pospre.batch import EPOCH, HIDDEN, INDEX, MASKED, VISIBLE, Batch, flip_key
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.layout import Layout
@@ -195,6 +195,8 @@ class LUT(PretrainAlgorithm):
                 passes["student"], group="second", over=SEEN, joins=False, twin_of="student"
             )
             keys += ["second/visible", "second/masked"]
+        if self.supervision != "context":
+            keys.append(flip_key("second"))  # it becomes the first view's
         for group in self._online if whole else ():
             passes[WHOLE[group]] = Pass(group, if_left_out=True)
         for group in (OTHER[each] for each in self._online):
@@ -243,6 +245,12 @@ class LUT(PretrainAlgorithm):
                 "lut.symmetric = true shows the patches of the second view that the host hides in "
                 f"the first. That needs a random mask, which '{hider}' does not draw. Use "
                 "lut.symmetric = false."
+            )
+        if hides.left_out and MASKED in layout.writers:
+            raise UserError(
+                "lut.symmetric = true encodes the visible patches of both views alike, but "
+                f"{hider} masks some of the first one's. Set {hider}.second_mask_ratio to 0, or "
+                "lut.symmetric to false."
             )
         if patches < 2 * hides.visible and "student/second" in layout.passes:
             raise UserError(
