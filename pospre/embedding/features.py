@@ -2,13 +2,13 @@
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from composer.utils import dist
 from torch import Tensor
 from tqdm import tqdm
 
@@ -38,8 +38,7 @@ class Ranks(NamedTuple):
     @staticmethod
     def of_launcher() -> "Ranks":
         """Return what ``composer`` or ``torchrun`` has set."""
-        names = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-        return Ranks(*(int(os.environ.get(name, usual)) for name, usual in names))
+        return Ranks(dist.get_global_rank(), dist.get_world_size(), dist.get_local_rank())
 
 
 ALONE = Ranks()
