@@ -193,7 +193,7 @@ def render(scene: Scene, size: int, frame: int = 0) -> tuple[ndarray, list[dict[
         picture += coverage[..., None] * (_object_colour(scene, item, shade) - picture)
         masks = [(other, thing, mask * (1 - coverage)) for other, thing, mask in masks]
         masks.append((number, item, coverage))
-    y, x = _places(size)
+    y, x = _pixel_centres(size)
     darkening = 1.05 - 0.45 * ((x - 0.5) ** 2 + (y - 0.5) ** 2)  # towards the corners
     picture *= darkening.astype(np.float32)[..., None]
     labels = [_describe(number, item, mask > 0.5) for number, item, mask in masks]
@@ -204,7 +204,7 @@ def render(scene: Scene, size: int, frame: int = 0) -> tuple[ndarray, list[dict[
 def _background(scene: Scene, size: int) -> ndarray:
     """Return the sky with clouds above the horizon, the ground below: float32 (size, size, 3)."""
     top, haze, dark, bright = (np.array(colour, np.float32) for colour in KINDS[scene.kind])
-    y, x = _places(size)
+    y, x = _pixel_centres(size)
     clouds = 0.7 * _stretch(scene.noise[0, :8, :4], size) + 0.3 * _stretch(scene.noise[0], size)
     soil = _stretch(scene.noise[1], size)
     height = np.clip((scene.horizon - y) / scene.horizon, 0, 1)[..., None]
@@ -224,7 +224,7 @@ def _background(scene: Scene, size: int) -> ndarray:
     return ((sky + edge * (ground - sky)) * scene.light).astype(np.float32)
 
 
-def _places(size: int) -> ndarray:
+def _pixel_centres(size: int) -> ndarray:
     """Return y and x of every pixel's middle, from 0 to 1: float32 (2, size, size)."""
     return np.mgrid[0:size, 0:size].astype(np.float32) / size + 0.5 / size
 
@@ -241,7 +241,7 @@ def _local_coordinates(
     foot_y = scene.horizon + _FOCAL * _CAMERA_HEIGHT / item.distance
     foot_x = 0.5 + _FOCAL * item.offset / item.distance
     half = 0.5 * _FOCAL * item.height / item.distance
-    y, x = _places(size)
+    y, x = _pixel_centres(size)
     return (x - foot_x) / half, (foot_y - y) / half, 1 / (half * size)
 
 

@@ -89,8 +89,8 @@ def typed(function: Callable[P, Result], name: str = "") -> Callable[P, Result]:
             return checked()(*args, **kwargs)
         except ValidationError as error:
             first = error.errors()[0]
-            place = first["loc"][0]
-            key = place if isinstance(place, str) else [*signature(arguments).parameters][place]
+            loc = first["loc"][0]
+            key = loc if isinstance(loc, str) else [*signature(arguments).parameters][loc]
             given = repr(first["input"])
             if len(given) > _LONGEST:
                 given = f"of type {type(first['input']).__name__}"

@@ -31,7 +31,7 @@ def atomic_open(path: Path) -> Iterator[BinaryIO]:
 
 def nearest_existing(path: Path) -> Path:
     """Return ``path``, or its nearest existing parent folder."""
-    return next(place for place in (path, *path.absolute().parents) if place.exists())
+    return next(each for each in (path, *path.absolute().parents) if each.exists())
 
 
 def flush(file: BinaryIO) -> None:

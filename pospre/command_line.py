@@ -86,7 +86,7 @@ def check_exists(option: str, address: str, remedy: str) -> None:
         UserError: it is not there.
     """
     path = address.partition(",")[2] if address.startswith("timm:") else address
-    commas = [place.start() for place in re.finditer(",", path)]  # as FILE,positions=none
+    commas = [match.start() for match in re.finditer(",", path)]  # as FILE,positions=none
     starts = (path[:end] for end in (len(path), *commas))
     if not path or is_remote(path) or "://" in path:
         return

@@ -256,16 +256,16 @@ class Bucket:
         Servers that ignore conditions write the object. The tag is empty if the server returns
         none.
         """
-        place = {"Bucket": self.name, "Key": self.path(name), "Body": content}
+        request = {"Bucket": self.name, "Key": self.path(name), "Body": content}
         refusals = (*_THERE_ALREADY, *(MISSING if "IfMatch" in condition else ()))
         try:
-            answer = self.client.put_object(**place, **condition)
+            answer = self.client.put_object(**request, **condition)
         except self.client.exceptions.ClientError as error:
             if code_of(error) in refusals:
                 return None
             if code_of(error) not in NOT_KNOWN:
                 raise
-            answer = self.client.put_object(**place)
+            answer = self.client.put_object(**request)
         tag: str = answer.get("ETag", "")
         return tag
 

@@ -32,11 +32,11 @@ def scratch() -> Iterator[Path]:
     Raises:
         UserError: it cannot be made, or its disk is full.
     """
-    place = temporary_folder()
-    _remove_stale(place)
-    folder = place / f"{_NAME}{uuid.uuid4().hex}"
+    parent = temporary_folder()
+    _remove_stale(parent)
+    folder = parent / f"{_NAME}{uuid.uuid4().hex}"
     lock = folder.with_name(folder.name + _LOCK)
-    with _naming(place), _hold(lock):
+    with _naming(parent), _hold(lock):
         folder.mkdir(mode=0o700)
         try:
             yield folder
@@ -86,10 +86,10 @@ def user_cache() -> Path:
     return folder
 
 
-def full_disk(place: Path, error: OSError) -> UserError:
-    """Return the message that temporary files in ``place`` cannot be written."""
+def full_disk(folder: Path, error: OSError) -> UserError:
+    """Return the message that temporary files in ``folder`` cannot be written."""
     return UserError(
-        f"{place}, the folder of temporary files, cannot be written ({error.strerror or error}); "
+        f"{folder}, the folder of temporary files, cannot be written ({error.strerror or error}); "
         "make room there, or set TMPDIR to another folder, and run the command again"
     )
 
@@ -107,14 +107,14 @@ def boot_id() -> str:
 
 
 @contextmanager
-def _naming(place: Path) -> Iterator[None]:
-    """Turn errors of a full disk, and of files in ``place``, into a message that names it."""
+def _naming(folder: Path) -> Iterator[None]:
+    """Turn errors of a full disk, and of files in ``folder``, into a message that names it."""
     try:
         yield
     except OSError as error:
-        is_there = str(error.filename or "").startswith(f"{place}{os.sep}{_NAME}")
+        is_there = str(error.filename or "").startswith(f"{folder}{os.sep}{_NAME}")
         if is_there or (error.errno in _FULL and error.filename is None):
-            raise full_disk(place, error) from error
+            raise full_disk(folder, error) from error
         raise
 
 
@@ -130,9 +130,9 @@ def _hold(lock: Path) -> Iterator[IO[str]]:
         yield file
 
 
-def _remove_stale(place: Path) -> None:
+def _remove_stale(folder: Path) -> None:
     """Remove the folders of processes that were killed."""
-    for lock in place.glob(f"{_NAME}*{_LOCK}"):
+    for lock in folder.glob(f"{_NAME}*{_LOCK}"):
         with suppress(OSError), lock.open("r+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             age = time.time() - lock.stat().st_mtime

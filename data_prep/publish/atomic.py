@@ -79,9 +79,9 @@ def writing(destination: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = f" ({error.filename})" if error.filename else ""  # it may be elsewhere
+        where = f" ({error.filename})" if error.filename else ""  # it may be elsewhere
         raise UserError(
-            f"cannot write {destination}: {error.strerror or error}{place}. Make room or choose "
+            f"cannot write {destination}: {error.strerror or error}{where}. Make room or choose "
             "another destination, then run the same command again."
         ) from error
 

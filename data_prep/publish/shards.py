@@ -59,8 +59,8 @@ def block_writer(
     except BaseException:
         writer.cancel_future_jobs()
         raise
-    for place, shard in enumerate(writer.shards):
-        behind = f".{place:05d}" if place else ""
+    for index, shard in enumerate(writer.shards):
+        behind = f".{index:05d}" if index else ""
         name = f"shard.{record.number:05d}{behind}.mds"
         (written / shard["raw_data"]["basename"]).rename(folder / name)
         shard["raw_data"]["basename"] = name

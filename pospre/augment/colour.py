@@ -56,19 +56,19 @@ def jitter(
     """
     # The hue is turned once, for all images together. In an image's order, up to three other steps
     # come before it and up to three after. At a step that is not the image's, the factor is 1.
-    hue_place_N = (order_N4 == _HUE).to(torch.int64).argmax(dim=1)
+    hue_step_N = (order_N4 == _HUE).to(torch.int64).argmax(dim=1)
 
-    def steps(levels: Tensor, places: range, is_on: Callable[[int], Tensor]) -> Tensor:
-        for place in places:
-            which_N = order_N4[:, place]
+    def steps(levels: Tensor, numbers: range, is_on: Callable[[int], Tensor]) -> Tensor:
+        for step in numbers:
+            which_N = order_N4[:, step]
             factor_N = factors_N3.gather(1, which_N.clamp(max=_SATURATION)[:, None])[:, 0]
-            factor_N = torch.where(is_on(place), factor_N, 1.0)
+            factor_N = torch.where(is_on(step), factor_N, 1.0)
             levels = _blend(levels, which_N, factor_N)
         return levels
 
-    before = steps(levels_N3HW, range(3), lambda place: hue_place_N > place)
+    before = steps(levels_N3HW, range(3), lambda step: hue_step_N > step)
     turned = before if turns_N is None else turn_hue(before, turns_N)
-    return steps(turned, range(1, 4), lambda place: hue_place_N < place)
+    return steps(turned, range(1, 4), lambda step: hue_step_N < step)
 
 
 def _blend(levels_N3HW: Tensor, which_N: Tensor, factor_N: Tensor) -> Tensor:
@@ -101,8 +101,8 @@ def turn_hue(levels_N3HW: Tensor, turns_N: Tensor) -> Tensor:
     turned = sixths + 6 * spread(turns_N)
     channels = []
     for offset in (5, 3, 1):  # red, green, blue: HSV to RGB in closed form
-        place = torch.remainder(turned + offset, 6.0)
-        channels.append(value - chroma * torch.minimum(place, 4 - place).clamp(0, 1))
+        k = torch.remainder(turned + offset, 6.0)
+        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
     return torch.where(spread(turns_N) == 0, levels_N3HW, torch.cat(channels, dim=1))
 
 

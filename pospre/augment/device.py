@@ -251,7 +251,7 @@ def _jittered(
 ) -> Tensor:
     """Apply torchvision's ``ColorJitter`` at the group's rate."""
     draw = source.uniform("jitter", 5)
-    columns = [(2 * draw[:, place] - 1) * strength for place, strength in enumerate(strengths)]
+    columns = [(2 * draw[:, column] - 1) * strength for column, strength in enumerate(strengths)]
     centred = torch.stack(columns, dim=1)
     order = draws.permutation(source.keys("jitter_order"), 4).flatten(0, 1)
 

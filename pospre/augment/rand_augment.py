@@ -63,8 +63,8 @@ def rand_augment(
     For each operation ``draw_NK`` has ``NUM_DRAWS`` draws in [0, 1), and ``normal_NO`` a normal
     one. ``fill_3`` are the levels of pixels that an affine map brings in from outside.
     """
-    for place, draw_N3 in enumerate(draw_NK.split(NUM_DRAWS, dim=1)):
-        choice = choose(options, draw_N3, normal_NO[:, place])
+    for index, draw_N3 in enumerate(draw_NK.split(NUM_DRAWS, dim=1)):
+        choice = choose(options, draw_N3, normal_NO[:, index])
         levels_N3HW = apply(levels_N3HW, choice, fill_3)
     return levels_N3HW
 

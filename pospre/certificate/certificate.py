@@ -161,7 +161,7 @@ def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
 def draw_kills(name: str, count: int, steps: int, seed: int) -> list[Kill]:
     """Return the kills of the run ``name`` in order of time, of all kinds if there are enough."""
     draws = random.Random(f"{seed}/{name}")
-    kinds = [KINDS[place % len(KINDS)] for place in range(count)]
+    kinds = [KINDS[index % len(KINDS)] for index in range(count)]
     draws.shuffle(kinds)
     moments = sorted(draws.randint(1, max(1, steps - 2)) for _ in kinds)
     return [Kill(kind, step, draws.random()) for kind, step in zip(kinds, moments, strict=True)]
@@ -172,8 +172,8 @@ def _changes(name: str, count: int, request: Request) -> tuple[Kill, ...]:
     part = request.steps / (count + 1)
     drawn = draw_kills(name, count, request.steps, request.seed)
     return tuple(
-        Kill(("step", "save")[place % 2], max(1, round(part * (place + 1))), kill.delay)
-        for place, kill in enumerate(drawn)
+        Kill(("step", "save")[index % 2], max(1, round(part * (index + 1))), kill.delay)
+        for index, kill in enumerate(drawn)
     )
 
 
@@ -224,10 +224,10 @@ def table(certificate: Certificate) -> str:
     """Return the table: a row for each property, a column for each disturbed run."""
     titles = [column.stage.title for column in certificate.columns]
     cells: dict[str, list[str]] = {}
-    for place, column in enumerate(certificate.columns):
+    for index, column in enumerate(certificate.columns):
         for verdict in column.verdicts:
             row = cells.setdefault(verdict.property, ["–"] * len(titles))
-            row[place] = verdict.text if verdict.holds else f"**{verdict.text}**"
+            row[index] = verdict.text if verdict.holds else f"**{verdict.text}**"
     rows = [["property", *titles], *([name, *row] for name, row in cells.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]

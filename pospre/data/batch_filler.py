@@ -169,8 +169,8 @@ class BatchFiller:
             )
             for plan, pixels in zip(plans, outputs.images, strict=True)
         ]
-        places = [boxes[row] for boxes in outputs.boxes]
-        return plan_decoding(image, groups, places, self.oversampling)
+        relative = [boxes[row] for boxes in outputs.boxes]
+        return plan_decoding(image, groups, relative, self.oversampling)
 
     def load_compiled(self) -> None:
         """Plan some sample's views: numba takes 0.4 s to load the first compiled function."""

@@ -143,9 +143,9 @@ class LoaderOptions(Reading, Source):
         """Return ``count`` samples, evenly spaced over those that this machine's ranks visit."""
         runs = self._machine_runs()
         ends = np.cumsum(runs.size)
-        places = np.linspace(0, ends[-1] - 1, count).astype(int)
-        run = np.searchsorted(ends, places, side="right")
-        return (runs.first[run] + runs.size[run] - ends[run] + places).tolist()
+        positions = np.linspace(0, ends[-1] - 1, count).astype(int)
+        run = np.searchsorted(ends, positions, side="right")
+        return (runs.first[run] + runs.size[run] - ends[run] + positions).tolist()
 
     def _machine_groups(self) -> range:
         node = self.rank // (self.world_size // self.nodes)

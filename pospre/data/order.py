@@ -58,10 +58,10 @@ def epoch_order(
     samples = np.empty_like(sequence)
     start = 0
     for group in range(groups):
-        places = samples[group::groups]
-        own = sequence[start : start + len(places)]
-        places[:] = _shuffle_windows(seed, epoch, own, window)
-        start += len(places)
+        slots = samples[group::groups]
+        own = sequence[start : start + len(slots)]
+        slots[:] = _shuffle_windows(seed, epoch, own, window)
+        start += len(slots)
     return samples
 
 
@@ -105,12 +105,12 @@ def deal(seed: int, part_ends: np.ndarray, groups: int) -> Runs:
     cuts = np.union1d(ends, group_ends)
     cuts = cuts[cuts > 0]
     starts = np.concatenate([[0], cuts[:-1]])
-    places = np.searchsorted(ends, starts, side="right")
-    dealt = parts[places]
+    runs = np.searchsorted(ends, starts, side="right")
+    dealt = parts[runs]
     return Runs(
         group=np.searchsorted(group_ends, starts, side="right"),
         part=dealt,
-        first=part_ends[dealt] - ends[places] + starts,
+        first=part_ends[dealt] - ends[runs] + starts,
         size=cuts - starts,
     )
 

@@ -52,10 +52,10 @@ def embed(
         pyarrow()
     subject, size = _subject(address, weights, shown, seed)
     taken, measured = subject.recipe.environment, encoder_hash(subject.model)
-    place = find_device(device)
-    if place.type == "cuda":
-        place = torch.device("cuda", ranks.local)
-    work = Features(subject, size, data, settings, place)
+    torch_device = find_device(device)
+    if torch_device.type == "cuda":
+        torch_device = torch.device("cuda", ranks.local)
+    work = Features(subject, size, data, settings, torch_device)
     plan = {
         "model": concealed(address, taken),
         "weights": weights,

@@ -85,12 +85,12 @@ class Folder:
         there = sum(path.stat().st_blocks * 512 for path in self.work.glob("*"))
         times = 2 if self._format == "parquet" else 1  # parquet is made of the arrays at the end
         needed = _ROOM * self.num_bytes * times - there
-        place = nearest_existing(self.out.absolute().parent)
-        free = shutil.disk_usage(place).free
+        disk = nearest_existing(self.out.absolute().parent)
+        free = shutil.disk_usage(disk).free
         if needed > free:
             raise UserError(
                 f"OUT {self.out} needs {gigabytes(needed)} free (1.1 times its size), but the disk "
-                f"of {place} has {gigabytes(free)}; write elsewhere, or less: features=cls,mean, "
+                f"of {disk} has {gigabytes(free)}; write elsewhere, or less: features=cls,mean, "
                 "dtype=float16, fewer layers."
             )
 
@@ -160,15 +160,15 @@ class Folder:
                 yield parse_object(line)
 
     def _finish(self) -> bool:
-        places: dict[int, tuple[Path, int, int]] = {}
+        spans: dict[int, tuple[Path, int, int]] = {}
         for path in self.work.glob(_JOURNAL):
-            places.update({row: (path, start, size) for row, start, size in _lines(path)})
-        if len(places) < self.rows:
+            spans.update({row: (path, start, size) for row, start, size in _lines(path)})
+        if len(spans) < self.rows:
             return False
         with atomic_open(self.work / LINES) as target:
-            journals = {path: path.open("rb") for path, *_ in places.values()}
+            journals = {path: path.open("rb") for path, *_ in spans.values()}
             for row in range(self.rows):
-                path, start, size = places[row]
+                path, start, size = spans[row]
                 journals[path].seek(start)
                 target.write(journals[path].read(size))
             flush(target)

@@ -158,9 +158,11 @@ class Images:
         is_image = self.reader.features is None
         shape = (1, height, width, self.reader.decoding.channels if is_image else 1)
         pixels = np.empty(shape, np.uint8 if is_image else np.float32)
-        place = np.empty((1, 4), np.float32)
+        relative = np.empty((1, 4), np.float32)
         views = Views(crops, pixels, self._view.interpolation)
-        write_views(plan_decoding(image, [views], [place], self._filler.oversampling), Stopwatch())
+        write_views(
+            plan_decoding(image, [views], [relative], self._filler.oversampling), Stopwatch()
+        )
         if frame is not None:
             framed = np.empty((*frame, shape[-1]), np.uint8)
             framed[:] = self._fill

@@ -90,8 +90,8 @@ def check_views(recipe: Recipe, data: str) -> bool:
         return True
     if is_remote(trained_on) or is_remote(data):
         return data == trained_on and seen is None
-    place, root = Path(data).resolve(), Path(trained_on).resolve()
-    return root in place.parents or (place == root and seen is None)
+    folder, root = Path(data).resolve(), Path(trained_on).resolve()
+    return root in folder.parents or (folder == root and seen is None)
 
 
 def _centre_loader(data: str, size: Size, view: Views | None = None, **options: Any) -> ViewLoader:

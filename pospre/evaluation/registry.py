@@ -140,8 +140,8 @@ def evaluation_module(name: str) -> ModuleType:
     """Return the module of evaluation ``name``."""
     settings_class(name)
     with needing("evaluate", f"the evaluation {name}"):
-        place = _found()[name][1].relative_to(_ROOT).with_suffix("")
-        return import_module(".".join([pospre.evaluation.__name__, *place.parts]))
+        module = _found()[name][1].relative_to(_ROOT).with_suffix("")
+        return import_module(".".join([pospre.evaluation.__name__, *module.parts]))
 
 
 def figures_of(name: str) -> dict[str, Literal["max", "min"]]:

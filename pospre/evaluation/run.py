@@ -131,16 +131,16 @@ def run_evaluation(
     """
     if origin:
         print(origin, file=sys.stderr)
-    place = find_device(device)
+    torch_device = find_device(device)
     checked, opened = check_evaluation(name, recipe, data_path, settings or {}, output)
     require_finite(model, address or "the model")
     make_initial = initial or (lambda: build_model(recipe))
     was_training, measured = model.training, encoder_hash(model)
     context = Context(
-        model=model.to(place).eval(),
-        initial=lambda: make_initial().to(place).eval(),
+        model=model.to(torch_device).eval(),
+        initial=lambda: make_initial().to(torch_device).eval(),
         data=str(data_path),
-        device=place,
+        device=torch_device,
         folder=None if output is None else output.with_suffix(""),
         progress=progress,
         opened=opened,

@@ -54,8 +54,8 @@ def _imported(home: str, address: str) -> Any:
                 f"{Path.cwd()} or among the installed packages. Run the command in its folder, "
                 "add its folder to PYTHONPATH, or install it."
             ) from error
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{place.filename}, line {place.lineno}"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{frame.filename}, line {frame.lineno}"
         if isinstance(error, SyntaxError):  # the module's own line is not among the frames
             where = f"{error.filename}, line {error.lineno}"
         raise UserError(

@@ -117,7 +117,7 @@ class Mlp(nn.Module):
             hidden = self.act(gate) * value
         else:
             hidden = self.act(self.fc1(x_BTD))
-        return self.fc2(dropout(self.norm(hidden), dropout_B, self.dropout, place=1))
+        return self.fc2(dropout(self.norm(hidden), dropout_B, self.dropout, index=1))
 
 
 class Block(nn.Module):
@@ -156,11 +156,11 @@ class Block(nn.Module):
         """
         drop = partial(dropout, keys_B=dropout_B, rate=self.dropout)
         mixed = self.attn(self.norm1(x_BTD), clue, num_keys, num_queries)
-        attended = self.ls1(drop(mixed, place=0))
+        attended = self.ls1(drop(mixed, index=0))
         attended = attended if branch_B2 is None else attended * branch_B2[:, :1, None]
         x_BTD = (first(x_BTD, num_queries) + attended).to(x_BTD.dtype)
         inner = () if dropout_B is None else (dropout_B,)  # else what replaces it gets tokens only
-        mixed = self.ls2(drop(self.mlp(self.norm2(x_BTD), *inner), place=2))
+        mixed = self.ls2(drop(self.mlp(self.norm2(x_BTD), *inner), index=2))
         mixed = mixed if branch_B2 is None else mixed * branch_B2[:, 1:, None]
         return (x_BTD + mixed).to(x_BTD.dtype)
 
@@ -211,16 +211,16 @@ def dropout_keys(keys_B: Tensor | None, number: int) -> Tensor | None:
     return None if keys_B is None else chain(chain(keys_B, _DROPOUT), number)
 
 
-def dropout(tokens: Tensor, keys_B: Tensor | None, rate: float, place: int) -> Tensor:
+def dropout(tokens: Tensor, keys_B: Tensor | None, rate: float, index: int) -> Tensor:
     """Set elements of (B, …) to 0 at the rate, and scale the others up (Srivastava et al. 2014).
 
-    The rate, in [0, 1), is rounded to 2**-16. ``place`` numbers the dropouts with the same keys.
+    The rate, in [0, 1), is rounded to 2**-16. ``index`` numbers the dropouts with the same keys.
     With keys None nothing is dropped.
     """
     if keys_B is None or not rate:
         return tokens
     count = tokens[0].numel()
-    words = draws.bits(chain(keys_B, place), -(-count // _DRAWS_PER_WORD))
+    words = draws.bits(chain(keys_B, index), -(-count // _DRAWS_PER_WORD))
     levels = min(round(rate * _LEVELS), _LEVELS - 1)
     # a word holds four draws, as int16 from −2**15 on
     kept = words.view(torch.int16)[:, :count] >= levels - _LEVELS // 2

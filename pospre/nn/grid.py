@@ -39,15 +39,15 @@ def interpolation_weights(centre_RN: Tensor, size: int, kind: Interpolation) -> 
     replicated. The weights equal those of ``F.grid_sample`` and, on a regular grid,
     ``F.interpolate``.
     """
-    place = centre_RN * size - 0.5
-    first = place.floor()
-    part = place - first
+    point = centre_RN * size - 0.5
+    first = point.floor()
+    part = point - first
     if kind == "bilinear":
         taps = {0: 1 - part, 1: part}
     else:
         taps = {-1: _outer(1 + part), 0: _inner(part), 1: _inner(1 - part), 2: _outer(2 - part)}
-    cells = torch.arange(size, dtype=place.dtype, device=place.device)
-    weights = torch.zeros(*place.shape, size, dtype=place.dtype, device=place.device)
+    cells = torch.arange(size, dtype=point.dtype, device=point.device)
+    weights = torch.zeros(*point.shape, size, dtype=point.dtype, device=point.device)
     for offset, factor in taps.items():
         cell = (first + offset).clamp(0, size - 1)
         weights = weights + factor.unsqueeze(-1) * (cell.unsqueeze(-1) == cells)

@@ -142,7 +142,7 @@ class Encoder(PatchEncoder):
         # under autocast the sum is float32, and so is the residual stream unless ``half_residual``
         tokens = self.norm_pre(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))
         dropping_B = keys_B if self.dropout else None  # a key is 18 kernels
-        tokens = dropout(tokens, dropout_keys(dropping_B, 0), self.dropout, place=0)
+        tokens = dropout(tokens, dropout_keys(dropping_B, 0), self.dropout, index=0)
         if self.half_residual and torch.is_autocast_enabled(tokens.device.type):
             tokens = tokens.bfloat16()
         clues: Iterable[Clue] = self.positions.clues(places)

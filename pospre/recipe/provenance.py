@@ -123,7 +123,7 @@ def with_references(value: Any, found: Mapping[str, Taken], key: str = "") -> An
     if isinstance(value, dict):
         prefix = f"{key}." if key else ""
         return {k: with_references(part, found, f"{prefix}{k}") for k, part in value.items()}
-    is_private = key in found and any(within(key, place) for place in PRIVATE)
+    is_private = key in found and any(within(key, private) for private in PRIVATE)
     # values changed by code since no longer come from the environment
     return found[key].written if is_private and found[key].value == value else value
 
@@ -136,7 +136,7 @@ def concealed(value: Any, found: Mapping[str, Taken]) -> Any:
         return [concealed(part, found) for part in value]
     if isinstance(value, str):
         for key, (written, secret) in found.items():
-            is_text = isinstance(secret, str) and any(within(key, place) for place in PRIVATE)
+            is_text = isinstance(secret, str) and any(within(key, private) for private in PRIVATE)
             if is_text and secret and (value == secret or value.startswith(f"{secret}/")):
                 return f"{written}{value.removeprefix(secret)}"
     return value

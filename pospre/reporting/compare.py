@@ -48,10 +48,10 @@ def read_runs(folders: Sequence[str]) -> list[Run]:
     """Read run folders on this machine, each given once."""
     seen: dict[Path, str] = {}
     for folder in folders:
-        place = Path(folder).resolve()
-        if place in seen:
-            raise UserError(f"{folder} and {seen[place]} are the same run; give another one.")
-        seen[place] = folder
+        path = Path(folder).resolve()
+        if path in seen:
+            raise UserError(f"{folder} and {seen[path]} are the same run; give another one.")
+        seen[path] = folder
     return [read_run(folder) for folder in folders]
 
 

@@ -103,13 +103,13 @@ def _draw_group(model: PretrainModel, batch: Batch, group: str) -> tuple[list[np
         drawn = []
         for number, view in enumerate(views):
             picture = view.copy()
-            for place in hidden[row, number].nonzero().flatten().tolist():
-                top, left = place // grid[1] * patch, place % grid[1] * patch
+            for cell in hidden[row, number].nonzero().flatten().tolist():
+                top, left = cell // grid[1] * patch, cell % grid[1] * patch
                 picture[top : top + patch, left : left + patch] = GREY
             factor = -(-SIDES[len(views) < 3] // min(view.shape[:2]))
             picture = enlarge(picture, factor)
-            places = framed[row, number].nonzero().flatten().tolist()
-            frame_cells(picture, places, grid[1], patch * factor)
+            cells = framed[row, number].nonzero().flatten().tolist()
+            frame_cells(picture, cells, grid[1], patch * factor)
             drawn += [picture, np.full((len(picture), GAP, 3), 255, np.uint8)]
         strips.append(np.concatenate(drawn[:-1], axis=1))
     return strips, "; ".join(legend)
@@ -128,7 +128,7 @@ def _marks(
         own = key.partition("/")[0]
         if key in batch and group == (own if own in model.views else "view"):
             marked = hidden if _is_hidden(key) else framed
-            marked |= _places(batch, key, rows, patches).cpu()
+            marked |= _marked_patches(batch, key, rows, patches).cpu()
             legend.append(f"{'grey' if _is_hidden(key) else 'framed in green'}: {caption}")
     return hidden.unflatten(0, (-1, views)), framed.unflatten(0, (-1, views)), legend
 
@@ -138,7 +138,7 @@ def _is_hidden(key: str) -> bool:
     return key.endswith(("/hidden", "/masked"))
 
 
-def _places(batch: Batch, key: str, rows: int, patches: int) -> Tensor:
+def _marked_patches(batch: Batch, key: str, rows: int, patches: int) -> Tensor:
     """Return bool (rows, N) of the patches that a batch key marks."""
     marked = batch[key].reshape(rows, -1)
     if marked.dtype != torch.bool:

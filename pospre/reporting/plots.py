@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 class Tick(NamedTuple):
     """A label and its position on the axis, in percent from the left or the top."""
 
-    place: float
+    position: float
     label: str
 
 
@@ -179,8 +179,8 @@ class _Frame(NamedTuple):
         marks = np.arange(round(self.low / step), round(self.high / step) + 1) * step
         scale = 100 if percent else 1
         labels = [_tick_label(m * scale, step * scale) + (" %" if percent else "") for m in marks]
-        places = 100 * (self.high - marks) / (self.high - self.low)
-        return [Tick(float(p), label) for p, label in zip(places, labels, strict=True)]
+        positions = 100 * (self.high - marks) / (self.high - self.low)
+        return [Tick(float(p), label) for p, label in zip(positions, labels, strict=True)]
 
 
 def _is_value(value: object) -> bool:

@@ -56,7 +56,7 @@ def replay(path: str | Path, *overrides: str) -> Replay:
         overrides: ``key=value`` for its recipe, such as ``data.path=…``.
 
     Raises:
-        UserError: the file is not a run's, a place must be named, or the data have changed.
+        UserError: the file is not a run's, an address must be named, or the data have changed.
     """
     path = Path(path)
     try:
@@ -73,10 +73,10 @@ def replay(path: str | Path, *overrides: str) -> Replay:
         ) from error
     named = {item.partition("=")[0] for item in overrides}
     start = _checkpoint_before(step, path, recipe, named)
-    _check_place("data.path", recipe.data.path, named)
-    _check_place("data.labels", recipe.data.labels, named)
+    _check_address("data.path", recipe.data.path, named)
+    _check_address("data.labels", recipe.data.labels, named)
     if start is None:
-        _check_place("encoder.weights", recipe.encoder.weights, named)
+        _check_address("encoder.weights", recipe.encoder.weights, named)
     with scratch() as folder:
         held = _train(_apart(recipe, str(folder)), start, step)
     found = sorted(held.batch[INDEX].tolist())
@@ -88,10 +88,10 @@ def replay(path: str | Path, *overrides: str) -> Replay:
     return held
 
 
-def _check_place(key: str, place: str | None, named: Set[str]) -> None:
-    """Refuse a recorded bucket, or a place from a variable, that was not named."""
-    if place is not None and key not in named and (is_remote(place) or VARIABLE.search(place)):
-        raise UserError(f"{key} is recorded as {place!r}; give it, as in replay(…, '{key}=PLACE')")
+def _check_address(key: str, value: str | None, named: Set[str]) -> None:
+    """Refuse a recorded bucket, or an address from a variable, that was not named."""
+    if value is not None and key not in named and (is_remote(value) or VARIABLE.search(value)):
+        raise UserError(f"{key} is recorded as {value!r}; give it, as in replay(…, '{key}=PLACE')")
 
 
 def _checkpoint_before(step: int, path: Path, recipe: Recipe, named: Set[str]) -> Checkpoint | None:

@@ -24,7 +24,7 @@ def small(rate: float = 0.5, depth: int = 2) -> Encoder:
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.999999])
 def test_rate_mean_and_variance(rate: float) -> None:
     ones = torch.ones(64, 99, 33)
-    dropped = dropout(ones, KEYS, rate, place=0)
+    dropped = dropout(ones, KEYS, rate, index=0)
     exact = min(round(rate * 2**16), 2**16 - 1) / 2**16
     assert exact == pytest.approx(rate, abs=2**-16)
     deviation = (exact * (1 - exact) / ones.numel()) ** 0.5
@@ -36,7 +36,7 @@ def test_rate_mean_and_variance(rate: float) -> None:
 
 
 def test_every_element_is_dropped_alike_and_alone() -> None:
-    kept = (dropout(torch.ones(64, 99, 33), KEYS, 0.5, place=0) > 0).float()
+    kept = (dropout(torch.ones(64, 99, 33), KEYS, 0.5, index=0) > 0).float()
     for axes in ((0, 1), (0, 2), (1, 2)):
         mean = kept.mean(axes)
         assert float((mean - 0.5).abs().max()) < 5 * 0.5 / (kept.numel() / mean.numel()) ** 0.5
@@ -48,17 +48,17 @@ def test_every_element_is_dropped_alike_and_alone() -> None:
 
 def test_only_the_key_and_the_place_count() -> None:
     tokens = torch.randn(64, 10, 8)
-    whole = dropout(tokens, KEYS, 0.5, place=1)
-    assert torch.equal(dropout(tokens[5:8], KEYS[5:8], 0.5, place=1), whole[5:8])
+    whole = dropout(tokens, KEYS, 0.5, index=1)
+    assert torch.equal(dropout(tokens[5:8], KEYS[5:8], 0.5, index=1), whole[5:8])
     masks = [
-        dropout(torch.ones(64, 10, 8), key, 0.5, place=place) > 0
+        dropout(torch.ones(64, 10, 8), key, 0.5, index=place) > 0
         for key in (KEYS, dropout_keys(KEYS, 0), dropout_keys(KEYS, 1))
         for place in (0, 1, 2)
     ]
     for number, mask in enumerate(masks):
         for other in masks[:number]:
             assert float((mask == other).float().mean()) == pytest.approx(0.5, abs=0.03)
-    half = dropout(tokens.bfloat16(), KEYS, 0.5, place=1)
+    half = dropout(tokens.bfloat16(), KEYS, 0.5, index=1)
     assert half.dtype == torch.bfloat16 and torch.equal(half == 0, whole == 0)
 
 

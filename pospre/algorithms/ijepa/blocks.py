@@ -163,10 +163,10 @@ def draw_official(keys_B: Tensor, blocks: Blocks) -> BlockMasks:
     count = blocks.num_targets
     tries = _OFFICIAL_TRIES * count + 1
     draw = draws.uniform(keys_B, 2 + 2 * count + 2 * tries)
-    shared, place = draw[0, :2].double(), draw[:, 2:].unflatten(1, (-1, 2))
+    shared, corner = draw[0, :2].double(), draw[:, 2:].unflatten(1, (-1, 2))
     size = _official_size(shared[0], blocks.target_scale, blocks.target_ratio, blocks)
     room = _official_size(shared[1], blocks.context_scale, (1.0, 1.0), blocks)
-    top, left = place.unbind(-1)
+    top, left = corner.unbind(-1)
     inside = _placed(size, top[:, :count], left[:, :count], blocks.grid, spare=0)
     visible = _placed(room, top[:, count:], left[:, count:], blocks.grid, spare=0)
     cut = torch.cumsum(inside, 1) > 0  # B, M, N: by the first block, by the first two…

@@ -43,9 +43,9 @@ def beta_quantiles(alpha: float) -> np.ndarray:
 def from_quantiles(quantiles: np.ndarray, uniform_B: Tensor) -> Tensor:
     """Return draws whose law has the given quantiles, from uniform ones."""
     table = torch.from_numpy(quantiles).to(uniform_B.device, non_blocking=True)
-    place = uniform_B * _STEPS
-    low = place.to(torch.int64)  # below 4096, as the draws are below 1
-    return torch.lerp(table[low], table[low + 1], place - low)
+    position = uniform_B * _STEPS
+    low = position.to(torch.int64)  # below 4096, as the draws are below 1
+    return torch.lerp(table[low], table[low + 1], position - low)
 
 
 def draw_mix(

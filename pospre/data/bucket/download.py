@@ -188,7 +188,7 @@ class NotNow(Exception):
 
 
 class ShardDownload:
-    """The download of the shard ``place`` by a thread, in at most ``patience`` seconds.
+    """The download of the shard ``shard_index`` by a thread, in at most ``patience`` seconds.
 
     It must have the ETag ``tag``, if given. For an ``urgent`` one a reader waits. Other shards are
     postponed (``NotNow``) if another process has them or there is no room. The event ``stop``
@@ -202,7 +202,7 @@ class ShardDownload:
 
     def __init__(
         self,
-        place: int,
+        shard_index: int,
         entry: ShardEntry,
         bucket: Bucket,
         patience: float,
@@ -211,7 +211,7 @@ class ShardDownload:
         urgent: bool,
         stop: threading.Event,
     ) -> None:
-        self.place = place
+        self.shard_index = shard_index
         stored = entry.stored
         self._start = partial(Download, bucket, stored.name, stored.size, tag)
         self.download = self._start()

@@ -68,20 +68,20 @@ class Fetcher:
         if cache.limit is not None:
             allow_many_files()
 
-    def _follow(self, places: np.ndarray) -> None:
+    def _follow(self, shards: np.ndarray) -> None:
         """Replace the old plan and drop its pending downloads."""
-        self._plan = ReadingPlan(places)
+        self._plan = ReadingPlan(shards)
         self._stop = threading.Event()
         self._coming: dict[int, ShardDownload] = {}
         self._failed: set[int] = set()  # until a reader requests them
         self._later: set[int] = set()  # postponed: no room, or another process has them
         self._retry = np.inf  # when to retry these
 
-    def expect(self, places: np.ndarray) -> None:
+    def expect(self, shards: np.ndarray) -> None:
         """Fetch in advance the shards of these samples, int64 (n,), in this order."""
         self.close()
         with self._changed:
-            self._follow(places)
+            self._follow(shards)
             self._is_open = True
             self._fetch_ahead()
 
@@ -98,7 +98,7 @@ class Fetcher:
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def read(self, place: int, number: int) -> Tensor:
+    def read(self, shard_index: int, number: int) -> Tensor:
         """Return a sample of a shard, uint8 (N,).
 
         If it cannot be read, the shard is checked again, and fetched again if another process has
@@ -107,60 +107,60 @@ class Fetcher:
         Raises:
             UserError: the shard cannot be fetched, or not in time, or reading keeps failing.
         """
-        self._advance(place)
+        self._advance(shard_index)
         try:
-            return self._try(place, number)
+            return self._try(shard_index, number)
         finally:
-            self._release(place)  # no caller holds the shard open any more
+            self._release(shard_index)  # no caller holds the shard open any more
 
-    def _try(self, place: int, number: int) -> Tensor:
+    def _try(self, shard_index: int, number: int) -> Tensor:
         for _ in range(_READS):
-            shard = self._here.get(place) or self._wait(place)
+            shard = self._here.get(shard_index) or self._wait(shard_index)
             try:
                 return shard.read(number)
             except UserError:
-                self._here.pop(place, None)
-        return self._wait(place).read(number)
+                self._here.pop(shard_index, None)
+        return self._wait(shard_index).read(number)
 
-    def heal(self, place: int) -> bool:
+    def heal(self, shard_index: int) -> bool:
         """Verify a shard in the cache, and remove it if it has changed; reading fetches it again.
 
         Return whether reading again may help. A shard that is damaged repeatedly is kept, and so is
         one that is damaged in the bucket.
         """
         with self._changed:
-            self._looks[place] += 1
-            if self._looks[place] > _LOOKS:
+            self._looks[shard_index] += 1
+            if self._looks[shard_index] > _LOOKS:
                 return False
-        entry = self._entries[place].raw
+        entry = self._entries[shard_index].raw
         problem = self._cache.remove_damaged(entry, self._patience, self._stop)
         if problem:
-            self._here.pop(place, None)
+            self._here.pop(shard_index, None)
             warnings.warn(
                 f"{self._cache.file(entry.flat_name)} was damaged in the cache ({problem}); it is "
-                f"fetched again from {self._address(place)}",
+                f"fetched again from {self._address(shard_index)}",
                 stacklevel=2,
             )
         return True
 
     # the plan, and downloads in advance
 
-    def _advance(self, place: int) -> None:
+    def _advance(self, shard_index: int) -> None:
         """Record the reading's progress in the plan."""
         with self._changed:
-            if self._plan.ask(place) or time.monotonic() > self._retry:
+            if self._plan.ask(shard_index) or time.monotonic() > self._retry:
                 self._later.clear()
                 self._fetch_ahead()
 
-    def _release(self, place: int) -> None:
+    def _release(self, shard_index: int) -> None:
         """Allow eviction of a shard after its last read."""
         with self._changed:
-            left = self._plan.count_read(place)
+            left = self._plan.count_read(shard_index)
             if left > 0:
                 return
-            self._cache.touch(self._entries[place].raw.flat_name)
+            self._cache.touch(self._entries[shard_index].raw.flat_name)
             if self._cache.limit is not None:
-                self._here.pop(place, None)
+                self._here.pop(shard_index, None)
             if left == 0:
                 self._later.clear()
                 self._fetch_ahead()
@@ -169,22 +169,22 @@ class Fetcher:
         """Start downloads of the next shards of the plan; the lock is held."""
         self._retry = np.inf
         room = self.share * (self._cache.limit or np.inf)
-        room -= sum(self._entries[place].raw.size for place in self._plan.begun)
-        for place in self._plan.ahead(_AHEAD):
-            room -= self._entries[place].raw.size
+        room -= sum(self._entries[shard_index].raw.size for shard_index in self._plan.begun)
+        for shard_index in self._plan.ahead(_AHEAD):
+            room -= self._entries[shard_index].raw.size
             if room < 0 or len(self._coming) >= _AT_ONCE or not self._is_open:
                 return  # it would take room from shards that are needed earlier
             books = (self._here, self._coming, self._failed, self._later)
-            if any(place in book for book in books):
+            if any(shard_index in book for book in books):
                 continue
-            if not self._cache.holds(self._entries[place].raw):
-                self._fetch(place, urgent=False)
+            if not self._cache.holds(self._entries[shard_index].raw):
+                self._fetch(shard_index, urgent=False)
 
-    def _fetch(self, place: int, *, urgent: bool) -> ShardDownload:
+    def _fetch(self, shard_index: int, *, urgent: bool) -> ShardDownload:
         """Start the download of a shard; the lock is held."""
-        entry = self._entries[place]
-        self._coming[place] = coming = ShardDownload(
-            place,
+        entry = self._entries[shard_index]
+        self._coming[shard_index] = coming = ShardDownload(
+            shard_index,
             entry,
             self._bucket,
             self._patience,
@@ -193,31 +193,31 @@ class Fetcher:
             stop=self._stop,
         )
         coming.thread = threading.Thread(
-            target=self._work, args=(coming,), daemon=True, name=f"pospre-fetch-{place}"
+            target=self._work, args=(coming,), daemon=True, name=f"pospre-fetch-{shard_index}"
         )
         coming.thread.start()
         return coming
 
     def _work(self, coming: ShardDownload) -> None:
         """Download a shard, in a thread."""
-        place = coming.place
+        shard_index = coming.shard_index
         later: Sequence[int] = ()
         try:
             self._bring(coming)
-            if self._load(place) is None:  # it was evicted at once
-                later = [place]
+            if self._load(shard_index) is None:  # it was evicted at once
+                later = [shard_index]
         except Stopped:
             pass
         except NotNow as error:
-            later = self._plan.shards if error.no_room else [place]
+            later = self._plan.shards if error.no_room else [shard_index]
         except Exception as error:  # raised in the reader that waits for this shard
             coming.error = error
         with self._changed:
             coming.is_over = True
-            if self._coming.get(place) is coming:  # the plan has not changed
-                del self._coming[place]
+            if self._coming.get(shard_index) is coming:  # the plan has not changed
+                del self._coming[shard_index]
                 if coming.error is not None:
-                    self._failed.add(place)
+                    self._failed.add(shard_index)
                 self._later.update(later)
                 self._fetch_ahead()
                 if later:
@@ -235,30 +235,32 @@ class Fetcher:
         """Return when shards are needed, by name."""
         with self._changed:
             needs = self._plan.needs()
-        return {self._entries[place].raw.flat_name: need for place, need in needs.items()}
+        return {
+            self._entries[shard_index].raw.flat_name: need for shard_index, need in needs.items()
+        }
 
     # readers
 
-    def _wait(self, place: int) -> Shard:
+    def _wait(self, shard_index: int) -> Shard:
         """Return a shard as soon as it is in the cache."""
-        shard = self._load(place)
+        shard = self._load(shard_index)
         if shard is not None:
             return shard
         start = time.monotonic()
         coming: ShardDownload | None = None
-        with self._changed, self._line(place) as line:
-            while (shard := self._here.get(place)) is None:
-                self._check(place, coming, time.monotonic() - start)
+        with self._changed, self._line(shard_index) as line:
+            while (shard := self._here.get(shard_index)) is None:
+                self._check(shard_index, coming, time.monotonic() - start)
                 if time.monotonic() > self._retry:
                     self._later.clear()
                     self._fetch_ahead()
                 if coming is None or coming.is_over:
-                    coming = self._coming.get(place) or self._fetch(place, urgent=True)
+                    coming = self._coming.get(shard_index) or self._fetch(shard_index, urgent=True)
                 self._changed.wait(_TICK)
                 line.update(coming.download.done - line.n)
             return shard
 
-    def _check(self, place: int, coming: ShardDownload | None, seconds: float) -> None:
+    def _check(self, shard_index: int, coming: ShardDownload | None, seconds: float) -> None:
         """Raise an error if waiting is useless."""
         error = None if coming is None else coming.error
         if error is not None and not isinstance(error, UserError):
@@ -266,28 +268,28 @@ class Fetcher:
         if error is None and not self._is_open:
             error = UserError("reading was ended")
         elif error is None and coming is not None and seconds > self._patience:
-            state = coming.download.state(self._entries[place].stored.size)
+            state = coming.download.state(self._entries[shard_index].stored.size)
             error = Unreachable(f"{state} ({PATIENCE_HINT})")
         if error is not None:
             raise error.restated(
-                f"rank {_rank()} waited {seconds:.1f} s for shard {self._address(place)}: "
+                f"rank {_rank()} waited {seconds:.1f} s for shard {self._address(shard_index)}: "
                 f"{str(error).rstrip('.')}."
             ) from error
 
-    def _line(self, place: int) -> "tqdm[None]":
+    def _line(self, shard_index: int) -> "tqdm[None]":
         """Return a progress line: on a terminal, for the first shard that a reader waits for."""
         is_due, self._is_line_due = self._is_line_due, False
-        name, size = self._address(place), self._entries[place].stored.size
+        name, size = self._address(shard_index), self._entries[shard_index].stored.size
         return tqdm(
             desc=name, total=size, unit="B", unit_scale=True, file=sys.stderr, disable=not is_due
         )
 
-    def _address(self, place: int) -> str:
-        return f"{self._bucket.uri}/{self._entries[place].stored.name}"
+    def _address(self, shard_index: int) -> str:
+        return f"{self._bucket.uri}/{self._entries[shard_index].stored.name}"
 
-    def _load(self, place: int) -> Shard | None:
+    def _load(self, shard_index: int) -> Shard | None:
         """Return a shard in the cache, and record it."""
-        entry = self._entries[place]
+        entry = self._entries[shard_index]
         if not self._cache.holds(entry.raw):
             return None
         file = None
@@ -301,7 +303,7 @@ class Fetcher:
             self._cache.file(entry.raw.flat_name).unlink(missing_ok=True)
             return None
         with self._changed:
-            self._here[place] = shard = replace(shard, file=file)
+            self._here[shard_index] = shard = replace(shard, file=file)
         return shard
 
 

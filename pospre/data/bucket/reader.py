@@ -113,7 +113,7 @@ class RemoteMdsReader(MdsReader):
     def prepare(self, visits: Visits) -> None:
         """Refuse an order that would download most shards many times in an epoch."""
         self.visits = visits
-        self.visited = [self._entries[place] for place in visits.parts]
+        self.visited = [self._entries[part] for part in visits.parts]
         self._fetcher.share = visits.share
         limit = math.inf if self._cache_limit is None else self._cache_limit
         all_bytes = sum(entry.raw.size for entry in self.visited)
@@ -141,12 +141,12 @@ class RemoteMdsReader(MdsReader):
         """Return the bytes, as stored in the bucket, of the visited shards in the cache."""
         return sum(entry.stored.size for entry in self.visited if self._cache.holds(entry.raw))
 
-    def _shard_name(self, place: int) -> str:
-        return f"{self.address}/{self._entries[place].stored.name}"
+    def _shard_name(self, shard_index: int) -> str:
+        return f"{self.address}/{self._entries[shard_index].stored.name}"
 
     def _data(self, index: int) -> Tensor:
-        place, number = self._locate(index)
-        return self._fetcher.read(place, number)
+        shard_index, number = self._locate(index)
+        return self._fetcher.read(shard_index, number)
 
     def _shards_there(self, bucket: Bucket, entries: Sequence[ShardEntry]) -> dict[str, Stored]:
         """Return what the bucket has of the shards without recorded hashes, by name.

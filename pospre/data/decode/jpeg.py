@@ -141,10 +141,10 @@ def decode(
         JpegError: cut off or damaged.
         UnusualJpeg: libjpeg-turbo cannot convert it to RGB.
     """
-    whole, place = data, header.whole
+    whole, region = data, header.whole
     if header.height_at:
-        data, place = _crop_file(data, header, _widen(box, header, _MARGIN * shrink))
-    width, height = place.right - place.left, place.bottom - place.top
+        data, region = _crop_file(data, header, _widen(box, header, _MARGIN * shrink))
+    width, height = region.right - region.left, region.bottom - region.top
     shape = (-(-height // shrink), -(-width // shrink), 3)
     options = {} if shrink == 1 else {"min_height": shape[0], "min_width": shape[1]}
     buffer = np.empty(shape, np.uint8)  # filled also where libjpeg complains at the end
@@ -163,7 +163,7 @@ def decode(
         is_lower = data is not whole and not header.interval[0]
         if left_over is None or not (is_lower or _is_padding(data, *left_over.groups())):
             raise JpegError(text) from error
-    return buffer, place[:2]
+    return buffer, region[:2]
 
 
 def _is_padding(data: np.ndarray, count: str, marker: str) -> bool:

@@ -19,23 +19,23 @@ _STRIDE = 64  # bytes looked at together
 @compiled
 def _find_markers(scan: np.ndarray, count: int) -> Any:
     """Return the positions of the first ``count`` restart markers, or all if there are fewer."""
-    places, found = np.empty(count, np.int64), 0
+    positions, found = np.empty(count, np.int64), 0
     at, one = np.uint64(0), np.uint64(1)
     last = np.uint64(max(len(scan) - 1, 0))
     while at < last and found < count:
         stop = min(at + np.uint64(_STRIDE), last)
         is_here = False
         if stop == at + np.uint64(_STRIDE):
-            for place in range(at, at + np.uint64(_STRIDE)):  # without a branch: 64 at once
-                is_here |= (scan[place] == _MARK) & ((scan[place + one] & _RESTARTS) == _RESTART)
+            for index in range(at, at + np.uint64(_STRIDE)):  # without a branch: 64 at once
+                is_here |= (scan[index] == _MARK) & ((scan[index + one] & _RESTARTS) == _RESTART)
         if is_here or stop == last:
-            for place in range(at, stop):
-                if scan[place] == _MARK and scan[place + one] & _RESTARTS == _RESTART:
+            for index in range(at, stop):
+                if scan[index] == _MARK and scan[index + one] & _RESTARTS == _RESTART:
                     if found < count:
-                        places[found] = place
+                        positions[found] = index
                     found += 1
         at = stop
-    return places[: min(found, count)]
+    return positions[: min(found, count)]
 
 
 @partial(compiled, nogil=True)
@@ -50,21 +50,21 @@ def _copy_intervals(
     left, top, right, bottom = window
     across, down = grid
     count = min((bottom - 1) * across + right, across * down - 1)
-    places = scan + _find_markers(data[scan:], count)
-    if len(places) < count:
+    positions = scan + _find_markers(data[scan:], count)
+    if len(positions) < count:
         return 0
     for number in range(count):
-        if data[places[number] + 1] != _RESTART | np.uint8(number & 7):
+        if data[positions[number] + 1] != _RESTART | np.uint8(number & 7):
             return 0
     cut[:scan] = data[:scan]
     to, written = scan, 0
     for row in range(top, bottom):
         first, last = row * across + left, row * across + right
-        start = places[first - 1] + 2 if first else scan
-        stop = places[last - 1] + 2 if last <= count else len(data)
+        start = positions[first - 1] + 2 if first else scan
+        stop = positions[last - 1] + 2 if last <= count else len(data)
         cut[to : to + stop - start] = data[start:stop]
         for number in range(first, min(last, count)):
-            cut[to + places[number] + 1 - start] = _RESTART | np.uint8(written & 7)
+            cut[to + positions[number] + 1 - start] = _RESTART | np.uint8(written & 7)
             written += 1
         to += stop - start
         if row == bottom - 1 and last <= count:

@@ -20,7 +20,7 @@ from pospre.data.stores.description import (
     read_sidecar,
     unpack_sums,
 )
-from pospre.data.stores.files import Place, SampleBytes, read_bytes
+from pospre.data.stores.files import ByteRange, SampleBytes, read_bytes
 from pospre.data.stores.reader import Reader, Sample
 from pospre.errors import UserError, to_install
 
@@ -54,7 +54,7 @@ class FfcvReader(Reader):
             self.checksums = unpack_sums(description, f"{sidecar_path}", self.remedy)
             if description.labels_sha256 not in (None, hash_of_labels(self._labels)):
                 self._refuse(f"is damaged: its labels differ from those in {sidecar_path.name}")
-        self._bytes = SampleBytes(self._place)
+        self._bytes = SampleBytes(self._byte_range)
 
     def __len__(self) -> int:
         return len(self._images)
@@ -84,8 +84,8 @@ class FfcvReader(Reader):
         """Return the file and the sample's index."""
         return f"{self.path}, sample {index}"
 
-    def _place(self, index: int) -> Place:
-        return Place(self.path, int(self._images["data_ptr"][index]), int(self._sizes[index]))
+    def _byte_range(self, index: int) -> ByteRange:
+        return ByteRange(self.path, int(self._images["data_ptr"][index]), int(self._sizes[index]))
 
     def _refuse(self, why: str) -> NoReturn:
         raise UserError(f"{self.path} {why}. {self.remedy}")
@@ -146,12 +146,12 @@ class FfcvReader(Reader):
         data_end = int(stock.header["alloc_table_ptr"])
         table = np.sort(stock.alloc_table, order="ptr")
         pointers = self._images["data_ptr"]
-        place = np.minimum(np.searchsorted(table["ptr"], pointers), len(table) - 1)
-        sizes = table["size"][place].astype(np.int64)
+        row = np.minimum(np.searchsorted(table["ptr"], pointers), len(table) - 1)
+        sizes = table["size"][row].astype(np.int64)
         pixels = self._images["height"].astype(np.int64) * self._images["width"]
         self.max_pixels = int(pixels.max())
         bad = (
-            (table["ptr"][place] != pointers)
+            (table["ptr"][row] != pointers)
             | (pointers < data_start)
             | (pointers + sizes.astype(np.uint64) > data_end)
             | (sizes == 0)

@@ -114,7 +114,7 @@ def _read_part(file: FileIO, offset: int, size: int | None) -> Tensor:
     return data
 
 
-class Place(NamedTuple):
+class ByteRange(NamedTuple):
     """The location of a sample's bytes."""
 
     path: Path
@@ -130,9 +130,9 @@ class SampleBytes:
     file reuses meanwhile is never read by mistake.
     """
 
-    def __init__(self, place: Callable[[int], Place]) -> None:
-        """Store ``place``, which locates a sample; it must be fast and thread-safe."""
-        self._place = place
+    def __init__(self, locate: Callable[[int], ByteRange]) -> None:
+        """Store ``locate``, which locates a sample; it must be fast and thread-safe."""
+        self._locate = locate
         self._coming: Iterator[int] = iter(())
         self._files: dict[Path, FileIO] = {}
         self._lock = threading.Lock()
@@ -140,7 +140,7 @@ class SampleBytes:
     def read(self, index: int) -> Tensor:
         """Return a sample's bytes, uint8 (N,); raise UserError if they cannot be read."""
         self._hint(1)
-        path, offset, size = self._place(index)
+        path, offset, size = self._locate(index)
         try:
             file = self._open(path)
         except OSError as error:
@@ -160,7 +160,7 @@ class SampleBytes:
 
     def _hint(self, count: int) -> None:
         for coming in itertools.islice(self._coming, count):
-            path, offset, size = self._place(coming)
+            path, offset, size = self._locate(coming)
             with suppress(OSError):  # reading will raise the error
                 os.posix_fadvise(self._open(path).fileno(), offset, size, os.POSIX_FADV_WILLNEED)
 

@@ -116,8 +116,8 @@ def class_labels(names: list[str]) -> tuple[list[str] | None, list[int]]:
         return None, [-1] * len(names)
     folders = [name.split("/", 1)[0] for name in names]
     classes = sorted(set(folders))
-    places = {name: label for label, name in enumerate(classes)}
-    return classes, [places[folder] for folder in folders]
+    labels = {name: label for label, name in enumerate(classes)}
+    return classes, [labels[folder] for folder in folders]
 
 
 def describe_classes(classes: Sequence[str], labels: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ from pospre.data.stores.description import (
     read_sidecar,
     unpack_sums,
 )
-from pospre.data.stores.files import Place, SampleBytes, odd_file, read_bytes
+from pospre.data.stores.files import ByteRange, SampleBytes, odd_file, read_bytes
 from pospre.data.stores.mds_index import INDEX_NAME, ShardEntry, read_index
 from pospre.data.stores.reader import DamagedSample, Features, Reader, Sample
 from pospre.errors import UserError
@@ -45,14 +45,14 @@ class Shard:
     offsets: np.ndarray
     file: FileIO | None = None
 
-    def place(self, number: int) -> Place:
+    def byte_range(self, number: int) -> ByteRange:
         """Return the location of a sample."""
         begin, end = self.offsets[number : number + 2].tolist()
-        return Place(self.path, begin, end - begin)
+        return ByteRange(self.path, begin, end - begin)
 
     def read(self, number: int) -> Tensor:
         """Return a sample's bytes, uint8 (N,)."""
-        path, offset, size = self.place(number)
+        path, offset, size = self.byte_range(number)
         return read_bytes(self.file or path, offset, size)
 
 
@@ -108,7 +108,7 @@ class MdsReader(Reader):
                 "from disk; write them without compression (JPEGs hardly shrink)."
             )
         self._shards = [load_shard(path / e.raw.name, e, self.remedy) for e in self._entries]
-        self._bytes = SampleBytes(self._place)
+        self._bytes = SampleBytes(self._byte_range)
         self.num_bytes = sum(entry.raw.size for entry in self._entries)
 
     def _describe(self, folder: Path) -> None:
@@ -166,12 +166,13 @@ class MdsReader(Reader):
 
     def name(self, index: int) -> str:
         """Return a sample's shard, its number in there, and its source file, if known."""
-        place, number = self._locate(index)
+        shard_index, number = self._locate(index)
         try:
             source = _source(self._columns(index))
         except UserError:  # samples named in errors often cannot be read
             source = ""
-        return f"{self._shard_name(place)}, sample {number}" + (f" ({source})" if source else "")
+        named = f"{self._shard_name(shard_index)}, sample {number}"
+        return f"{named} ({source})" if source else named
 
     def _own_identity(self) -> Identity:
         return self._known
@@ -180,27 +181,28 @@ class MdsReader(Reader):
         """Return the index of a sample's shard, and the sample's number in it."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        place = int(np.searchsorted(self._ends, index, side="right"))
-        return place, int(index - self._ends[place]) + self._entries[place].num_samples
+        shard_index = int(np.searchsorted(self._ends, index, side="right"))
+        first = self._ends[shard_index] - self._entries[shard_index].num_samples
+        return shard_index, int(index - first)
 
-    def _place(self, index: int) -> Place:
-        place, number = self._locate(index)
-        return self._shards[place].place(number)
+    def _byte_range(self, index: int) -> ByteRange:
+        shard_index, number = self._locate(index)
+        return self._shards[shard_index].byte_range(number)
 
-    def _shard_name(self, place: int) -> str:
+    def _shard_name(self, shard_index: int) -> str:
         """Return a shard's name for messages."""
-        return str(self.path / self._entries[place].raw.name)
+        return str(self.path / self._entries[shard_index].raw.name)
 
     def _data(self, index: int) -> Tensor:
         return self._bytes.read(index)
 
     def _columns(self, index: int) -> dict[str, np.ndarray]:
         """Read a sample and split it into its columns."""
-        place, number = self._locate(index)
-        columns = self._entries[place].cut(self._data(index).numpy())
+        shard_index, number = self._locate(index)
+        columns = self._entries[shard_index].cut(self._data(index).numpy())
         if columns is None:
             raise DamagedSample(
-                f"{self._shard_name(place)}, sample {number} is damaged. {self.remedy}"
+                f"{self._shard_name(shard_index)}, sample {number} is damaged. {self.remedy}"
             )
         return columns
 

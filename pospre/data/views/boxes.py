@@ -267,16 +267,16 @@ def _random_windows(
 def _relative_boxes(
     boxes: np.ndarray, windows: np.ndarray | None, scaled: tuple[int, int], image: tuple[int, int]
 ) -> Any:
-    places = np.empty((len(boxes), 4), np.float32)
+    relative = np.empty((len(boxes), 4), np.float32)
     for view in range(len(boxes)):
         for axis in range(2):
             left, length = boxes[view, axis], boxes[view, 2 + axis]
             first, last = 0, scaled[axis]
             if windows is not None:
                 first, last = windows[view, axis], windows[view, axis] + windows[view, 2 + axis]
-            places[view, axis] = (left + first * length / scaled[axis]) / image[axis]
-            places[view, 2 + axis] = (left + last * length / scaled[axis]) / image[axis]
-    return places
+            relative[view, axis] = (left + first * length / scaled[axis]) / image[axis]
+            relative[view, 2 + axis] = (left + last * length / scaled[axis]) / image[axis]
+    return relative
 
 
 @compiled

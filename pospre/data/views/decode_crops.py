@@ -201,11 +201,11 @@ class DecodePlan(NamedTuple):
 
 
 def plan_decoding(
-    image: OpenedImage, groups: Sequence[Views], places: Sequence[np.ndarray], oversampling: float
+    image: OpenedImage, groups: Sequence[Views], outputs: Sequence[np.ndarray], oversampling: float
 ) -> DecodePlan:
     """Choose how an image is decoded, and write the positions of its views.
 
-    ``groups`` are its views in the full-size image, and ``places`` the output: each group's views
+    ``groups`` are its views in the full-size image, and ``outputs`` the output: each group's views
     as fractions of the image, float32 (V, 4). For ``oversampling`` see ``least_oversampling``.
     """
     shrink = choose_shrink([group.crops for group in groups], oversampling)
@@ -216,8 +216,8 @@ def plan_decoding(
         boxes = [_snapped(group.crops, shrink) for group in groups]
         small = _moved(groups, boxes)
         groups = _moved(groups, [shrink * some for some in boxes])
-    for group, place in zip(groups, places, strict=True):
-        place[:] = group.crops.relative
+    for group, output in zip(groups, outputs, strict=True):
+        output[:] = group.crops.relative
     needed = hull(np.concatenate([group.crops.boxes for group in groups]))
     return DecodePlan(image, shrink, groups, small, Box(*needed))
 

@@ -166,12 +166,12 @@ def line_shares(maps_BNN: Tensor, grid: tuple[int, int]) -> dict[str, Tensor]:
 
 def _summarise(found: Mapping[str, list[Tensor]], chosen: Sequence[int]) -> dict[str, Any]:
     results: dict[str, Any] = {"layers": []}
-    for place, layer in enumerate(chosen):
+    for index, layer in enumerate(chosen):
         row: dict[str, Any] = {"layer": layer, "heads": {}}
         for name, values in found.items():
             if name in PER_HEAD:
-                row["heads"] |= mean_and_error(name, values[place])
-            row |= mean_and_error(name, values[place].unflatten(0, (-1, 1)).flatten(1).mean(1))
+                row["heads"] |= mean_and_error(name, values[index])
+            row |= mean_and_error(name, values[index].unflatten(0, (-1, 1)).flatten(1).mean(1))
         results["layers"].append(row)
     for name in PER_HEAD:
         results |= mean_and_error(name, torch.stack(found[name]).mean((0, 2)))

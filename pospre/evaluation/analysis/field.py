@@ -109,9 +109,9 @@ def _draw(
         Cell(grid, norms, title=f"norms, {norms.min():.3g} to {norms.max():.3g}"),
         Cell(grid, as_map(colours_N3, grid), title="three components"),
     ]
-    for place in three_patches(grid):
-        similar = as_map(unit_ND @ unit_ND[place], grid)
-        title = f"cosine to {place}, {similar.min():.2f} to 1"
-        cells.append(Cell(grid, similar, title=title, marks=[place]))
+    for patch in three_patches(grid):
+        similar = as_map(unit_ND @ unit_ND[patch], grid)
+        title = f"cosine to {patch}, {similar.min():.2f} to 1"
+        cells.append(Cell(grid, similar, title=title, marks=[patch]))
     figure = draw_cells([cells], title="table of positions", side=2.2)
     return [save_figure(figure, folder, "field.png")]

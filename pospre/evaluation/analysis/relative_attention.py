@@ -84,10 +84,10 @@ def by_offset(maps_HNN: Tensor, grid: tuple[int, int]) -> Tensor:
     rows, columns = grid
     offset_NN2 = grid_offsets(*grid).to(maps_HNN.device)
     high, wide = 2 * rows - 1, 2 * columns - 1
-    place = (offset_NN2[..., 0] + rows - 1) * wide + offset_NN2[..., 1] + columns - 1
+    offset = (offset_NN2[..., 0] + rows - 1) * wide + offset_NN2[..., 1] + columns - 1
     sums = maps_HNN.new_zeros(len(maps_HNN), high * wide)
-    sums.index_add_(1, place.flatten(), maps_HNN.flatten(1))
-    pairs = torch.bincount(place.flatten(), minlength=high * wide)
+    sums.index_add_(1, offset.flatten(), maps_HNN.flatten(1))
+    pairs = torch.bincount(offset.flatten(), minlength=high * wide)
     return (sums / pairs).unflatten(1, (high, wide))
 
 

@@ -68,7 +68,7 @@ def evaluate(context: Context, settings: Robustness) -> dict[str, Any]:
         aupr = float(average_precision_score(truth, scores.numpy()))
     real = None
     if real_MC is not None:
-        right_MC = real_MC[clean.place]
+        right_MC = real_MC[clean.sample]
         some_M = right_MC.any(1)
         right_M = right_MC.gather(1, clean.answer[:, None])[:, 0][some_M]
         real = _row("reassessed labels", right_M, classes) if len(right_M) else None
@@ -126,7 +126,7 @@ def check(plan: Plan[Robustness]) -> tuple[ClassSet, list[ClassSet], Tensor | No
 class Clean(NamedTuple):
     """Predictions for clean images, (M,): index, true and predicted class, and ``confidence``."""
 
-    place: Tensor
+    sample: Tensor
     label: Tensor
     answer: Tensor
     confidence: Tensor

@@ -76,10 +76,10 @@ def _batches(
     seed, batch_size = settings.seed, settings.batch_size
     count = settings.iterations * batch_size
     epochs = range(-(-count // size))
-    places = [(epoch, int(index)) for epoch in epochs for index in draws.order(seed, epoch, size)]
+    keys = [(epoch, int(index)) for epoch in epochs for index in draws.order(seed, epoch, size)]
     return DataLoader(
         samples,
-        batch_sampler=[places[at : at + batch_size] for at in range(0, count, batch_size)],
+        batch_sampler=[keys[at : at + batch_size] for at in range(0, count, batch_size)],
         num_workers=settings.num_workers,
         collate_fn=collate,
         worker_init_fn=_hush,

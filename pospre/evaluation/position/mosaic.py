@@ -57,13 +57,13 @@ def enlarge(image_HW3: np.ndarray, factor: int) -> np.ndarray:
     return np.ascontiguousarray(image_HW3.repeat(factor, axis=0).repeat(factor, axis=1))
 
 
-def frame_cells(picture_HW3: np.ndarray, places: list[int], columns: int, side: int) -> None:
-    """Tint in place the borders of cells of ``side`` pixels at ``places``."""
+def frame_cells(picture_HW3: np.ndarray, patches: list[int], columns: int, side: int) -> None:
+    """Tint in place the borders of cells of ``side`` pixels at ``patches``."""
     width = max(1, side // 16)
     border = np.ones((side, side), dtype=bool)
     border[width:-width, width:-width] = False
-    for place in places:
-        row, column = divmod(place, columns)
+    for patch in patches:
+        row, column = divmod(patch, columns)
         cell = picture_HW3[row * side : (row + 1) * side, column * side : (column + 1) * side]
         mixed = FRAME_OPACITY * np.array(FRAME_COLOUR) + (1 - FRAME_OPACITY) * cell[border]
         cell[border] = mixed.round().astype(np.uint8)

@@ -53,13 +53,13 @@ def evaluate(context: Context, settings: PositionPictures) -> dict[str, Any]:
     pictures: list[dict[str, Any]] = []
     drops = takes(type(method_in(context.model, NEEDS)), "position_mask_ratio")
     shown_ratio = (settings.position_mask_ratio or 0.75) if drops else None
-    place, encoder = Placer(context.model, seed), context.model.encoder
+    placer, encoder = Placer(context.model, seed), context.model.encoder
     for batch in batches:
         if settings.mixed:
             batch = {key: value[: len(value) // 2 * 2] for key, value in batch.items()}
-            puzzle = _mixed_puzzle(place, batch, group, settings.mask_ratio, seed)
+            puzzle = _mixed_puzzle(placer, batch, group, settings.mask_ratio, seed)
         else:
-            puzzle = _puzzle(place, batch, group, settings.mask_ratio, shown_ratio, seed)
+            puzzle = _puzzle(placer, batch, group, settings.mask_ratio, shown_ratio, seed)
         originals = _pairs(batch[image_key(group)][:, 0]) if settings.mixed else puzzle.pixels
         pictures += _draw(context.folder, batch[INDEX], puzzle, originals, encoder.patch_size[0])
     _remove_others(context.folder, pictures)
@@ -125,7 +125,7 @@ def _told(by: str) -> UserError:
 
 
 def _puzzle(
-    place: Placer,
+    placer: Placer,
     batch: Batch,
     group: str,
     mask_ratio: float,
@@ -135,7 +135,7 @@ def _puzzle(
     """Return the puzzles of the first view of the group."""
     views = batch[image_key(group)].shape[1]
     logits_BKN, places_BK, asked_BK, context_BK = (
-        each[::views] for each in place(batch, mask_ratio, position_mask_ratio)
+        each[::views] for each in placer(batch, mask_ratio, position_mask_ratio)
     )
     placed_BK = torch.where(asked_BK, logits_BKN.argmax(dim=-1), places_BK)
     strewn_BK = strew(batch[INDEX], places_BK, asked_BK, logits_BKN.shape[-1], seed)
@@ -144,9 +144,9 @@ def _puzzle(
     return Puzzle(pixels, places_BK, framed_BK, asked_BK, strewn_BK, placed_BK, places_BK)
 
 
-def _mixed_puzzle(place: Placer, batch: Batch, group: str, mask_ratio: float, seed: int) -> Puzzle:
+def _mixed_puzzle(placer: Placer, batch: Batch, group: str, mask_ratio: float, seed: int) -> Puzzle:
     """Return the puzzles of images that each hold half of the shuffled patches of a pair."""
-    encoder = place.model.encoder
+    encoder = placer.model.encoder
     patches_BNF = patchify(batch[image_key(group)][:, 0], encoder.patch_size)
     count = patches_BNF.shape[1]
     keys_P = draws.sample_keys(seed, 0, batch[INDEX][::2], 0, "position_pictures/mix")
@@ -157,7 +157,7 @@ def _mixed_puzzle(place: Placer, batch: Batch, group: str, mask_ratio: float, se
     pixels = unpatchify(halves_BNF, encoder.grid)
     shown = {**batch, image_key(group): pixels.unsqueeze(1)}
     shown[flip_key(group)] = torch.zeros_like(batch[flip_key(group)][:, :1])
-    puzzle = _puzzle(place, shown, group, mask_ratio, None, seed)
+    puzzle = _puzzle(placer, shown, group, mask_ratio, None, seed)
     if not puzzle.asked.all():
         raise _told("the method")
     true_BN = (order_PM % count).view(len(pixels), count)

@@ -103,12 +103,12 @@ def _are_random(ranks: Any) -> bool:
     for state in ranks:
         torch.Generator().set_state(state["torch"])
         random.Random().setstate(state["python"])
-        name, words, place, has_gauss, gauss = state["numpy"]
-        if name != "MT19937" or len(words) != _WORDS or place not in range(_WORDS + 1):
+        name, words, pos, has_gauss, gauss = state["numpy"]
+        if name != "MT19937" or len(words) != _WORDS or pos not in range(_WORDS + 1):
             return False
         if not all(type(word) is int and 0 <= word < 1 << 32 for word in words):
             return False
-        if not type(place) is type(has_gauss) is int or not isinstance(gauss, float):
+        if not type(pos) is type(has_gauss) is int or not isinstance(gauss, float):
             return False
         if not isinstance(state.get("cuda", state["torch"]), Tensor):
             return False

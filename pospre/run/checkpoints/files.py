@@ -134,15 +134,15 @@ def files_of(checkpoint: Path) -> list[Path]:
     return [checkpoint / member.file for member in members]
 
 
-def why_not_written(error: OSError, place: Path) -> str:
+def why_not_written(error: OSError, folder: Path) -> str:
     """Return why a folder could not be written, and the remedy."""
     if error.errno == errno.EFBIG:
         return f"{error.strerror}. Raise this shell's limit on the size of files (ulimit -f)"
     try:
-        there = nearest_existing(place)
+        there = nearest_existing(folder)
         free = f"{readable(shutil.disk_usage(there).free)} free in {there}"
     except OSError:  # the disk is gone, or its server
-        free = f"{place} does not answer"
+        free = f"{folder} does not answer"
     return f"{error.strerror} ({free}). Make room there, or make it writable"
 
 

@@ -127,8 +127,8 @@ def remove_oldest(
     objects = list(bucket.list(below=True))
     found = sorted(_named(objects, bucket.uri), reverse=True)
     names = [Path(checkpoint.uri).name for checkpoint in found]
-    place = names.index(newest) if newest else 0
-    kept = {*names[: place + keep], best}
+    index = names.index(newest) if newest else 0
+    kept = {*names[: index + keep], best}
     for name in set(names) - kept:
         bucket.delete(f"{name}/{MANIFEST}")
     for part in objects:
@@ -136,5 +136,5 @@ def remove_oldest(
         match = NAME.fullmatch(folder)
         if match and file not in ("", MANIFEST) and folder not in kept:
             progress = int(match[2]), int(match[1])
-            if newest is None or progress < found[place][:2]:
+            if newest is None or progress < found[index][:2]:
                 bucket.delete(part)

@@ -43,7 +43,7 @@ class Plain:
             assert all(isinstance(key, str) for key in value), f"{path} has a key that is no text"
             return {key: self._plain(item, [*path, key]) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            items = [self._plain(item, [*path, place]) for place, item in enumerate(value)]
+            items = [self._plain(item, [*path, index]) for index, item in enumerate(value)]
             return items if isinstance(value, list) else self._typed("tuple", path, items)
         if isinstance(value, Tensor):
             return self._typed(_TENSOR, path, self._described(value, "/".join(map(str, path))))
@@ -79,15 +79,15 @@ def restored(text: bytes, files: Mapping[str, dict[str, Tensor]]) -> dict[str, A
     noted = parse_object(text)
     for path, kind in noted["types"]:
         *steps, last = path
-        place = noted["content"]
+        parent = noted["content"]
         for step in steps:
-            place = place[step]
-        if type(place) not in (dict, list):
+            parent = parent[step]
+        if type(parent) not in (dict, list):
             raise ValueError(f"{path} is in no dict or list")
         if kind == _TENSOR:
-            place[last] = _joined("/".join(map(str, path)), place[last], files)
+            parent[last] = _joined("/".join(map(str, path)), parent[last], files)
         else:
-            place[last] = _TYPES[kind](place[last])
+            parent[last] = _TYPES[kind](parent[last])
     content: dict[str, Any] = noted["content"]
     return content
 

@@ -140,17 +140,19 @@ def own_shard(tensor: Tensor, rank: int) -> tuple[Tensor, list[int]] | None:
     offset, size = [0] * tensor.dim(), list(tensor.shape)
     if not isinstance(tensor, DTensor):
         return None if rank else (tensor, offset)
-    mesh, places = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-    if places is None:
+    mesh, coordinates = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    if coordinates is None:
         return None
-    for axis, (place, placement) in enumerate(zip(places, tensor.placements, strict=True)):
+    for axis, (coordinate, placement) in enumerate(
+        zip(coordinates, tensor.placements, strict=True)
+    ):
         if isinstance(placement, Shard):  # as torch.chunk divides, along one axis of the mesh
             whole = size[placement.dim]
             length = -(-whole // mesh.size(axis))
-            begin = min(length * place, whole)
+            begin = min(length * coordinate, whole)
             offset[placement.dim] += begin
             size[placement.dim] = min(length, whole - begin)
-        elif place > 0:  # another rank has the same
+        elif coordinate > 0:  # another rank has the same
             return None
     local = tensor.to_local()
     assert list(local.shape) == size, f"a shard is {list(local.shape)}, not {size}"

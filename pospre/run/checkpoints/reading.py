@@ -136,9 +136,9 @@ def read_on_every_rank(start: Checkpoint | None) -> dict[str, Any] | None:
 
     def read_here() -> None:
         if not content:
-            content.update(_read_same(place, *noted))
+            content.update(_read_same(local, *noted))
 
-    with _on_this_node(noted[0], None if start is None else start.files) as place:
+    with _on_this_node(noted[0], None if start is None else start.files) as local:
         on_every_rank(lambda: however_long(read_here))
     return content
 
@@ -184,11 +184,11 @@ def _copy(uri: str, target: Path, files: dict[str, bytes] | None) -> None:
     found.clear()
 
 
-def _read_same(place: str, uri: str, sha256: str) -> dict[str, Any]:
+def _read_same(local: str, uri: str, sha256: str) -> dict[str, Any]:
     """Return the content of a local copy if it equals what the first rank read at ``uri``."""
     host = socket.gethostname()
     try:
-        found = read_checkpoint(place)
+        found = read_checkpoint(local)
     except UserError as error:
         raise UserError(
             f"{uri}, from which the first rank resumes, cannot be read on {host} ({error}). "

@@ -143,14 +143,14 @@ class Uploads:
     def _given_up(self, upload: _Upload) -> UserError:
         """Return the message about a checkpoint that was not uploaded."""
         failure = self._failure or Unreachable("the server does not answer")
-        place = f"It is complete at {upload.checkpoint}; run the command again to upload it"
+        remedy = f"It is complete at {upload.checkpoint}; run the command again to upload it"
         if upload.together and not _is_whole(upload.checkpoint):
-            place = (
+            remedy = (
                 f"This node's part of it is at {upload.checkpoint}; the same command resumes from "
                 f"the newest one in {self.remote}"
             )
         return failure.restated(
-            f"the last checkpoint is not in {self.remote}: {failure}. {place} "
+            f"the last checkpoint is not in {self.remote}: {failure}. {remedy} "
             "(POSPRE_S3_PATIENCE sets how many seconds to try)"
         )
 

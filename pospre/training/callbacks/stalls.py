@@ -173,10 +173,10 @@ class _Watchdog:
         limit = max(self.silence * (_PATIENT if is_patient else 1), _PATIENT * self._longest)
         return max(limit, 2 * self._told)
 
-    def _say(self, silent: float, place: str) -> None:
+    def _say(self, silent: float, stack: str) -> None:
         step, rank = self._step, dist.get_global_rank()
         who = f"rank {rank}" if dist.get_world_size() > 1 else "the training"
-        text = f"no step has ended for {silent:.0f} s; {who} is in {self.phase}: {place}"
+        text = f"no step has ended for {silent:.0f} s; {who} is in {self.phase}: {stack}"
         print(f"warning: step {step}: {text}", file=sys.stderr, flush=True)
         if rank == 0:
             note(self.log, step, Stalls.__name__, text)
@@ -190,7 +190,7 @@ def where(frame: FrameType) -> str:
     ours = next((entry for entry in found if package in entry.filename), None)
     if ours is not None and ours not in named:
         named = [*named[:-1], ours]
-    places = ("/".join(Path(entry.filename).parts[-2:]) for entry in named)
+    files = ("/".join(Path(entry.filename).parts[-2:]) for entry in named)
     return " < ".join(
-        f"{entry.name} ({place}:{entry.lineno})" for entry, place in zip(named, places, strict=True)
+        f"{entry.name} ({file}:{entry.lineno})" for entry, file in zip(named, files, strict=True)
     )

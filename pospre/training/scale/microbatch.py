@@ -111,7 +111,7 @@ def _try(run: Components, size: int) -> None:
     if options.activation_checkpointing:
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
     optimizer = build_optimizer(model, recipe.optimizer, batch_size=recipe.data.batch_size)
-    buckets = _place(run, model, optimizer, precision)
+    buckets = _distribute(run, model, optimizer, precision)
     batch = run.device.batch_to_device(_made_up(run, size))
     with _without_other_ranks():
         for _ in range(2):
@@ -125,7 +125,7 @@ def _try(run: Components, size: int) -> None:
     del buckets
 
 
-def _place(
+def _distribute(
     run: Components, model: PretrainModel, optimizer: torch.optim.Optimizer, precision: str
 ) -> list[Tensor]:
     """Move the model to its place in training; return what DDP would keep in addition."""

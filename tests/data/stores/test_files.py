@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pospre.data.stores.files import Place, SampleBytes
+from pospre.data.stores.files import ByteRange, SampleBytes
 from pospre.errors import UserError
 
 NUM_SAMPLES = 60
@@ -26,8 +26,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(file: Path) -> Callable[[int], Place]:
-    return lambda index: Place(file, int(ENDS[index] - SIZES[index]), int(SIZES[index]))
+def place(file: Path) -> Callable[[int], ByteRange]:
+    return lambda index: ByteRange(file, int(ENDS[index] - SIZES[index]), int(SIZES[index]))
 
 
 def expected(file: Path, index: int) -> bytes:
@@ -57,7 +57,7 @@ def test_any_expectation_gives_the_same_bytes(file, place, order, reads, can_hin
 def test_a_file_that_is_cut_off_or_gone_is_named_when_it_is_needed(tmp_path, file, place):
     copy = tmp_path / "copy"
     copy.write_bytes(file.read_bytes()[: ENDS[30]])
-    store = SampleBytes(lambda index: Place(copy, *place(index)[1:]))
+    store = SampleBytes(lambda index: ByteRange(copy, *place(index)[1:]))
     store.expect(np.arange(NUM_SAMPLES))
     assert store.read(5).numpy().tobytes() == expected(file, 5)
     with pytest.raises(UserError, match=r"copy is truncated"):
@@ -92,7 +92,7 @@ def test_open_files_are_few_and_never_taken_for_others(tmp_path, monkeypatch):
     paths = [tmp_path / f"{number}" for number in range(100)]
     for number, path in enumerate(paths):
         path.write_bytes(bytes([number]) * 10)
-    store = SampleBytes(lambda index: Place(paths[index], 2, 5))
+    store = SampleBytes(lambda index: ByteRange(paths[index], 2, 5))
     for _ in range(2):
         for number in range(100):
             assert store.read(number).tolist() == [number] * 5

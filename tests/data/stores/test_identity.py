@@ -136,7 +136,7 @@ def test_a_flipped_label_in_a_shard_is_told_when_it_is_read(stored: Stored, tmp_
     reader = open_reader(target)
     assert isinstance(reader, MdsReader)
     before = reader.read(7)
-    path, offset, size = reader._place(7)
+    path, offset, size = reader._byte_range(7)
     data = path.read_bytes()[offset : offset + size]
     image = before.encoded.numpy().tobytes()
     flip(path, offset + data.index(image) + len(image), bits=1)

@@ -190,7 +190,7 @@ def open_spair(root: Path, split: str, count: int | None, seed: int, decoding: D
         raise UserError(f"{path} lists no pairs.")
     if count is not None and count < len(names):
         chosen = np.sort(draws.order(seed, 0, len(names))[:count])
-        names = [names[place] for place in chosen]
+        names = [names[index] for index in chosen]
     return SPair(root, split, names, decoding)
 
 

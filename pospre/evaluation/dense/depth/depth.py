@@ -162,8 +162,8 @@ def _train(
     losses: list[float] = []
     count, size = len(maps_NDHW), min(settings.batch_size, len(maps_NDHW))
     for step in context.track(range(settings.iterations), "depth", unit="it"):
-        epoch, place = divmod(step * size, count - count % size)
-        rows = torch.from_numpy(draws.order(settings.seed, epoch, count)[place : place + size])
+        epoch, start = divmod(step * size, count - count % size)
+        rows = torch.from_numpy(draws.order(settings.seed, epoch, count)[start : start + size])
         truth = truth_NHW[rows].to(context.device)
         with torch.enable_grad():
             depth = head(maps_NDHW[rows].to(context.device))

@@ -45,8 +45,8 @@ def average_precision(
         figures = dict(zip(FIGURES, stats, strict=False))
         precision = run.eval["precision"]
         classes = {
-            each["name"]: _mean(precision[:, :, place, 0, -1])
-            for place, each in enumerate(truth["categories"])
+            each["name"]: _mean(precision[:, :, index, 0, -1])
+            for index, each in enumerate(truth["categories"])
         }
         without = _left_out(run, len(truth["images"]))
     known = {
@@ -62,8 +62,8 @@ def _left_out(run: COCOeval, num_images: int) -> dict[str, ndarray]:
     without = {key: np.full(groups, np.nan) for key in _IOUS}
     for group in range(groups):
         run.evalImgs = [
-            None if place % num_images % groups == group else match
-            for place, match in enumerate(matches)
+            None if index % num_images % groups == group else match
+            for index, match in enumerate(matches)
         ]
         run.accumulate()
         for key, ious in _IOUS.items():

@@ -69,7 +69,7 @@ def _coco(base: Path, path: Path, decoding: Decoding) -> BoxSet:
         annotations = list(content["annotations"])
         names = [str(each["name"] or "").strip() for each in categories.values()]
         labels = {number: label for label, number in enumerate(categories, start=1)}
-        places = {number: place for place, number in enumerate(images)}
+        indices = {number: image for image, number in enumerate(images)}
         files = [folder / each["file_name"] for each in images.values()]
     except UserError:
         raise
@@ -85,7 +85,7 @@ def _coco(base: Path, path: Path, decoding: Decoding) -> BoxSet:
         found.add_image(file, path, image.get("height"), image.get("width"))
     for number, each in enumerate(annotations):
         try:
-            _add_annotation(found, each, labels, places)
+            _add_annotation(found, each, labels, indices)
         except UserError as error:
             raise UserError(f"{path}: annotation {each.get('id')} {error}") from error
         except Exception as error:  # pycocotools raises a bare Exception for unknown formats
@@ -107,22 +107,22 @@ def _by_id(content: dict[str, Any], key: str, path: Path) -> dict[Any, dict[str,
 
 
 def _add_annotation(
-    found: BoxSet, each: dict[str, Any], labels: Mapping[Any, int], places: Mapping[Any, int]
+    found: BoxSet, each: dict[str, Any], labels: Mapping[Any, int], indices: Mapping[Any, int]
 ) -> None:
     if each.get("category_id") not in labels:
         known = ", ".join(map(str, labels))
         raise UserError(f"has the category {each.get('category_id')}; known are {known}.")
-    if each.get("image_id") not in places:
+    if each.get("image_id") not in indices:
         raise UserError(f"is on the image {each.get('image_id')}, which is not listed.")
     x, y, width, height = _four_numbers(each.get("bbox"), "bbox")
-    place = places[each["image_id"]]
+    image = indices[each["image_id"]]
     found.add(
         (x, y, x + width, y + height),
         labels[each["category_id"]],
-        place=place,
+        image=image,
         crowd=_is_true(each.get("iscrowd"), "iscrowd"),
         area=_area(each.get("area")),
-        mask=_coco_mask(each.get("segmentation"), *found.sides[place]),
+        mask=_coco_mask(each.get("segmentation"), *found.sides[image]),
     )
 
 

@@ -97,13 +97,13 @@ class BoxSet:
         box: Sequence[float],
         label: int,
         *,
-        place: int = -1,
+        image: int = -1,
         crowd: bool = False,
         area: float | None = None,
         mask: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add an object to the image at ``place``, with its box clipped to the image."""
-        height, width = self.sides[place]
+        """Add an object to the image at ``image``, with its box clipped to the image."""
+        height, width = self.sides[image]
         x0, x1 = (min(max(float(x), 0.0), float(width)) for x in box[::2])
         y0, y1 = (min(max(float(y), 0.0), float(height)) for y in box[1::2])
         if x1 <= x0 or y1 <= y0:
@@ -112,7 +112,7 @@ class BoxSet:
         if not area:  # 0 stands for unknown: the box has some
             box_area = (x1 - x0) * (y1 - y0)
             area = box_area if mask is None else float(coco_mask.area(mask))
-        self.items[place].append(Item((x0, y0, x1, y1), label, crowd, area, mask))
+        self.items[image].append(Item((x0, y0, x1, y1), label, crowd, area, mask))
 
     @property
     def has_masks(self) -> bool:
@@ -121,18 +121,18 @@ class BoxSet:
 
     def coco(self) -> dict[str, Any]:
         """Return COCO annotations; ids count from 1, in the order of images."""
-        placed = [(place, item) for place, row in enumerate(self.items, start=1) for item in row]
+        placed = [(image, item) for image, row in enumerate(self.items, start=1) for item in row]
         annotations = [
             {
                 "id": number,
-                "image_id": place,
+                "image_id": image,
                 "category_id": item.label,
                 "bbox": [*item.box[:2], item.box[2] - item.box[0], item.box[3] - item.box[1]],
                 "area": item.area,
                 "iscrowd": int(item.crowd),
                 **({} if item.mask is None else {"segmentation": item.mask}),
             }
-            for number, (place, item) in enumerate(placed, start=1)
+            for number, (image, item) in enumerate(placed, start=1)
         ]
         return {
             "images": [

@@ -147,9 +147,9 @@ class Jittered(Dataset[tuple[Tensor, dict[str, Tensor]]]):
     def __len__(self) -> int:
         return len(self.boxes)
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return uint8 (3, S, S), and boxes (x0, y0, x1, y1), labels and masks."""
-        epoch, index = place
+        epoch, index = key
         pixels = self.boxes.image(index)
         items = [item for item in self.boxes.items[index] if not item.crowd]
         sides = self.boxes.sides[index]
@@ -238,12 +238,12 @@ def _detect(context: Context, setup: Setup, detector: FasterRCNN) -> list[dict[s
         unit = found["boxes"].new_tensor([width / scaled[1], height / scaled[0]] * 2)
         boxes = found["boxes"] * unit
         boxes[:, 2:] -= boxes[:, :2]
-        for place, (box, label, score) in enumerate(
+        for row, (box, label, score) in enumerate(
             zip(boxes.tolist(), found["labels"].tolist(), found["scores"].tolist(), strict=True)
         ):
             line = {"image_id": index + 1, "category_id": label, "bbox": box, "score": score}
             if "masks" in found:
-                mask = F.interpolate(found["masks"][place][None], (height, width), mode="bilinear")
+                mask = F.interpolate(found["masks"][row][None], (height, width), mode="bilinear")
                 line["segmentation"] = coco_mask.encode(
                     np.asfortranarray((mask[0, 0] > 0.5).byte().cpu().numpy())
                 )

@@ -45,11 +45,11 @@ class Showing(NamedTuple):
 
     def windows(self, height: int, width: int) -> list[tuple[slice, slice]]:
         """Return the windows of a padded image, at strides of two thirds up to the border."""
-        places = [
-            [slice(at, at + side) for at in _places(length, side)]
+        spans = [
+            [slice(at, at + side) for at in _starts(length, side)]
             for length, side in zip((height, width), self.window, strict=True)
         ]
-        return list(itertools.product(*places))
+        return list(itertools.product(*spans))
 
 
 def show(model: PretrainModel, pixels: Tensor, showing: Showing) -> Tensor:
@@ -80,7 +80,7 @@ def predict(logits_of: Logits, image: Tensor, showing: Showing, batch_size: int)
     return total / times
 
 
-def _places(length: int, side: int) -> list[int]:
+def _starts(length: int, side: int) -> list[int]:
     last = length - side
     return [*range(0, last, max(1, round(side * 2 / 3))), last]
 
@@ -113,9 +113,9 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.masks)
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return the crop of (epoch, index)."""
-        epoch, index = place
+        epoch, index = key
         pixels = self.masks.image(index)
         mask = tv_tensors.Mask(torch.from_numpy(self.masks.read(index, self.num_classes)))
         short = min(mask.shape) if self.size is None else self.size
@@ -135,9 +135,9 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.windows)
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return the window of (epoch, index), the same in every epoch."""
-        return self.windows[place[1]]
+        return self.windows[key[1]]
 
     @classmethod
     @torch.no_grad()

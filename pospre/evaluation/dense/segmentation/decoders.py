@@ -79,8 +79,8 @@ class UperNet(nn.Module):
         pooled = [_resize(pool(last), last) for pool in self.pools]
         found = [lateral(level) for lateral, level in zip(self.lateral, levels, strict=False)]
         found.append(self.top(torch.cat([last, *pooled], dim=1)))
-        for place in range(len(found) - 1, 0, -1):
-            found[place - 1] = found[place - 1] + _resize(found[place], found[place - 1])
+        for level in range(len(found) - 1, 0, -1):
+            found[level - 1] = found[level - 1] + _resize(found[level], found[level - 1])
         smooth = [each(level) for each, level in zip(self.smooth, found, strict=False)]
         smooth.append(found[-1])
         logits: Tensor = self.classify(
