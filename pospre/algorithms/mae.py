@@ -51,10 +51,10 @@ class PixelRegression(PixelObjective):
         self.predict = nn.Linear(dim, math.prod(encoder.patch_size) * encoder.channels)
         init_weights(self)
         self.mask_token = token_parameter(dim)
-        space = encoder.positions.space._replace(
+        dims = encoder.positions.dims._replace(
             dim=dim, num_heads=options.decoder_heads, depth=options.decoder_depth
         )
-        self.positions = decoder_positions(encoder.positions, space)
+        self.positions = decoder_positions(encoder.positions, dims)
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return predicted and true pixels of the hidden patches, each (B, N−K, h·w·C)."""
@@ -64,7 +64,9 @@ class PixelRegression(PixelObjective):
         background = self.mask_token.to(tokens.dtype).expand(len(tokens), count, -1)
         places = view_places(batch, "view", self.grid)
         patches = self.positions.added(scatter_tokens(background, batch[VISIBLE], visible), places)
-        decoded = self.blocks(torch.cat([prefix, patches], dim=1), self.positions.clues(places))
+        decoded = self.blocks(
+            torch.cat([prefix, patches], dim=1), self.positions.layer_terms(places)
+        )
         # only hidden patches enter the loss, so only they are predicted
         hidden = gather_tokens(decoded[:, self.num_prefix :], batch[HIDDEN])
         predicted = self.predict(self.norm(hidden))

@@ -12,12 +12,12 @@ from timm.layers import LayerScale, get_act_layer
 from torch import Tensor, nn
 
 from pospre import draws
-from pospre.nn.positions.scheme import Clue, rotate
+from pospre.nn.positions.scheme import PositionTerms, rotate
 from pospre.nn.projections import UnbiasedKeys, is_plain
 from pospre.nn.sizes import EncoderSize
 from pospre.portable_math import chain
 
-NO_CLUE = Clue()
+NO_TERMS = PositionTerms()
 _DROPOUT = draws.start_word(0, "dropout")
 _LEVELS, _DRAWS_PER_WORD = 1 << 16, 4
 
@@ -38,7 +38,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x_BTD: Tensor,
-        clue: Clue = NO_CLUE,
+        terms: PositionTerms = NO_TERMS,
         num_keys: int | None = None,
         num_queries: int | None = None,
     ) -> Tensor:
@@ -46,27 +46,27 @@ class Attention(nn.Module):
 
         Args:
             x_BTD: tokens.
-            clue: rotation and bias from the tokens' positions.
+            terms: rotation and bias from the tokens' positions.
             num_keys: only the first ``num_keys`` tokens give keys and values; None: all tokens.
                 Others are not projected, which saves compute (unless ``qkv`` was replaced).
             num_queries: only the first ``num_queries`` tokens attend; None: all tokens. Others are
                 not returned.
         """
-        query, key, value = self._heads(x_BTD, clue, num_keys, num_queries)
-        mask = clue.bias
+        query, key, value = self._heads(x_BTD, terms, num_keys, num_queries)
+        mask = terms.bias
         if mask is not None:
             mask = (mask if num_queries is None else mask[:, :, :num_queries]).to(query.dtype)
         mixed = F.scaled_dot_product_attention(query, key, value, mask)
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
-    def weights(self, x_BTD: Tensor, clue: Clue = NO_CLUE) -> Tensor:
+    def weights(self, x_BTD: Tensor, terms: PositionTerms = NO_TERMS) -> Tensor:
         """Return the attention weights (B, heads, T, T); rows sum to 1."""
-        query, key, _ = self._heads(x_BTD, clue, None, None)
+        query, key, _ = self._heads(x_BTD, terms, None, None)
         logits = query @ key.transpose(-2, -1) / self.head_dim**0.5
-        return (logits if clue.bias is None else logits + clue.bias).softmax(dim=-1)
+        return (logits if terms.bias is None else logits + terms.bias).softmax(dim=-1)
 
     def _heads(
-        self, x_BTD: Tensor, clue: Clue, num_keys: int | None, num_queries: int | None
+        self, x_BTD: Tensor, terms: PositionTerms, num_keys: int | None, num_queries: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries, keys and values: (B, heads, tokens, width) each."""
         query, key, value = (
@@ -74,7 +74,7 @@ class Attention(nn.Module):
             for part in self._project(x_BTD, num_keys, num_queries)
         )
         query, key = self.q_norm(query), self.k_norm(key)
-        query_rotation, key_rotation = clue.first(num_queries), clue.first(num_keys)
+        query_rotation, key_rotation = terms.first(num_queries), terms.first(num_keys)
         if query_rotation is not None and key_rotation is not None:
             query = rotate(query, query_rotation).to(value.dtype)
             key = rotate(key, key_rotation).to(value.dtype)
@@ -142,7 +142,7 @@ class Block(nn.Module):
     def forward(
         self,
         x_BTD: Tensor,
-        clue: Clue = NO_CLUE,
+        terms: PositionTerms = NO_TERMS,
         num_keys: int | None = None,
         branch_B2: Tensor | None = None,
         num_queries: int | None = None,
@@ -155,7 +155,7 @@ class Block(nn.Module):
         each sum is rounded to it.
         """
         drop = partial(dropout, keys_B=dropout_B, rate=self.dropout)
-        mixed = self.attn(self.norm1(x_BTD), clue, num_keys, num_queries)
+        mixed = self.attn(self.norm1(x_BTD), terms, num_keys, num_queries)
         attended = self.ls1(drop(mixed, index=0))
         attended = attended if branch_B2 is None else attended * branch_B2[:, :1, None]
         x_BTD = (first(x_BTD, num_queries) + attended).to(x_BTD.dtype)
@@ -172,12 +172,14 @@ class DecoderBlocks(nn.Sequential):
         size = EncoderSize("", 1, dim, depth, num_heads)  # no timm model, no patches
         super().__init__(*(Block(size) for _ in range(depth)))
 
-    def forward(self, tokens_BTD: Tensor, clues: Iterable[Clue] | None = None) -> Tensor:
-        """Return the tokens after all blocks; ``clues`` has one positional clue per block."""
-        if clues is None:
-            clues = [NO_CLUE] * len(self)
-        for block, clue in zip(self, clues, strict=True):
-            tokens_BTD = block(tokens_BTD, clue)
+    def forward(
+        self, tokens_BTD: Tensor, layer_terms: Iterable[PositionTerms] | None = None
+    ) -> Tensor:
+        """Return the tokens after all blocks; ``layer_terms`` are each block's."""
+        if layer_terms is None:
+            layer_terms = [NO_TERMS] * len(self)
+        for block, terms in zip(self, layer_terms, strict=True):
+            tokens_BTD = block(tokens_BTD, terms)
         return tokens_BTD
 
 

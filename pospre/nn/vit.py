@@ -21,7 +21,7 @@ from pospre.nn.masking import gather_tokens, others
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions, schemes_that
 from pospre.nn.positions.foreign import as_their_table
-from pospre.nn.positions.scheme import Clue, Space, in_order
+from pospre.nn.positions.scheme import PositionTerms, TransformerDims, in_order
 from pospre.nn.projections import PatchConv, check_parts, parts_of
 from pospre.nn.sizes import EncoderSize, pair, timm_model
 from pospre.nn.weights.names import timm_name
@@ -68,8 +68,8 @@ class Encoder(PatchEncoder):
         self.patch_embed = PatchEmbed(self.channels, dim, self.patch_size, bias=not size.pre_norm)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, num_registers, dim)) if num_registers else None
-        space = Space(dim, size.num_heads, depth, self.grid, class_token, num_registers)
-        self.positions = build_positions(options.positions, space)
+        dims = TransformerDims(dim, size.num_heads, depth, self.grid, class_token, num_registers)
+        self.positions = build_positions(options.positions, dims)
         self.norm_pre = nn.LayerNorm(dim, size.eps) if size.pre_norm else nn.Identity()
         self.blocks = nn.ModuleList(
             Block(size, layer_scale=options.layer_scale, dropout=options.dropout)
@@ -145,14 +145,17 @@ class Encoder(PatchEncoder):
         tokens = dropout(tokens, dropout_keys(dropping_B, 0), self.dropout, index=0)
         if self.half_residual and torch.is_autocast_enabled(tokens.device.type):
             tokens = tokens.bfloat16()
-        clues: Iterable[Clue] = self.positions.clues(places)
+        layer_terms: Iterable[PositionTerms] = self.positions.layer_terms(places)
         order_BT, num_keys = None, None
         if context_BM is not None:
             # keys are then a slice in every block: the backward pass of gathers is slow
             order_BT, num_keys = self._context_first(context_BM, tokens.shape[1])
-            tokens, clues = gather_tokens(tokens, order_BT), in_order(clues, order_BT, num_keys)
+            tokens, layer_terms = (
+                gather_tokens(tokens, order_BT),
+                in_order(layer_terms, order_BT, num_keys),
+            )
         found = self._through_blocks(
-            tokens, clues, num_keys, keys_B, prefix_only=prefix_only, layers=layers
+            tokens, layer_terms, num_keys, keys_B, prefix_only=prefix_only, layers=layers
         )
         if order_BT is not None and not prefix_only:
             before_BT = order_BT.argsort(1)
@@ -162,7 +165,7 @@ class Encoder(PatchEncoder):
     def _through_blocks(
         self,
         tokens_BTD: Tensor,
-        clues: Iterable[Clue],
+        layer_terms: Iterable[PositionTerms],
         num_keys: int | None,
         keys_B: Tensor | None,
         *,
@@ -174,14 +177,14 @@ class Encoder(PatchEncoder):
             keys_B, self.drop_path, self.depth, uniform=self.uniform_drop_path
         )
         found, last = [tokens_BTD], self.depth if layers is None else max(layers, default=0)
-        parts = zip(self.blocks, clues, branches, strict=True)
-        for number, (block, clue, branch) in enumerate(parts, start=1):
+        parts = zip(self.blocks, layer_terms, branches, strict=True)
+        for number, (block, terms, branch) in enumerate(parts, start=1):
             if number > last:
                 break
             is_last = number == self.depth
             num_queries = self.num_prefix_tokens if prefix_only and is_last else None
             dropout_B = dropout_keys(keys_B if self.dropout else None, number)
-            tokens_BTD = block(tokens_BTD, clue, num_keys, branch, num_queries, dropout_B)
+            tokens_BTD = block(tokens_BTD, terms, num_keys, branch, num_queries, dropout_B)
             if layers is not None:
                 found.append(tokens_BTD)
         return [tokens_BTD] if layers is None else [found[layer] for layer in layers]

@@ -49,7 +49,7 @@ def in_our_layout(encoder: Encoder, source: Source) -> Source:
         )
     if source.is_run or not is_interleaved(theirs):
         return source
-    tensors = interleaved(source.tensors, own.space.num_heads, back=True)
+    tensors = interleaved(source.tensors, own.dims.num_heads, back=True)
     return replace(source, tensors=tensors)
 
 

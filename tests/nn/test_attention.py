@@ -11,7 +11,7 @@ from pospre.nn.block import Attention, Block
 from pospre.nn.build import build_encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Clue
+from pospre.nn.positions.scheme import PositionTerms
 from pospre.nn.sizes import EncoderSize
 from tests.operators import CountedOperators
 
@@ -36,18 +36,18 @@ def first(count: int) -> Tensor:
     return torch.arange(count).expand(4, -1)
 
 
-def closed(context: Tensor, bias: Tensor | float = 0.0) -> Clue:
+def closed(context: Tensor, bias: Tensor | float = 0.0) -> PositionTerms:
     """Return a bias by which only the context is seen, besides another one: (B, heads, T, T)."""
     seen = slot_mask(context, TOKENS)
     hidden = torch.full(seen.shape, -torch.inf, dtype=torch.float64).masked_fill(seen, 0.0)
-    return Clue(bias=(hidden[:, None, None] + bias).expand(-1, -1, TOKENS, -1))
+    return PositionTerms(bias=(hidden[:, None, None] + bias).expand(-1, -1, TOKENS, -1))
 
 
-def turning(heads: int, width: int) -> Clue:
+def turning(heads: int, width: int) -> PositionTerms:
     """Return random angles and biases of nine tokens of each of four images."""
     angles = torch.randn(4, heads, TOKENS, width // 2, dtype=torch.float64)
     bias = torch.randn(4, heads, TOKENS, TOKENS, dtype=torch.float64)
-    return Clue((angles.cos(), angles.sin()), bias)
+    return PositionTerms((angles.cos(), angles.sin()), bias)
 
 
 @pytest.mark.parametrize("qkv_bias", [True, False])
@@ -67,7 +67,7 @@ def test_keys_and_values_of_the_first_tokens_are_a_mask(
 def test_the_gradients_are_the_masks_too(attention: Attention, tokens: Tensor) -> None:
     probe = torch.randn_like(tokens)
     gradients = []
-    for options in ({"num_keys": 4}, {"clue": closed(first(4))}):
+    for options in ({"num_keys": 4}, {"terms": closed(first(4))}):
         given = tokens.clone().requires_grad_()
         parameters = [given, *attention.parameters()]
         mixed = attention(given, **options)
@@ -83,49 +83,49 @@ def test_the_context_and_the_first_queries_keep_their_places(
 ) -> None:
     attention = Attention(replace(SIZE, key_bias=key_bias, qk_norm=qk_norm)).double()
     torch.nn.init.normal_(attention.qkv.bias)
-    clue = turning(3, 8)
-    assert clue.bias is not None
-    masked = attention(tokens, closed(first(4), clue.bias)._replace(rotation=clue.rotation))
-    of_keys = clue._replace(bias=clue.bias[..., :4])
+    terms = turning(3, 8)
+    assert terms.bias is not None
+    masked = attention(tokens, closed(first(4), terms.bias)._replace(rotation=terms.rotation))
+    of_keys = terms._replace(bias=terms.bias[..., :4])
     for count in (None, 1, 3):
         found = attention(tokens, of_keys, 4, count)
         torch.testing.assert_close(found, masked[:, :count], atol=1e-13, rtol=0)
-        whole = attention(tokens, clue)
-        torch.testing.assert_close(attention(tokens, clue, None, count), whole[:, :count])
+        whole = attention(tokens, terms)
+        torch.testing.assert_close(attention(tokens, terms, None, count), whole[:, :count])
 
 
 @pytest.mark.parametrize("count", [None, 2])
 def test_where_all_tokens_ask_none_is_sliced(tokens: Tensor, count: int | None) -> None:
     """A slice of all has a backward pass that fills zeros, and adds to them."""
-    block, clue = Block(SIZE).double(), turning(3, 8)
-    assert clue.rotation is not None and clue.bias is not None
-    for given in (tokens, clue.rotation[0], clue.bias):
+    block, terms = Block(SIZE).double(), turning(3, 8)
+    assert terms.rotation is not None and terms.bias is not None
+    for given in (tokens, terms.rotation[0], terms.bias):
         given.requires_grad_()
-    clue = clue._replace(rotation=(clue.rotation[0], clue.rotation[1].detach()))
+    terms = terms._replace(rotation=(terms.rotation[0], terms.rotation[1].detach()))
     with CountedOperators() as operators:
-        block(tokens, clue, num_queries=count).sum().backward()
+        block(tokens, terms, num_queries=count).sum().backward()
     assert (operators.counts["slice_backward"] == 0) == (count is None)
 
 
 def test_weights_are_those_that_mix_the_values(attention: Attention, tokens: Tensor) -> None:
-    clue = turning(3, 8)
-    weights = attention.weights(tokens, clue)
+    terms = turning(3, 8)
+    weights = attention.weights(tokens, terms)
     torch.testing.assert_close(weights.sum(-1), torch.ones(4, 3, TOKENS, dtype=torch.float64))
     value = attention.qkv(tokens)[..., 48:].unflatten(2, (3, 8)).transpose(1, 2)
     mixed = attention.proj((weights @ value).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attention(tokens, clue), mixed, atol=1e-13, rtol=0)
+    torch.testing.assert_close(attention(tokens, terms), mixed, atol=1e-13, rtol=0)
 
 
 def test_a_bias_of_keys_does_nothing_where_there_is_none(tokens: Tensor) -> None:
     attention = Attention(replace(SIZE, key_bias=False)).double()
-    clue = turning(3, 8)
-    before = attention(tokens, clue)
+    terms = turning(3, 8)
+    before = attention(tokens, terms)
     with torch.no_grad():
         attention.qkv.bias[24:48] = 5
-    assert torch.equal(attention(tokens, clue), before)
+    assert torch.equal(attention(tokens, terms), before)
     biased = Attention(SIZE).double()
     biased.load_state_dict(attention.state_dict())
-    assert not torch.allclose(biased(tokens, clue), before)
+    assert not torch.allclose(biased(tokens, terms), before)
 
 
 def test_only_the_context_is_projected_to_keys_and_values() -> None:
@@ -156,12 +156,12 @@ def test_the_context_of_an_encoder_is_a_mask(positions: str, prefix_only: bool) 
     tokens = encoder(images, keep, layers=[0])[0]
     seen = torch.cat([torch.zeros(4, 1, dtype=torch.int64), context + 1], dim=1)
     expected = [tokens]
-    for block, clue in zip(
-        encoder.blocks, encoder.positions.clues(Places((4, 4), keep)), strict=True
+    for block, terms in zip(
+        encoder.blocks, encoder.positions.layer_terms(Places((4, 4), keep)), strict=True
     ):
-        assert (clue.bias is None) == (positions in ("learned", "rotary"))
-        masked = closed(seen, 0.0 if clue.bias is None else clue.bias)
-        expected.append(block(expected[-1], masked._replace(rotation=clue.rotation)))
+        assert (terms.bias is None) == (positions in ("learned", "rotary"))
+        masked = closed(seen, 0.0 if terms.bias is None else terms.bias)
+        expected.append(block(expected[-1], masked._replace(rotation=terms.rotation)))
     end = encoder.norm(expected[-1])
     found = encoder(images, keep, context_BM=context, prefix_only=prefix_only)
     torch.testing.assert_close(found, end[:, :1] if prefix_only else end, atol=1e-12, rtol=0)

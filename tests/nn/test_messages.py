@@ -23,7 +23,7 @@ from pospre.nn.weights.timm_models import wrap_encoder
 from pospre.training.start_weights import load_weights
 from tests.nn.positions.test_relative import KINDS, drawn
 from tests.nn.positions.test_rotary import rotary
-from tests.nn.positions.test_schemes import SPACE
+from tests.nn.positions.test_schemes import DIMS
 from tests.nn.test_projections import give_lora
 from tests.nn.test_projections import model_of as projections
 from tests.nn.test_swin import SIDE, swin
@@ -175,8 +175,8 @@ SCHEME_ROWS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("words", "positions"), SCHEME_ROWS)
 def test_bad_options_of_schemes_name_the_key_and_the_remedy(words: str, positions: Any) -> None:
-    space = SPACE._replace(dim=36, num_heads=2) if positions == "rotary" else SPACE
-    refuses(f"(?s){words}", lambda: build_positions(positions, space))
+    dims = DIMS._replace(dim=36, num_heads=2) if positions == "rotary" else DIMS
+    refuses(f"(?s){words}", lambda: build_positions(positions, dims))
 
 
 SAID = r"holds no positions: .*RoPE-ViT's.*file.pth,positions=none"

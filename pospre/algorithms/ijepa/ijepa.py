@@ -174,7 +174,7 @@ class IJEPA(PretrainAlgorithm):
     def heads(self, encoder: PatchEncoder) -> int:
         """Return the predictor's attention heads."""
         if self.predictor_heads is None:
-            return encoder.positions.space.num_heads
+            return encoder.positions.dims.num_heads
         return self.predictor_heads
 
     def blocks(self, encoder: PatchEncoder) -> Blocks:

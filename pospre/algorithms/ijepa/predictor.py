@@ -11,7 +11,7 @@ from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import gather_tokens
 from pospre.nn.places import view_places
 from pospre.nn.positions import decoder_positions
-from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.positions.scheme import Scheme, TransformerDims
 from pospre.nn.projections import weight_of
 
 
@@ -26,14 +26,14 @@ class Predictor(nn.Module):
 
     def __init__(self, encoder: Scheme, *, dim: int, depth: int, num_heads: int) -> None:
         super().__init__()
-        self.width, self.dim, self.grid = encoder.space.dim, dim, encoder.space.grid
-        self.embed = nn.Linear(encoder.space.dim, dim)
+        self.width, self.dim, self.grid = encoder.dims.dim, dim, encoder.dims.grid
+        self.embed = nn.Linear(encoder.dims.dim, dim)
         self.blocks = DecoderBlocks(dim, depth, num_heads)
         self.norm = nn.LayerNorm(dim, 1e-6)
         init_trunc_normal(self)
         self.mask_token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, dim), std=0.02))
-        space = Space(dim, num_heads, depth, self.grid)
-        self.positions: Scheme = decoder_positions(encoder, space)
+        dims = TransformerDims(dim, num_heads, depth, self.grid)
+        self.positions: Scheme = decoder_positions(encoder, dims)
 
     def forward(
         self, context_BKD: Tensor, visible_BK: Tensor, targets_BMT: Tensor, batch: Batch
@@ -55,7 +55,7 @@ class Predictor(nn.Module):
         cells = torch.cat([visible_BK.unsqueeze(1).expand(-1, count, -1), targets_BMT], dim=2)
         places = view_places(batch, "view", self.grid).repeat(count).move(cells.flatten(0, 1))
         tokens = self.positions.added(tokens, places)
-        decoded = self.blocks(tokens, self.positions.clues(places))
+        decoded = self.blocks(tokens, self.positions.layer_terms(places))
         features = self.norm(decoded[:, context.shape[2] :])
         return features.unflatten(0, targets_BMT.shape[:2])
 

@@ -58,7 +58,7 @@ class TablePredictor(Predictor):
 
     def __init__(self, encoder: Scheme, **size: Any) -> None:
         super().__init__(encoder, **size)
-        self.positions = Table(self.positions.space)
+        self.positions = Table(self.positions.dims)
         self.positions.reset_parameters()
 
 

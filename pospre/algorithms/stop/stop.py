@@ -77,7 +77,7 @@ class StoP(PretrainAlgorithm):
         """Declare that it changes I-JEPA's predictor, without which the noise would shrink."""
         self.check_used("l1_weight", self.variant == "l1", "variant")
         self.check_used("official", self.variant == "masked", "variant")
-        predictors = encoder.positions.companion(encoder.positions.space)
+        predictors = encoder.positions.companion(encoder.positions.dims)
         if predictors is not None and not predictors.is_added:
             raise UserError(
                 "stop makes the predictor's positions uncertain, but encoder.positions = "

@@ -8,7 +8,7 @@ from typing import Any
 from pospre.arguments import check_arguments
 from pospre.errors import UserError, suggestion
 from pospre.nn.encoder_options import Positions
-from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.positions.scheme import Scheme, TransformerDims
 from pospre.nn.positions.sincos import DecoderSinCos
 
 SCHEMES = {
@@ -27,17 +27,17 @@ SCHEMES = {
 """Names in recipes (``encoder.positions``), and the file and class of each."""
 
 
-def build_positions(positions: Positions, space: Space) -> Scheme:
+def build_positions(positions: Positions, dims: TransformerDims) -> Scheme:
     """Return a scheme by name, not initialised yet; ``UserError`` if an option is wrong."""
     name, options = named_scheme(positions)
     kind = scheme_class(name)
-    if space.num_registers and not kind.takes_registers:
+    if dims.num_registers and not kind.takes_registers:
         raise UserError(f"encoder.positions = {name} works without registers only.")
-    known = [option for option in signature(kind).parameters if option != "space"]
+    known = [option for option in signature(kind).parameters if option != "dims"]
     for option in (each for each in options if each not in known):
         key = f"encoder.positions.{name}.{option}"
         raise UserError(f"unknown key '{key}'.{suggestion(option, known)}")
-    arguments = {**options, "space": space}
+    arguments = {**options, "dims": dims}
     scheme = kind(**check_arguments(f"encoder.positions.{name}", kind, arguments))
     scheme.name, scheme.options = name, {**options}
     return scheme
@@ -56,9 +56,9 @@ def named_scheme(positions: Positions) -> tuple[str, Mapping[str, Any]]:
     return name, options
 
 
-def decoder_positions(encoder: Scheme, space: Space) -> Scheme:
+def decoder_positions(encoder: Scheme, dims: TransformerDims) -> Scheme:
     """Return a decoder's scheme, ready to use: the encoder's own, or sin-cos."""
-    scheme = encoder.companion(space) or DecoderSinCos(space)
+    scheme = encoder.companion(dims) or DecoderSinCos(dims)
     scheme.reset_parameters()
     return scheme
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.positions.scheme import Scheme, TransformerDims
 
 Distance = Literal["cells", "torus"]
 Slopes = Literal["fixed", "constant", "learned"]
@@ -44,17 +44,17 @@ class Alibi(Scheme):
     undecayed: ClassVar[tuple[str, ...]] = ("slope",)
 
     def __init__(
-        self, space: Space, *, distance: Distance = "cells", slopes: Slopes | None = None
+        self, dims: TransformerDims, *, distance: Distance = "cells", slopes: Slopes | None = None
     ) -> None:
-        super().__init__(space)
+        super().__init__(dims)
         self.distance: Distance = distance
         self.slopes: Slopes = slopes or ("constant" if distance == "torus" else "fixed")
-        self.shares_clues = self.slopes != "learned"
+        self.shares_terms = self.slopes != "learned"
         self.slope: Tensor
         if self.slopes == "learned":
-            self.slope = nn.Parameter(torch.empty(space.depth, space.num_heads))
+            self.slope = nn.Parameter(torch.empty(dims.depth, dims.num_heads))
         else:
-            self.register_buffer("slope", torch.empty(1, space.num_heads), persistent=False)
+            self.register_buffer("slope", torch.empty(1, dims.num_heads), persistent=False)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -64,23 +64,23 @@ class Alibi(Scheme):
         elif self.slopes == "constant":
             nn.init.ones_(self.slope)
         else:
-            self.slope.copy_(torch.tensor([head_slopes(self.space.num_heads)]))
+            self.slope.copy_(torch.tensor([head_slopes(self.dims.num_heads)]))
 
     def distances(self, places: Places, layer: int) -> Tensor:
         """Return −slope · distance: float32 (R, heads, T, T); R = 1 if all rows are alike."""
-        steps = places.steps(self.space.grid, self.slope.device)
+        steps = places.steps(self.dims.grid, self.slope.device)
         apart = (steps[:, :, None] - steps[:, None]).abs()  # R, queries, keys, (down, across)
         if self.distance == "torus":
-            sides = self.space.grid if places.box is not None else places.grid
+            sides = self.dims.grid if places.box is not None else places.grid
             down, across = apart.unbind(-1)
             parts = torch.minimum(down, sides[0] - down), torch.minimum(across, sides[1] - across)
             apart = torch.stack(parts, dim=-1)
             longest = math.hypot(*(side // 2 for side in sides)) or 1.0
             apart = apart / longest
         distance = apart.square().sum(-1).sqrt().unsqueeze(1)
-        slope_H = self.slope[0 if self.shares_clues else layer]
+        slope_H = self.slope[0 if self.shares_terms else layer]
         bias = -slope_H[:, None, None] * distance
-        return F.pad(bias, (self.space.num_prefix, 0, self.space.num_prefix, 0))
+        return F.pad(bias, (self.dims.num_prefix, 0, self.dims.num_prefix, 0))
 
 
 def head_slopes(heads: int) -> list[float]:

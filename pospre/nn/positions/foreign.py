@@ -99,7 +99,7 @@ def same_turn(own: Scheme, positions: Positions) -> bool:
     turning = []
     for name, options in (pair[0], pair[1]):
         options.pop("bf16_periods", None)
-        turning.append(build_positions({name: options}, own.space))
+        turning.append(build_positions({name: options}, own.dims))
     if [*turning[0].parameters()]:  # learned: they come with the weights
         return True
     for scheme in turning:

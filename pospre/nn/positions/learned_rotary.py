@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pospre.errors import UserError
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
-from pospre.nn.positions.scheme import Clue, Scheme, Space
+from pospre.nn.positions.scheme import PositionTerms, Scheme, TransformerDims
 from pospre.nn.positions.table import Table
 
 
@@ -23,10 +23,10 @@ class LearnedRotary(Table):
     is_drawn_larger: ClassVar[bool] = False
 
     def __init__(
-        self, space: Space, *, rotation: str | Mapping[str, Mapping[str, Any]] = "rotary"
+        self, dims: TransformerDims, *, rotation: str | Mapping[str, Mapping[str, Any]] = "rotary"
     ) -> None:
-        super().__init__(space)
-        self.rotation = build_positions(rotation, space)
+        super().__init__(dims)
+        self.rotation = build_positions(rotation, dims)
         if type(self.rotation).angles is Scheme.angles:
             raise UserError(
                 f"encoder.positions.learned_rotary.rotation = {self.rotation.name} rotates "
@@ -39,14 +39,14 @@ class LearnedRotary(Table):
         super().reset_parameters()
         self.rotation.reset_parameters()
 
-    def companion(self, space: Space) -> Scheme | None:
+    def companion(self, dims: TransformerDims) -> Scheme | None:
         """Return the rotation alone, for a decoder."""
-        return self.rotation.companion(space)
+        return self.rotation.companion(dims)
 
     def check(self, places: Places) -> None:
         """Raise ``UserError`` for places that the rotation cannot take."""
         self.rotation.check(places)
 
-    def clues(self, places: Places) -> Iterator[Clue]:
+    def layer_terms(self, places: Places) -> Iterator[PositionTerms]:
         """Yield the rotation of each block."""
-        return self.rotation.clues(places)
+        return self.rotation.layer_terms(places)

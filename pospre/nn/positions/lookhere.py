@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pospre.errors import UserError, suggestion
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.positions.scheme import Scheme, TransformerDims
 
 Views = tuple[tuple[str, ...], ...]
 FIELDS: dict[str, Views] = {
@@ -60,23 +60,23 @@ class LookHere(Scheme):
         layer_slopes: s of the first and the last block; linear in between.
     """
 
-    shares_clues = False
+    shares_terms = False
     in_decoders: ClassVar[bool] = True
 
     def __init__(
         self,
-        space: Space,
+        dims: TransformerDims,
         *,
         fields: str | None = None,
         slope: PositiveFloat = 1.0,
         layer_slopes: tuple[PositiveFloat, PositiveFloat] = (1.5, 0.5),
     ) -> None:
-        super().__init__(space)
+        super().__init__(dims)
         self.fields, self.slope, self.layer_slopes = fields, slope, layer_slopes
-        usual = "halves-none" if space.num_heads > 4 else "halves"
-        self.heads = head_views(usual if fields is None else fields, space.num_heads)
+        usual = "halves-none" if dims.num_heads > 4 else "halves"
+        self.heads = head_views(usual if fields is None else fields, dims.num_heads)
         self.slopes: Tensor
-        self.register_buffer("slopes", torch.empty(space.num_heads), persistent=False)
+        self.register_buffer("slopes", torch.empty(dims.num_heads), persistent=False)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -85,7 +85,7 @@ class LookHere(Scheme):
 
     def distances(self, places: Places, layer: int) -> Tensor:
         """Return the bias of block ``layer``: float32 (R, heads, T, T), R = 1 if rows are alike."""
-        steps = places.steps(self.space.grid, self.slopes.device)
+        steps = places.steps(self.dims.grid, self.slopes.device)
         offset = steps[:, None] - steps[:, :, None]  # R, queries, keys, (down, across)
         directions = _directions(*offset.unbind(-1))
         everywhere = torch.ones_like(directions["up"])
@@ -94,11 +94,11 @@ class LookHere(Scheme):
             for view, _ in self.heads
         ]
         first, last = self.layer_slopes
-        share = layer / max(self.space.depth - 1, 1)
+        share = layer / max(self.dims.depth - 1, 1)
         scale = (first + (last - first) * share) * self.slopes[:, None, None]
         distance = offset.square().sum(-1).sqrt().unsqueeze(1)
         bias = torch.where(torch.stack(seen, 1), -scale * distance, _UNSEEN)
-        return F.pad(bias, (self.space.num_prefix, 0, self.space.num_prefix, 0))
+        return F.pad(bias, (self.dims.num_prefix, 0, self.dims.num_prefix, 0))
 
 
 def _directions(down: Tensor, across: Tensor) -> dict[str, Tensor]:

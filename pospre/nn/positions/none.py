@@ -17,5 +17,5 @@ class NoPositions(Scheme):
 
     def exported(self, grid: tuple[int, int]) -> dict[str, Tensor]:
         """Return a table of zeros; without a table, timm would drop the class token."""
-        count = self.space.num_prefix + grid[0] * grid[1]
-        return {"pos_embed": torch.zeros(1, count, self.space.dim)}
+        count = self.dims.num_prefix + grid[0] * grid[1]
+        return {"pos_embed": torch.zeros(1, count, self.dims.dim)}

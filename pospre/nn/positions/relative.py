@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Clue, Scheme, Space, TimmKind
+from pospre.nn.positions.scheme import PositionTerms, Scheme, TimmKind, TransformerDims
 
 
 class RelativeBias(Scheme):
@@ -35,7 +35,7 @@ class RelativeBias(Scheme):
 
     def index(self, places: Places) -> Tensor:
         """Return the table row of each pair of tokens: int64 (R, T, T)."""
-        (rows, cols), prefix = self.space.grid, self.space.num_prefix
+        (rows, cols), prefix = self.dims.grid, self.dims.num_prefix
         table = next(self.parameters())
         cells = places.cells
         if cells is None:
@@ -56,15 +56,15 @@ class RelativeBias(Scheme):
 class Relative(RelativeBias):
     """One table for each block (BEiT's fine-tuning, MP3)."""
 
-    def __init__(self, space: Space) -> None:
-        super().__init__(space)
-        self.tables = nn.ParameterList(_table(space) for _ in range(space.depth))
+    def __init__(self, dims: TransformerDims) -> None:
+        super().__init__(dims)
+        self.tables = nn.ParameterList(_table(dims) for _ in range(dims.depth))
 
-    def clues(self, places: Places) -> Iterator[Clue]:
+    def layer_terms(self, places: Places) -> Iterator[PositionTerms]:
         """Yield the bias of each block; all blocks use the same row numbers."""
         index = self.index(places)
         for table in self.tables:
-            yield self.clue_of(places, None, _read(table, index))
+            yield self.terms_of(places, None, _read(table, index))
 
 
 class SharedRelative(RelativeBias):
@@ -72,9 +72,9 @@ class SharedRelative(RelativeBias):
 
     timm = "shared_relpos"
 
-    def __init__(self, space: Space) -> None:
-        super().__init__(space)
-        self.table = _table(space)
+    def __init__(self, dims: TransformerDims) -> None:
+        super().__init__(dims)
+        self.table = _table(dims)
 
     def distances(self, places: Places, layer: int) -> Tensor:
         """Return the bias (R, heads, T, T), the same for every block."""
@@ -85,7 +85,7 @@ def _read(table: Tensor, index_RTT: Tensor) -> Tensor:
     return table[index_RTT].permute(0, 3, 1, 2).contiguous()
 
 
-def _table(space: Space) -> nn.Parameter:
-    rows, cols = space.grid
-    count = (2 * rows - 1) * (2 * cols - 1) + 3 * bool(space.num_prefix)
-    return nn.Parameter(torch.empty(count, space.num_heads))
+def _table(dims: TransformerDims) -> nn.Parameter:
+    rows, cols = dims.grid
+    count = (2 * rows - 1) * (2 * cols - 1) + 3 * bool(dims.num_prefix)
+    return nn.Parameter(torch.empty(count, dims.num_heads))

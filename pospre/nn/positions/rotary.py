@@ -32,7 +32,7 @@ from torch import Tensor
 from pospre import draws
 from pospre.errors import UserError
 from pospre.nn.places import Places, scaled
-from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.positions.scheme import Scheme, TransformerDims
 
 Factor = Annotated[float, Field(ge=1)]
 _REFERENCE = 16  # EVA-02 was pre-trained with 16×16 patches
@@ -64,7 +64,7 @@ class Rotary(Scheme):
 
     def __init__(
         self,
-        space: Space,
+        dims: TransformerDims,
         *,
         base: PositiveFloat | None = None,
         period_range: tuple[PositiveFloat, PositiveFloat] | None = None,
@@ -76,8 +76,8 @@ class Rotary(Scheme):
         rescale: Factor | None = None,
         bf16_periods: bool = False,
     ) -> None:
-        super().__init__(space)
-        check_head(space, "rotary")
+        super().__init__(dims)
+        check_head(dims, "rotary")
         if base is not None and period_range is not None:
             raise UserError(
                 f"encoder.positions.rotary has base = {base} and period_range = "
@@ -95,7 +95,7 @@ class Rotary(Scheme):
         self.shift, self.jitter, self.rescale = shift, jitter, rescale
         self.is_drawn = any(each is not None for each in (shift, jitter, rescale))
         self.periods: Tensor
-        self.register_buffer("periods", torch.empty(space.head_dim // 4), persistent=False)
+        self.register_buffer("periods", torch.empty(dims.head_dim // 4), persistent=False)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -141,10 +141,10 @@ class Rotary(Scheme):
                 length = (max if self.normalize == "max" else min)(own)
                 place = scaled(place, [side / length for side in own])
             return 2 * place - 1
-        place = places.steps(self.space.grid, device)
+        place = places.steps(self.dims.grid, device)
         if self.coordinates == "cells":
             return place
-        frame = own if places.box is None else self.space.grid
+        frame = own if places.box is None else self.dims.grid
         return scaled(place, [_REFERENCE / side for side in frame])
 
     def _drawn(self, place_RK2: Tensor, keys_R: Tensor | None) -> Tensor:
@@ -165,11 +165,11 @@ class Rotary(Scheme):
         return place_RK2
 
 
-def check_head(space: Space, name: str) -> None:
+def check_head(dims: TransformerDims, name: str) -> None:
     """Raise ``UserError`` unless 4 divides the head width (two axes, two channels per period)."""
-    if space.head_dim % 4:
+    if dims.head_dim % 4:
         raise UserError(
             f"encoder.positions = {name} rotates pairs of channels along two axes, but a head is "
-            f"{space.head_dim} wide ({space.dim} / {space.num_heads}). It must be a multiple of 4: "
+            f"{dims.head_dim} wide ({dims.dim} / {dims.num_heads}). It must be a multiple of 4: "
             "change the number of heads of the encoder or the decoder."
         )

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from pospre.nn.places import Places
 from pospre.nn.positions.rotary import check_head
-from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.positions.scheme import Scheme, TransformerDims
 
 
 class RotaryMixed(Scheme):
@@ -37,16 +37,16 @@ class RotaryMixed(Scheme):
         base: θ of the initial magnitudes θ^(−4i/D); each head starts in a random direction.
     """
 
-    shares_clues = False
+    shares_terms = False
     in_decoders: ClassVar[bool] = True
     undecayed: ClassVar[tuple[str, ...]] = ("freqs",)
     timm = "eva"
 
-    def __init__(self, space: Space, *, base: PositiveFloat = 10.0) -> None:
-        super().__init__(space)
-        check_head(space, "rotary_mixed")
+    def __init__(self, dims: TransformerDims, *, base: PositiveFloat = 10.0) -> None:
+        super().__init__(dims)
+        check_head(dims, "rotary_mixed")
         self.base = base
-        shape = 2, space.depth, space.num_heads, space.head_dim // 2
+        shape = 2, dims.depth, dims.num_heads, dims.head_dim // 2
         self.freqs = nn.Parameter(torch.empty(shape))
 
     @torch.no_grad()
@@ -59,7 +59,7 @@ class RotaryMixed(Scheme):
 
     def directed(self, angle_LH: Tensor) -> Tensor:
         """Return the frequencies (2, blocks, heads, D/2) of heads with these directions."""
-        count = self.space.head_dim // 4
+        count = self.dims.head_dim // 4
         magnitude = self.base ** (-torch.arange(count, dtype=torch.float32) / count)
         across = angle_LH + math.pi / 2
         both = torch.stack([angle_LH, across], -1).repeat_interleave(count, -1)
@@ -69,6 +69,6 @@ class RotaryMixed(Scheme):
         """Return column·Fˣ + row·Fʸ of block ``layer``: (R, heads, K, D/2), float32 at least."""
         freqs = self.freqs[:, layer]
         freqs = freqs.to(torch.promote_types(freqs.dtype, torch.float32))
-        row, column = places.steps(self.space.grid, freqs.device).unbind(-1)
+        row, column = places.steps(self.dims.grid, freqs.device).unbind(-1)
         across, down = freqs[:, None, :, None]
         return column[:, None, :, None] * across + row[:, None, :, None] * down

@@ -22,7 +22,7 @@ registers). ``offset``: with cells as wide as if there were 0.1 more of them (DI
 """
 
 
-class Clue(NamedTuple):
+class PositionTerms(NamedTuple):
     """Positional inputs of one block's attention.
 
     T counts all tokens; the P prefix tokens come first. Dimensions of size 1 are broadcast.
@@ -43,14 +43,14 @@ class Clue(NamedTuple):
         cos, sin = self.rotation
         return cos[:, :, :count], sin[:, :, :count]
 
-    def ordered(self, order_BT: Tensor, num_keys: int) -> "Clue":
-        """Return the clue for tokens in the order ``order_BT``; the first ``num_keys`` are keys."""
+    def ordered(self, order_BT: Tensor, num_keys: int) -> "PositionTerms":
+        """Return the terms for tokens in another order, the first ``num_keys`` as keys."""
         rotation, bias = self.rotation, self.bias
         if rotation is not None:
             rotation = _in_order(rotation[0], order_BT, 2), _in_order(rotation[1], order_BT, 2)
         if bias is not None:
             bias = _in_order(_in_order(bias, order_BT[:, :num_keys], 3), order_BT, 2)
-        return Clue(rotation, bias)
+        return PositionTerms(rotation, bias)
 
 
 def _in_order(part_RHTX: Tensor, index_BK: Tensor, dim: int) -> Tensor:
@@ -62,7 +62,7 @@ def _in_order(part_RHTX: Tensor, index_BK: Tensor, dim: int) -> Tensor:
     return part.gather(dim, index.expand(shape))
 
 
-class Space(NamedTuple):
+class TransformerDims(NamedTuple):
     """The encoder or decoder that a scheme is made for.
 
     Attributes:
@@ -96,17 +96,17 @@ class Scheme(nn.Module):
     them: its token gets ``places.mark`` instead of an embedding, angle 0, and bias 0 to and from
     all tokens. Prefix tokens have angle 0 and bias 0 unless a scheme documents otherwise.
 
-    The constructor takes a ``Space`` and the scheme's own options as keywords. It does not call
-    ``reset_parameters``, which initialises the parameters.
+    The constructor takes a ``TransformerDims`` and the scheme's own options as keywords. It does
+    not call ``reset_parameters``, which initialises the parameters.
 
     Attributes:
         takes_any_grid: supports image sizes other than the encoder's.
         takes_boxes: supports views anywhere in the frame; otherwise only whole cells of its grid.
         can_forget: places can be hidden from it.
-        shares_clues: all blocks get the same clue.
+        shares_terms: all blocks get the same terms.
         in_decoders: a decoder uses the same scheme; otherwise sin-cos.
         is_drawn: places are augmented in training, with ``places.keys``.
-        is_added: only adds vectors to tokens; blocks get no clues.
+        is_added: only adds vectors to tokens; blocks get no terms.
         timm: the kind of timm model with this scheme, for export: ``vit``, ``relpos``,
             ``shared_relpos`` or ``eva``; None: timm has none.
         takes_registers: supports registers.
@@ -119,7 +119,7 @@ class Scheme(nn.Module):
     name: str
     options: Mapping[str, Any] = MappingProxyType({})
     is_drawn: bool = False
-    shares_clues: bool = True
+    shares_terms: bool = True
 
     takes_any_grid: ClassVar[bool] = True
     takes_boxes: ClassVar[bool] = True
@@ -132,9 +132,9 @@ class Scheme(nn.Module):
     inputs: ClassVar[tuple[str, ...]] = ()
     undecayed: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, dims: TransformerDims) -> None:
         super().__init__()
-        self.space = space
+        self.dims = dims
 
     def reset_parameters(self) -> None:
         """Initialise the parameters and compute the buffers; the base class has none."""
@@ -144,15 +144,15 @@ class Scheme(nn.Module):
         """Return the recipe's form: its name, or ``{name: its options}``."""
         return {self.name: {**self.options}} if self.options else self.name
 
-    def companion(self, space: Space) -> "Scheme | None":
+    def companion(self, dims: TransformerDims) -> "Scheme | None":
         """Return the scheme of a decoder whose tokens have the same places; None: sin-cos.
 
         It gets the same options, which are attributes of the same names.
         """
         if not self.in_decoders:
             return None
-        options = [name for name in signature(type(self)).parameters if name != "space"]
-        return type(self)(space, **{name: getattr(self, name) for name in options})
+        options = [name for name in signature(type(self)).parameters if name != "dims"]
+        return type(self)(dims, **{name: getattr(self, name) for name in options})
 
     def embed(self, places: Places) -> Tensor | None:
         """Return the vectors (R, K, dim) to add to patch tokens with known places, or None."""
@@ -185,8 +185,8 @@ class Scheme(nn.Module):
     def check(self, places: Places) -> None:
         """Raise ``UserError`` for places that do not exist, or that this scheme cannot take."""
         places.check()
-        if places.grid != self.space.grid and not self.takes_any_grid:
-            rows, cols = self.space.grid
+        if places.grid != self.dims.grid and not self.takes_any_grid:
+            rows, cols = self.dims.grid
             raise UserError(
                 f"encoder.positions = {self.name} supports only images of {rows}×{cols} patches, "
                 f"but got {places.grid[0]}×{places.grid[1]}. Use sincos, learned or rotary."
@@ -206,19 +206,19 @@ class Scheme(nn.Module):
         mark = vectors.new_zeros(1) if places.mark is None else places.mark
         return tokens_RKD + torch.where(known.unsqueeze(-1), vectors, mark)
 
-    def clues(self, places: Places) -> Iterator[Clue]:
-        """Yield the clue of each block."""
-        clue = Clue()
-        for layer in range(self.space.depth):
-            if layer == 0 or not self.shares_clues:
-                clue = self.clue_of(
+    def layer_terms(self, places: Places) -> Iterator[PositionTerms]:
+        """Yield the terms of each block."""
+        terms = PositionTerms()
+        for layer in range(self.dims.depth):
+            if layer == 0 or not self.shares_terms:
+                terms = self.terms_of(
                     places, self.angles(places, layer), self.distances(places, layer)
                 )
-            yield clue
+            yield terms
 
-    def clue_of(self, places: Places, angles: Tensor | None, bias: Tensor | None) -> Clue:
-        """Return the clue of one block, with forgotten places blanked."""
-        known, num_prefix = places.known, self.space.num_prefix
+    def terms_of(self, places: Places, angles: Tensor | None, bias: Tensor | None) -> PositionTerms:
+        """Return the terms of one block, with forgotten places blanked."""
+        known, num_prefix = places.known, self.dims.num_prefix
         rotation = None
         if angles is not None:
             if known is not None:
@@ -228,15 +228,17 @@ class Scheme(nn.Module):
         if bias is not None and known is not None:
             is_known = nn.functional.pad(known, (num_prefix, 0), value=True)
             bias = torch.where(is_known[:, None, :, None] & is_known[:, None, None, :], bias, 0)
-        return Clue(rotation, bias)
+        return PositionTerms(rotation, bias)
 
 
-def in_order(clues: Iterable[Clue], order_BT: Tensor, num_keys: int) -> Iterator[Clue]:
-    """Yield ``Clue.ordered`` of each clue; shared clues stay shared."""
-    given, ordered = None, Clue()
-    for clue in clues:
-        if clue is not given:
-            given, ordered = clue, clue.ordered(order_BT, num_keys)
+def in_order(
+    layer_terms: Iterable[PositionTerms], order_BT: Tensor, num_keys: int
+) -> Iterator[PositionTerms]:
+    """Yield ``PositionTerms.ordered`` of each block's terms; shared ones stay shared."""
+    given, ordered = None, PositionTerms()
+    for terms in layer_terms:
+        if terms is not given:
+            given, ordered = terms, terms.ordered(order_BT, num_keys)
         yield ordered
 
 

@@ -24,14 +24,14 @@ class SinCos(Table):
     def reset_parameters(self) -> None:
         """Compute the sinusoids."""
         self.pos_embed.zero_()
-        self.pos_embed[0, self.space.num_prefix :] = sincos_table(self.space.dim, *self.grid)
+        self.pos_embed[0, self.dims.num_prefix :] = sincos_table(self.dims.dim, *self.grid)
 
     def in_boxes(self, box_R4: Tensor, grid: tuple[int, int]) -> Tensor:
         """Return the sinusoids at the cell centres of boxes: float32 (R, rows·cols, dim)."""
         places = Places(grid).within(box_R4).steps(self.grid, box_R4.device)
         if self.grid[1] == 1:  # a sequence
-            return sincos_at_1d(self.space.dim, places[..., 0])
-        return sincos_at(self.space.dim, places.flip(-1))
+            return sincos_at_1d(self.dims.dim, places[..., 0])
+        return sincos_at(self.dims.dim, places.flip(-1))
 
 
 class DecoderSinCos(SinCos):
@@ -39,8 +39,8 @@ class DecoderSinCos(SinCos):
 
     def make_room(self, grid: tuple[int, int]) -> None:
         """Allocate a table of ``grid``, not filled yet."""
-        count = self.space.num_prefix + grid[0] * grid[1]
-        table = torch.empty(1, count, self.space.dim)
+        count = self.dims.num_prefix + grid[0] * grid[1]
+        table = torch.empty(1, count, self.dims.dim)
         self.register_buffer("pos_embed", table, persistent=False)
         self.grid = grid
 

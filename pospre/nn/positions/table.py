@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pospre.nn.grid import Interpolation, interpolation_weights
 from pospre.nn.masking import gather_tokens
 from pospre.nn.places import Places, box_centres
-from pospre.nn.positions.scheme import Resampling, Scheme, Space, TimmKind
+from pospre.nn.positions.scheme import Resampling, Scheme, TimmKind, TransformerDims
 
 _OFFSET = 0.1
 
@@ -36,11 +36,11 @@ class Table(Scheme):
     is_drawn_larger: ClassVar[bool] = True
     pos_embed: Tensor
 
-    def __init__(self, space: Space) -> None:
-        super().__init__(space)
+    def __init__(self, dims: TransformerDims) -> None:
+        super().__init__(dims)
         self.resampling: Resampling = "bicubic"
         self._first = torch.empty(0)  # what the table was at first, to see whether it has changed
-        self.make_room(space.grid)
+        self.make_room(dims.grid)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -57,9 +57,9 @@ class Table(Scheme):
 
     def make_room(self, grid: tuple[int, int]) -> None:
         """Allocate a table of ``grid``, not filled yet."""
-        count = self.space.num_prefix + grid[0] * grid[1]
+        count = self.dims.num_prefix + grid[0] * grid[1]
         like = self._parameters.get("pos_embed")
-        table = (torch.empty(0) if like is None else like).new_empty(1, count, self.space.dim)
+        table = (torch.empty(0) if like is None else like).new_empty(1, count, self.dims.dim)
         learns = self.learns and (like is None or like.requires_grad)
         self.pos_embed = nn.Parameter(table, requires_grad=learns)
         self.grid = grid
@@ -74,17 +74,17 @@ class Table(Scheme):
         is_drawn = self.is_drawn_larger and self.is_fresh
         self.make_room(grid)
         table = self.pos_embed.data
-        table[:, : self.space.num_prefix] = prefix
+        table[:, : self.dims.num_prefix] = prefix
         self.resampling = resampling
         if is_drawn:
-            nn.init.trunc_normal_(table[:, self.space.num_prefix :], std=0.02)
+            nn.init.trunc_normal_(table[:, self.dims.num_prefix :], std=0.02)
         else:
-            table[0, self.space.num_prefix :] = patches
+            table[0, self.dims.num_prefix :] = patches
 
     @property
     def _registers(self) -> slice:
         """The rows of registers, which timm's layout requires; they are 0 and do not learn."""
-        return slice(int(self.space.has_class_token), self.space.num_prefix)
+        return slice(int(self.dims.has_class_token), self.dims.num_prefix)
 
     @property
     def _rows(self) -> Tensor:
@@ -93,7 +93,7 @@ class Table(Scheme):
 
     def prefix(self) -> Tensor:
         """Return the rows of the class token and the registers."""
-        own = self._rows[:, : int(self.space.has_class_token)]
+        own = self._rows[:, : int(self.dims.has_class_token)]
         return torch.cat([own, self.pos_embed[:, self._registers].detach()], dim=1)
 
     def vectors(self) -> Tensor:
@@ -108,7 +108,7 @@ class Table(Scheme):
 
     def at(self, grid: tuple[int, int]) -> Tensor:
         """Return the table at the patches of ``grid``, (rows·cols, dim), row-major."""
-        own = self._rows[0, self.space.num_prefix :]
+        own = self._rows[0, self.dims.num_prefix :]
         return resample_positions(own, self.grid, grid, self.resampling)
 
     def embed(self, places: Places) -> Tensor:
@@ -128,7 +128,7 @@ class Table(Scheme):
         Boxes are axis-aligned, so two matrix products interpolate rows and columns: p = R_y P R_xᵀ.
         Unlike ``F.grid_sample``, this has a deterministic gradient on GPUs.
         """
-        own = self._rows[0, self.space.num_prefix :].unflatten(0, self.grid)
+        own = self._rows[0, self.dims.num_prefix :].unflatten(0, self.grid)
         own = own.to(torch.promote_types(own.dtype, torch.float32))
         width, rows = own.shape[1], grid[0]
         kind: Interpolation = "bilinear" if self.resampling == "bilinear" else "bicubic"

@@ -20,7 +20,7 @@ from pospre.nn.encoder_interface import Edit, PatchEncoder
 from pospre.nn.encoder_options import EncoderOptions, Init
 from pospre.nn.initialisation import init_patch_embed, init_trunc_normal, init_weights
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.positions.scheme import Scheme, TransformerDims
 from pospre.nn.projections import check_parts, parts_of
 from pospre.nn.sizes import pair
 from pospre.nn.swin.attention import (
@@ -143,8 +143,8 @@ class SwinEncoder(PatchEncoder):
         self.embed_dim, self.depth = WIDTH * 2 ** (len(DEPTHS) - 1), sum(DEPTHS)
         self.channels, self.drop_path = 3, options.drop_path
         self.window = window
-        space = Space(self.embed_dim, HEADS[-1], self.depth, self.grid)
-        self.positions = WindowPositions(space)
+        dims = TransformerDims(self.embed_dim, HEADS[-1], self.depth, self.grid)
+        self.positions = WindowPositions(dims)
         self.patch_embed = PatchEmbed()
         self.layers = nn.ModuleList(
             Stage(stage, window, image_size) for stage in range(len(DEPTHS))

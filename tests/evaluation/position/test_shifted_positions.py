@@ -18,7 +18,7 @@ from pospre.evaluation.position.shifted_positions import (
 from pospre.nn.grid import interpolation_weights
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
-from pospre.nn.positions.scheme import Space
+from pospre.nn.positions.scheme import TransformerDims
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import results_of, tiny_recipe
 
@@ -26,7 +26,7 @@ GRID = (3, 4)
 
 
 def test_shifted_and_stretched_positions_are_those_of_the_place_before_and_of_grid_sample() -> None:
-    positions = build_positions("learned", Space(8, 2, 1, GRID))
+    positions = build_positions("learned", TransformerDims(8, 2, 1, GRID))
     positions.reset_parameters()
     moves, whole = moves_of(positions, shifts=(1,), zooms=(2.0,)), Places(GRID)
     device = torch.device("cpu")

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Scheme, Space, rotate
+from pospre.nn.positions.scheme import Scheme, TransformerDims, rotate
 
 GRID = (3, 4)
-SPACE = Space(dim=16, num_heads=1, depth=2, grid=GRID)
+DIMS = TransformerDims(dim=16, num_heads=1, depth=2, grid=GRID)
 PLACES = Places(GRID)
 
 
@@ -25,7 +25,7 @@ def turned(scheme: Scheme, tokens: Tensor, layer: int = 0, *, interleaved: bool 
         layer: number of the block.
         interleaved: channels 2i and 2i + 1 are a pair there, not i and i + D/2.
     """
-    rotation = [*scheme.clues(PLACES)][layer].rotation
+    rotation = [*scheme.layer_terms(PLACES)][layer].rotation
     assert rotation is not None
     if not interleaved:
         return rotate(tokens, rotation)

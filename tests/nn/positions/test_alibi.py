@@ -9,14 +9,14 @@ from torch import Tensor
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
 from pospre.nn.positions.alibi import Alibi, head_slopes
-from pospre.nn.positions.scheme import Space
+from pospre.nn.positions.scheme import TransformerDims
 from tests.nn.positions.golden import GRID, PLACES, check
 
-SPACE = Space(dim=16, num_heads=2, depth=2, grid=GRID)
+DIMS = TransformerDims(dim=16, num_heads=2, depth=2, grid=GRID)
 
 
-def alibi(space: Space = SPACE, **options: str) -> Alibi:
-    scheme = Alibi(space, **options)  # type: ignore[arg-type]
+def alibi(dims: TransformerDims = DIMS, **options: str) -> Alibi:
+    scheme = Alibi(dims, **options)  # type: ignore[arg-type]
     scheme.reset_parameters()
     return scheme
 
@@ -74,19 +74,21 @@ def test_at_another_grid(distance: str, grid: tuple[int, int]) -> None:
 
 
 def test_places_alike_for_all_rows_cost_one_bias() -> None:
-    space = SPACE._replace(has_class_token=True, num_registers=2)
-    clues = [*alibi(space).clues(PLACES)]
-    assert clues[0].bias is not None and clues[0].bias is clues[1].bias
-    assert clues[0].bias.shape == (1, 2, 15, 15)
-    assert clues[0].bias[:, :, :3].eq(0).all() and clues[0].bias[:, :, :, :3].eq(0).all()
-    assert clues[0].rotation is None
+    dims = DIMS._replace(has_class_token=True, num_registers=2)
+    layer_terms = [*alibi(dims).layer_terms(PLACES)]
+    assert layer_terms[0].bias is not None and layer_terms[0].bias is layer_terms[1].bias
+    assert layer_terms[0].bias.shape == (1, 2, 15, 15)
+    assert (
+        layer_terms[0].bias[:, :, :3].eq(0).all() and layer_terms[0].bias[:, :, :, :3].eq(0).all()
+    )
+    assert layer_terms[0].rotation is None
 
 
 def test_a_decoder_has_slopes_of_its_heads() -> None:
-    other = alibi(distance="torus").companion(SPACE._replace(num_heads=4))
+    other = alibi(distance="torus").companion(DIMS._replace(num_heads=4))
     assert isinstance(other, Alibi)
     assert other.distance == "torus"
-    plain = alibi().companion(SPACE._replace(num_heads=4))
+    plain = alibi().companion(DIMS._replace(num_heads=4))
     assert isinstance(plain, Alibi)
     plain.reset_parameters()
     assert plain.slope.tolist() == [head_slopes(4)]
@@ -107,13 +109,13 @@ def test_every_head_of_every_block_learns_a_slope() -> None:
     slopes = scheme.get_parameter("slope")
     assert slopes.shape == (2, 2) and 0 < slopes.min() < slopes.max() < 1
     plain = distances(alibi(slopes="constant"))
-    for layer, clue in enumerate(scheme.clues(PLACES)):
-        assert clue.bias is not None
-        torch.testing.assert_close(clue.bias[0], slopes[layer, :, None, None] * plain)
+    for layer, terms in enumerate(scheme.layer_terms(PLACES)):
+        assert terms.bias is not None
+        torch.testing.assert_close(terms.bias[0], slopes[layer, :, None, None] * plain)
     positions: Any = {"alibi": {"slopes": "learned"}}
     encoder = build_encoder("vit_tiny16", image_size=64, depth=2, positions=positions)
     encoder(torch.randn(1, 3, 64, 64)).square().sum().backward()
     gradient = encoder.get_parameter("positions.slope").grad
     assert gradient is not None and gradient.ne(0).all()
-    other = scheme.companion(SPACE._replace(num_heads=4, depth=1))
+    other = scheme.companion(DIMS._replace(num_heads=4, depth=1))
     assert other is not None and other.get_parameter("slope").shape == (1, 4)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pospre.nn.positions.scheme import Space
+from pospre.nn.positions.scheme import TransformerDims
 from pospre.nn.positions.table import Table
 
 WHOLE = torch.tensor([[0.0, 0.0, 1.0, 1.0]], dtype=torch.float64)
@@ -24,14 +24,14 @@ def random_boxes(count: int = 6, views: int = 4) -> Tensor:
     return torch.cat([low, low + size], dim=-1)
 
 
-def space(dim: int, grid: tuple[int, int], *, class_token: bool = False) -> Space:
-    return Space(dim, 1, 1, grid, class_token)
+def dims(dim: int, grid: tuple[int, int], *, class_token: bool = False) -> TransformerDims:
+    return TransformerDims(dim, 1, 1, grid, class_token)
 
 
 def in_boxes(field_HWD: Tensor, box_R4: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return what a table that holds the field gives in boxes; a class token's row stays out."""
     height, width, dim = field_HWD.shape
-    table = Table(space(dim, (height, width), class_token=True))
+    table = Table(dims(dim, (height, width), class_token=True))
     del table.pos_embed  # a parameter takes no tensor with a history
     own = torch.full_like(field_HWD[:1, 0], torch.nan)
     table.pos_embed = torch.cat([own, field_HWD.flatten(0, 1)])[None]

@@ -9,14 +9,14 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.nn.places import Places
 from pospre.nn.positions.lookhere import FIELDS, LookHere, head_views
-from pospre.nn.positions.scheme import Space
+from pospre.nn.positions.scheme import TransformerDims
 from tests.nn.positions.golden import GRID, PLACES
 
-SPACE = Space(dim=96, num_heads=12, depth=3, grid=GRID)
+DIMS = TransformerDims(dim=96, num_heads=12, depth=3, grid=GRID)
 
 
-def lookhere(space: Space = SPACE, **options: object) -> LookHere:
-    scheme = LookHere(space, **options)  # type: ignore[arg-type]
+def lookhere(dims: TransformerDims = DIMS, **options: object) -> LookHere:
+    scheme = LookHere(dims, **options)  # type: ignore[arg-type]
     scheme.reset_parameters()
     return scheme
 
@@ -67,9 +67,9 @@ def test_every_field_is_the_cells_on_its_side() -> None:
         "eighths1": [(112.5, 22.5), (247.5, 22.5), (157.5, 22.5), (22.5, 22.5)],
         "eighths2": [(67.5, 22.5), (292.5, 22.5), (202.5, 22.5), (337.5, 22.5)],
     }
-    space = SPACE._replace(num_heads=4, grid=(5, 5))
+    dims = DIMS._replace(num_heads=4, grid=(5, 5))
     for name, fields in wanted.items():
-        seen = lookhere(space, fields=name).distances(Places((5, 5)), 0)[0, :, 12] > -1e30
+        seen = lookhere(dims, fields=name).distances(Places((5, 5)), 0)[0, :, 12] > -1e30
         for head, (middle, half) in enumerate(fields):
             for cell in range(25):
                 down, across = cell // 5 - 2, cell % 5 - 2
@@ -100,9 +100,9 @@ def test_heads_are_shared_out_in_fours() -> None:
 
 def test_the_default_goes_with_any_number_of_heads() -> None:
     for heads, fields in ((12, "halves-none"), (6, "halves-none"), (3, "halves")):
-        own = lookhere(SPACE._replace(num_heads=heads))
+        own = lookhere(DIMS._replace(num_heads=heads))
         assert own.heads == head_views(fields, heads)
-    other = own.companion(SPACE)
+    other = own.companion(DIMS)
     assert isinstance(other, LookHere) and other.heads == head_views("halves-none", 12)
 
 
@@ -118,22 +118,22 @@ def test_slopes_of_heads_begin_anew_with_each_name() -> None:
 
 
 def test_what_is_unseen_has_weight_0_and_no_row_is_empty() -> None:
-    space = SPACE._replace(num_heads=8)
-    scheme = lookhere(space, fields="eighths1-eighths2")
+    dims = DIMS._replace(num_heads=8)
+    scheme = lookhere(dims, fields="eighths1-eighths2")
     bias = scheme.distances(PLACES, 0)
     for kind in (torch.float32, torch.bfloat16, torch.float16):
         weights = (3 * torch.randn(bias.shape) + bias).to(kind).float().softmax(-1)
         assert weights[bias < -1e30].eq(0).all() and weights.isfinite().all()
     assert bias.diagonal(dim1=-2, dim2=-1).eq(0).all()
     told = Places(GRID, known=torch.arange(12)[None] != 3)
-    clue = next(scheme.clues(told))
-    assert clue.bias is not None
-    assert clue.bias[:, :, 3].eq(0).all() and clue.bias[:, :, :, 3].eq(0).all()
-    assert torch.equal(clue.bias[:, :, 4:, 4:], bias[:, :, 4:, 4:])
+    terms = next(scheme.layer_terms(told))
+    assert terms.bias is not None
+    assert terms.bias[:, :, 3].eq(0).all() and terms.bias[:, :, :, 3].eq(0).all()
+    assert torch.equal(terms.bias[:, :, 4:, 4:], bias[:, :, 4:, 4:])
 
 
 def test_borders_of_fields_are_the_same_in_boxes() -> None:
-    scheme = lookhere(SPACE._replace(grid=(9, 9)), fields="eighths1-eighths2-none")
+    scheme = lookhere(DIMS._replace(grid=(9, 9)), fields="eighths1-eighths2-none")
     box = torch.tensor([[0.0, 0.0, 1.0, 1.0], [1 / 9, 1 / 3, 4 / 9, 2 / 3]])
     whole = scheme.distances(Places((9, 9)).within(box[:1]), 0)
     torch.testing.assert_close(whole, scheme.distances(Places((9, 9)), 0))
@@ -144,9 +144,9 @@ def test_borders_of_fields_are_the_same_in_boxes() -> None:
 
 def test_a_decoder_shares_the_fields_among_its_heads_or_says_why_not() -> None:
     scheme = lookhere(fields="corners-triangles-none", slope=2.0)
-    other = scheme.companion(SPACE._replace(num_heads=16, depth=8))
+    other = scheme.companion(DIMS._replace(num_heads=16, depth=8))
     assert isinstance(other, LookHere)
     other.reset_parameters()
     assert other.slopes.tolist()[:8] == [1.0] * 4 + [0.5] * 4
     with pytest.raises(UserError, match=r"lookhere\.fields = .* names 3 .* decoder has 8 heads"):
-        scheme.companion(SPACE._replace(num_heads=8))
+        scheme.companion(DIMS._replace(num_heads=8))

@@ -12,7 +12,7 @@ from torch import Tensor
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
 from pospre.nn.positions.relative import Relative, SharedRelative
-from pospre.nn.positions.scheme import Space
+from pospre.nn.positions.scheme import TransformerDims
 from pospre.nn.vit import Encoder
 
 KINDS = ["relative", "shared_relative"]
@@ -20,15 +20,15 @@ KINDS = ["relative", "shared_relative"]
 
 def scheme(grid: tuple[int, int], prefix: int) -> SharedRelative:
     """Return a scheme with random biases; the class token is the first of the prefix."""
-    made = SharedRelative(Space(8, 2, 3, grid, prefix > 0, max(prefix - 1, 0)))
+    made = SharedRelative(TransformerDims(8, 2, 3, grid, prefix > 0, max(prefix - 1, 0)))
     torch.nn.init.normal_(made.table)
     return made
 
 
 def biases(made: Relative | SharedRelative, places: Places) -> list[Tensor]:
     """Return the bias of every block."""
-    found = [clue.bias for clue in made.clues(places)]
-    assert len(found) == made.space.depth
+    found = [terms.bias for terms in made.layer_terms(places)]
+    assert len(found) == made.dims.depth
     return [each for each in found if each is not None]
 
 
@@ -77,7 +77,7 @@ def test_forgotten_tokens_have_no_bias_and_the_others_keep_theirs(prefix: int) -
 def test_every_block_has_its_own_biases_at_offsets_that_are_found_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = Relative(Space(8, 2, 3, (3, 3), True))
+    made = Relative(TransformerDims(8, 2, 3, (3, 3), True))
     for table in made.tables:
         torch.nn.init.normal_(table)
     found, index = [], Relative.index

@@ -15,17 +15,17 @@ from torch import Tensor
 from pospre import draws
 from pospre.nn.places import Places
 from pospre.nn.positions.rotary import Rotary
-from pospre.nn.positions.scheme import Space, rotate
+from pospre.nn.positions.scheme import TransformerDims, rotate
 from pospre.nn.weights.names import interleaved
-from tests.nn.positions.golden import GRID, PLACES, SPACE, check, checksum, queries, turned
+from tests.nn.positions.golden import DIMS, GRID, PLACES, check, checksum, queries, turned
 
-WIDE = Space(dim=128, num_heads=2, depth=1, grid=(14, 14))
+WIDE = TransformerDims(dim=128, num_heads=2, depth=1, grid=(14, 14))
 ROPE_VIT: dict[str, Any] = {"coordinates": "cells", "columns_first": True}
 EVA_02: dict[str, Any] = {"coordinates": "reference", "base": 10000.0}
 
 
-def rotary(space: Space = SPACE, **options: Any) -> Rotary:
-    scheme = Rotary(space, **options)
+def rotary(dims: TransformerDims = DIMS, **options: Any) -> Rotary:
+    scheme = Rotary(dims, **options)
     scheme.reset_parameters()
     return scheme
 
@@ -255,7 +255,7 @@ def test_each_view_has_its_own_draw_by_its_key_in_training_alone() -> None:
 
 def test_a_decoder_has_the_same_draw() -> None:
     scheme = rotary(shift=0.25, rescale=4.0, base=30.0)
-    other = scheme.companion(Space(dim=32, num_heads=2, depth=1, grid=GRID))
+    other = scheme.companion(TransformerDims(dim=32, num_heads=2, depth=1, grid=GRID))
     assert isinstance(other, Rotary)
     other.reset_parameters()
     places = Places(GRID, keys=torch.arange(3))

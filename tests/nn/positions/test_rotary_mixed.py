@@ -9,10 +9,10 @@ from torch import Tensor
 
 from pospre.nn.places import Places
 from pospre.nn.positions.rotary_mixed import RotaryMixed
-from pospre.nn.positions.scheme import Space, rotate
-from tests.nn.positions.golden import GRID, PLACES, SPACE, check, checksum, queries, turned
+from pospre.nn.positions.scheme import TransformerDims, rotate
+from tests.nn.positions.golden import DIMS, GRID, PLACES, check, checksum, queries, turned
 
-TWO = Space(dim=32, num_heads=2, depth=2, grid=GRID)
+TWO = TransformerDims(dim=32, num_heads=2, depth=2, grid=GRID)
 
 
 def golden() -> RotaryMixed:
@@ -44,7 +44,7 @@ def test_angles_and_turned_queries() -> None:
 
 
 def test_frequencies_start_in_directions_that_are_drawn() -> None:
-    scheme = RotaryMixed(Space(dim=384, num_heads=6, depth=12, grid=(14, 14)))
+    scheme = RotaryMixed(TransformerDims(dim=384, num_heads=6, depth=12, grid=(14, 14)))
     torch.manual_seed(0)
     scheme.reset_parameters()
     across, down = scheme.freqs.detach().unflatten(-1, (2, 16))
@@ -63,9 +63,9 @@ def test_frequencies_start_in_directions_that_are_drawn() -> None:
 
 @pytest.mark.parametrize("grid", [(14, 14), (5, 9)])
 def test_equals_timm(grid: tuple[int, int]) -> None:
-    space = Space(dim=128, num_heads=2, depth=3, grid=(14, 14))
+    dims = TransformerDims(dim=128, num_heads=2, depth=3, grid=(14, 14))
     theirs = RotaryEmbeddingMixed(128, depth=3, num_heads=2, grid_indexing="xy")
-    scheme = RotaryMixed(space)
+    scheme = RotaryMixed(dims)
     with torch.no_grad():
         scheme.freqs.copy_(theirs.freqs)
     tokens = torch.randn(2, 2, grid[0] * grid[1], 64, generator=torch.Generator().manual_seed(0))
@@ -75,7 +75,7 @@ def test_equals_timm(grid: tuple[int, int]) -> None:
         turned = rotate(order, (angle.cos(), angle.sin()))
         return turned.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
 
-    embeds, found = theirs.get_embed([*grid]), [*scheme.clues(Places(grid))]
+    embeds, found = theirs.get_embed([*grid]), [*scheme.layer_terms(Places(grid))]
     for layer in range(3):
         wanted = apply_rot_embed_cat(tokens, embeds[layer])
         angle = scheme.angles(Places(grid), layer)
@@ -90,7 +90,7 @@ def test_equals_timm(grid: tuple[int, int]) -> None:
 
 
 def test_a_decoder_has_frequencies_of_its_own_which_learn() -> None:
-    scheme = RotaryMixed(SPACE, base=7.0)
+    scheme = RotaryMixed(DIMS, base=7.0)
     other = scheme.companion(TWO)
     assert isinstance(other, RotaryMixed)
     other.reset_parameters()

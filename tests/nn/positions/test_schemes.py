@@ -1,4 +1,4 @@
-"""What all schemes that attention is told of have in common: laws of clues, and bad options."""
+"""What all schemes of attention have in common: laws of their terms, and bad options."""
 
 from functools import partial
 from typing import Any
@@ -11,11 +11,13 @@ from torch import Tensor
 
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
-from pospre.nn.positions.scheme import Clue, Scheme, Space
+from pospre.nn.positions.scheme import PositionTerms, Scheme, TransformerDims
 
 GRID = (4, 6)
-SPACE = Space(dim=64, num_heads=8, depth=2, grid=GRID, has_class_token=True, num_registers=1)
-PREFIX = SPACE.num_prefix
+DIMS = TransformerDims(
+    dim=64, num_heads=8, depth=2, grid=GRID, has_class_token=True, num_registers=1
+)
+PREFIX = DIMS.num_prefix
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "dinov3": ("rotary", {}),
     "drawn": ("rotary", {"shift": 0.3, "jitter": 1.5, "rescale": 2.0}),
@@ -33,7 +35,7 @@ SIDES = st.integers(1, 7)
 
 def scheme_of(kind: str) -> Scheme:
     name, options = KINDS[kind]
-    scheme = build_positions({name: options}, SPACE)
+    scheme = build_positions({name: options}, DIMS)
     torch.manual_seed(0)
     scheme.reset_parameters()
     return scheme
@@ -43,22 +45,22 @@ def tensors(scheme: Scheme, places: Places) -> list[Tensor]:
     """Return rotations and biases of all blocks."""
     return [
         part.detach()
-        for clue in scheme.clues(places)
-        for part in (*(clue.rotation or ()), clue.bias)
+        for terms in scheme.layer_terms(places)
+        for part in (*(terms.rotation or ()), terms.bias)
         if part is not None
     ]
 
 
 def at_tokens(scheme: Scheme, places: Places, cells_RK: Tensor) -> list[Tensor]:
-    """Return the clues of a whole grid, gathered at the prefix tokens and these cells."""
+    """Return the terms of a whole grid, gathered at the prefix tokens and these cells."""
     prefix = torch.arange(PREFIX).expand(len(cells_RK), -1)
     index = torch.cat([prefix, cells_RK + PREFIX], 1)
     found = []
-    for clue in scheme.clues(places):
-        for part in clue.rotation or ():
+    for terms in scheme.layer_terms(places):
+        for part in terms.rotation or ():
             found.append(_gathered(part.transpose(1, 2), index).transpose(1, 2))
-        if clue.bias is not None:
-            rows = _gathered(clue.bias.transpose(1, 2), index)  # B, queries, heads, keys
+        if terms.bias is not None:
+            rows = _gathered(terms.bias.transpose(1, 2), index)  # B, queries, heads, keys
             found.append(_gathered(rows.transpose(1, 3), index).permute(0, 2, 3, 1))
     return found
 
@@ -133,30 +135,30 @@ def test_clues_of_forgotten_tokens_do_not_depend_on_their_cells(
     assert not _same(tensors(scheme, places), tensors(scheme, other))
     forgotten = tensors(scheme, places.forget(hidden))
     assert _same(forgotten, tensors(scheme, other.forget(hidden)))
-    for clue in scheme.clues(places.forget(hidden)):
-        _check_neutral(clue, hidden)
+    for terms in scheme.layer_terms(places.forget(hidden)):
+        _check_neutral(terms, hidden)
 
 
 def _same(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
 
 
-def _check_neutral(clue: Clue, hidden: Tensor) -> None:
+def _check_neutral(terms: PositionTerms, hidden: Tensor) -> None:
     """Assert that prefix and hidden tokens have angle 0, or bias 0 from and to all others."""
     neutral = torch.nn.functional.pad(hidden, (PREFIX, 0), value=True)
-    if clue.rotation is not None:
-        cos, sin = (part.transpose(1, 2)[neutral] for part in clue.rotation)
+    if terms.rotation is not None:
+        cos, sin = (part.transpose(1, 2)[neutral] for part in terms.rotation)
         assert cos.eq(1).all() and sin.eq(0).all()
-    if clue.bias is not None:
-        assert clue.bias.transpose(1, 2)[neutral].eq(0).all()
-        assert clue.bias.permute(0, 3, 1, 2)[neutral].eq(0).all()
+    if terms.bias is not None:
+        assert terms.bias.transpose(1, 2)[neutral].eq(0).all()
+        assert terms.bias.permute(0, 3, 1, 2)[neutral].eq(0).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_made_on_the_meta_device_it_is_the_same(kind: str) -> None:
     name, options = KINDS[kind]
     with torch.device("meta"):
-        scheme = build_positions({name: options}, SPACE)
+        scheme = build_positions({name: options}, DIMS)
         assert all(part.is_meta for part in tensors(scheme, Places(GRID)))
     scheme.to_empty(device="cpu")
     for part in (*scheme.parameters(), *scheme.buffers()):
@@ -185,8 +187,8 @@ def test_one_graph_gives_the_same(kind: str) -> None:
     def told(cells: Tensor, known: Tensor, keys: Tensor, box: Tensor | None) -> list[Tensor]:
         return [
             part
-            for clue in scheme.clues(Places(GRID, cells, None, known, keys).within(box))
-            for part in (*(clue.rotation or ()), clue.bias)
+            for terms in scheme.layer_terms(Places(GRID, cells, None, known, keys).within(box))
+            for part in (*(terms.rotation or ()), terms.bias)
             if part is not None
         ]
 

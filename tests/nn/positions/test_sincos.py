@@ -9,7 +9,7 @@ from timm.layers import build_sincos2d_pos_embed
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
 from pospre.nn.positions import decoder_positions
-from pospre.nn.positions.scheme import Scheme, Space
+from pospre.nn.positions.scheme import Scheme, TransformerDims
 from pospre.nn.positions.sincos import (
     SinCos,
     is_sincos,
@@ -61,11 +61,11 @@ def test_sequence_has_the_sinusoids_of_the_transformer():
 @pytest.fixture(params=["encoder", "decoder"])
 def scheme(request: pytest.FixtureRequest) -> Scheme:
     """Return the fixed table of 4 by 6 cells of an encoder, or of a decoder behind one."""
-    encoder = SinCos(Space(16, 2, 1, (4, 6)))
+    encoder = SinCos(TransformerDims(16, 2, 1, (4, 6)))
     encoder.reset_parameters()
     if request.param == "encoder":
         return encoder
-    found = decoder_positions(encoder, Space(16, 2, 1, (4, 6)))
+    found = decoder_positions(encoder, TransformerDims(16, 2, 1, (4, 6)))
     assert not found.state_dict() and not [*found.parameters()]
     return found
 
@@ -92,7 +92,7 @@ def test_a_box_has_the_waves_at_the_centres_of_its_cells(scheme: Scheme) -> None
 
 
 def test_a_box_of_a_sequence_has_the_sequences_waves() -> None:
-    scheme = SinCos(Space(16, 2, 1, (6, 1)))
+    scheme = SinCos(TransformerDims(16, 2, 1, (6, 1)))
     scheme.reset_parameters()
     vectors = scheme.in_boxes(torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 0.5, 1.0, 1.0]]), (6, 1))
     table = sincos_positions_1d(16, 6)

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Space
+from pospre.nn.positions.scheme import TransformerDims
 from pospre.nn.positions.table import Resampling, Table, resample_positions
 
-SPACE = Space(8, 2, 1, (3, 4), has_class_token=True, num_registers=2)
+DIMS = TransformerDims(8, 2, 1, (3, 4), has_class_token=True, num_registers=2)
 
 
 @pytest.fixture
 def table() -> Table:
     torch.manual_seed(0)
-    made = Table(SPACE)
+    made = Table(DIMS)
     made.reset_parameters()
     return made
 

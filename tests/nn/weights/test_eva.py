@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pospre.evaluation.models import Shown, open_model
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Clue
+from pospre.nn.positions.scheme import PositionTerms
 from pospre.nn.weights.timm_models import timm_size, wrap_encoder
 
 DINOV3 = ("vit_small_patch16_dinov3", "vit_small_patch16_dinov3_qkvb")
@@ -66,14 +66,14 @@ def images(vit: Any, rows: int = 4, columns: int = 4) -> Tensor:
 def with_turn(encoder: Any, monkey: pytest.MonkeyPatch, change: Any) -> None:
     """Let the encoder's rotation be told other angles."""
     scheme = encoder.positions
-    clues = scheme.clues
+    layer_terms = scheme.layer_terms
 
     def changed(places: Places) -> Any:
-        for clue in clues(places):
-            assert clue.rotation is not None
-            yield Clue(change(*clue.rotation), clue.bias)
+        for terms in layer_terms(places):
+            assert terms.rotation is not None
+            yield PositionTerms(change(*terms.rotation), terms.bias)
 
-    monkey.setattr(scheme, "clues", changed)
+    monkey.setattr(scheme, "layer_terms", changed)
 
 
 CHANGES = {
