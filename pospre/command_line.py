@@ -131,16 +131,10 @@ def weights_hint(address: str) -> str:
     return ""
 
 
-def argument_texts(docstring: str) -> dict[str, str]:
-    """Return the text of each argument or attribute in a docstring, one line each."""
-    section = re.search(r"^(?:Args|Attributes):\n(.*?)(?:\n\n|\Z)", docstring, re.M | re.S)
-    entries = re.split(r"^    (?=\w+:)", section[1] if section else "", flags=re.MULTILINE)[1:]
-    pairs = (entry.partition(":") for entry in entries)
-    return {key: " ".join(text.split()) for key, _, text in pairs}
-
-
 def spelled(value: Any) -> str:
     """Return a plain value as recipes and the command line spell it."""
     if value is None:
         return "null"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(spelled, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+from pospre.docstrings import docstrings
+
 _NO_KINDS = ("keywords", "registry", "source")
 
 KINDS: dict[str, str] = {
-    path.stem: path.read_text(encoding="utf-8").split('"""')[1].partition("\n")[0]
+    path.stem: docstrings(path)[""].partition("\n")[0]
     for path in sorted(Path(__file__).parent.glob("*.py"))
     if path.stem not in _NO_KINDS and not path.stem.startswith("_")
 }

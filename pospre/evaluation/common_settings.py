@@ -4,10 +4,11 @@ These modules import neither torch nor the evaluations, so ``--help`` and errors
 fast.
 """
 
-from inspect import get_annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt
+
+from pospre.docstrings import option_names
 
 Pooling = Literal["mean", "cls"]
 
@@ -20,8 +21,7 @@ class Settings(BaseModel):
     @classmethod
     def names(cls) -> list[str]:
         """Return the names of all settings, own ones before shared ones."""
-        own = dict.fromkeys(name for base in cls.__mro__ for name in get_annotations(base))
-        return [name for name in own if name in cls.model_fields]
+        return option_names(cls)
 
     def values(self, *names: str) -> dict[str, Any]:
         """Return settings by name; default: all."""
@@ -29,29 +29,23 @@ class Settings(BaseModel):
 
 
 class Sampling(Settings):
-    """Choice and reading of the measured images.
-
-    Attributes:
-        num_samples: number of images, drawn by the seed; default: all.
-        batch_size: images per forward pass; it does not change the result.
-        num_workers: decoding threads; default: the loader's choice.
-        seed: seed of the drawn images and of other random choices: masks, boxes, noise, weights.
-    """
+    """Choice and reading of the measured images."""
 
     num_samples: PositiveInt | None = None
+    """Number of images, drawn by the seed; default: all."""
     batch_size: PositiveInt = 64
+    """Images per forward pass; it does not change the result."""
     num_workers: PositiveInt | None = None
+    """Decoding threads; default: the loader's choice."""
     seed: int = 0
+    """Seed of the drawn images and of other random choices: masks, boxes, noise, weights."""
 
 
 class Compared(Settings):
-    """Comparison with the untrained model.
-
-    Attributes:
-        baseline: also measure the untrained model of the same recipe and seed.
-    """
+    """Comparison with the untrained model."""
 
     baseline: bool = True
+    """Also measure the untrained model of the same recipe and seed."""
 
 
 def as_tuple(value: object) -> object:

@@ -18,7 +18,6 @@ An evaluation has a settings class of the same name in ``pospre/evaluation/<kind
 - ``OWN_DATA = True`` if the data are not labelled images; ``check`` then opens them.
 """
 
-import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,9 +34,10 @@ from pydantic_core import PydanticUndefined
 from tqdm import tqdm
 
 import pospre.evaluation
-from pospre.command_line import argument_texts, spelled
+from pospre.docstrings import docstrings
 from pospre.errors import UserError, needing, suggestion
 from pospre.evaluation.common_settings import Settings
+from pospre.option_texts import option_lines, options_of
 from pospre.recipe.recipe import Recipe
 
 if TYPE_CHECKING:  # slow to import for --help and errors in settings
@@ -169,7 +169,8 @@ def typed_settings(kind: type[Kind], name: str, settings: Mapping[str, Any]) -> 
         typed[key] = _typed(f"{name}: {key}={value}", hints[key], value)
     for key, value in {**defaults, **typed}.items():
         if value is PydanticUndefined:
-            raise UserError(f"{name} needs the setting {key}=…: {_texts(kind).get(key, '')}")
+            lacks = options_of(kind)[key]
+            raise UserError(f"{name} needs the setting {key}: {lacks.takes}. {lacks.meaning}")
     return kind(**typed)
 
 
@@ -211,29 +212,28 @@ def _typed(what: str, hint: Any, value: Any) -> Any:
 
 def describe() -> str:
     """Return all evaluations with a sentence each, for ``--help``."""
-    return "\n".join(_wrap(name, summary(name), 20) for name in evaluation_names())
+    lines = (f"  {name:20} {summary(name)}" for name in evaluation_names())
+    return "\n".join(textwrap.fill(line, 98, subsequent_indent=" " * 23) for line in lines)
 
 
 def summary(name: str) -> str:
     """Return the first sentence about evaluation ``name``."""
-    return _docstring(name).partition("\n")[0]
+    return docstrings(_found()[name][1])[""].partition("\n")[0]
 
 
 def describe_one(name: str) -> str:
     """Return the description, results and settings of evaluation ``name``, for its ``--help``."""
-    parts = [_docstring(name), "", "results:", _returns(name), ""]
-    return "\n".join([*parts, describe_settings(settings_class(name))])
+    kind, path = _found()[name]
+    told = docstrings(path)  # read without importing the module, which takes seconds
+    results = " ".join(told["evaluate"].partition("Returns:\n")[2].split())
+    results = textwrap.fill(results, 98, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join([told[""], "", "results:", results, "", describe_settings(kind)])
 
 
 def describe_settings(kind: type[Settings]) -> str:
     """Return the description of all settings of a class, for ``--help``."""
-    texts = _texts(kind)
-    lines = [
-        _wrap(f"{key}={_default(value)}", texts.get(key, ""), 25)
-        for key, value in _defaults(kind).items()
-    ]
-    heading = "settings (key=value, with the defaults):" if lines else "It has no settings."
-    return "\n".join([heading, *lines])
+    heading = "settings, as key=value:" if kind.names() else "It has no settings."
+    return "\n".join([heading, *option_lines(kind)])
 
 
 @cache
@@ -248,32 +248,3 @@ def _found() -> dict[str, tuple[type[Settings], Path]]:
                 for file in path.parent.rglob(f"{name}.py"):
                     found[name] = kind, file
     return found
-
-
-def _docstring(name: str) -> str:
-    """Return the docstring of an evaluation's module without importing it, which takes seconds."""
-    return _found()[name][1].read_text(encoding="utf-8").split('"""')[1].strip()
-
-
-def _returns(name: str) -> str:
-    """Return the meaning of the results, from the docstring of the module's ``evaluate``."""
-    after = _found()[name][1].read_text(encoding="utf-8").partition("\ndef evaluate")[2]
-    told = inspect.cleandoc(after.split('"""')[1]).partition("Returns:\n")[2]
-    return textwrap.fill(" ".join(told.split()), 98, initial_indent="  ", subsequent_indent="  ")
-
-
-def _texts(kind: type[Settings]) -> dict[str, str]:
-    """Return the description of every setting."""
-    bases = [base for base in kind.__mro__ if issubclass(base, Settings)]
-    told = [argument_texts(inspect.cleandoc(base.__doc__ or "")) for base in reversed(bases)]
-    return {key: text for texts in told for key, text in texts.items()}
-
-
-def _wrap(label: str, text: str, width: int) -> str:
-    """Return ``label`` and its description in two columns."""
-    first, others = f"  {label:{width}} ", " " * (width + 3)
-    return textwrap.fill(text, 98, initial_indent=first, subsequent_indent=others)
-
-
-def _default(value: Any) -> str:
-    return "… (required)" if value is PydanticUndefined else spelled(value)

@@ -63,14 +63,17 @@ def test_settings_are_typed_and_completed():
             [
                 "Wu et al.",
                 "results:\n  ``top1`` and",
-                "k=20 ",
-                "batch_size=64",
-                "seed=0",
-                "bank=null",
+                "k: whole number > 0 = 20\n      Number of neighbours",
+                "batch_size: whole number > 0 = 64",
+                "seed: whole number = 0",
+                "bank: text or null = null",
                 "by the seed",
             ],
         ),
-        (["linear", "--model", "runs/mae"], ["LARS", "bank=… (required)", "protocol=… (required)"]),
+        (
+            ["linear", "--model", "runs/mae"],
+            ["LARS", "bank: text (required)", "vissl_clevr_distance (required)"],
+        ),
         (["field"], ["It has no settings."]),
     ],
 )

@@ -26,7 +26,8 @@ def test_types_ranges_and_defaults_are_those_of_the_declaration() -> None:
     assert "\n  temperature: number > 0 or null = 0.1\n      τ of the attentive" in text
     assert "\n  distance: squared | euclid = squared\n" in text
     assert "\n  mask_ratio: [number, number] = [0.1, 0.5]\n" in options_text("dinov2")
-    assert "\n  name: text\n" in options_text("encoder")
+    assert "\n  name: text = ''\n" in options_text("encoder")
+    assert "\n  path: text (required)\n" in options_text("data")
     assert "\n  inside: text or null = null\n" in options_text("data.views")
 
 

@@ -17,19 +17,16 @@ Source = Literal["mean", "cls", "patches"]
 
 
 class Attention(Sampling):
-    """Settings of ``attention``.
-
-    Attributes:
-        layers: blocks to measure, such as 1,6,12; default: all.
-        queries: patches whose maps are drawn, row-major from 0; default: three of them.
-        num_pictures: number of images to draw maps of.
-        image_size: side of the views in pixels; default: the encoder's.
-    """
+    """Settings of ``attention``."""
 
     layers: Numbers | None = None
+    """Blocks to measure, such as 1,6,12; default: all."""
     queries: Numbers | None = None
+    """Patches whose maps are drawn, row-major from 0; default: three of them."""
     num_pictures: NonNegativeInt = 4
+    """Number of images to draw maps of."""
     image_size: PositiveInt | None = None
+    """Side of the views in pixels; default: the encoder's."""
     batch_size: PositiveInt = 32
 
 
@@ -38,101 +35,78 @@ class Field(Settings):
 
 
 class GradCam(Sampling):
-    """Settings of ``grad_cam``.
-
-    Attributes:
-        target: the class to explain: the predicted one, or the image's label.
-        layer: the block; default: the last.
-        num_pictures: number of images to draw.
-    """
+    """Settings of ``grad_cam``."""
 
     target: Literal["predicted", "label"] = "predicted"
+    """The class to explain: the predicted one, or the image's label."""
     layer: PositiveInt | None = None
+    """Block to read; default: the last."""
     num_pictures: PositiveInt = 8
+    """Number of images to draw."""
     batch_size: PositiveInt = 32
 
 
 class PositionCorrelation(Sampling):
-    """Settings of ``position_correlation``.
-
-    Attributes:
-        layer: its features after the final norm; 0 is the embedding; default: the last.
-    """
+    """Settings of ``position_correlation``."""
 
     layer: NonNegativeInt | None = None
+    """Layer to read, after the final norm; 0 is the embedding. Default: the last."""
 
 
 class Reconstructions(Sampling, Compared):
-    """Settings of ``reconstructions``.
-
-    Attributes:
-        mask_ratio: share of hidden patches.
-        num_pictures: number of images to draw.
-    """
+    """Settings of ``reconstructions``."""
 
     mask_ratio: OpenRatio = 0.75
+    """Share of hidden patches."""
     num_pictures: PositiveInt = 6
+    """Number of images to draw."""
     batch_size: PositiveInt = 32
 
 
 class RelativeAttention(Sampling):
-    """Settings of ``relative_attention``.
-
-    Attributes:
-        layers: blocks to measure, such as 2,6,10; default: all.
-        num_heads: number of heads to draw per layer, lowest entropy first; default: all.
-        image_size: side of the views in pixels; default: the encoder's.
-    """
+    """Settings of ``relative_attention``."""
 
     layers: Numbers | None = None
+    """Blocks to measure, such as 2,6,10; default: all."""
     num_heads: PositiveInt | None = None
+    """Number of heads to draw per layer, lowest entropy first; default: all."""
     image_size: PositiveInt | None = None
+    """Side of the views in pixels; default: the encoder's."""
     batch_size: PositiveInt = 32
 
 
 class Spectrum(Sampling):
-    """Settings of ``spectrum``.
-
-    Attributes:
-        layers: layers to measure, such as 0,6,12 (0 is the embedding); default: all.
-        features: one vector per image, the mean of its patch tokens or its cls token; or all
-            patches.
-        norm: apply the encoder's final norm to the features of every layer. Lengths are always
-            those before it.
-        artefact: tokens this many times longer than their image's median are artefacts.
-        num_pictures: number of images whose last-layer lengths are drawn.
-    """
+    """Settings of ``spectrum``."""
 
     layers: Numbers | None = None
+    """Layers to measure, such as 0,6,12 (0 is the embedding); default: all."""
     features: Source = "mean"
+    """``mean`` of an image's patch tokens, its ``cls`` token, or all ``patches``."""
     norm: bool = True
+    """Apply the encoder's final norm to every layer; lengths are those before it."""
     artefact: AboveOne = 3.0
+    """Tokens this many times longer than their image's median are artefacts."""
     num_pictures: NonNegativeInt = 4
+    """Number of images whose last-layer lengths are drawn."""
     batch_size: PositiveInt = 32
 
 
 class StopHeatmaps(Sampling):
-    """Settings of ``stop_heatmaps``.
-
-    Attributes:
-        temperature: temperature of the softmax; the paper does not give it.
-        num_pictures: number of images to draw, each with the map of one hidden patch.
-    """
+    """Settings of ``stop_heatmaps``."""
 
     temperature: PositiveFloat = 0.1
+    """Temperature of the softmax; the paper does not give it."""
     num_pictures: PositiveInt = 6
+    """Number of images to draw, each with the map of one hidden patch."""
     batch_size: PositiveInt = 32
 
 
 class StopSimilarity(Settings):
-    """Settings of ``stop_similarity``.
-
-    Attributes:
-        queries: positions whose maps are drawn, row-major from 0; default: three of them.
-        num_draws: noise draws per position.
-        seed: seed of the noise.
-    """
+    """Settings of ``stop_similarity``."""
 
     queries: Numbers | None = None
+    """Positions whose maps are drawn, row-major from 0; default: three of them."""
     num_draws: PositiveInt = 64
+    """Noise draws per position."""
     seed: int = 0
+    """Seed of the noise."""

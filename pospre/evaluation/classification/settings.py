@@ -26,120 +26,100 @@ ProtocolName = Literal[
 
 
 class Accuracy(Sampling):
-    """Settings of ``accuracy``.
-
-    Attributes:
-        ensemble: run folders or checkpoints of other fine-tuned models, separated by commas; class
-            probabilities are averaged.
-    """
+    """Settings of ``accuracy``."""
 
     ensemble: Listed[str] = ()
+    """Other fine-tuned runs or checkpoints, with commas; class probabilities are averaged."""
 
 
 class Knn(Sampling, Compared):
-    """Settings of ``knn``.
-
-    Attributes:
-        bank: data set of the voters, for instance the training set; without it every image is
-            classified by all others.
-        k: number of neighbours that vote.
-        temperature: T; smaller values favour the nearest neighbours.
-        features: mean of the patch tokens, or the cls token. The default is mean, because neither
-            MAE nor DropPos trains the class token.
-        layers: layers to measure, such as 0,6,12, or all. 0 is the input of the first block, 1 its
-            output; the encoder's final norm is applied to each. Default: the last.
-        num_bank: number of bank images that vote, drawn by the seed; default: all.
-    """
+    """Settings of ``knn``."""
 
     bank: str | None = None
+    """Data set of the voters, such as the training set; without it, all other images vote."""
     k: PositiveInt = 20
+    """Number of neighbours that vote."""
     temperature: PositiveFloat = 0.07
+    """T; smaller values favour the nearest neighbours."""
     features: Pooling = "mean"
+    """Mean of the patch tokens, or the class token, which MAE and DropPos do not train."""
     layers: Numbers | Literal["all"] | None = None
+    """Layers to measure, such as 0,6,12, or all. 0 is the input of the first block, 1 its output;
+    the encoder's final norm is applied to each. Default: the last.
+    """
     num_bank: PositiveInt | None = None
+    """Number of bank images that vote, drawn by the seed; default: all."""
 
 
 class Linear(Sampling, Compared):
-    """Settings of ``linear``.
-
-    Attributes:
-        protocol: mae (also LUT's), dinov2, vissl, or vissl_places205, vissl_inat18,
-            vissl_clevr_count and vissl_clevr_distance for these data.
-        bank: data set to train the classifiers on, for instance the training set.
-        label_fraction: train on this share of the bank, the same number of images per class, drawn
-            by the seed; 0.01 and 0.1 are usual.
-        labels: train on the images listed in this text file, one per line, such as a published list
-            of 1 %.
-        features: mean of the patch tokens, or the cls token; default: the protocol's.
-        epochs: training epochs; default: the protocol's. Warm-up and milestones scale with it.
-        batch: images per step; default: the protocol's.
-        base_lr: learning rate per 256 images; default: the protocol's, or its list.
-        augment: train on new random crops and flips in every epoch, as published; the bank is then
-            encoded in every epoch.
-    """
+    """Settings of ``linear``."""
 
     protocol: ProtocolName
+    """``mae`` is also LUT's; ``vissl_…`` are those for these data."""
     bank: str
+    """Data set to train the classifiers on, for instance the training set."""
     label_fraction: PositiveShare = 1.0
+    """Share of the bank to train on, the same number per class, drawn by the seed: 0.01, 0.1."""
     labels: str | None = None
+    """Text file that lists the images to train on, one per line, as published for 1 %."""
     features: Pooling | None = None
+    """Mean of the patch tokens, or the class token; default: the protocol's."""
     epochs: PositiveInt | None = None
+    """Training epochs; default: the protocol's. Warm-up and milestones scale with it."""
     batch: TwoOrMore | None = None
+    """Images per step; default: the protocol's."""
     base_lr: PositiveFloat | None = None
+    """Learning rate per 256 images; default: the protocol's, or its list."""
     augment: bool = False
+    """Encode the bank anew in every epoch, with random crops and flips, as published."""
 
 
 class Logistic(Sampling, Compared):
-    """Settings of ``logistic``.
-
-    Attributes:
-        bank: data set to fit the classifier to, for instance the training set.
-        protocol: stop for StoP's (see above), to compare with its table 1; null for ours.
-        features: mean of the patch tokens, or the cls token, after the encoder's final norm.
-        iterations: maximal number of L-BFGS iterations.
-        weight_decay: minimises cross-entropy + weight_decay/2·‖weights‖²; default: the best of a
-            few, or the protocol's.
-        label_fraction: fit to this share of the bank, the same number of images per class, drawn by
-            the seed; 0.01 and 0.1 are usual.
-        labels: fit to the images listed in this text file, one per line, such as a published list
-            of 1 %.
-        num_bank: number of bank images to fit to, drawn by the seed; default: all.
-    """
+    """Settings of ``logistic``."""
 
     bank: str
+    """Data set to fit the classifier to, for instance the training set."""
     protocol: Literal["stop"] | None = None
+    """``stop`` is StoP's (see above), to compare with its table 1; null: ours."""
     features: Pooling = "mean"
+    """Mean of the patch tokens, or the class token, after the encoder's final norm."""
     iterations: PositiveInt = 100
+    """Maximal number of L-BFGS iterations."""
     weight_decay: PositiveFloat | None = None
+    """Of cross-entropy + weight_decay/2·‖weights‖²; default: the best of a few, or the protocol's.
+    """
     label_fraction: PositiveShare = 1.0
+    """Share of the bank to fit to, the same number per class, drawn by the seed: 0.01, 0.1."""
     labels: str | None = None
+    """Text file that lists the images to fit to, one per line, as published for 1 %."""
     num_bank: PositiveInt | None = None
+    """Number of bank images to fit to, drawn by the seed; default: all."""
 
 
 class Robustness(Sampling):
-    """Settings of ``robustness``.
-
-    Attributes:
-        sets: further data sets, separated by commas. Folders have the names or numbers of classes,
-            and predictions are restricted to classes with a folder.
-        lists: JSON file, {"folder": ["class", …], …}, for sets whose folders match several classes,
-            all of them right (SI-Score, ObjectNet).
-        outliers: data set of other classes (ImageNet-O), with or without labels.
-        reassessed: JSON file with all right classes of each image of data (ImageNet-ReaL), matched
-            by the numbers in file names; images without any are left out.
-        occlusion: side of the painted box, as a share of the image's; the paper does not give it.
-        patch_drop: shares of the encoder's patches to paint, such as 0.25,0.5.
-        tiles: rows and columns of tiles to shuffle, such as 2,4; they divide the image.
-        shift: shift positions by this many patches, if the encoder supports it.
-        scale: share of the image whose positions are stretched over all of it.
-    """
+    """Settings of ``robustness``."""
 
     sets: Listed[str] = ()
+    """Further data sets, with commas. Folders have the names or numbers of classes, and only these
+    are predicted.
+    """
     lists: str | None = None
+    """JSON file, {"folder": ["class", …], …}, for sets whose folders match several classes, all of
+    them right (SI-Score, ObjectNet).
+    """
     outliers: str | None = None
+    """Data set of other classes (ImageNet-O), with or without labels."""
     reassessed: str | None = None
+    """JSON file with all right classes of each image (ImageNet-ReaL), matched by the numbers in
+    file names; images without any are left out.
+    """
     occlusion: PositiveShare = 0.5
+    """Side of the painted box, as a share of the image's; the paper does not give it."""
     patch_drop: Listed[Ratio] = (0.25, 0.5, 0.75)
+    """Shares of the encoder's patches to paint, such as 0.25,0.5."""
     tiles: Listed[TwoOrMore] = (2,)
+    """Rows and columns of tiles to shuffle, such as 2,4; they divide the image."""
     shift: PositiveInt = 1
+    """Shift positions by this many patches, if the encoder supports it."""
     scale: PositiveShare = 0.5
+    """Share of the image whose positions are stretched over all of it."""
