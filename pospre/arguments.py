@@ -5,10 +5,11 @@ the remedy.
 """
 
 import inspect
+import textwrap
 from collections.abc import Callable, Container, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache, reduce, wraps
-from inspect import getdoc, getmro, signature
+from inspect import getdoc, signature
 from operator import or_
 from types import UnionType
 from typing import (
@@ -26,6 +27,7 @@ from typing import (
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, validate_call
 from pydantic_core import ErrorDetails
 
+from pospre.docstrings import meanings
 from pospre.errors import UserError, suggestion
 
 if TYPE_CHECKING:
@@ -116,8 +118,13 @@ def taking(
 
         given = signature(function).return_annotation
         vars(call)["__signature__"] = signature(options).replace(return_annotation=given)
-        told = [getdoc(each) or "" for each in getmro(cast(type, options))[-2::-1]]
-        call.__doc__ = "\n\n".join([getdoc(function) or "", *told])
+        kind = cast(type, options)
+        lines = (
+            textwrap.fill(f"{name}: {text}", 100, initial_indent=" " * 4, subsequent_indent=" " * 8)
+            for name, text in meanings(kind).items()
+        )
+        told = [getdoc(function) or "", "Args:\n" + "\n".join(lines), getdoc(kind) or ""]
+        call.__doc__ = "\n\n".join(told)
         return call
 
     return wrap

@@ -46,16 +46,16 @@ def option_names(kind: type) -> list[str]:
 def meanings(kind: type) -> dict[str, str]:
     """Return what the options of a class mean, one line each, by the nearest base that says it."""
     found: dict[str, str] = {}
-    options = {*option_names(kind)}
+    options = option_names(kind)
     for base in reversed(kind.__mro__):
-        declared = options & get_annotations(base).keys()
+        declared = get_annotations(base).keys() & {*options}
         path = Path(getattr(sys.modules.get(base.__module__), "__file__", None) or "")
         if declared and path.suffix == ".py":
             told = docstrings(path)
             found |= argument_texts(told.get(base.__qualname__, ""))
             texts = {name: told.get(f"{base.__qualname__}.{name}") for name in declared}
             found |= {name: " ".join(text.split()) for name, text in texts.items() if text}
-    return found
+    return {name: found[name] for name in options if name in found}
 
 
 def argument_texts(docstring: str) -> dict[str, str]:

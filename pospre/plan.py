@@ -5,10 +5,12 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pospre.arguments import declared
 from pospre.command_line import LocalPath, add_trust, recipe_parser
+from pospre.docstrings import meanings
 from pospre.errors import UserError, run_command
 from pospre.output import check_output, format_table, write_output
 from pospre.planning.figures import Figure, of
@@ -79,15 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--nodes", type=int, help=f"number of nodes (default: {_NODE} GPUs each)")
     add("--output", action=LocalPath, metavar="FILE", help="where to write JSON")
     assumed = parser.add_argument_group("assumptions")
-    for one in fields(Assumptions):
-        meta, default = one.metadata, one.default
+    for name, meaning in meanings(Assumptions).items():
+        default = getattr(Assumptions, name)
         shown = "" if default is None else f" ({default})"
         assumed.add_argument(
-            option(one.name),
-            type=int if one.name == "images" else float,
+            option(name),
+            type=int if name == "images" else float,
             default=default,
             metavar="N",
-            help=f"{meta['unit']}: {meta['reason']}{shown}".replace("%", "%%"),
+            help=f"{meaning}{shown}".replace("%", "%%"),
         )
     return parser
 
@@ -95,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     given = _parser().parse_intermixed_args(argv)
-    assumed = Assumptions(**{one.name: getattr(given, one.name) for one in fields(Assumptions)})
+    assumed = Assumptions(**declared(given, Assumptions))
     gpu, nodes = gpu_named(given.gpu), _nodes(given.gpus, given.nodes)
     check_output("--output", given.output)
     recipe = load_recipe(given.recipe, given.overrides)
@@ -296,11 +298,11 @@ def _cost(plan: "Plan") -> str:
 
 def _assumptions(plan: "Plan") -> str:
     lines = ["Assumed; each can be given"]
-    for one in fields(plan.assumed):
-        value = getattr(plan.assumed, one.name)
+    for name, meaning in meanings(Assumptions).items():
+        value, (unit, _, reason) = getattr(plan.assumed, name), meaning.partition(": ")
         shown = "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-        meant = f"{shown} {one.metadata['unit']}" if value is not None else shown
-        lines.append(f"  {option(one.name):<22}{meant:<29} {one.metadata['reason']}")
+        meant = f"{shown} {unit}" if value is not None else shown
+        lines.append(f"  {option(name):<22}{meant:<29} {reason}")
     lines.append("Not counted: the time to compile, evaluations, checkpoints, restarts.")
     return "\n".join(lines)
 

@@ -23,19 +23,6 @@ _ONE_CROP = ViewGroup()
 class LoaderOptions(Reading, Source):
     """Options of a loader.
 
-    Args:
-        batch_size: samples per batch of one rank.
-        views: the view groups, as a sequence or by name, as in ``model.views``; default: one random
-            crop of 224 pixels.
-        seed: the run's seed, for order, boxes and flips.
-        shuffle: use a random order in every epoch instead of the stored one.
-        drop_last: drop the samples that do not fill a batch of all ranks.
-        rank: number of this rank; it is not detected, not even under ``torchrun``.
-        world_size: number of ranks. Another number under Composer's Trainer is an error; 1 in a
-            loop with several ranks gives a warning.
-        nodes: number of machines, each with the same number of consecutive ranks.
-        pin_memory: put batches into memory that a GPU, if any, copies fastest.
-
     Raises:
         UserError: an option of recipes is invalid, by itself or with this data.
         ValueError: another option is invalid.
@@ -43,14 +30,27 @@ class LoaderOptions(Reading, Source):
 
     _: KW_ONLY
     batch_size: PositiveInt
+    """Samples per batch of one rank."""
     views: Views = _ONE_CROP
+    """The view groups, as a sequence or by name, as in ``model.views``; default: one random crop of
+    224 pixels.
+    """
     seed: int = 0
+    """The run's seed, for order, boxes and flips."""
     shuffle: bool = True
+    """Use a random order in every epoch instead of the stored one."""
     drop_last: bool = True
+    """Drop the samples that do not fill a batch of all ranks."""
     rank: int = 0
+    """Number of this rank; it is not detected, not even under ``torchrun``."""
     world_size: int = 1
+    """Number of ranks. Another number under Composer's Trainer is an error; 1 in a loop with
+    several ranks gives a warning.
+    """
     nodes: int = 1
+    """Number of machines, each with the same number of consecutive ranks."""
     pin_memory: bool = True
+    """Put batches into memory that a GPU, if any, copies fastest."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:

@@ -26,18 +26,17 @@ _PATTERN = re.compile(r"[*?\[]")
 
 @dataclass
 class Source(Storage):
-    """A data set.
-
-    Args:
-        path: image folder, ``.beton`` file, directory of MDS shards, or ``s3://bucket/folder`` of
-            MDS shards; or a reader.
-        channels: channels of decoded images: 3 (RGB), 1 (grey), or the number of bands; None:
-            as recorded in the data set, else 3.
-    """
+    """A data set."""
 
     path: str | Path | Reader
+    """Image folder, ``.beton`` file, directory of MDS shards, or ``s3://bucket/folder`` of MDS
+    shards; or a reader.
+    """
     _: KW_ONLY
     channels: PositiveInt | None = None
+    """Channels of decoded images: 3 (RGB), 1 (grey), or the number of bands; None: as recorded in
+    the data set, else 3.
+    """
 
 
 def opened(source: Source) -> Reader:

@@ -25,56 +25,57 @@ def _scheme(value: Any) -> Any:
 
 @dataclass
 class EncoderOptions:
-    """The options of an encoder, in Python and in recipes.
-
-    Args:
-        name: one of ``pospre.nn.sizes``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``,
-            ``vith14``, ``vitg14`` (DINOv2's, with SwiGLU); ``speech8`` (MP3's, for audio clips); or
-            ``swin_tiny`` (DropPos and supervised only). ``timm:NAME`` takes width, depth, heads,
-            MLP and patch size from timm's ViT of that name; for its weights see ``wrap_encoder``.
-        image_size: side in pixels, or (height, width).
-        patch_size: side of a patch, or (height, width); None: that of ``name``.
-        depth: number of blocks; None: that of ``name``.
-        num_heads: attention heads of each block; None: those of ``name``.
-        channels: input channels, 3 for images.
-        positions: a scheme of ``pospre.nn.positions``, by name or as ``{name: its options}``. Added
-            to tokens: ``sincos`` (fixed table, MAE's order), ``learned`` (from N(0, 0.02²)) and
-            ``learned_sincos`` (starts as the fixed table; the class token's row starts at 0).
-            Added to attention: ``relative`` (learned from 0, one table per block),
-            ``shared_relative`` (one table for all blocks, as in BEiT), ``alibi`` (fixed, by
-            distance) and ``lookhere`` (fixed, by direction and distance). Rotating queries and
-            keys: ``rotary`` (DINOv3, EVA-02, RoPE-ViT), ``rotary_mixed`` (RoPE-ViT, learned) and
-            ``learned_rotary`` (with a table as well). ``none``: no positions.
-        class_token: whether there is a class token.
-        num_registers: learned tokens without position that take part in attention.
-        layer_scale: initial factor of each residual branch, learned per channel; None: no factor.
-        drop_path: rate at which a sample skips the branches of the last block, in [0, 1). It grows
-            linearly from 0 in the first block.
-        uniform_drop_path: all blocks use the rate ``drop_path`` instead (DINOv2).
-        dropout: rate after projections and positions, in [0, 1). Like drop path, it is drawn from
-            the keys passed to the forward.
-        final_norm: whether tokens are normalised after the last block. Without it, a classifier
-            that averages tokens normalises the average instead (MAE's fine-tuning).
-        init: ``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA), ``deit`` (also MP3; the
-            patch embedding keeps PyTorch's initialisation), ``dinov2`` (as ``deit``, with class
-            token and registers from N(0, 1e-6²)), or ``beit`` (SimMIM).
-        window: side of Swin's attention windows in tokens, 8 by default; ``swin_tiny`` only.
-    """
+    """The options of an encoder, in Python and in recipes."""
 
     name: str
+    """One of ``pospre.nn.sizes``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``, ``vith14``,
+    ``vitg14`` (DINOv2's, with SwiGLU); ``speech8`` (MP3's, for audio clips); or ``swin_tiny``
+    (DropPos and supervised only). ``timm:NAME`` takes width, depth, heads, MLP and patch size from
+    timm's ViT of that name; for its weights see ``wrap_encoder``.
+    """
     _: KW_ONLY
     image_size: Size = 224
+    """Side in pixels, or (height, width)."""
     patch_size: Size | None = None
+    """Side of a patch, or (height, width); None: that of ``name``."""
     depth: PositiveDepth | None = None
+    """Number of blocks; None: that of ``name``."""
     num_heads: PositiveInt | None = None
+    """Attention heads of each block; None: those of ``name``."""
     channels: Annotated[Count, Field(ge=1)] = 3
+    """Input channels, 3 for images."""
     positions: Annotated[Positions, BeforeValidator(_scheme)] = "sincos"
+    """A scheme of ``pospre.nn.positions``, by name or as ``{name: its options}``. Added to tokens:
+    ``sincos`` (fixed table, MAE's order), ``learned`` (from N(0, 0.02²)) and ``learned_sincos``
+    (starts as the fixed table; the class token's row starts at 0). Added to attention: ``relative``
+    (learned from 0, one table per block), ``shared_relative`` (one table for all blocks, as in
+    BEiT), ``alibi`` (fixed, by distance) and ``lookhere`` (fixed, by direction and distance).
+    Rotating queries and keys: ``rotary`` (DINOv3, EVA-02, RoPE-ViT), ``rotary_mixed`` (RoPE-ViT,
+    learned) and ``learned_rotary`` (with a table as well). ``none``: no positions.
+    """
     class_token: bool = True
+    """Have a class token."""
     num_registers: Count = 0
+    """Learned tokens without position that take part in attention."""
     layer_scale: PositiveFloat | None = None
+    """Initial factor of each residual branch, learned per channel; None: no factor."""
     drop_path: Ratio = 0.0
+    """Rate at which a sample skips the branches of the last block, in [0, 1); linear from 0 in the
+    first block.
+    """
     uniform_drop_path: bool = False
+    """Use the rate ``drop_path`` in all blocks (DINOv2)."""
     dropout: Ratio = 0.0
+    """Rate after projections and positions, in [0, 1), drawn from the forward's keys as drop path.
+    """
     final_norm: bool = True
+    """Normalise tokens after the last block. Without it, a classifier that averages tokens
+    normalises the average (MAE's fine-tuning).
+    """
     init: Init = "xavier"
+    """``xavier`` (MAE, DropPos, LUT), ``trunc_normal`` (I-JEPA), ``deit`` (also MP3; the patch
+    embedding keeps PyTorch's initialisation), ``dinov2`` (as ``deit``, with class token and
+    registers from N(0, 1e-6²)), or ``beit`` (SimMIM).
+    """
     window: PositiveInt | None = None
+    """Side of Swin's attention windows in tokens, 8 by default; ``swin_tiny`` only."""

@@ -4,12 +4,15 @@ The one model of speed: the least time of the step's kernels (``kernels.floor_se
 share of that speed that training reaches (``Assumptions.efficiency``).
 """
 
-from dataclasses import dataclass, field, fields
-from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 
 from pospre.errors import UserError, suggestion
+from pospre.option_texts import options_of
 from pospre.planning.figures import efficiency
+from pospre.ranges import PositiveShare, Share
 
 if TYPE_CHECKING:  # --help and a mistyped key answer without torch
     from pospre.planning.estimate import Counts, Parameters
@@ -18,6 +21,7 @@ if TYPE_CHECKING:  # --help and a mistyped key answer without torch
 TERA, GIGA, GIB = 1e12, 1e9, 2**30
 IMAGENET = 1_281_167
 _BYTES = 4  # parameters, gradients and what ranks exchange are fp32
+_EFFICIENCY = efficiency()
 _BUS_SHARE = 0.75  # of a link, that collectives reach
 _DECODE_S = 0.82e-3  # of an image, and of each pixel of its views: README, Loader
 _PIXEL_S = 4.4e-9
@@ -72,70 +76,53 @@ class Machine:
         return self.gpus // self.nodes
 
 
-def _assumed(
-    default: Any, unit: str, reason: str, *, limit: float = inf, zero: bool = False
-) -> Any:
-    meant = {"unit": unit, "reason": reason, "limit": limit, "zero": zero}
-    return field(default=default, metadata=meant)
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Least0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class Assumptions:
     """Assumptions, which are not counted; every field is an option of the command.
 
-    None stands for a value that follows from the recipe or the GPU.
+    Each says its unit first. None stands for a value that follows from the recipe or the GPU.
     """
 
-    efficiency: float = _assumed(
-        efficiency(),
-        "of the floor's speed",
-        "images/s over those of the least time that a GPU needs for every kernel's bytes and "
-        "FLOPs; measured on an H100 (tests/benchmarks/README.md, On GPUs)",
-        limit=1.0,
-    )
-    images: int | None = _assumed(
-        None, "images", "of the data set; without it those of data.path, else ImageNet-1k's"
-    )
-    decode_rate: float | None = _assumed(
-        None,
-        "images/s a core",
-        "without it 0.82 ms an image (ImageNet JPEGs) and 4.4 ns a pixel of its views, as "
-        "measured on a core of an EPYC (tests/benchmarks/README.md, Loader)",
-    )
-    image_kb: float = _assumed(110.0, "kB an image", "as ImageNet's JPEGs have on average")
-    network: float = _assumed(
-        50.0, "GB/s a GPU", "between nodes: one 400 Gb/s port for each GPU, one way"
-    )
-    bandwidth: float | None = _assumed(
-        None,
-        "GB/s",
-        "bus bandwidth of a collective (nccl-tests' busbw); without it 0.75 of the slower of the "
-        "GPU's link and a node's network",
-    )
-    overlap: float = _assumed(
-        0.8, "of the communication", "done while the GPU computes", limit=1.0, zero=True
-    )
-    fragmentation: float = _assumed(
-        0.1,
-        "of activations and buffers",
-        "lost in the allocator, in addition to what is allocated",
-        limit=1.0,
-        zero=True,
-    )
-    reserve_gib: float = _assumed(
-        2.5, "GiB", "taken on each GPU by CUDA, cuBLAS and NCCL besides torch's tensors", zero=True
-    )
-    price_per_gpu_hour: float | None = _assumed(None, "a GPU hour", "without it no cost is given")
+    efficiency: PositiveShare = _EFFICIENCY
+    """of the floor's speed: images/s over those of the least time that a GPU needs for every
+    kernel's bytes and FLOPs; measured on an H100 (tests/benchmarks/README.md, On GPUs)
+    """
+    images: PositiveInt | None = None
+    """images: of the data set; without it those of data.path, else ImageNet-1k's"""
+    decode_rate: _Positive | None = None
+    """images/s a core: without it 0.82 ms an image (ImageNet JPEGs) and 4.4 ns a pixel of its
+    views, as measured on a core of an EPYC (tests/benchmarks/README.md, Loader)
+    """
+    image_kb: _Positive = 110.0
+    """kB an image: as ImageNet's JPEGs have on average"""
+    network: _Positive = 50.0
+    """GB/s a GPU: between nodes: one 400 Gb/s port for each GPU, one way"""
+    bandwidth: _Positive | None = None
+    """GB/s: bus bandwidth of a collective (nccl-tests' busbw); without it 0.75 of the slower of the
+    GPU's link and a node's network
+    """
+    overlap: Share = 0.8
+    """of the communication: done while the GPU computes"""
+    fragmentation: Share = 0.1
+    """of activations and buffers: lost in the allocator, in addition to what is allocated"""
+    reserve_gib: _Least0 = 2.5
+    """GiB: taken on each GPU by CUDA, cuBLAS and NCCL besides torch's tensors"""
+    price_per_gpu_hour: _Positive | None = None
+    """a GPU hour: without it no cost is given"""
 
     def __post_init__(self) -> None:
         """Raise ``UserError`` for an impossible number."""
-        for one in fields(self):
-            value, meant = getattr(self, one.name), one.metadata
-            limit, zero = meant["limit"], meant["zero"]
-            if value is None or (zero and value == 0) or (0 < value <= limit and isfinite(value)):
-                continue
-            bound = ("0 or more" if zero else "above 0") + f", at most {limit:g}" * isfinite(limit)
-            raise UserError(f"{option(one.name)} is {value}; give a number {bound}.")
+        for name, hint in get_type_hints(Assumptions, include_extras=True).items():
+            value = getattr(self, name)
+            try:
+                TypeAdapter[Any](hint).validate_python(value)
+            except ValidationError:
+                takes = options_of(Assumptions)[name].takes.removesuffix(" or null")
+                raise UserError(f"{option(name)} is {value}; give a {takes}.") from None
 
     def decodes(self, pixels: int) -> float:
         """Return the images/s that a core loads if the views have this many pixels together."""

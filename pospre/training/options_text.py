@@ -19,7 +19,7 @@ def options_text(name: str | None) -> str:
     A section is dotted (``encoder``, ``data.views``, ``trainer``), an algorithm is named as in
     recipes.
     """
-    sections = dict(_sections(Recipe))
+    sections = recipe_sections()
     if name is None:
         return f"sections: {', '.join(sections)}\nalgorithms: {', '.join(algorithm_names())}"
     if name in sections:
@@ -34,6 +34,11 @@ def options_text(name: str | None) -> str:
         )
     first = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
     return "\n".join([f"{name}: {first}", *option_lines(kind)])
+
+
+def recipe_sections() -> dict[str, type[BaseModel]]:
+    """Return the sections of a recipe by their dotted names."""
+    return dict(_sections(Recipe))
 
 
 def _sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:

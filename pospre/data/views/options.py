@@ -41,19 +41,16 @@ _Odd = Annotated[PositiveInt, only(lambda number: number % 2 == 1, "an odd numbe
 
 @dataclass(frozen=True)
 class RandAugment:
-    """RandAugment as timm names it: ``rand-m9-mstd0.5-inc1``.
-
-    Attributes:
-        num_ops: operations drawn for a view; half of them are carried out.
-        magnitude: their mean strength, of 10.
-        magnitude_std: standard deviation of the strength.
-        increasing: every operation gets stronger with the magnitude (``inc1``).
-    """
+    """RandAugment as timm names it: ``rand-m9-mstd0.5-inc1``."""
 
     num_ops: PositiveInt = 2
+    """Operations drawn for a view; half of them are carried out."""
     magnitude: Annotated[float, Field(ge=0, le=10)] = 9.0
+    """Mean strength of the operations, of 10."""
     magnitude_std: Annotated[FiniteFloat, Field(ge=0)] = 0.5
+    """Standard deviation of the strength."""
     increasing: bool = True
+    """Every operation gets stronger with the magnitude (``inc1``)."""
 
     def __post_init__(self) -> None:
         check_fields(self, "rand_augment")
@@ -65,36 +62,34 @@ class Augment:
 
     A rate is a probability for every view of the group, or a list with one per view (DINOv2 only
     blurs its second global view).
-
-    Attributes:
-        rand_augment: RandAugment's options; None: none.
-        jitter: strengths of brightness, contrast, saturation (factors from 1 − s to 1 + s) and hue
-            (shifts from −s to s turns), applied in random order. None: no jitter.
-        jitter_rate: probability of jitter.
-        grayscale_rate: probability of grey.
-        blur_rate: probability of Gaussian blur.
-        blur_sigma: range of the Gaussian's standard deviation in pixels.
-        blur_kernel: width of the Gaussian's window in pixels, odd. DINOv2 has 9, which turns a
-            deviation of 2 pixels into 1.85; 17 truncates nothing (LUT's code has no window).
-        solarize_rate: probability of inverting values from the threshold on.
-        solarize_threshold: this threshold, of 255.
-        three_augment: exactly one of grey, solarised and blurred, with equal probability, instead
-            of the three rates.
-        erase_rate: probability that a rectangle of 2 to 33 % becomes noise (random erasing,
-            ``pixel``).
     """
 
     rand_augment: RandAugment | None = None
+    """RandAugment's options; None: none."""
     jitter: Jitter | None = None
+    """Strengths of brightness, contrast, saturation (factors from 1 − s to 1 + s) and hue (shifts
+    from −s to s turns), applied in random order. None: no jitter.
+    """
     jitter_rate: Rate = 0.8
+    """Probability of jitter."""
     grayscale_rate: Rate = 0.0
+    """Probability of grey."""
     blur_rate: Rate = 0.0
+    """Probability of Gaussian blur."""
     blur_sigma: PositiveRange = (0.1, 2.0)
+    """Range of the Gaussian's standard deviation in pixels."""
     blur_kernel: _Odd = 9
+    """Width of the Gaussian's window in pixels, odd. DINOv2 has 9, which turns a deviation of 2
+    pixels into 1.85; 17 truncates nothing (LUT's code has no window).
+    """
     solarize_rate: Rate = 0.0
+    """Probability of inverting values from the threshold on."""
     solarize_threshold: Annotated[int, Field(ge=0, le=256)] = 128
+    """Threshold of solarize_rate, of 255."""
     three_augment: bool = False
+    """Exactly one of grey, solarised and blurred, equally often, instead of the three rates."""
     erase_rate: Rate = 0.0
+    """Probability that a rectangle of 2 to 33 % becomes noise (random erasing, ``pixel``)."""
 
     def __post_init__(self) -> None:
         _make(self, "rand_augment", RandAugment)
@@ -216,37 +211,35 @@ class _Named:
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Options of one kind of views.
-
-    Attributes:
-        count: views per image.
-        size: of the view in pixels: the side of a square, or (height, width); None: 224, in recipes
-            the encoder's.
-        scale: range of the box area as a fraction of the image area.
-        ratio: range of the box's width / height.
-        flip_rate: probability that a view is mirrored.
-        interpolation: ``"bicubic"`` or ``"bilinear"``, both with antialiasing when shrinking;
-            ``"area"``: the mean of the pixels under each new one.
-        crop: ``"random"``; ``"center"``, for evaluation: the short side resized to 256/224 of the
-            view's, then its middle (256 and 224 as published), never flipped; ``"full"``: the whole
-            image, of any shape; ``"simple"``: DeiT III's simple resized crop; ``"pad"``: a random
-            window of the whole image in a black frame of size/8, as usual for CIFAR. ``scale`` and
-            ``ratio`` are for ``"random"`` only.
-        augment: changes of the views' pixels in training, on the device; also as a mapping.
-        inside: another group, whose view these are cropped from. ``scale`` and ``ratio`` then refer
-            to its box rather than the image. It must have random crops or whole images, and one
-            view, or as many as this group.
-    """
+    """Options of one kind of views."""
 
     count: PositiveInt = 1
+    """Views per image."""
     size: Size | None = None
+    """Side of the view in pixels, or (height, width); None: 224, in recipes the encoder's."""
     scale: ShareRange = (0.2, 1.0)
+    """Range of the box area as a fraction of the image area."""
     ratio: _Ratios = (3 / 4, 4 / 3)
+    """Range of the box's width / height."""
     flip_rate: Share = 0.5
+    """Probability that a view is mirrored."""
     interpolation: Interpolation = "bicubic"
+    """``bicubic`` or ``bilinear``, with antialiasing when shrinking; ``area``: the mean of the
+    pixels under each new one.
+    """
     crop: Crop = "random"
+    """``random``; ``center``, for evaluation: the short side resized to 256/224 of the view's, then
+    its middle (256 and 224 as published), never flipped; ``full``: the whole image, of any shape;
+    ``simple``: DeiT III's simple resized crop; ``pad``: a random window of the whole image in a
+    black frame of size/8, as usual for CIFAR. ``scale`` and ``ratio`` are for ``random`` only.
+    """
     augment: Augment = Augment()
+    """Changes of the views' pixels in training, on the device; also as a mapping."""
     inside: str | None = None
+    """Another group, whose view these are cropped from. ``scale`` and ``ratio`` then refer to its
+    box rather than the image. It must have random crops or whole images, and one view, or as many
+    as this group.
+    """
 
 
 @dataclass(frozen=True)
