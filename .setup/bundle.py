@@ -181,9 +181,9 @@ def wheels_of(node: Node, pins: list[str], scratch: Path) -> list[dict[str, Any]
 def check_room(node: Node, packages: list[dict[str, Any]], output: Path) -> None:
     """Print how large the bundle will be, and compare with the room on the disk."""
     size = sum(max(wheel.get("size", 0) for wheel in each["wheels"]) for each in packages)
-    told = f"{size / 1e6:.1f} MB" if size else "of a size that the index does not give"
+    shown = f"{size / 1e6:.1f} MB" if size else "of a size that the index does not give"
     torch = node.packages["torch"]
-    print(f"bundle: {len(packages)} wheels, {told}, for Python {node.python} and torch {torch}",
+    print(f"bundle: {len(packages)} wheels, {shown}, for Python {node.python} and torch {torch}",
           flush=True)  # fmt: skip
     free = shutil.disk_usage(output.parent).free
     if free < size:

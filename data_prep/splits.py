@@ -62,9 +62,9 @@ def files_of(split: Split, files: Sequence[N], root: Path) -> tuple[Sequence[N],
     if not splits:
         return files, None
     if others:
-        told = next(iter(splits.values()))[0]
+        named = next(iter(splits.values()))[0]
         raise UserError(
-            f"{root}: the name of {told.name} contains its split ({', '.join(splits)}), but that "
+            f"{root}: the name of {named.name} contains its split ({', '.join(splits)}), but that "
             f"of {others[0].name} does not; rename {others[0].name} or move it away."
         )
     return split.choose(splits, root), "names of the files"

@@ -14,7 +14,7 @@ from composer.utils import dist
 from pospre.errors import UserError
 
 Value = TypeVar("Value")
-_SIGN_OF_LIFE = 2.0  # seconds, far below any sensible trainer.dist_timeout
+_HEARTBEAT = 2.0  # seconds, far below any sensible trainer.dist_timeout
 
 
 class _Failure(NamedTuple):
@@ -80,7 +80,7 @@ def wait_for_all(work: Future[Any]) -> None:
     """
     is_over = False
     while not is_over:
-        futures.wait([work], timeout=_SIGN_OF_LIFE)
+        futures.wait([work], timeout=_HEARTBEAT)
         is_over = all(dist.all_gather_object(work.done()))
 
 
@@ -100,26 +100,26 @@ def while_others_wait(work: Callable[[Callable[[], None]], Value], device: Devic
     The others wait in collectives, each of which ends after ``trainer.dist_timeout``. So ``work``
     gets a function that it must call regularly, which makes them wait longer.
     """
-    told = time.monotonic()
+    last_beat = time.monotonic()
 
-    def tell(is_busy: bool) -> bool:
+    def send(is_busy: bool) -> bool:
         busy = device.tensor_to_device(torch.tensor([is_busy], dtype=torch.uint8))
         dist.broadcast(busy, src=0)
         return bool(busy.item())
 
     def go_on() -> None:
-        nonlocal told
-        if dist.get_world_size() > 1 and time.monotonic() - told > _SIGN_OF_LIFE:
-            tell(True)
-            told = time.monotonic()
+        nonlocal last_beat
+        if dist.get_world_size() > 1 and time.monotonic() - last_beat > _HEARTBEAT:
+            send(True)
+            last_beat = time.monotonic()
 
     def whole() -> Value:
         try:
             return work(go_on)
         finally:
-            tell(False)
+            send(False)
 
-    while dist.get_global_rank() > 0 and tell(True):
+    while dist.get_global_rank() > 0 and send(True):
         pass
     return from_rank_zero(whole)
 

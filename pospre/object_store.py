@@ -154,9 +154,9 @@ class Bucket:
 
     def __exit__(self, _: Any, error: BaseException | None, trace: Any) -> None:
         self._is_refused = is_credential_fault(error)
-        told = as_user_error(error, self.uri) if error is not None else None
-        if told is not None:
-            raise told from error
+        known = as_user_error(error, self.uri) if error is not None else None
+        if known is not None:
+            raise known from error
         self.client.close()
 
     def path(self, name: str) -> str:
@@ -292,16 +292,16 @@ def _stored(answer: Any, size: int) -> Stored:
 
 def patiently(work: Callable[[], None], patience: float) -> None:
     """Run ``work``; repeat it for ``patience`` seconds while the server does not answer."""
-    end, pause, has_told = time.monotonic() + patience, 1.0, False
+    end, pause, has_warned = time.monotonic() + patience, 1.0, False
     while True:
         try:
             return work()
         except Unreachable as error:
             if time.monotonic() + pause > end:
                 raise
-            if not has_told:
+            if not has_warned:
                 print(f"warning: {error}; trying again for {patience:g} s", file=sys.stderr)
-            has_told = True
+            has_warned = True
         time.sleep(pause)
         pause = min(2 * pause, 10.0)
 

@@ -53,11 +53,11 @@ def load(tree: Tree, split: Split) -> Source:
     there = _splits(beside)
     splits = {name: where for name, where in there.items() if tree.root in (beside.root, where)}
     where = split.choose(splits, tree.root, f"{_TRAIN_TAR}, {_VAL_TAR}, {_KAGGLE[0]}, train or val")
-    told = _read_labels(beside)
+    noted = _read_labels(beside)
     is_train = where == there.get("train")
-    found, others = _train(beside, where) if is_train else _val(beside, where, told)
+    found, others = _train(beside, where) if is_train else _val(beside, where, noted)
     # train defines the classes, so that labels have the same meaning in both splits
-    known = _class_ids(beside, there["train"]) if "train" in there else set(told.wnids.values())
+    known = _class_ids(beside, there["train"]) if "train" in there else set(noted.wnids.values())
     classes = sorted(known or {wnid for wnid, _ in found})
     labels = labels_of(classes)
     items = []
@@ -66,7 +66,7 @@ def load(tree: Tree, split: Split) -> Source:
             raise UserError(f"{tree.root}: {entry.name} has the class {wnid}, which train lacks.")
         items.append(image_item(entry, entry.name, labels[wnid]))
     rule = where.name if isinstance(where, Path) else where
-    return Source(tree.root, tuple(items), classes, others, rule, told.stamp)
+    return Source(tree.root, tuple(items), classes, others, rule, noted.stamp)
 
 
 def _splits(tree: Tree) -> dict[str, Path | str]:
@@ -108,7 +108,7 @@ def _train(tree: Tree, where: Path | str) -> _Found:
     return found, 0
 
 
-def _val(tree: Tree, where: Path | str, told: _Labels) -> _Found:
+def _val(tree: Tree, where: Path | str, labels: _Labels) -> _Found:
     """Return the validation images with their classes, sorted, and the number of other files."""
     others = 0
     if isinstance(where, Path):
@@ -119,16 +119,16 @@ def _val(tree: Tree, where: Path | str, told: _Labels) -> _Found:
         below = tree.below(where)
         entries = [entry for entry in below if _is_image(entry)]
         others = len(below) - len(entries)
-    if not told.wnids:
+    if not labels.wnids:
         raise UserError(
             f"{where}: the classes of the validation images are unknown; put {_DEVKIT}.tar.gz (or "
             "Kaggle's LOC_val_solution.csv) beside them."
         )
     stems = [PurePosixPath(entry.name).stem for entry in entries]
     for stem in stems:
-        if stem not in told.wnids:
+        if stem not in labels.wnids:
             raise UserError(f"{where}: the class of the validation image {stem} is unknown.")
-    found = [(told.wnids[stem], entry) for stem, entry in zip(stems, entries, strict=True)]
+    found = [(labels.wnids[stem], entry) for stem, entry in zip(stems, entries, strict=True)]
     return found, others
 
 

@@ -51,9 +51,9 @@ def _categories(tree: Tree, content: dict[str, Any], path: str, train: str) -> l
     for category in own:  # it may list only those that occur in it
         number, name = category["id"], category["name"]
         if known.get(number) != name:
-            told = f"calls {known[number]!r}" if number in known else "lacks"
+            does = f"calls {known[number]!r}" if number in known else "lacks"
             raise UserError(
-                f"{tree.root}: {path}: the training split {told} the category {number} ({name!r})."
+                f"{tree.root}: {path}: the training split {does} the category {number} ({name!r})."
             )
     return sorted(of_train, key=lambda category: category["id"])
 

@@ -46,7 +46,7 @@ _FAILURES = (UserError, OSError, torch.OutOfMemoryError)
 Kind = TypeVar("Kind")
 
 
-class _Told(Exception):
+class _Signalled(Exception):
     """The process received a signal: abandon the current evaluation."""
 
 
@@ -120,9 +120,9 @@ class OnlineEvaluations(Callback):
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
         snapshot = self._snapshot(state, get_model_state_dict(state.model, options=whole))
         for entry in due:
-            told = self._measure(entry, snapshot, state, signals)
-            if told is not None:
-                signals.follow(told, state)
+            signal = self._measure(entry, snapshot, state, signals)
+            if signal is not None:
+                signals.follow(signal, state)
                 return
         best = self.best
         if best is not None and from_rank_zero(lambda: best.is_best(step)):
@@ -178,13 +178,13 @@ class OnlineEvaluations(Callback):
             def listen() -> None:
                 go_on()
                 if signals.seen is not None:
-                    raise _Told
+                    raise _Signalled
 
             figures: dict[str, Any] = {}
             try:
                 results = self._evaluate(entry, snapshot, state, listen)
                 figures = {key: results[key] for key in figures_of(entry.name)}
-            except _Told:
+            except _Signalled:
                 return signals.seen, {}
             except _FAILURES as error:
                 print(
@@ -194,13 +194,13 @@ class OnlineEvaluations(Callback):
                 )
             return None, {key: value for key, value in figures.items() if value is not None}
 
-        told, figures = while_others_wait(work, state.device)
-        if told is None:
+        signal, figures = while_others_wait(work, state.device)
+        if signal is None:
             seconds = time.monotonic() - began
             figures = {**figures, "seconds": round(seconds, 3)}
             values = {f"{entry.prefix}/{key}": value for key, value in figures.items()}
             _neighbour(state, MetricsFile).add_line(state, values, seconds)
-        return told
+        return signal
 
     def _evaluate(
         self, entry: Planned, snapshot: Checkpoint, state: State, go_on: Callable[[], None]

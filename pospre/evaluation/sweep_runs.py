@@ -159,12 +159,12 @@ def _values(item: str) -> tuple[str, list[str]]:
     if not equals or not key or not text:
         raise UserError(f"'{item}' is not a setting; write key=value or key=value,value.")
     values, depth = [""], 0
-    for sign in text:
-        depth += (sign in "[{(") - (sign in "]})")
-        if sign == "," and depth == 0:
+    for char in text:
+        depth += (char in "[{(") - (char in "]})")
+        if char == "," and depth == 0:
             values.append("")
         else:
-            values[-1] += sign
+            values[-1] += char
     if not all(value.strip() for value in values):
         raise UserError(f"'{item}' has an empty value; write key=value,value without spaces.")
     return key, [value.strip() for value in values]

@@ -187,11 +187,11 @@ def is_one_place(recipe: Recipe) -> bool:
     if on_one_node or is_remote(recipe.checkpoint_folder()):
         return True
     folder = recipe.local_checkpoints()
-    sign = folder / from_rank_zero(lambda: _leave_sign(folder))
-    looked = partial(wait_until, sign.exists, _LATE, _PAUSE)
+    marker = folder / from_rank_zero(lambda: _leave_marker(folder))
+    looked = partial(wait_until, marker.exists, _LATE, _PAUSE)
     seen = on_every_rank(lambda: (socket.gethostname(), however_long(looked)))
     if dist.get_global_rank() == 0:
-        sign.unlink()
+        marker.unlink()
     blind = sorted({host for host, is_seen in seen if not is_seen})
     if blind:
         print_once(
@@ -202,8 +202,8 @@ def is_one_place(recipe: Recipe) -> bool:
     return not blind
 
 
-def _leave_sign(folder: Path) -> str:
+def _leave_marker(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    name = f".sign-{uuid.uuid4().hex}"
+    name = f".marker-{uuid.uuid4().hex}"
     (folder / name).touch()
     return name

@@ -69,8 +69,10 @@ def check_fixed(encoder: Encoder, source: Source) -> None:
 
     A run and an export record which it is; another file is judged by its values.
     """
-    told = source.known.positions or ""
-    learned = bool({"learned", "learned_sincos"} & {*([told] if isinstance(told, str) else told)})
+    declared = source.known.positions or ""
+    learned = bool(
+        {"learned", "learned_sincos"} & {*([declared] if isinstance(declared, str) else declared)}
+    )
     if source.known.positions is None and "pos_embed" in source.tensors:
         learned = not _read(encoder, source).is_fixed
     if learned:

@@ -115,9 +115,9 @@ def _with_said(source: Source, said: Address) -> Source:
     if said.positions == DROP:
         dropped = position_names(source.tensors)
         said, known = said._replace(positions=None), replace(known, positions="none")
-    for key, told in said._asdict().items():
+    for key, value in said._asdict().items():
         own = getattr(known, key, None)
-        if told is not None and key != "uri" and own not in (None, told):
+        if value is not None and key != "uri" and own not in (None, value):
             raise UserError(f"{source.named} has {key} = {own}; leave ',{key}=…' out.")
     known = replace(known, grid=said.grid or known.grid, heads=said.heads or known.heads)
     return replace(

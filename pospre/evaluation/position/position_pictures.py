@@ -109,7 +109,7 @@ def _shown_group(plan: Plan[PositionPictures], method: str) -> str:
 def _check_mixed(plan: Plan, found: int) -> None:
     wanted = plan.settings.num_pictures
     if blank_encoder(plan.recipe).positions.can_forget:
-        raise _told(f"encoder.positions = {plan.recipe.encoder.positions}")
+        raise _only_without_positions(f"encoder.positions = {plan.recipe.encoder.positions}")
     if min(wanted, found) < 2 or wanted % 2:
         raise UserError(
             f"mixed=true with num_pictures={wanted} of {found} images; images are mixed in pairs, "
@@ -117,7 +117,7 @@ def _check_mixed(plan: Plan, found: int) -> None:
         )
 
 
-def _told(by: str) -> UserError:
+def _only_without_positions(by: str) -> UserError:
     return UserError(
         "mixed=true shuffles the patches of two images, which only makes sense if patches have no "
         f"positions, as in algorithms.mp3; here {by} gives them."
@@ -159,7 +159,7 @@ def _mixed_puzzle(placer: Placer, batch: Batch, group: str, mask_ratio: float, s
     shown[flip_key(group)] = torch.zeros_like(batch[flip_key(group)][:, :1])
     puzzle = _puzzle(placer, shown, group, mask_ratio, None, seed)
     if not puzzle.asked.all():
-        raise _told("the method")
+        raise _only_without_positions("the method")
     true_BN = (order_PM % count).view(len(pixels), count)
     return puzzle._replace(strewn=puzzle.keep, true=true_BN.gather(1, puzzle.keep))
 

@@ -148,9 +148,9 @@ class Heartbeat:
             self._heard.clear()
         if code:
             self.gone.setdefault(rank, Gone(words, code, time.monotonic()))
-            self._tell()
+            self._send()
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         """Send a beat; rank 0 adds what it knows about the others."""
         said: dict[str, Any] = {}
         if self.rank == 0:
@@ -162,7 +162,7 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         while True:
-            self._tell()
+            self._send()
             self._each_beat()
             start = time.monotonic()
             await asyncio.sleep(BEAT)

@@ -136,8 +136,8 @@ def kept_checkpoints(recipe: Recipe, step: int) -> str:
     good = next((checkpoint for checkpoint in found if checkpoint.batch < step - 1), None)
     kept = "there is no good one" if good is None else f"the last good one is {good.uri}"
     spoilt = [checkpoint.uri for checkpoint in found if checkpoint.batch == step - 1]
-    told = f" ({spoilt[0]}, of the step before, gave this result)" if spoilt else ""
-    return f"No checkpoint was saved since; {kept}{told}."
+    source = f" ({spoilt[0]}, of the step before, gave this result)" if spoilt else ""
+    return f"No checkpoint was saved since; {kept}{source}."
 
 
 class LossSpikes(EachStep, Watcher):

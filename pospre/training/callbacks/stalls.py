@@ -139,7 +139,7 @@ class _Watchdog:
         self.phase = "step"
         self._ended = threading.Event()
         self._step, self._longest, self._steps = 0, 0.0, 0
-        self._beat = self._told = 0.0
+        self._beat = self._warned = 0.0
 
     def start(self) -> None:
         """Start watching the calling thread."""
@@ -154,7 +154,7 @@ class _Watchdog:
         if self._steps:  # the first one may compile
             self._longest = max(self._longest, now - self._beat)
         self._step, self._steps = step, self._steps + 1
-        self._beat, self._told = now, 0.0
+        self._beat, self._warned = now, 0.0
 
     def stop(self) -> None:
         """Stop the thread."""
@@ -165,13 +165,13 @@ class _Watchdog:
             silent = time.monotonic() - self._beat
             frame = sys._current_frames().get(watched)
             if frame is not None and silent > self._limit():
-                self._told = silent
+                self._warned = silent
                 self._say(silent, where(frame))
 
     def _limit(self) -> float:
         is_patient = not self._steps or self.phase == "evaluation"
         limit = max(self.silence * (_PATIENT if is_patient else 1), _PATIENT * self._longest)
-        return max(limit, 2 * self._told)
+        return max(limit, 2 * self._warned)
 
     def _say(self, silent: float, stack: str) -> None:
         step, rank = self._step, dist.get_global_rank()

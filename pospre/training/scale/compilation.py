@@ -138,7 +138,7 @@ class Compiling(Callback):
     def __init__(self, parts: str, cache: str) -> None:
         self.parts, self.cache = parts, cache
         self.began: float | None = None
-        self.told = len(graph_break_reasons)
+        self.reported = len(graph_break_reasons)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start listening to torch's messages about too many compilations."""
@@ -159,9 +159,9 @@ class Compiling(Callback):
                 f"the first step took {seconds:.1f} s, with {graphs} compiled graph"
                 f"{'s' * (graphs != 1)}; they are cached in {self.cache}"
             )
-        for line in dict.fromkeys(map(_describe, graph_break_reasons[self.told :])):
+        for line in dict.fromkeys(map(_describe, graph_break_reasons[self.reported :])):
             _say(f"warning: the compiled graph breaks {line}")
-        self.told = len(graph_break_reasons)
+        self.reported = len(graph_break_reasons)
 
     def close(self, state: State, logger: Logger) -> None:
         """Restore torch's log."""
