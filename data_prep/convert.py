@@ -84,11 +84,11 @@ def _print_summary(destination: str, summary: Summary) -> None:
 
 def _deep_rows(deep: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the summary rows: which values of deep images became 0 to 255."""
-    ranges = [(text, found["guessed"], _count(found["samples"]))
-              for text, found in deep["ranges"].items()]  # fmt: skip
+    ranges = [(text, spread["guessed"], _count(spread["samples"]))
+              for text, spread in deep["ranges"].items()]  # fmt: skip
     total = sum(number for _, _, number in ranges)
     rows = [("deep", f"{total} of more than 8 bits; these values became 0..255:")]
-    for text, guessed, number in sorted(ranges, key=lambda found: -found[2]):
+    for text, guessed, number in sorted(ranges, key=lambda spread: -spread[2]):
         rows.append((f"  {text}", f"{number}, guessed" if guessed else f"{number}"))
     if any(guessed for _, guessed, _ in ranges):
         rows.append(

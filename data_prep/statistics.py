@@ -48,16 +48,16 @@ class Statistics:
 
     def quantities(self) -> dict[str, np.ndarray]:
         """Return the quantities that have a distribution, by name."""
-        found: dict[str, np.ndarray] = {}
+        columns: dict[str, np.ndarray] = {}
         if len(self.sides):
             width, height = self.sides.T
-            found |= {"width": width, "height": height, "width / height": width / height}
+            columns |= {"width": width, "height": height, "width / height": width / height}
         if len(self.seconds):
-            found["seconds"] = self.seconds
-        found["bytes"] = self.num_bytes
+            columns["seconds"] = self.seconds
+        columns["bytes"] = self.num_bytes
         if self.classes:
-            found["samples in a class"] = self.per_class()
-        return found
+            columns["samples in a class"] = self.per_class()
+        return columns
 
     def per_class(self) -> np.ndarray:
         """Return the number of samples per class."""

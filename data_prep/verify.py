@@ -113,8 +113,8 @@ def _unusable(reader: "Reader", num_workers: int) -> list[str]:
                 return str(error)
         return None
 
-    found = over_samples(problem, reader, num_workers, "verify")
-    return [f"{reader.name(index)}: {why}" for index, why in enumerate(found) if why]
+    problems = over_samples(problem, reader, num_workers, "verify")
+    return [f"{reader.name(index)}: {why}" for index, why in enumerate(problems) if why]
 
 
 def main(argv: list[str] | None = None) -> int:

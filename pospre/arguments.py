@@ -170,14 +170,14 @@ def section_of(constructor: Callable[..., Any]) -> type[Section]:
     """Return a section of a constructor's arguments."""
     target = constructor.__init__ if inspect.isclass(constructor) else constructor
     hints = get_type_hints(target, include_extras=True)
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, parameter in signature(constructor).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue  # a class without its own constructor takes no arguments
         required = parameter.default is parameter.empty
         hint = _lenient(hints.get(name, Any))  # an outside class may not annotate it
-        found[name] = (hint, ... if required else parameter.default)
-    return create_model("Arguments", __base__=Section, **found)
+        fields[name] = (hint, ... if required else parameter.default)
+    return create_model("Arguments", __base__=Section, **fields)
 
 
 def _lenient(hint: Any) -> Any:

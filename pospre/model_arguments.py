@@ -79,10 +79,10 @@ def _seed(text: str) -> int:
 
 def _size(text: str) -> tuple[int, int]:
     """Return (height, width) of ``224`` or ``224x160``."""
-    found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
-    if found is None:
+    match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
+    if match is None:
         raise UserError(f"--image-size is '{text}'; give a side in pixels, or HxW: 224, 224x160.")
-    return int(found[1]), int(found[2] or found[1])
+    return int(match[1]), int(match[2] or match[1])
 
 
 def _numbers(key: str, text: str | None) -> list[float] | None:

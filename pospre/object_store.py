@@ -165,7 +165,7 @@ class Bucket:
 
     def list(self, folder: str = "", *, below: bool = False) -> dict[str, int]:
         """Return the size in bytes of every object in this folder (and ``below``), by name."""
-        return {name: found.size for name, found in self.look(folder, below=below).items()}
+        return {name: item.size for name, item in self.look(folder, below=below).items()}
 
     def look(self, folder: str = "", *, below: bool = False) -> dict[str, Stored]:
         """Describe every object in this folder (and ``below``), by name.
@@ -184,10 +184,10 @@ class Bucket:
             Bucket=self.name, Prefix=prefix, **({} if below else {"Delimiter": "/"})
         )
         try:
-            found = [item for page in pages for item in page.get("Contents", [])]
+            items = [item for page in pages for item in page.get("Contents", [])]
             return {
                 item["Key"].removeprefix(prefix): _stored(item, item["Size"])
-                for item in found
+                for item in items
                 if item["Size"] or not item["Key"].endswith("/")
             }
         except (KeyError, ValueError, ResponseParserError) as error:

@@ -280,12 +280,12 @@ def _figures(plan: "Plan") -> list[Figure]:
 
 
 def _measured(plan: "Plan") -> str:
-    found, gpu = _figures(plan), plan.machine.gpu.name
-    if not found:
+    figures, gpu = _figures(plan), plan.machine.gpu.name
+    if not figures:
         return f"Measured: nothing of this method and encoder on one {gpu}; all above is predicted"
     rows = [
         (one.setting, one.loop, one.step.split()[-1], f"{one.images_per_s:.0f}", one.date)
-        for one in found
+        for one in figures
     ]
     header = ("setting", "loop", "images", "images/s", "date")
     return format_table(f"Measured on one {gpu}; all above is predicted", header, rows)

@@ -22,11 +22,11 @@ def read_inside(folder: Path, path: Path, limit: int) -> bytes:
             raise ValueError("it is a link to outside of the folder")
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block here
         with open(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise ValueError("it is not a regular file")
-            if found.st_size > limit:
-                raise ValueError(f"its {found.st_size} bytes are more than {limit}")
+            if status.st_size > limit:
+                raise ValueError(f"its {status.st_size} bytes are more than {limit}")
             return file.read(limit)
     except (OSError, RuntimeError) as error:  # a circle of links is a RuntimeError
         raise ValueError(f"it cannot be read: {error}") from error

@@ -43,13 +43,13 @@ def parse_steps(lines: bytes) -> list[dict[str, Any]]:
 
     Invalid lines are skipped: they were cut off by a kill, or damaged on disk.
     """
-    found = []
+    steps = []
     for line in lines.splitlines():
         with suppress(ValueError):
             content = parse_object(line)
             if type(content.get("step")) is int:
-                found.append(content)
-    return found
+                steps.append(content)
+    return steps
 
 
 def is_number(value: object) -> TypeGuard[float]:

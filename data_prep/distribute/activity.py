@@ -63,14 +63,14 @@ class Activity:
 
     def causes(self, workers: Iterable[BaseProcess]) -> str:
         """Describe why, and at which files, workers died that were not stopped."""
-        found = []
+        reasons = []
         for worker in workers:
             code = worker.exitcode or 0
             if code not in (0, -SIGTERM, 128 + SIGTERM):  # the last one with an inherited handler
                 what = Signals(-code).name if code < 0 else f"exit code {code}"
                 rows = [row for row in self._rows if row.pid == worker.pid and row.since]
-                found.append(what + "".join(f" at {row.text}" for row in rows))
-        return ", ".join(found)
+                reasons.append(what + "".join(f" at {row.text}" for row in rows))
+        return ", ".join(reasons)
 
     def _watch(self, done: threading.Event) -> None:
         notices = [_FIRST_NOTICE] * len(self._rows)

@@ -102,9 +102,9 @@ def merge(destination: str | Path) -> Summary | None:
     check_writers(plan.format)
     start = time.monotonic()
     with writing(target), target.locked(shared=False):
-        found = target.records()
-        check_complete(found, plan, target.partial)
-        records = [found[number] for number in range(plan.num_blocks)]
+        written = target.records()
+        check_complete(written, plan, target.partial)
+        records = [written[number] for number in range(plan.num_blocks)]
         check_samples(records, target.partial)
         _publish(target, plan, records, overwrite=False)
     seconds = time.monotonic() - start
@@ -164,8 +164,8 @@ def _convert_blocks(
     by: int | str,
 ) -> Summary:
     """Convert blocks that no earlier run has finished, by so many processes or a Dask scheduler."""
-    found = job.destination.records()
-    missing = [block for block in blocks if block.number not in found]
+    written = job.destination.records()
+    missing = [block for block in blocks if block.number not in written]
     num_reused = len(blocks) - len(missing)
     if num_reused:
         print(f"{num_reused} of {len(blocks)} blocks were already finished; resuming.")
@@ -182,7 +182,7 @@ def _convert_blocks(
     bar = tqdm(total=total, initial=before, unit=unit, desc="convert", disable=None)
     with closing(results), closing(bar):
         for block, record in zip(missing, results, strict=True):
-            found[block.number] = record
+            written[block.number] = record
             bar.update(block.stop - block.start)
-    records = [found[block.number] for block in blocks]
+    records = [written[block.number] for block in blocks]
     return Summary(records, describe(plan, records), num_reused)

@@ -57,8 +57,10 @@ def over_samples(
     """
     reader.expect(np.arange(len(reader)))
     with ThreadPoolExecutor(num_workers) as executor:
-        found = in_order(executor, function, range(len(reader)), _PENDING_PER_WORKER * num_workers)
-        yield from tqdm(found, total=len(reader), unit="img", desc=title, disable=None)
+        results = in_order(
+            executor, function, range(len(reader)), _PENDING_PER_WORKER * num_workers
+        )
+        yield from tqdm(results, total=len(reader), unit="img", desc=title, disable=None)
     reader.close()
 
 

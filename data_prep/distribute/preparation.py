@@ -62,10 +62,10 @@ def make_plan(source: Source, settings: Settings) -> tuple[Plan, list[Block]]:
         "left_out": list(source.left_out),
         "split_rule": source.split_rule,
     }
-    found = {key: value for key, value in about.items() if value not in (None, [])}
+    known = {key: value for key, value in about.items() if value not in (None, [])}
     plan = Plan(
         made_from={"settings": asdict(settings), "source": source.fingerprint()},
-        about={**found, "classes": source.classes, "ignored": source.num_ignored},
+        about={**known, "classes": source.classes, "ignored": source.num_ignored},
         block_keys=[block.key for block in blocks],
         version=VERSION,
     )

@@ -36,25 +36,25 @@ def lookup_table(table: np.ndarray, is_ac: bool) -> Any:
             codes.
         is_ac: whether it is for AC.
     """
-    found = np.zeros(_SIZE, np.int64)
+    entries = np.zeros(_SIZE, np.int64)
     code, number = 0, 0
     for length in range(1, 17):
-        found[_OFFSETS + length] = number - code
+        entries[_OFFSETS + length] = number - code
         for _ in range(table[length - 1]):
             symbol = np.int64(table[16 + number])
             entry = symbol << 8 | length
             if is_ac:
                 steps = (symbol >> 4) + 1 if symbol & 15 or symbol >> 4 == 15 else _BLOCK_END
                 entry = steps << 8 | length + (symbol & 15)
-            found[_ENTRIES + number] = entry
+            entries[_ENTRIES + number] = entry
             if length <= _PEEK:
                 first = code << (_PEEK - length)
                 for bits in range(first, first + (1 << (_PEEK - length))):
-                    found[bits] = entry
+                    entries[bits] = entry
             code, number = code + 1, number + 1
-        found[_LIMITS + length] = code
+        entries[_LIMITS + length] = code
         code <<= 1
-    return found
+    return entries
 
 
 @compiled

@@ -71,8 +71,8 @@ def prepare_image(
             warnings.simplefilter("ignore")
             if decoding.channels not in _OF_JPEGS:
                 return _prepare_bands(data, max_side, decoding)
-            found = _keep(data, max_side, check) or _prepare(data, max_side, quality, decoding)
-            return _mark(found) if seekable else found
+            prepared = _keep(data, max_side, check) or _prepare(data, max_side, quality, decoding)
+            return _mark(prepared) if seekable else prepared
     except Exception as error:  # Pillow's plugins raise almost any kind on damaged bytes
         raise DamagedItem(_reason(error)) from error
 

@@ -118,11 +118,11 @@ def _write_parts(stored: bytes, ends: list[int]) -> Iterator[bytes]:
 
 def _read_scan(jpeg: bytes, layout: _Layout, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the scan without stuffing and markers, for ``recode``, and its parts' ends."""
-    found = _MARKER.split(jpeg[layout.scan : layout.end])
-    numbers = [found[at][0] & 7 for at in range(1, len(found), 2)]
+    pieces = _MARKER.split(jpeg[layout.scan : layout.end])
+    numbers = [pieces[at][0] & 7 for at in range(1, len(pieces), 2)]
     if numbers != [number & 7 for number in range(num_parts - 1)]:
         raise _Odd
-    parts = [part.replace(b"\xff\0", b"\xff") for part in found[::2]]
+    parts = [part.replace(b"\xff\0", b"\xff") for part in pieces[::2]]
     ends = np.cumsum([8 * len(part) for part in parts])
     padding = bytes(entropy_coding.PADDING - ends[-1] // 8 % 8)
     return np.frombuffer(b"".join([*parts, padding]), ">u8").astype(np.uint64), ends

@@ -144,10 +144,10 @@ class _Member(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """Parse a header; ``ReadError`` if it announces a name that no file can have."""
-        found = super().frombuf(buf, encoding, errors)
-        if found.size < 0 or (found.type in _HEADERS and found.size > _LONGEST_HEADER):
-            raise tarfile.ReadError(f"{found.name} has a header of {found.size} bytes")
-        return found
+        member = super().frombuf(buf, encoding, errors)
+        if member.size < 0 or (member.type in _HEADERS and member.size > _LONGEST_HEADER):
+            raise tarfile.ReadError(f"{member.name} has a header of {member.size} bytes")
+        return member
 
 
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
@@ -245,8 +245,8 @@ def _behind(name: str, files: dict[str, Entry], links: dict[str, str]) -> Entry:
         if target not in links:
             break
         target = links[target]
-    found = files.get(target)
-    return Entry(name, 0, "missing", Missing()) if found is None else replace(found, name=name)
+    entry = files.get(target)
+    return Entry(name, 0, "missing", Missing()) if entry is None else replace(entry, name=name)
 
 
 def zip_entries(path: Path) -> list[Entry]:

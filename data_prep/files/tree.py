@@ -52,13 +52,13 @@ class Tree:
 
     def below(self, prefix: str) -> list[Entry]:
         """Return all visible files below a folder, sorted by name."""
-        found = {
+        entries = {
             name: entry for name, entry in self._packed.items() if name.startswith(f"{prefix}/")
         }
         if self._folder is not None and (self._folder / prefix).is_dir():
             names = (f"{prefix}/{name}" for name in visible_files(self._folder / prefix))
-            found |= {name: _file_entry(self._folder / name, name) for name in names}
-        return [found[name] for name in sorted(found)]
+            entries |= {name: _file_entry(self._folder / name, name) for name in names}
+        return [entries[name] for name in sorted(entries)]
 
     def has(self, folder: str) -> bool:
         """Return whether this folder exists."""
@@ -70,10 +70,10 @@ class Tree:
         """Return the names of the files and folders directly in a folder, sorted."""
         prefix = f"{folder}/" if folder else ""
         inside = (name[len(prefix) :] for name in self._packed if name.startswith(prefix))
-        found = {name.split("/", 1)[0] for name in inside}
+        visible = {name.split("/", 1)[0] for name in inside}
         if self._folder is not None and (self._folder / folder).is_dir():
-            found |= {name for name in names_in(self._folder / folder) if is_visible(name)}
-        return sorted(found)
+            visible |= {name for name in names_in(self._folder / folder) if is_visible(name)}
+        return sorted(visible)
 
     def shallow(self, suffix: str) -> list[Path]:
         """Return the root if its name has this suffix, or such files in it or its split folders.
@@ -84,8 +84,8 @@ class Tree:
             return [self.root] if self.root.suffix == suffix else []
         names = ["", *(name for name in self.names() if name in _BUNDLES or split_of_name(name))]
         folders = [self._folder / name for name in names]
-        found = (_regular_files(folder, suffix) for folder in folders if folder.is_dir())
-        return next((paths for paths in found if paths), [])
+        listings = (_regular_files(folder, suffix) for folder in folders if folder.is_dir())
+        return next((paths for paths in listings if paths), [])
 
     def need(self, name: str, what: str) -> Entry:
         """Return the file of this name; ``UserError`` says ``what`` is missing, and what exists."""
@@ -167,8 +167,8 @@ def _regular_files(folder: Path, suffix: str) -> list[Path]:
 def _inmost(folder: Path) -> Path:
     """Descend into a folder while its only content is another folder."""
     try:
-        with os.scandir(folder) as found:
-            first = list(islice((entry for entry in found if is_visible(entry.name)), 2))
+        with os.scandir(folder) as entries:
+            first = list(islice((entry for entry in entries if is_visible(entry.name)), 2))
     except OSError as error:
         refuse_unlisted(error)
     return _inmost(Path(first[0])) if len(first) == 1 and first[0].is_dir() else folder

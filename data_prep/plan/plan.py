@@ -150,13 +150,13 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     return None
 
 
-def check_complete(found: Mapping[int, Record], plan: Plan, where: str) -> None:
+def check_complete(records: Mapping[int, Record], plan: Plan, where: str) -> None:
     """Raise UserError if blocks are missing."""
-    missing = set(range(plan.num_blocks)) - set(found)
+    missing = set(range(plan.num_blocks)) - set(records)
     if not missing:
         return
     # parts are numbered like the existing ones
-    total = max((record.num_shares for record in found.values()), default=1)
+    total = max((record.num_shares for record in records.values()), default=1)
     blocks = [Block(number, 0, 0) for number in range(plan.num_blocks)]
     parts = [
         f"{number}/{total}"

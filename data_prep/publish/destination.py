@@ -103,13 +103,13 @@ class Destination(ABC):
             return {}
         sizes = self.data.sizes()
         names = sorted(plan.record_names & self.work.sizes().keys())
-        found = [
+        listed = [
             parse(Record, text, self.work.locate(name))
             for name, text in zip(names, self.work.read(names), strict=True)
         ]
         return {
             record.number: record
-            for record in found
+            for record in listed
             if all(sizes.get(name) == size for name, size, _ in record.files)
         }
 

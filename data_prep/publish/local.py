@@ -44,12 +44,12 @@ class LocalFiles:
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of every file by name; empty if there is no folder."""
-        found = {}
+        sizes = {}
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             with suppress(FileNotFoundError):  # renamed by another process
                 if path.is_file():
-                    found[path.name] = path.stat().st_size
-        return found
+                    sizes[path.name] = path.stat().st_size
+        return sizes
 
     def read(self, names: Sequence[str]) -> list[bytes]:
         """Return the contents of small files."""
@@ -188,8 +188,8 @@ class LocalBeton(LocalDestination):
         shards = self.data.folder
         data, described = shards / _BETON_NAME, shards / SIDECAR_NAME
         write_beton(data, shards, records)
-        found = {"bytes": data.stat().st_size, "sha256": sha256(data)}
-        self.data.put(SIDECAR_NAME, as_text({**describe(plan, records), **found}).encode())
+        file = {"bytes": data.stat().st_size, "sha256": sha256(data)}
+        self.data.put(SIDECAR_NAME, as_text({**describe(plan, records), **file}).encode())
         # the description first: readers ignore it without the file
         beside = description_path(self.path, self.data_format)
         atomic.replace_pair((described, beside), (data, self.path))

@@ -17,14 +17,14 @@ def class_names(labels: Iterable[RawLabel], where: object) -> list[str] | None:
     numbers and names are mixed, or a label cannot be a class; it names ``where``.
     """
     try:
-        found = {label for label in labels if label is not None and label != -1}
+        known = {label for label in labels if label is not None and label != -1}
     except TypeError as error:  # for example lists
         raise UserError(f"{where}: labels must be whole numbers or names ({error}).") from error
-    names = {label for label in found if isinstance(label, str)}
-    numbers = {label for label in found if isinstance(label, int)}
-    odd = found - names - numbers
+    names = {label for label in known if isinstance(label, str)}
+    numbers = {label for label in known if isinstance(label, int)}
+    odd = known - names - numbers
     if odd or (names and numbers):
-        shown = ", ".join(repr(label) for label in sorted(found, key=repr)[:4])
+        shown = ", ".join(repr(label) for label in sorted(known, key=repr)[:4])
         raise UserError(f"{where}: labels must be all whole numbers or all names, not {shown}.")
     if names:
         return sorted(names)

@@ -56,9 +56,9 @@ def load(tree: Tree, split: Split) -> Source:
 
 def _clips(path: Path) -> Source:
     """List all WAV files below a folder."""
-    found = Listing()
-    visible = list(visible_files(path, found)) if path.is_dir() else []
-    found.folders = [name for name in found.folders if not name.startswith("_")]
+    listing = Listing()
+    visible = list(visible_files(path, listing)) if path.is_dir() else []
+    listing.folders = [name for name in listing.folders if not name.startswith("_")]
     noise = {name for name in visible if "/" in name and name.startswith("_")}
     names = sorted(name for name in visible if _is_wav(name) and name not in noise)
     if not names:
@@ -72,7 +72,7 @@ def _clips(path: Path) -> Source:
         classes,
         len(visible) - len(names),
         ignored=others,
-        left_out=tuple(found.left_out(names)),
+        left_out=tuple(listing.left_out(names)),
         is_audio=True,
     )
 
@@ -132,9 +132,9 @@ def _classes(names: list[str]) -> tuple[list[str] | None, list[int]]:
 
 def _spoken_digits(names: list[str]) -> list[re.Match[str]] | None:
     """Return class, speaker and number of each file, if all are in one folder and have them."""
-    found = [_NAMED.fullmatch(name.rpartition("/")[2]) for name in names]
+    matches = [_NAMED.fullmatch(name.rpartition("/")[2]) for name in names]
     is_one_folder = len({name.rpartition("/")[0] for name in names}) == 1
-    return [name for name in found if name] if is_one_folder and all(found) else None
+    return [name for name in matches if name] if is_one_folder and all(matches) else None
 
 
 def _listed(path: Path) -> set[str]:

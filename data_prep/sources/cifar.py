@@ -49,16 +49,16 @@ def detects(tree: Tree) -> bool:
 def load(tree: Tree, split: Split) -> Source:
     """List ``train``, or ``val`` = ``test``, as torchvision reads it."""
     is_train = split.choose({"train": True, "val": False, "test": False}, tree.root)
-    found = _read(tree, is_train)
-    batches = [name for name, _ in (found.train_list if is_train else found.test_list)]
-    size = len(found.data) // len(batches)
+    layout = _read(tree, is_train)
+    batches = [name for name, _ in (layout.train_list if is_train else layout.test_list)]
+    size = len(layout.data) // len(batches)
     items = []
-    for number, (image, label) in enumerate(zip(found.data, found.targets, strict=True)):
+    for number, (image, label) in enumerate(zip(layout.data, layout.targets, strict=True)):
         pixels = image.tobytes()
         name = f"{batches[number // size]}/{number % size:05d}.jpg"
         stamp = hashlib.blake2b(pixels, digest_size=8).hexdigest()
         items.append(Item(name, label, len(pixels), stamp, Pixels(pixels)))
-    return Source(tree.root, tuple(items), found.classes, split_rule=f"{batches[0]} …")
+    return Source(tree.root, tuple(items), layout.classes, split_rule=f"{batches[0]} …")
 
 
 def _read(tree: Tree, is_train: bool) -> "CIFAR10":

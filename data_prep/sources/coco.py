@@ -20,11 +20,11 @@ def detects(tree: Tree) -> bool:
 
 def load(tree: Tree, split: Split) -> Source:
     """List the images in an annotation file; they have no labels."""
-    found: dict[str, list[re.Match[str]]] = defaultdict(list)
+    matches: dict[str, list[re.Match[str]]] = defaultdict(list)
     for match in filter(None, map(_INSTANCES.fullmatch, tree.names(_FOLDER))):
-        found[match[3]].append(match)
+        matches[match[3]].append(match)
     lists = f"{_FOLDER}/instances_<train…, val… or test…>.json"
-    chosen = split.choose(found, tree.root, lists)
+    chosen = split.choose(matches, tree.root, lists)
     if len(chosen) > 1:
         shown = " and ".join(match[0] for match in chosen)
         raise UserError(f"{tree.root}/{_FOLDER} has {shown}; move all but one away.")

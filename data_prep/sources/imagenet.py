@@ -24,7 +24,7 @@ _KAGGLE = ("ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
 _EXTENSIONS = (".jpeg", ".jpg", ".png")
 _WNID = re.compile(r"n\d{8}")
 
-_Found = tuple[list[tuple[str, Entry]], int]
+_Listed = tuple[list[tuple[str, Entry]], int]
 
 
 class _Labels(NamedTuple):
@@ -55,13 +55,13 @@ def load(tree: Tree, split: Split) -> Source:
     where = split.choose(splits, tree.root, f"{_TRAIN_TAR}, {_VAL_TAR}, {_KAGGLE[0]}, train or val")
     noted = _read_labels(beside)
     is_train = where == there.get("train")
-    found, others = _train(beside, where) if is_train else _val(beside, where, noted)
+    images, others = _train(beside, where) if is_train else _val(beside, where, noted)
     # train defines the classes, so that labels have the same meaning in both splits
     known = _class_ids(beside, there["train"]) if "train" in there else set(noted.wnids.values())
-    classes = sorted(known or {wnid for wnid, _ in found})
+    classes = sorted(known or {wnid for wnid, _ in images})
     labels = labels_of(classes)
     items = []
-    for wnid, entry in found:
+    for wnid, entry in images:
         if wnid not in labels:
             raise UserError(f"{tree.root}: {entry.name} has the class {wnid}, which train lacks.")
         items.append(image_item(entry, entry.name, labels[wnid]))
@@ -92,11 +92,11 @@ def _class_ids(tree: Tree, where: Path | str) -> set[str]:
     return set(filter(_WNID.fullmatch, names))
 
 
-def _train(tree: Tree, where: Path | str) -> _Found:
+def _train(tree: Tree, where: Path | str) -> _Listed:
     """Return the training images with their classes, sorted, and the number of other files."""
     if not isinstance(where, Path):
         return _in_class_folders(tree, where)
-    found = []
+    listed = []
     tars = sorted(tar_entries(where), key=lambda entry: entry.name)
     for tar in tqdm(tars, unit="class", desc="index", disable=None):
         wnid = tar.name.removesuffix(".tar")
@@ -104,11 +104,11 @@ def _train(tree: Tree, where: Path | str) -> _Found:
             raise UserError(f"{where} must hold a tar per class, but there is {tar.name}.")
         images = tar_entries(where, inner=tar.location)
         for image in sorted(images, key=lambda entry: entry.name):
-            found.append((wnid, replace(image, name=f"{wnid}/{image.name}")))
-    return found, 0
+            listed.append((wnid, replace(image, name=f"{wnid}/{image.name}")))
+    return listed, 0
 
 
-def _val(tree: Tree, where: Path | str, labels: _Labels) -> _Found:
+def _val(tree: Tree, where: Path | str, labels: _Labels) -> _Listed:
     """Return the validation images with their classes, sorted, and the number of other files."""
     others = 0
     if isinstance(where, Path):
@@ -128,18 +128,18 @@ def _val(tree: Tree, where: Path | str, labels: _Labels) -> _Found:
     for stem in stems:
         if stem not in labels.wnids:
             raise UserError(f"{where}: the class of the validation image {stem} is unknown.")
-    found = [(labels.wnids[stem], entry) for stem, entry in zip(stems, entries, strict=True)]
-    return found, others
+    images = [(labels.wnids[stem], entry) for stem, entry in zip(stems, entries, strict=True)]
+    return images, others
 
 
-def _in_class_folders(tree: Tree, where: str) -> _Found:
-    found = []
+def _in_class_folders(tree: Tree, where: str) -> _Listed:
+    images = []
     below = tree.below(where)
     for entry in below:
         folder, _, name = entry.name.removeprefix(f"{where}/").partition("/")
         if name and _WNID.fullmatch(folder) and _is_image(entry):
-            found.append((folder, entry))
-    return found, len(below) - len(found)
+            images.append((folder, entry))
+    return images, len(below) - len(images)
 
 
 def _is_image(entry: Entry) -> bool:

@@ -62,20 +62,20 @@ def _items(
     tree: Tree, content: dict[str, Any], categories: list[dict[str, Any]], where: str
 ) -> list[Item]:
     labels = {category["id"]: label for label, category in enumerate(categories)}
-    found: dict[Any, Any] = {}
+    of_image: dict[Any, Any] = {}
     for annotation in content.get("annotations", ()):  # the test split has none
         image, category = annotation["image_id"], annotation["category_id"]
         if category not in labels:
             raise UserError(f"{where}: image {image} has the category {category}, which is not "
                             "among the categories.")  # fmt: skip
-        if found.setdefault(image, category) != category:
+        if of_image.setdefault(image, category) != category:
             raise UserError(f"{where}: image {image} has two categories; one is expected.")
     items = []
     for image in sorted(content["images"], key=lambda image: image["file_name"]):
         name = image["file_name"]
-        if found and image["id"] not in found:
+        if of_image and image["id"] not in of_image:
             raise UserError(f"{where}: {name} has no annotation, but others have.")
-        label = labels[found[image["id"]]] if found else -1
+        label = labels[of_image[image["id"]]] if of_image else -1
         items.append(image_item(tree.listed(name), name, label))
     return items
 

@@ -106,24 +106,24 @@ def pieces(root: Path, files: Sequence[Item], split: Split) -> list[Item]:
     The share ``val_fraction`` at the end of every file is held out, the rest is for training, so
     pieces of the two never overlap.
     """
-    found = []
+    silences = []
     for file in files:
         path = root / file.name
         length, size = _measure(path)
         boundary = length - round(length * split.val_fraction)
         first = 0 if split.name in ("train", None) else boundary
         end = boundary if split.name == "train" else length
-        found += [
+        silences += [
             Item(f"{file.name}@{start / _STEPS:.2f}s", -1, size, file.stamp, Piece(path, start))
             for start in range(first, end - _STEPS + 1)
         ]
-    if not found:
+    if not silences:
         share = f" (--split {split.name}, --val-fraction {split.val_fraction:g})"
         raise UserError(
             f"--keywords: {root / NOISE} has no second of noise"
             f"{share if split.name else ''}, from which silence is cut; put longer WAV files there."
         )
-    return found
+    return silences
 
 
 def _measure(path: Path) -> tuple[int, int]:

@@ -64,13 +64,13 @@ def open_source(
 def detect(tree: Tree) -> str:
     """Return the kind of a data set; raise UserError unless exactly one fits."""
     special = (name for name in _MODULES if name not in _FALLBACKS)
-    found = [name for name in special if _MODULES[name].detects(tree)]
-    if len(found) > 1:
-        raise UserError(f"{tree.root} may be {' or '.join(found)}; choose with --source.")
-    found += [name for name in _FALLBACKS if not found and _MODULES[name].detects(tree)]
-    if not found:
+    kinds = [name for name in special if _MODULES[name].detects(tree)]
+    if len(kinds) > 1:
+        raise UserError(f"{tree.root} may be {' or '.join(kinds)}; choose with --source.")
+    kinds += [name for name in _FALLBACKS if not kinds and _MODULES[name].detects(tree)]
+    if not kinds:
         raise UserError(
             f"{tree.root} is a file of no known kind; give a folder, or choose the kind with "
             f"--source ({', '.join(KINDS)})."
         )
-    return found[0]
+    return kinds[0]

@@ -149,8 +149,8 @@ def image_item(entry: Entry, name: str, label: int) -> Item:
 
 def jpegs_among(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
     """Return the entries with names of JPEGs, and the number of the others."""
-    found = [entry for entry in entries if entry.name.lower().endswith((".jpg", ".jpeg"))]
-    return found, len(entries) - len(found)
+    jpegs = [entry for entry in entries if entry.name.lower().endswith((".jpg", ".jpeg"))]
+    return jpegs, len(entries) - len(jpegs)
 
 
 def draws_of_names(names: Sequence[str], seed: int, purpose: str) -> np.ndarray:

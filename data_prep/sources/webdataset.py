@@ -86,10 +86,10 @@ class _Shard:
             raise UserError(f"{where} has an invalid .json: {error}.") from error
         if not isinstance(content, dict):
             raise UserError(f"{where} has a .json that is not an object.")
-        found = next((content[name] for name in _JSON_LABELS if name in content), None)
-        if found is not None and not isinstance(found, int | str):
-            raise UserError(f"{where}: its label is {found!r}, not a number or a name.")
-        return found
+        label = next((content[name] for name in _JSON_LABELS if name in content), None)
+        if label is not None and not isinstance(label, int | str):
+            raise UserError(f"{where}: its label is {label!r}, not a number or a name.")
+        return label
 
 
 def _samples(path: Path, entries: list[Entry]) -> dict[str, dict[str, Entry]]:

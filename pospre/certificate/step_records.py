@@ -87,10 +87,10 @@ class Observer(Callback):
 
     def after_forward(self, state: State, logger: Logger) -> None:
         """Hash the samples of a microbatch with everything drawn for them."""
-        found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, value in state.batch.items():
-            found[_PROPERTIES.get(key.rpartition("/")[2], "masks")][key] = value
-        for name, values in found.items():
+            parts[_PROPERTIES.get(key.rpartition("/")[2], "masks")][key] = value
+        for name, values in parts.items():
             self._rows[name].extend(hash_rows(values))
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -274,35 +274,35 @@ def compare(
     ``TOLERANCE``; ``values`` are the files of the final weights of both.
     """
     expected = {step.number: step for step in reference.steps}
-    found = [step for process in processes for step in process.steps]
-    verdicts = [_coverage(expected, found)]
+    steps = [step for process in processes for step in process.steps]
+    verdicts = [_coverage(expected, steps)]
     same = (*_DRAWN, "losses", "parameters") if exact else _DRAWN
-    verdicts += [_equal(name, expected, found) for name in same]
+    verdicts += [_equal(name, expected, steps) for name in same]
     if exact:
         return [*verdicts, *_equal_ends(reference, processes)]
-    return [*verdicts, _close_losses(expected, found), _close_values(*values)]
+    return [*verdicts, _close_losses(expected, steps), _close_values(*values)]
 
 
-def _coverage(expected: dict[int, Step], found: Sequence[Step]) -> Verdict:
-    numbers = [step.number for step in found]
+def _coverage(expected: dict[int, Step], steps: Sequence[Step]) -> Verdict:
+    numbers = [step.number for step in steps]
     missing = sorted(set(expected) - set(numbers))
     if missing:
         return Verdict("steps", False, f"step {missing[0]} was never trained", missing[0])
-    return Verdict("steps", True, f"{len(expected)}, and {len(found) - len(expected)} again")
+    return Verdict("steps", True, f"{len(expected)}, and {len(steps) - len(expected)} again")
 
 
-def _equal(name: str, expected: dict[int, Step], found: Sequence[Step]) -> Verdict:
+def _equal(name: str, expected: dict[int, Step], steps: Sequence[Step]) -> Verdict:
     different = [
-        step.number for step in found if step.value(name) != expected[step.number].value(name)
+        step.number for step in steps if step.value(name) != expected[step.number].value(name)
     ]
     if different:
         return Verdict(name, False, f"differ from step {min(different)} on", min(different))
     return Verdict(name, True, "equal")
 
 
-def _close_losses(expected: dict[int, Step], found: Sequence[Step]) -> Verdict:
+def _close_losses(expected: dict[int, Step], steps: Sequence[Step]) -> Verdict:
     worst, at = 0.0, 0
-    for step in found:
+    for step in steps:
         for name, value in expected[step.number].losses.items():
             if name.startswith("metric/"):  # may couple a batch's samples; not trained
                 continue

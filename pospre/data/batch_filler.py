@@ -243,9 +243,9 @@ class BatchFiller:
         return plans
 
 
-def _say_guessed(address: str, found: DeepRange) -> None:
+def _say_guessed(address: str, span: DeepRange) -> None:
     warnings.warn(
-        f"{address} has images of more than 8 bits; in one of them the values {found} become 0 to "
+        f"{address} has images of more than 8 bits; in one of them the values {span} become 0 to "
         "255. This is a guess from its largest value, and others may get another range. To use one "
         "range for all: data.deep_range: [LOW, HIGH].",
         stacklevel=2,

@@ -121,7 +121,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 def _group_memory(root: Path) -> list[int]:
     """Return the available bytes of each control group with a limit around this process."""
-    found = []
+    rooms = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -136,8 +136,8 @@ def _group_memory(root: Path) -> list[int]:
                 counters = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
                 files = (counters.get(f"{prefix}{age}_file", 0) for age in ("active", "inactive"))
                 # cached files can be dropped
-                found.append(max(0, int(limit[0]) - int(usage[0]) + sum(map(int, files))))
-    return found
+                rooms.append(max(0, int(limit[0]) - int(usage[0]) + sum(map(int, files))))
+    return rooms
 
 
 def _lines(path: Path) -> list[str]:

@@ -76,10 +76,11 @@ class Features:
         if self.images.reader.features is not None:
             blank = torch.zeros((1, *self.images.reader.features.shape))
         self._blank = blank
-        found = self._features(blank[None])  # once before anything is written: its shapes
+        sample = self._features(blank[None])  # once before anything is written: its shapes
         rows = len(self.images)
         self.arrays = [
-            Array(name, (rows, *values.shape[1:]), settings.dtype) for name, values in found.items()
+            Array(name, (rows, *values.shape[1:]), settings.dtype)
+            for name, values in sample.items()
         ]
         self.model.to(device)
 
@@ -150,12 +151,12 @@ class Features:
         pixels = [self._blank if row.pixels is None else row.pixels for row in batch]
         if self.settings.resize == "native":
             singles = [self._features(one[None]) for one in pixels]
-            found = {name: torch.cat([each[name] for each in singles]) for name in singles[0]}
+            outputs = {name: torch.cat([each[name] for each in singles]) for name in singles[0]}
         else:
-            found = self._features(torch.stack(pixels))
+            outputs = self._features(torch.stack(pixels))
         bad = torch.tensor([row.pixels is None for row in batch])
         values = {}
-        for name, numbers in found.items():
+        for name, numbers in outputs.items():
             numbers[bad] = math.nan
             kept = numbers.to(getattr(torch, self.settings.dtype))
             if kept.isinf().any():

@@ -42,7 +42,7 @@ class BestCheckpoint:
 
     def look_into(self, bucket: str) -> None:
         """List a run's bucket: the best may exist only there."""
-        self._remote = {found.batch: Path(found.uri).name for found in checkpoints_in(bucket)}
+        self._remote = {each.batch: Path(each.uri).name for each in checkpoints_in(bucket)}
 
     def settle(self, _: Path | None = None) -> None:
         """Keep the best of the existing checkpoints; called after each new one."""
@@ -74,13 +74,13 @@ class BestCheckpoint:
 
     def _figures(self) -> dict[int, float]:
         """Return the figure by step."""
-        found = ((line["step"], line.get(self.figure)) for line in read_lines(self.metrics))
-        return {step: float(value) for step, value in found if isinstance(value, int | float)}
+        values = ((line["step"], line.get(self.figure)) for line in read_lines(self.metrics))
+        return {step: float(value) for step, value in values if isinstance(value, int | float)}
 
     def _files(self) -> dict[int, Path]:
         """Return the existing checkpoints by step; if there are two, the kept one."""
-        found = [*checkpoints_in(str(self.checkpoints)), *checkpoints_in(str(self.folder))]
-        return {checkpoint.batch: Path(checkpoint.uri) for checkpoint in found}
+        checkpoints = [*checkpoints_in(str(self.checkpoints)), *checkpoints_in(str(self.folder))]
+        return {checkpoint.batch: Path(checkpoint.uri) for checkpoint in checkpoints}
 
 
 def _link_checkpoint(source: Path, target: Path) -> None:

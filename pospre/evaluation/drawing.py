@@ -157,8 +157,8 @@ def save_figure(figure: Figure, folder: Path, name: str) -> str:
 
 def save_arrays(arrays: Mapping[str, Tensor], folder: Path, name: str) -> str:
     """Write float32 arrays as the NumPy archive ``name`` in ``folder``; return the name."""
-    found: dict[str, Any] = {key: value.float().cpu().numpy() for key, value in arrays.items()}
+    members: dict[str, Any] = {key: value.float().cpu().numpy() for key, value in arrays.items()}
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **found)
+    np.savez_compressed(buffer, **members)
     write_output(folder / name, buffer.getvalue())
     return name

@@ -21,8 +21,8 @@ def takes(method: type[PretrainAlgorithm], option: str) -> bool:
 
 def method_in(model: PretrainModel, kind: type) -> PretrainAlgorithm:
     """Return the first algorithm of a model whose objective is a ``kind``."""
-    found: PretrainAlgorithm = next(each for each in model.algorithms if each.offers(kind))
-    return found
+    method: PretrainAlgorithm = next(each for each in model.algorithms if each.offers(kind))
+    return method
 
 
 def ratios_of(

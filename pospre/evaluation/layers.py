@@ -73,8 +73,8 @@ def layer_tokens(
     """
     encoder = model.encoder
     with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
-        found = encoder(images_BCHW, places=places, keys_B=keys_B, layers=layers)
-        return [encoder.norm(tokens) for tokens in found] if norm else found
+        hidden = encoder(images_BCHW, places=places, keys_B=keys_B, layers=layers)
+        return [encoder.norm(tokens) for tokens in hidden] if norm else hidden
 
 
 @torch.no_grad()
@@ -85,11 +85,11 @@ def attention_maps(
 
     Rows are queries and sum to 1.
     """
-    found: dict[int, Tensor] = {}
+    maps: dict[int, Tensor] = {}
 
     def keep_of(layer: int) -> Any:
         def keep(attention: Any, arguments: tuple[Any, ...]) -> None:
-            found[layer] = attention.weights(*arguments[:2])
+            maps[layer] = attention.weights(*arguments[:2])
 
         return keep
 
@@ -99,7 +99,7 @@ def attention_maps(
             hook = attentions[layer - 1].register_forward_pre_hook(keep_of(layer))
             hooks.enter_context(hook)
         model.encoder(images_BCHW)
-    return [found[layer] for layer in layers]
+    return [maps[layer] for layer in layers]
 
 
 def patch_attention(

@@ -94,9 +94,9 @@ def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
     for cell in cells:
         figures = {}
         for entry in planned_evaluations(cell.recipe):
-            for found in figures_in(read_document(entry.output)):
-                figures[f"{entry.name}/{found.name}"] = found.value
-                better[f"{entry.name}/{found.name}"] = found.best
+            for figure in figures_in(read_document(entry.output)):
+                figures[f"{entry.name}/{figure.name}"] = figure.value
+                better[f"{entry.name}/{figure.name}"] = figure.best
         runs.append({"values": cell.values, "run_name": cell.recipe.run_name, "figures": figures})
     return {
         "runs": runs,
@@ -124,16 +124,16 @@ def _settings(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _summary(runs: Sequence[Mapping[str, Any]], name: str, better: str) -> dict[str, Any]:
-    found = {run["run_name"]: run["figures"][name] for run in runs if name in run["figures"]}
-    best = (max if better == "max" else min)(found, key=lambda run: found[run])
-    return {"best": found[best], "best_run": best, **_spread([*found.values()])}
+    values = {run["run_name"]: run["figures"][name] for run in runs if name in run["figures"]}
+    best = (max if better == "max" else min)(values, key=lambda run: values[run])
+    return {"best": values[best], "best_run": best, **_spread([*values.values()])}
 
 
-def _spread(found: Sequence[float]) -> dict[str, Any]:
+def _spread(values: Sequence[float]) -> dict[str, Any]:
     return {
-        "mean": statistics.fmean(found),
-        "deviation": statistics.stdev(found) if len(found) > 1 else None,
-        "runs": len(found),
+        "mean": statistics.fmean(values),
+        "deviation": statistics.stdev(values) if len(values) > 1 else None,
+        "runs": len(values),
     }
 
 
@@ -144,12 +144,12 @@ def table(summary: Mapping[str, Any]) -> str:
     settings = summary["settings"]
     if 1 < len(settings) < len(runs):
         rows = [
-            {**each["values"], "figure": name, **found}
+            {**each["values"], "figure": name, **numbers}
             for each in settings
-            for name, found in each["figures"].items()
+            for name, numbers in each["figures"].items()
         ]
         tables.append(list_table("settings, over their seeds", rows))
-    figures = [{"figure": name, **found} for name, found in summary["figures"].items()]
+    figures = [{"figure": name, **numbers} for name, numbers in summary["figures"].items()]
     return "\n\n".join([*tables, list_table("figures, over all runs", figures)])
 
 

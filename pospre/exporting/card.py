@@ -113,12 +113,12 @@ def _figures(checkpoint: str, parts: Parts, weights: str, step: int | None) -> s
     """Return the figures of exactly these weights, and the names of the run's other figures."""
     folder = run_folder_of(checkpoint) or parts.recipe.run_path()
     damaged: list[str] = []
-    found = read_documents(folder, damaged) if (folder / "recipe.yaml").is_file() else {}
+    documents = read_documents(folder, damaged) if (folder / "recipe.yaml").is_file() else {}
     if damaged:
         raise UserError(damaged[0])
-    found = {name: each for name, each in found.items() if each.get("weights") == weights}
+    documents = {name: each for name, each in documents.items() if each.get("weights") == weights}
     these, keys = [step, encoder_hash(parts.model)], ("step", "encoder_sha256")
-    own = {name: each for name, each in found.items() if [*map(each.get, keys)] == these}
+    own = {name: each for name, each in documents.items() if [*map(each.get, keys)] == these}
     rows = [
         [name, each.name, _number(each), _untrained(each), f"`{document.get('data')}`"]
         for name, document in own.items()
@@ -127,7 +127,9 @@ def _figures(checkpoint: str, parts: Parts, weights: str, step: int | None) -> s
     text = "None was measured of these weights (`python -m pospre.evaluate` measures them)."
     if rows:
         text = _table(("evaluation", "figure", "value", "untrained", "on"), rows)
-    others = [f"`{name}` (step {found[name].get('step')})" for name in found.keys() - own.keys()]
+    others = [
+        f"`{name}` (step {documents[name].get('step')})" for name in documents.keys() - own.keys()
+    ]
     if others:
         names = ", ".join(sorted(others))
         text += f"\n\nNot shown, because other weights of this run gave them: {names}."

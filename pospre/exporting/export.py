@@ -67,9 +67,9 @@ def export(
     """
     check_target(out, format, num_classes, overwrite)
     wanted = None if grid is None else parse_grid(grid)
-    found = open_model(checkpoint, weights=weights, keys=_KEYS)
-    require_finite(found.model, checkpoint)
-    model, recipe = found.model, found.recipe
+    source = open_model(checkpoint, weights=weights, keys=_KEYS)
+    require_finite(source.model, checkpoint)
+    model, recipe = source.model, source.recipe
     parts = take_parts(model, recipe, format=format, num_classes=num_classes, grid=wanted)
     kind = _FORMATS[format]
     partial, card = out.with_name(f".partial-{os.getpid()}-{out.name}"), card_of(out, format)
@@ -86,7 +86,7 @@ def export(
             checked=checked,
             checkpoint=checkpoint,
             weights=weights,
-            step=found.step,
+            step=source.step,
             license=license,
         )
         write_atomic(partial / CARD if format == "hf" else card, text.encode())
@@ -97,7 +97,7 @@ def export(
         _clear(partial)
     mean, std = (tuple(round(value, 4) for value in each) for each in (parts.mean, parts.std))
     return [
-        *([found.origin] if found.origin else []),
+        *([source.origin] if source.origin else []),
         f"written: {out}; its card: {card}",
         f"checked: {checked}",
         "",
@@ -148,12 +148,12 @@ def _rounding(parts: Parts, images: Tensor, ours: Mapping[str, Tensor]) -> float
     Single draws differ by a factor of twenty, and so does float64, so the largest is taken.
     """
     generator, last_bit = torch.Generator().manual_seed(0), torch.finfo(images.dtype).eps
-    found = []
+    differences = []
     for _ in range(8):
         noise = 2 * torch.rand(images.shape, generator=generator) - 1
         moved = parts.outputs(images * (1 + last_bit * noise))
-        found += [_difference(ours[name], moved[name]) for name in ours]
-    return max(found)
+        differences += [_difference(ours[name], moved[name]) for name in ours]
+    return max(differences)
 
 
 def _show(partial: Path, out: Path) -> None:

@@ -48,8 +48,8 @@ def compute(parts: Parts, path: Path, images: Tensor) -> tuple[str, dict[str, Te
     """Return a sentence about what loads the folder, and its outputs."""
     with needing(_EXTRA, "--format hf"):
         import transformers
-    network, found = transformers.AutoModel.from_pretrained(path, output_loading_info=True)
-    wrong = {key: names for key, names in found.items() if names}
+    network, info = transformers.AutoModel.from_pretrained(path, output_loading_info=True)
+    wrong = {key: names for key, names in info.items() if names}
     if wrong:
         raise RuntimeError(
             f"transformers {transformers.__version__} does not load all tensors: {wrong}"
@@ -218,7 +218,7 @@ def _dinov3_tensors(parts: Parts) -> dict[str, Tensor]:
     for block in range(encoder.depth):
         for branch in (1, 2):
             own.setdefault(f"blocks.{block}.ls{branch}.gamma", torch.ones(dim))
-    found = {"embeddings.mask_token": torch.zeros(1, 1, dim)}  # for masks: none are given
+    tensors = {"embeddings.mask_token": torch.zeros(1, 1, dim)}  # for masks: none are given
     if encoder.num_prefix_tokens == 1:
         own["reg_token"] = torch.zeros(1, 0, dim)
     for name, tensor in own.items():
@@ -229,8 +229,8 @@ def _dinov3_tensors(parts: Parts) -> dict[str, Tensor]:
             pieces = {name.replace("fc1", "value"): tensor}
         for each, piece in pieces.items():
             if not (each.endswith("attn.k.bias") and not encoder.size.key_bias):
-                found[theirs(each, HF_DINOV3)] = piece
-    return found
+                tensors[theirs(each, HF_DINOV3)] = piece
+    return tensors
 
 
 def _processor(parts: Parts) -> dict[str, Any]:

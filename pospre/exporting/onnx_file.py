@@ -71,8 +71,8 @@ def compute(parts: Parts, path: Path, images: Tensor) -> tuple[str, dict[str, Te
     with needing("onnx", "--format onnx"):
         import onnxruntime
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found = session.run(parts.output_names, {_INPUT: images.numpy()})
-    outputs = dict(zip(parts.output_names, map(torch.from_numpy, found), strict=True))
+    arrays = session.run(parts.output_names, {_INPUT: images.numpy()})
+    outputs = dict(zip(parts.output_names, map(torch.from_numpy, arrays), strict=True))
     return f"onnxruntime {onnxruntime.__version__} runs the graph (opset {OPSET})", outputs
 
 

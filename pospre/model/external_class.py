@@ -22,15 +22,15 @@ def load_class(address: str) -> type[Any]:
     """
     home, _, name = address.partition(":")
     module = _imported(home, address)
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
+    loaded = getattr(module, name, None)
+    if not isinstance(loaded, type):
         classes = [key for key, each in vars(module).items() if isinstance(each, type)]
-        what = "has none" if found is None else f"has a {type(found).__name__}"
+        what = "has none" if loaded is None else f"has a {type(loaded).__name__}"
         raise UserError(
             f"algorithms: '{address}' names the class '{name}', and {home} {what} of that name."
             f"{suggestion(name, classes)}"
         )
-    return found
+    return loaded
 
 
 def _imported(home: str, address: str) -> Any:

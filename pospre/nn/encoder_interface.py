@@ -117,8 +117,8 @@ class PatchEncoder(nn.Module, ABC):
 
     def block_of(self, name: str) -> int | None:
         """Return the block, counted from 0, that a parameter belongs to; None: no block."""
-        found = re.match(r"blocks\.(\d+)\.", self.timm_name_of(name))
-        return None if found is None else int(found[1])
+        match = re.match(r"blocks\.(\d+)\.", self.timm_name_of(name))
+        return None if match is None else int(match[1])
 
     @property
     def timm_name(self) -> str:

@@ -97,9 +97,9 @@ def check_parts(module: nn.Module, built: Parts, name: str) -> None:
     ``built`` are its parts when it was made, and ``name`` is its name for the error. Sharded parts,
     and layers that multiply in float8, have the same weights.
     """
-    found = parts_of(module)
-    for part in built | found:
-        was, kind = built.get(part), found.get(part)
+    parts = parts_of(module)
+    for part in built | parts:
+        was, kind = built.get(part), parts.get(part)
         same = kind is was or kind is DTensor
         if same or (kind and (issubclass(kind, FSDPModule) or "torchao.float8" in kind.__module__)):
             continue

@@ -274,8 +274,8 @@ def _nothing_fits(
     batch = recipe.data.batch_size
 
     def is_enough(other: Machine) -> bool:
-        found = _choices(counts, other, assumed, batch // other.gpus)
-        return any(choice.held.total <= other.gpu.memory for choice in found)
+        choices = _choices(counts, other, assumed, batch // other.gpus)
+        return any(choice.held.total <= other.gpu.memory for choice in choices)
 
     names = [name for name, gpu in GPUS.items() if is_enough(replace(machine, gpu=gpu))]
     ways = [f"--gpu {', '.join(names)}"] if names else []

@@ -78,8 +78,8 @@ def floor(step: str, setting: str, gpu: str | None) -> float | None:
 
 def predicted(step: str, setting: str, gpu: str | None) -> float | None:
     """Return the images/s that are expected of a GPU; None: not counted."""
-    found = floor(step, setting, gpu)
-    return None if found is None else efficiency() * found
+    least = floor(step, setting, gpu)
+    return None if least is None else efficiency() * least
 
 
 @cache
@@ -91,9 +91,9 @@ def efficiency() -> float:
     """
     shares: dict[str, dict[str, float]] = {COMPILED: {}, EAGER: {}}
     for one in measured():
-        found = floor(one.step, one.setting, one.gpu)
+        least = floor(one.step, one.setting, one.gpu)
         counts = one.setting == EAGER or (one.setting == COMPILED and one.loop == "trainer")
-        if found is not None and counts and one.encoder == "vitb16":
-            shares[one.setting][one.step] = one.images_per_s / found
+        if least is not None and counts and one.encoder == "vitb16":
+            shares[one.setting][one.step] = one.images_per_s / least
     enough = len(shares[COMPILED]) >= _ENOUGH
     return round(statistics.median(shares[COMPILED if enough else EAGER].values()), 2)

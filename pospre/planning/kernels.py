@@ -145,7 +145,7 @@ class StepTrace(TorchDispatchMode):
 
     def _sizes(self, values: list[Tensor], *, new: bool) -> dict[int, int]:
         """Return the bytes of tensors by their number, ``new`` where they are written."""
-        found: dict[int, int] = defaultdict(int)
+        sizes: dict[int, int] = defaultdict(int)
         for each in values:
             storage = each.untyped_storage()
             if new or storage not in self._numbers:
@@ -153,8 +153,8 @@ class StepTrace(TorchDispatchMode):
             # expanded dimensions count once
             is_meta = each.device.type == "meta"
             size = each.nbytes if is_meta else min(each.nbytes, storage.nbytes())
-            found[self._numbers[storage]] += size
-        return dict(found)
+            sizes[self._numbers[storage]] += size
+        return dict(sizes)
 
 
 def count_flops(work: Callable[[], object]) -> int:

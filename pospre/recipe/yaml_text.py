@@ -208,13 +208,13 @@ def resolve_variables(value: Any, key: str = "") -> Any:
         return value
 
     def fill(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
-        if found is None:
+        text = os.environ.get(match[1], match[2])
+        if text is None:
             raise UserError(
                 f"{key}: environment variable {match[1]} is not set and '{value}' has no default; "
                 f"export {match[1]}=… or pass {key}=… on the command line"
             )
-        return found
+        return text
 
     filled = VARIABLE.sub(fill, value)
     return parse(filled, f"{key} ('{value}')") if VARIABLE.fullmatch(value) else filled

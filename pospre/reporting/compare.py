@@ -101,10 +101,10 @@ def mean_between(records: Sequence[Record], key: str, first: float, last: float)
 
     None: nothing was logged there; NaN: a value was not finite.
     """
-    found = [r[key] for r in records if key in r and first < r["step"] <= last]
-    if not found:
+    values = [r[key] for r in records if key in r and first < r["step"] <= last]
+    if not values:
         return None
-    return fmean(float(value) if is_number(value) else math.nan for value in found)
+    return fmean(float(value) if is_number(value) else math.nan for value in values)
 
 
 def curve_keys(records: Sequence[Record]) -> list[str]:
@@ -140,12 +140,12 @@ def _figure_rows(runs: Sequence[Run]) -> tuple[list[Row], list[str]]:
     rows, notes = [], []
     for name in dict.fromkeys(name for run in runs for name in run.evaluations):
         documents = [run.evaluations.get(name) for run in runs]
-        found = [
+        per_run = [
             {} if document is None else {each.name: each for each in figures_in(document)}
             for document in documents
         ]
-        for key in dict.fromkeys(key for figures in found for key in figures):
-            figures = [each.get(key) for each in found]
+        for key in dict.fromkeys(key for figures in per_run for key in figures):
+            figures = [each.get(key) for each in per_run]
             cells = [_ABSENT if figure is None else _number(figure) for figure in figures]
             cells += [_difference(*figures)] if len(figures) == 2 else []
             rows.append([f"{name} {key}", *cells])

@@ -64,7 +64,7 @@ PUBLISHED = (
 
 
 def published_beside(run: Run, name: str) -> list[str]:
-    """Return published values of evaluation ``name``, in words.
+    """Return known values of evaluation ``name``, in words.
 
     Only comparable values are returned: the same model, trained by the same methods on as many
     images of ImageNet, and measured with the same protocol.
@@ -72,26 +72,26 @@ def published_beside(run: Run, name: str) -> list[str]:
     document = run.evaluations.get(name, {})
     measured = {**document, **document.get("settings", {}), **document.get("results", {})}
     return [
-        f"published for {found.methods[-1]}: {found.percent} % ({found.words}; ViT-B/16, "
-        f"{found.epochs} epochs of ImageNet-1k)"
-        for found in PUBLISHED
-        if measured.get("name") == found.evaluation
-        and found.protocol.items() <= {key: measured.get(key) for key in found.protocol}.items()
-        and _is_trained_as(run, found)
+        f"published for {known.methods[-1]}: {known.percent} % ({known.words}; ViT-B/16, "
+        f"{known.epochs} epochs of ImageNet-1k)"
+        for known in PUBLISHED
+        if measured.get("name") == known.evaluation
+        and known.protocol.items() <= {key: measured.get(key) for key in known.protocol}.items()
+        and _is_trained_as(run, known)
     ]
 
 
-def _is_trained_as(run: Run, found: Published) -> bool:
+def _is_trained_as(run: Run, published: Published) -> bool:
     keys = ("name", "image_size", "depth", "positions")
     encoder = {key: run.setting("encoder", key) for key in keys}
     if encoder["name"] != "vitb16" or encoder["image_size"] not in (None, 224, [224, 224]):
         return False
     samples = run.column("samples")
-    wanted = found.epochs * _IMAGENET
+    wanted = published.epochs * _IMAGENET
     return (
         encoder["depth"] in (None, 12)
         and encoder["positions"] in _TABLES
-        and sorted(run.algorithms) == sorted(found.methods)
+        and sorted(run.algorithms) == sorted(published.methods)
         and bool(samples)
         and abs(samples[-1] - wanted) < 0.01 * wanted
     )
@@ -106,8 +106,8 @@ def evaluate_command(run: Run, name: str) -> str:
     planned = run.setting("evaluation", name)
     planned = planned if isinstance(planned, dict) else {}
     trained_on = None if name == "knn" else run.setting("data", "path")  # may have no labels
-    found = made.get("data") or planned.get("data") or trained_on
-    data = str(found or ("LABELLED" if name == "knn" else "DATA"))
+    path = made.get("data") or planned.get("data") or trained_on
+    data = str(path or ("LABELLED" if name == "knn" else "DATA"))
     elsewhere = ("data", "weights", "every")
     given = made.get("settings") or {k: v for k, v in planned.items() if k not in elsewhere}
     kind = str(made.get("name") or name)

@@ -141,22 +141,22 @@ def curve_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
     These are losses, metrics, evaluations during training, learning rate and throughput.
     """
     terms = [key for key in _keys(records, "loss/") if key != "loss/total"]
-    found: dict[str, dict[str, Any]] = {}
+    titles: dict[str, dict[str, Any]] = {}
     for key in (["loss/total"] if len(terms) != 1 else []) + terms:
-        found[key] = {"title": f"Loss · {key.removeprefix('loss/')}"}
+        titles[key] = {"title": f"Loss · {key.removeprefix('loss/')}"}
     for key in _keys(records, "metric/"):
         rate = "accuracy" in key
         title = f"During training · {key.removeprefix('metric/').replace('_', ' ')}"
         words = BLANK if key.endswith("_blank_accuracy") else ""
-        found[key] = {"title": title, "percent": rate, "from_zero": rate, "words": words}
+        titles[key] = {"title": title, "percent": rate, "from_zero": rate, "words": words}
     for key in _keys(records, "evaluation/"):
         name, _, figure = key.removeprefix("evaluation/").partition("/")
         shares = all(0 <= one[key] <= 1 for one in records if is_number(one.get(key)))
         if figure != "seconds":
-            found[key] = {"title": f"{name} · {figure}", "percent": shares}
-    found["lr"] = {"title": "Learning rate", "from_zero": True, "smooth": False}
-    found["throughput"] = {"title": "Images per second", "from_zero": True}
-    return found
+            titles[key] = {"title": f"{name} · {figure}", "percent": shares}
+    titles["lr"] = {"title": "Learning rate", "from_zero": True, "smooth": False}
+    titles["throughput"] = {"title": "Images per second", "from_zero": True}
+    return titles
 
 
 def _some(run: Run, titles: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -212,8 +212,8 @@ def load_triples(
     chosen = pictures[:MAX_PICTURES]
     folder = run.folder / "evaluation" / "position_pictures"
     views = ("original", "shuffled", "reconstructed")
-    found = [(p, [_open_picture(run, folder, getattr(p, view)) for view in views]) for p in chosen]
-    whole = [(p, [image for image in row if image is not None]) for p, row in found]
+    opened = [(p, [_open_picture(run, folder, getattr(p, view)) for view in views]) for p in chosen]
+    whole = [(p, [image for image in row if image is not None]) for p, row in opened]
     whole = [(p, row) for p, row in whole if len(row) == len(views)]
     for side, quality in PICTURE_SIZES:
         rows = [[_data_uri(image, side, quality) for image in row] for _, row in whole]
@@ -235,12 +235,12 @@ def load_views(run: Run) -> list[tuple[str, str, list[str]]]:
     except ValueError as error:  # of pydantic, too
         run.left_out.append(f"{index} is invalid ({str(error).splitlines()[0]}); delete {folder}")
         return []
-    found = []
+    strips = []
     for group in views.groups:
         images = [_open_picture(run, folder, name) for name in group.files]
         uris = [_data_uri(image, 1100, 80) for image in images if image is not None]
-        found.append((f"{group.name}, step {views.step}", group.legend, uris))
-    return found
+        strips.append((f"{group.name}, step {views.step}", group.legend, uris))
+    return strips
 
 
 def read_other(run: Run, name: str, budget: int) -> Other:

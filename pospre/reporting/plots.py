@@ -98,13 +98,13 @@ class _Curve(NamedTuple):
 
 
 def _read_curve(records: Sequence[Record], key: str) -> _Curve | None:
-    found = [(r["step"], r[key]) for r in records if _is_value(r.get(key, ""))]
-    table = np.array([(s, math.nan if v is None else v) for s, v in found], dtype=np.float64)
-    finite = np.isfinite(table[:, 1]) if found else np.zeros(0, dtype=bool)
+    points = [(r["step"], r[key]) for r in records if _is_value(r.get(key, ""))]
+    table = np.array([(s, math.nan if v is None else v) for s, v in points], dtype=np.float64)
+    finite = np.isfinite(table[:, 1]) if points else np.zeros(0, dtype=bool)
     if not finite.any():
         return None
     lost = int((~finite).sum())
-    note = f"{lost} of {len(found)} logged values are not finite" if lost else ""
+    note = f"{lost} of {len(points)} logged values are not finite" if lost else ""
     steps, values = table[finite].T
     return _Curve(steps, values, np.cumsum(~finite)[finite], note)
 

@@ -287,5 +287,5 @@ def parse_results(run: Run, name: str, kind: type[Results]) -> Results | None:
 
 def parse_classified(run: Run) -> dict[str, Classified]:
     """Return the results of the ``CLASSIFIERS`` that were measured, by name."""
-    found = {name: parse_results(run, name, kind) for name, kind in CLASSIFIERS.items()}
-    return {name: each for name, each in found.items() if each is not None}
+    results = {name: parse_results(run, name, kind) for name, kind in CLASSIFIERS.items()}
+    return {name: each for name, each in results.items() if each is not None}

@@ -90,11 +90,11 @@ def _measured_figures(
     top1 = _accuracy(run)
     if top1 is not None:
         add("accuracy", "Accuracy", top1, _origin(run))
-    for name, found in classified.items():
-        other = found.initial_top1
-        points = _points(found.top1_difference, found.top1_difference_se)
+    for name, results in classified.items():
+        other = results.initial_top1
+        points = _points(results.top1_difference, results.top1_difference_se)
         beside = "" if other is None else f"{_percent(other)} untrained; {points}"
-        add(name, _LABELS[name][0], found.top1, beside)
+        add(name, _LABELS[name][0], results.top1, beside)
     return figures
 
 
@@ -180,8 +180,8 @@ def verdict(
     if top1 is not None:
         words = f"it names the class of {_percent(top1)} of the pictures"
         parts["accuracy"] = ", ".join(filter(None, (words, _origin(run))))
-    for name, found in classified.items():
-        parts[name] = _against_untrained(_LABELS[name][1], found)
+    for name, results in classified.items():
+        parts[name] = _against_untrained(_LABELS[name][1], results)
     if not parts:
         return ""
     limits = [_limits(run, name) for name in parts]
@@ -191,12 +191,12 @@ def verdict(
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def _places(found: PlacedPatches, guessing: float) -> str:
+def _places(results: PlacedPatches, guessing: float) -> str:
     """Describe how much more often patches are placed correctly."""
-    share, other, whose = found.mean or 0.0, guessing, "guessing"
-    if found.initial_mean is not None:
-        other, whose = found.initial_mean, "untrained"
-    gain, error = found.mean_difference, found.mean_difference_se
+    share, other, whose = results.mean or 0.0, guessing, "guessing"
+    if results.initial_mean is not None:
+        other, whose = results.initial_mean, "untrained"
+    gain, error = results.mean_difference, results.mean_difference_se
     if other <= 0:
         return f"it places {_percent(share)} of the patches correctly, {whose} none"
     ratio = share / other
@@ -209,11 +209,11 @@ def _places(found: PlacedPatches, guessing: float) -> str:
     return f"it places patches correctly {times} times as often as {whose}"
 
 
-def _against_untrained(what: str, found: Classified) -> str:
+def _against_untrained(what: str, results: Classified) -> str:
     """Describe whether features predict the class better than those of the untrained model."""
-    gain, error = found.top1_difference, found.top1_difference_se
+    gain, error = results.top1_difference, results.top1_difference_se
     if gain is None or error is None:
-        return f"{what} has {_percent(found.top1)} top-1, guessing {_percent(found.chance)}"
+        return f"{what} has {_percent(results.top1)} top-1, guessing {_percent(results.chance)}"
     if abs(gain) <= 2 * error:
         return f"{what} is within two errors of untrained ({_points(gain, error)})"
     side = "above" if gain > 0 else "below"

@@ -54,7 +54,7 @@ def check_held(folder: str) -> None:
         raise UserError(f"{folder} was taken over by another run")
 
 
-class _Found(NamedTuple):
+class _Held(NamedTuple):
     """A lease in the bucket: its owner, and the tag of its last write; empty if there is none."""
 
     owner: dict[str, Any]
@@ -107,7 +107,7 @@ class _Lease:
             if self._is_ours(self._find()):
                 self._bucket.delete(LEASE)
 
-    def _find(self) -> _Found | None:
+    def _find(self) -> _Held | None:
         client = self._bucket.client
         try:
             answer = client.get_object(Bucket=self._bucket.name, Key=self._bucket.path(LEASE))
@@ -118,7 +118,7 @@ class _Lease:
             owner = parse_object(written)
         except ValueError:
             owner = {}
-        return _Found(owner, answer.get("ETag", ""))
+        return _Held(owner, answer.get("ETag", ""))
 
     def _write(self, **condition: str) -> bool:
         """Write the lease if the condition holds; tell whether it was written."""
@@ -127,16 +127,16 @@ class _Lease:
         self._tag = tag or self._tag
         return tag is not None
 
-    def _wait_for_death(self, found: _Found | None) -> _Found | None:
+    def _wait_for_death(self, current: _Held | None) -> _Held | None:
         """Return the lease of a dead run, None where there is none (any more).
 
         Raises:
             UserError: it is renewed: that run is alive.
         """
-        if found is None or self._is_ours(found) or _has_ended(found.owner):
-            return found
+        if current is None or self._is_ours(current) or _has_ended(current.owner):
+            return current
         print(
-            f"{self._bucket.uri} is, or was, in use by {_name(found.owner)}: waiting "
+            f"{self._bucket.uri} is, or was, in use by {_name(current.owner)}: waiting "
             f"{EXPIRES:g} s to see whether that run is alive",
             flush=True,
         )
@@ -146,18 +146,18 @@ class _Lease:
             now = self._find()
             if now is None:
                 return None
-            if now != found:
+            if now != current:
                 raise self._refusal(now)
-        return found
+        return current
 
-    def _refusal(self, found: _Found) -> UserError:
+    def _refusal(self, current: _Held) -> UserError:
         return UserError(
-            f"{self._bucket.uri} is in use by another run ({_name(found.owner)}). Wait until it "
+            f"{self._bucket.uri} is in use by another run ({_name(current.owner)}). Wait until it "
             "has ended, stop it, or choose another trainer.save_folder"
         )
 
-    def _is_ours(self, found: _Found | None) -> bool:
-        return found is not None and found.owner.get("run") == self._owner["run"]
+    def _is_ours(self, current: _Held | None) -> bool:
+        return current is not None and current.owner.get("run") == self._owner["run"]
 
     def _keep(self) -> None:
         """Write the lease anew until it is over, or lost."""
@@ -179,15 +179,15 @@ class _Lease:
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
 
-    def _retake(self) -> _Found | None:
+    def _retake(self) -> _Held | None:
         """Return the lease of another run, None where it is still ours."""
-        found = self._find()
-        if found is None:  # it was deleted
+        current = self._find()
+        if current is None:  # it was deleted
             return None if self._write(IfNoneMatch="*") else self._find()
-        if not self._is_ours(found):
-            return found
-        self._tag = found.tag  # of a write of ours, the answer to which was lost
-        if not found.tag:
+        if not self._is_ours(current):
+            return current
+        self._tag = current.tag  # of a write of ours, the answer to which was lost
+        if not current.tag:
             self._write()
         return None
 

@@ -96,10 +96,10 @@ def check_addresses(recipe: Recipe, *keys: str) -> None:
 
 def storage(recipe: Recipe) -> dict[str, Any]:
     """Return the options for accessing and reading the recipe's data and further data."""
-    found = declared(recipe.data, Storage)
-    if VARIABLE.search(str(found["cache_dir"])):  # a recorded one that the environment gave
-        found["cache_dir"] = None
-    return {**found, "channels": recipe.encoder.channels}
+    options = declared(recipe.data, Storage)
+    if VARIABLE.search(str(options["cache_dir"])):  # a recorded one that the environment gave
+        options["cache_dir"] = None
+    return {**options, "channels": recipe.encoder.channels}
 
 
 def build_views(recipe: Recipe) -> dict[str, ViewGroup]:

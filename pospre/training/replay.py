@@ -79,10 +79,10 @@ def replay(path: str | Path, *overrides: str) -> Replay:
         _check_address("encoder.weights", recipe.encoder.weights, named)
     with scratch() as folder:
         held = _train(_apart(recipe, str(folder)), start, step)
-    found = sorted(held.batch[INDEX].tolist())
-    if found != wanted:
+    samples = sorted(held.batch[INDEX].tolist())
+    if samples != wanted:
         raise UserError(
-            f"{path}: step {step} now has other samples ({found[:3]}… instead of {wanted[:3]}…): "
+            f"{path}: step {step} now has other samples ({samples[:3]}… instead of {wanted[:3]}…): "
             f"data.path = {recipe.data.path} has changed since"
         )
     return held
@@ -102,10 +102,10 @@ def _checkpoint_before(step: int, path: Path, recipe: Recipe, named: Set[str]) -
         for folder in checkpoint_folders(recipe)
         if not is_remote(folder) or "trainer.save_folder" in named
     ]
-    for found in checkpoints_in(*folders):
-        if found.batch < step:
+    for checkpoint in checkpoints_in(*folders):
+        if checkpoint.batch < step:
             try:
-                return read_checkpoint(found.uri)
+                return read_checkpoint(checkpoint.uri)
             except DamagedCheckpoint:
                 continue
     return None

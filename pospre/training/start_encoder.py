@@ -52,34 +52,34 @@ def with_encoder(recipe: Recipe) -> Recipe:
     given = recipe.encoder
     if given.name:
         return recipe
-    found = None if starts_over(recipe) else _recorded(recipe)
-    if found is None:
+    recorded = None if starts_over(recipe) else _recorded(recipe)
+    if recorded is None:
         assert given.weights is not None  # the section checks it
-        found = _of_file(given)
+        recorded = _of_file(given)
     keys = given.model_fields_set
-    chosen = {key: value for key, value in found.items() if key in _SHOWN and key not in keys}
+    chosen = {key: value for key, value in recorded.items() if key in _SHOWN and key not in keys}
     encoder = Encoder.model_validate({**given.model_dump(exclude_unset=True), **chosen})
     return recipe.with_encoder(encoder)
 
 
 def _recorded(recipe: Recipe) -> dict[str, Any] | None:
     """Return the encoder in the run's newest readable checkpoint."""
-    found = map(recorded_encoder, (each.uri for each in checkpoints_of(recipe)))
-    return next((encoder for encoder in found if encoder is not None), None)
+    encoders = map(recorded_encoder, (each.uri for each in checkpoints_of(recipe)))
+    return next((encoder for encoder in encoders if encoder is not None), None)
 
 
 def _of_file(given: Encoder) -> dict[str, Any]:
     """Return the encoder of the weights; ``UserError`` if a key that is given contradicts it."""
     assert given.weights is not None
     source = read_source(given.weights, given.weights_from, KEYS)
-    found = fitting(source)
+    options = fitting(source)
     if "patch_size" in given.model_fields_set and "image_size" not in given.model_fields_set:
         patch = pair(given.patch_size or 1)
-        sides = zip(pair(found["image_size"]), patch, strict=True)
-        found["image_size"] = tuple(max(1, side // part) * part for side, part in sides)
+        sides = zip(pair(options["image_size"]), patch, strict=True)
+        options["image_size"] = tuple(max(1, side // part) * part for side, part in sides)
     own = {key: getattr(given, key) for key in given.model_fields_set - {"weights", "weights_from"}}
-    check_fits(EncoderOptions(**{**_shown(found), **own}), source)
-    return found
+    check_fits(EncoderOptions(**{**_shown(options), **own}), source)
+    return options
 
 
 def fitting(source: Source) -> dict[str, Any]:
@@ -90,10 +90,10 @@ def fitting(source: Source) -> dict[str, Any]:
     known = source.known
     if known.encoder is not None:
         return {**known.encoder, "positions": known.positions}
-    found = encoder_options(
+    options = encoder_options(
         source.tensors, source.name, known.positions, grid=known.grid, heads=known.heads
     ).options
-    return {**found, "image_size": usual_views(found)}
+    return {**options, "image_size": usual_views(options)}
 
 
 def usual_views(options: Mapping[str, Any]) -> tuple[int, int]:
@@ -133,8 +133,8 @@ def _contradictions(
     theirs = encoder_size(other)
     name = source.name
 
-    def differs(key: str, own: Any, found: Any) -> str:
-        return f"encoder.{key} = {own}, but {name} has {found}"
+    def differs(key: str, own: Any, actual: Any) -> str:
+        return f"encoder.{key} = {own}, but {name} has {actual}"
 
     wrong = []
     shapes = [key for key in _SHAPE if getattr(size, key) != getattr(theirs, key)]
@@ -151,13 +151,13 @@ def _contradictions(
     heads = source.known.heads or shown_heads(source.tensors)
     if heads not in (None, size.num_heads):
         wrong.append(differs("num_heads", size.num_heads, heads))
-    for key, found in (
+    for key, actual in (
         ("channels", other.channels),
         ("class_token", other.class_token),
         ("num_registers", other.num_registers),
     ):
-        if getattr(options, key) != found:
-            wrong.append(differs(key, spelled(getattr(options, key)), spelled(found)))
+        if getattr(options, key) != actual:
+            wrong.append(differs(key, spelled(getattr(options, key)), spelled(actual)))
     return [*wrong, *_missing_parts(options, other, source)]
 
 
@@ -167,9 +167,9 @@ def _missing_parts(options: EncoderOptions, other: EncoderOptions, source: Sourc
     factors = [tensor for key, tensor in source.tensors.items() if FACTOR.fullmatch(key)]
     is_one = options.layer_scale is None and all(bool((each == 1).all()) for each in factors)
     if (options.layer_scale is None) != (not factors) and not (factors and is_one):
-        found = "factors" if factors else "none"
+        theirs = "factors" if factors else "none"
         wrong.append(
-            f"encoder.layer_scale = {spelled(options.layer_scale)}, but {source.name} has {found}"
+            f"encoder.layer_scale = {spelled(options.layer_scale)}, but {source.name} has {theirs}"
         )
     if options.final_norm and not other.final_norm:
         wrong.append(f"encoder.final_norm = true, but {source.name} has no final norm")

@@ -108,32 +108,32 @@ class Fitted(NamedTuple):
 
 def fitted_table(own: Tensor, encoder: Encoder, source: Source) -> Fitted:
     """Return the file's table of positions for the grid of ``own``, the encoder's."""
-    found, table = _read(encoder, source), encoder.positions
+    there, table = _read(encoder, source), encoder.positions
     assert isinstance(table, Table)
-    if found.rows.shape[-1] != own.shape[-1] or found.grid == table.grid:
-        return Fitted(found.rows, assumed=_assumed(found.grid, found.is_assumed))
-    assumed = _checked(found.grid, table.grid, source, "pos_embed", is_assumed=found.is_assumed)
-    change = _change("pos_embed", found.grid, table.grid)
+    if there.rows.shape[-1] != own.shape[-1] or there.grid == table.grid:
+        return Fitted(there.rows, assumed=_assumed(there.grid, there.is_assumed))
+    assumed = _checked(there.grid, table.grid, source, "pos_embed", is_assumed=there.is_assumed)
+    change = _change("pos_embed", there.grid, table.grid)
     if not table.learns:
         return Fitted(own, f"{change}, computed anew", assumed)
     prefix, how = encoder.num_prefix_tokens, source.known.resampling or table.resampling
-    patches = resample_positions(found.rows[0, prefix:], found.grid, table.grid, how)
-    return Fitted(torch.cat([found.rows[0, :prefix], patches])[None], change, assumed)
+    patches = resample_positions(there.rows[0, prefix:], there.grid, table.grid, how)
+    return Fitted(torch.cat([there.rows[0, :prefix], patches])[None], change, assumed)
 
 
 def fitted_relative(
-    key: str, found: Tensor, own: Tensor, encoder: Encoder, source: Source
+    key: str, theirs: Tensor, own: Tensor, encoder: Encoder, source: Source
 ) -> Fitted:
     """Return the file's relative table ``key`` for the encoder's grid."""
-    grid = relative_grid(len(found), encoder.has_class_token, source.known.grid)
+    grid = relative_grid(len(theirs), encoder.has_class_token, source.known.grid)
     if grid is None:
-        raise no_grid(source.named, source.address, key, found, source.known.grid)
+        raise no_grid(source.named, source.address, key, theirs, source.known.grid)
     old, is_assumed = grid
-    if found.shape[1] != own.shape[1] or old == encoder.grid:
-        return Fitted(found, assumed=_assumed(old, is_assumed))
+    if theirs.shape[1] != own.shape[1] or old == encoder.grid:
+        return Fitted(theirs, assumed=_assumed(old, is_assumed))
     assumed = _checked(old, encoder.grid, source, key, is_assumed=is_assumed)
     return Fitted(
-        resized_relative(found, old, encoder.grid), _change(key, old, encoder.grid), assumed
+        resized_relative(theirs, old, encoder.grid), _change(key, old, encoder.grid), assumed
     )
 
 
@@ -142,10 +142,10 @@ def _read(encoder: Encoder, source: Source) -> FileTable:
     table, class_token = source.tensors["pos_embed"], encoder.has_class_token
     registers = encoder.num_prefix_tokens - class_token
     bare = registers > 0 or table.shape[1] == encoder.num_patches
-    found = read_table(table, class_token, registers, known=source.known.grid, bare=bare)
-    if found is None:
+    table_rows = read_table(table, class_token, registers, known=source.known.grid, bare=bare)
+    if table_rows is None:
         raise no_grid(source.named, source.address, "pos_embed", table, source.known.grid)
-    return found
+    return table_rows
 
 
 def _checked(old: Grid, new: Grid, source: Source, key: str, *, is_assumed: bool) -> str:

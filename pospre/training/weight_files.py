@@ -161,17 +161,17 @@ def _read_file(said: Address, which: Weights, keys: Keys, otherwise: Positions |
                 f"{keys.weights}{uri} does not exist. Give a weight file, a run or a checkpoint."
             )
         content, header = _load(path, uri)
-    found = timm_names(content, uri, which, keys.which)
+    names = timm_names(content, uri, which, keys.which)
     known = of_export(header, uri) or of_hub(uri)
     rotary = otherwise if otherwise is not None and turns(otherwise) else None  # others show
-    positions = known.positions or found.positions or rotary
+    positions = known.positions or names.positions or rotary
     if said.positions != DROP:
         named = f"{keys.weights}{uri}"
-        positions = check_positions(found.tensors, named, positions, said.positions)
-    resampling = known.resampling or found.resampling
+        positions = check_positions(names.tensors, named, positions, said.positions)
+    resampling = known.resampling or names.resampling
     known = replace(known, positions=positions, resampling=resampling)
-    name = f"{uri} ({found.origin})" if found.origin else uri
-    return Source(name, without_empty(found.tensors), keys, known, left_out=found.left_out)
+    name = f"{uri} ({names.origin})" if names.origin else uri
+    return Source(name, without_empty(names.tensors), keys, known, left_out=names.left_out)
 
 
 @contextlib.contextmanager

@@ -204,14 +204,14 @@ class ShardCache:
             return True
         used, shards = size, []
         own = -1.0 if urgent else needs.get(name, math.inf)
-        for found in os.scandir(self.path):
-            if found.is_file() and not found.name.endswith(".json"):
+        for entry in os.scandir(self.path):
+            if entry.is_file() and not entry.name.endswith(".json"):
                 with suppress(FileNotFoundError):
-                    status = found.stat()
+                    status = entry.stat()
                     used += status.st_size
-                    need = needs.get(found.name, math.inf)
-                    if not found.name.endswith(_PART) and (need > own or need == math.inf):
-                        shards.append((-need, status.st_mtime, found.name, status.st_size))
+                    need = needs.get(entry.name, math.inf)
+                    if not entry.name.endswith(_PART) and (need > own or need == math.inf):
+                        shards.append((-need, status.st_mtime, entry.name, status.st_size))
         for _, _, other, freed in sorted(shards):
             if used <= self.limit:
                 break

@@ -55,10 +55,10 @@ def difference(path: Path, entry: FileEntry) -> str:
         return f"it has {size} bytes instead of {entry.size}"
     for algorithm, expected in entry.hashes.items():
         try:
-            found = _digest(path, algorithm)
+            actual = _digest(path, algorithm)
         except (OSError, ValueError) as error:  # a bad disk, or an unknown hash
             return f"its {algorithm} cannot be computed ({error})"
-        if found != expected:
+        if actual != expected:
             return f"its {algorithm} differs"
     return ""
 

@@ -60,7 +60,7 @@ class RemoteMdsReader(MdsReader):
             bucket, parse_index(contents[INDEX_NAME], self.address, self.remedy)
         )
         if there:
-            stamps = {name: found.stamp for name, found in sorted(there.items())}
+            stamps = {name: object_.stamp for name, object_ in sorted(there.items())}
             contents[_TAGS_NAME] = json.dumps(stamps).encode()
         self._cache = cache = ShardCache(cache_root(cache_dir), self.address, contents, cache_limit)
         self.path = cache.path
@@ -75,7 +75,7 @@ class RemoteMdsReader(MdsReader):
             )
         if cache_limit is not None and cache_limit >= sum(sizes):
             cache.limit = None  # never reached, so shards need no protection from eviction
-        tags = {name: found.tag for name, found in there.items()}
+        tags = {name: object_.tag for name, object_ in there.items()}
         self._fetcher = Fetcher(bucket, self._entries, cache, patience, tags)
 
     @property
@@ -156,7 +156,7 @@ class RemoteMdsReader(MdsReader):
         """
         unknown = [entry.stored.name for entry in entries if not entry.is_hashed]
         try:
-            found = bucket.look(below=any("/" in entry.stored.name for entry in entries))
+            objects = bucket.look(below=any("/" in entry.stored.name for entry in entries))
         except (BotoCoreError, ClientError):  # it may not be listed
             if not unknown:
                 return {}
@@ -164,7 +164,7 @@ class RemoteMdsReader(MdsReader):
             with patient, ThreadPoolExecutor(_AT_ONCE) as pool:
                 return dict(zip(unknown, pool.map(patient.look_at, unknown), strict=True))
         for entry in entries:
-            shard = found.get(entry.stored.name)
+            shard = objects.get(entry.stored.name)
             if shard is None or shard.size != entry.stored.size:
                 state = (
                     f"has {shard.size} bytes instead of {entry.stored.size}"
@@ -172,7 +172,7 @@ class RemoteMdsReader(MdsReader):
                     else ("is missing")
                 )
                 raise UserError(f"shard {self.address}/{entry.stored.name} {state}. {self.remedy}")
-        return {name: found[name] for name in unknown}
+        return {name: objects[name] for name in unknown}
 
 
 def _small_files(bucket: Bucket, patience: float) -> dict[str, bytes]:

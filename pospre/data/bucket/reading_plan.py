@@ -16,9 +16,9 @@ class ReadingPlan:
     """
 
     def __init__(self, shards: np.ndarray) -> None:
-        found, first, count = np.unique(shards, return_index=True, return_counts=True)
+        indices, first, count = np.unique(shards, return_index=True, return_counts=True)
         order = np.argsort(first)
-        self.shards: list[int] = found[order].tolist()
+        self.shards: list[int] = indices[order].tolist()
         self.begun: set[int] = set()
         self._position = {shard: number for number, shard in enumerate(self.shards)}
         self._left = Counter(dict(zip(self.shards, count[order].tolist(), strict=True)))

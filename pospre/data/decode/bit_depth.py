@@ -110,8 +110,8 @@ def in_eight_bits(
     """
     if image.mode[0] not in "IF":
         return image, said
-    levels, found = to_levels(np.asarray(image), wanted or said)
-    return Image.fromarray(levels), found
+    levels, used = to_levels(np.asarray(image), wanted or said)
+    return Image.fromarray(levels), used
 
 
 def to_levels(values: np.ndarray, wanted: DeepRange | None) -> tuple[np.ndarray, DeepRange | None]:
@@ -123,14 +123,14 @@ def to_levels(values: np.ndarray, wanted: DeepRange | None) -> tuple[np.ndarray,
         return values, None
     if values.dtype == np.bool_:
         return values.astype(np.uint8) * np.uint8(_LEVELS - 1), None
-    found = wanted or _guess(values)
+    used = wanted or _guess(values)
     levels = np.empty(values.shape, np.uint8)
     rows = max(1, _AT_ONCE * len(values) // max(1, values.size))
     for first in range(0, len(values), rows):  # in double precision whole slides would fill memory
         part = np.nan_to_num(values[first : first + rows], nan=0.0, posinf=np.inf, neginf=-np.inf)
-        scaled = (part.astype(np.float64) - found.low) * (_LEVELS / (found.high - found.low))
+        scaled = (part.astype(np.float64) - used.low) * (_LEVELS / (used.high - used.low))
         levels[first : first + rows] = np.clip(scaled, 0, _LEVELS - 1)
-    return levels, found
+    return levels, used
 
 
 def _guess(values: np.ndarray) -> DeepRange:

@@ -185,11 +185,11 @@ def _of_array(values: np.ndarray, decoding: Decoding) -> tuple[np.ndarray, DeepR
 
 def _fit(pixels: np.ndarray, channels: int) -> np.ndarray:
     """Convert colour to grey, or grey to colour, if required."""
-    found = pixels.shape[2]
-    if found == channels:
+    depth = pixels.shape[2]
+    if depth == channels:
         return pixels
-    if (found, channels) == (3, 1):
+    if (depth, channels) == (3, 1):
         return grey(pixels)
-    if (found, channels) == (1, 3):
+    if (depth, channels) == (1, 3):
         return np.repeat(pixels, 3, axis=2)
-    raise DecodeError(f"it has {found} channels, but {channels} are needed")
+    raise DecodeError(f"it has {depth} channels, but {channels} are needed")

@@ -149,10 +149,10 @@ def decode(
     options = {} if shrink == 1 else {"min_height": shape[0], "min_width": shape[1]}
     buffer = np.empty(shape, np.uint8)  # filled also where libjpeg complains at the end
     try:
-        found = simplejpeg.decode_jpeg(
+        pixels = simplejpeg.decode_jpeg(
             data, "RGB", min_factor=float(shrink), buffer=buffer, strict=True, **options
         )
-        if found.shape != shape:
+        if pixels.shape != shape:
             raise UnusualJpeg
     except ValueError as error:
         text = str(error)

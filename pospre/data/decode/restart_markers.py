@@ -19,10 +19,10 @@ _STRIDE = 64  # bytes looked at together
 @compiled
 def _find_markers(scan: np.ndarray, count: int) -> Any:
     """Return the positions of the first ``count`` restart markers, or all if there are fewer."""
-    positions, found = np.empty(count, np.int64), 0
+    positions, total = np.empty(count, np.int64), 0
     at, one = np.uint64(0), np.uint64(1)
     last = np.uint64(max(len(scan) - 1, 0))
-    while at < last and found < count:
+    while at < last and total < count:
         stop = min(at + np.uint64(_STRIDE), last)
         is_here = False
         if stop == at + np.uint64(_STRIDE):
@@ -31,11 +31,11 @@ def _find_markers(scan: np.ndarray, count: int) -> Any:
         if is_here or stop == last:
             for index in range(at, stop):
                 if scan[index] == _MARK and scan[index + one] & _RESTARTS == _RESTART:
-                    if found < count:
-                        positions[found] = index
-                    found += 1
+                    if total < count:
+                        positions[total] = index
+                    total += 1
         at = stop
-    return positions[: min(found, count)]
+    return positions[: min(total, count)]
 
 
 @partial(compiled, nogil=True)

@@ -123,10 +123,10 @@ def parse_description(text: bytes, where: object, data_format: str, remedy: str)
         content = parse_object(text)
     except ValueError as error:
         raise UserError(f"{where} cannot be read ({error}). {remedy}") from error
-    found = (content.get("format"), content.get("version"))
-    if found != (f"pospre-{data_format}", VERSION):
+    actual = (content.get("format"), content.get("version"))
+    if actual != (f"pospre-{data_format}", VERSION):
         raise UserError(
-            f"{where} has format {found[0]!r}, version {found[1]!r}; expected "
+            f"{where} has format {actual[0]!r}, version {actual[1]!r}; expected "
             f"'pospre-{data_format}', version {VERSION}. {remedy}"
         )
     try:
@@ -212,9 +212,9 @@ def difference(
 
     ``first`` and ``second`` say when or where they were seen.
     """
-    for what, found in other.items():
-        if one.get(what, found) != found:
-            return f"the {what} differ (SHA-256 {one[what][:12]} {first}, {found[:12]} {second})"
+    for what, value in other.items():
+        if one.get(what, value) != value:
+            return f"the {what} differ (SHA-256 {one[what][:12]} {first}, {value[:12]} {second})"
     return ""
 
 

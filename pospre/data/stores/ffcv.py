@@ -126,8 +126,8 @@ class FfcvReader(Reader):
         if not isinstance(image, self._ffcv.fields.RGBImageField) or not (
             label is None or isinstance(label, self._ffcv.fields.IntField)
         ):
-            found = {name: type(field).__name__ for name, field in stock.handlers.items()}
-            self._refuse(f"has the fields {found}; needed: image RGBImageField, label IntField")
+            fields = {name: type(field).__name__ for name, field in stock.handlers.items()}
+            self._refuse(f"has the fields {fields}; needed: image RGBImageField, label IntField")
         if len(stock.metadata) != stock.num_samples:
             self._refuse("is truncated within its metadata")
         columns = dict(zip(stock.field_names, stock.metadata.dtype.names, strict=True))

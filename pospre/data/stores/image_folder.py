@@ -82,23 +82,23 @@ def list_folder(root: Path) -> Listing:
     Raises:
         UserError: there is no image, or a folder cannot be read.
     """
-    found = Listing()
-    for name in visible_files(root, found):
-        (found.images if looks_like_image(root, name) else found.others).append(name)
-    if not found.images:
-        found.images = [name for name in found.others if name.lower().endswith(ARRAYS)]
-        found.others = [name for name in found.others if not name.lower().endswith(ARRAYS)]
-    if not found.images:
+    listing = Listing()
+    for name in visible_files(root, listing):
+        (listing.images if looks_like_image(root, name) else listing.others).append(name)
+    if not listing.images:
+        listing.images = [name for name in listing.others if name.lower().endswith(ARRAYS)]
+        listing.others = [name for name in listing.others if not name.lower().endswith(ARRAYS)]
+    if not listing.images:
         seen = ""
-        if found.others:
-            named = explained(root, min(found.others))
-            seen = f" ({len(found.others)} other files, for instance {named})"
+        if listing.others:
+            named = explained(root, min(listing.others))
+            seen = f" ({len(listing.others)} other files, for instance {named})"
         raise UserError(
             f"{root} has no images{seen}; give a folder of JPEG, PNG … files (in class "
             "sub-folders or flat), a .beton file or an MDS directory."
         )
-    found.images.sort()
-    return found
+    listing.images.sort()
+    return listing
 
 
 def list_images(root: Path) -> list[str]:
@@ -129,8 +129,8 @@ def describe_classes(classes: Sequence[str], labels: Sequence[int]) -> str:
     return ", ".join(named)
 
 
-def visible_files(root: Path, found: Listing | None = None) -> Iterator[str]:
-    """Yield the relative path of each visible file, and note in ``found`` what is passed over.
+def visible_files(root: Path, listing: Listing | None = None) -> Iterator[str]:
+    """Yield the relative path of each visible file, and note in ``listing`` what is passed over.
 
     Of several links to one folder, each is followed if they are (in) different folders of the root,
     such as classes. A link to a folder above it is not followed.
@@ -138,7 +138,7 @@ def visible_files(root: Path, found: Listing | None = None) -> Iterator[str]:
     Raises:
         UserError: a folder cannot be read.
     """
-    found = found or Listing()
+    listing = listing or Listing()
     seen: dict[str, set[str]] = {}  # per folder of the root
     top = os.path.realpath(root)
     for folder, subfolders, names in os.walk(root, onerror=refuse_unlisted, followlinks=True):
@@ -146,14 +146,14 @@ def visible_files(root: Path, found: Listing | None = None) -> Iterator[str]:
         prefix = "" if relative == "." else f"{relative}/"
         real, visited = os.path.realpath(folder), seen.setdefault(prefix.split("/")[0], {top})
         if real in visited and prefix:
-            found.again.append(relative)
+            listing.again.append(relative)
             subfolders.clear()
             continue
         visited.add(real)
-        found.added += (prefix + name for name in (*subfolders, *names) if is_added(name))
+        listing.added += (prefix + name for name in (*subfolders, *names) if is_added(name))
         subfolders[:] = sorted(n for n in subfolders if not (is_hidden(n) or is_added(n)))
         if not prefix:
-            found.folders += subfolders
+            listing.folders += subfolders
         yield from (prefix + n for n in names if not (is_hidden(n) or is_added(n)))
 
 

@@ -74,11 +74,11 @@ def is_mds(path: Path) -> bool:
 
 def load_shard(path: Path, entry: ShardEntry, remedy: str) -> Shard:
     """Check a shard's size and read its offsets; ``UserError`` if it does not match the index."""
-    found = path.stat().st_size if path.is_file() else None
-    if found != entry.raw.size:
-        state = "is missing" if found is None else f"has {found} bytes instead of {entry.raw.size}"
+    size = path.stat().st_size if path.is_file() else None
+    if size != entry.raw.size:
+        state = "is missing" if size is None else f"has {size} bytes instead of {entry.raw.size}"
         raise UserError(f"shard {path} {state}. {remedy}")
-    start = read_bytes(path, 0, min(found, 4 * (entry.num_samples + 2)))
+    start = read_bytes(path, 0, min(size, 4 * (entry.num_samples + 2)))
     offsets = entry.offsets(start.numpy())
     if offsets is None:
         raise UserError(f"shard {path} does not match index.json at its start. {remedy}")
@@ -211,9 +211,9 @@ class MdsReader(Reader):
         if description.manifest is None:
             return
         listed = {name: size for name, (size, _) in description.manifest.items()}
-        found = {entry.raw.name: entry.raw.size for entry in self._entries}
-        if listed != found:
-            names = sorted(name for name, _ in listed.items() ^ found.items())
+        actual = {entry.raw.name: entry.raw.size for entry in self._entries}
+        if listed != actual:
+            names = sorted(name for name, _ in listed.items() ^ actual.items())
             raise UserError(
                 f"{self.path / SIDECAR_NAME} and {INDEX_NAME} disagree about {names[0]}. "
                 f"{self.remedy}"

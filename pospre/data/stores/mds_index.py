@@ -173,11 +173,13 @@ def _checked(path: str, entry: dict[str, Any], remedy: str) -> ShardEntry:
 
 def _check_columns(path: str, shard: ShardEntry, remedy: str) -> None:
     """Refuse unsupported columns."""
-    found, shape = shard.encodings, shard.shape
-    wrong = [name for name, kinds in _ENCODINGS.items() if found.get(name, kinds[0]) not in kinds]
-    if wrong or ("image" in found) == (shape is not None):
+    encodings, shape = shard.encodings, shard.shape
+    wrong = [
+        name for name, kinds in _ENCODINGS.items() if encodings.get(name, kinds[0]) not in kinds
+    ]
+    if wrong or ("image" in encodings) == (shape is not None):
         raise UserError(
-            f"{path} has the columns {found}; needed: image (bytes, jpeg or png) or "
+            f"{path} has the columns {encodings}; needed: image (bytes, jpeg or png) or "
             "features (ndarray:float32:H,W), label (int) and path (str), of which the last two "
             f"may be missing. {remedy}"
         )

@@ -15,8 +15,8 @@ _SAME = {"training": "train", "valid": "val", "validation": "val"}
 
 def split_of_name(name: str) -> str | None:
     """Return the split named by a file or folder: train, val or test."""
-    found = _SPLIT.search(name)
-    return _split(found[1]) if found else None
+    match = _SPLIT.search(name)
+    return _split(match[1]) if match else None
 
 
 def own_splits(root: Path) -> dict[str, Path]:
@@ -28,9 +28,9 @@ def own_splits(root: Path) -> dict[str, Path]:
     Raises:
         UserError: only some sub-folders are splits or have splits, or two are the same split.
     """
-    found = _splits_in(root)
-    if found:
-        return found
+    parts = _splits_in(root)
+    if parts:
+        return parts
     folders = _sub_folders(root)
     inside = {name: _splits_in(root / name) for name in folders}
     if len(folders) == 1:
@@ -71,9 +71,9 @@ def _split(name: str) -> str:
 
 def _sub_folders(root: Path) -> list[str]:
     try:
-        with os.scandir(root) as found:
+        with os.scandir(root) as entries:
             return sorted(
-                entry.name for entry in found if is_visible(entry.name) and _is_dir(entry)
+                entry.name for entry in entries if is_visible(entry.name) and _is_dir(entry)
             )
     except OSError as error:
         refuse_unlisted(error)

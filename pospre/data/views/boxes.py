@@ -124,9 +124,9 @@ def boxes_within(
         random_boxes(draw[None], (int(width), int(height)), scale, ratio)
         for draw, (_, _, width, height) in zip(draws, outer, strict=True)
     ]
-    found = np.concatenate(boxes)
-    found[:, :2] += outer[:, :2]
-    return found
+    all_boxes = np.concatenate(boxes)
+    all_boxes[:, :2] += outer[:, :2]
+    return all_boxes
 
 
 @functools.cache

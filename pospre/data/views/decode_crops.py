@@ -231,9 +231,9 @@ def _moved(groups: Sequence[Views], boxes: Sequence[np.ndarray]) -> list[Views]:
 
 def write_views(plan: DecodePlan, watch: Stopwatch) -> None:
     """Decode an image once and write all its views; ``DecodeError`` if it is damaged."""
-    picture, found, start = plan.image.decode(plan.shrink, plan.needed)
+    picture, shrink, start = plan.image.decode(plan.shrink, plan.needed)
     watch.lap("decode")
-    groups = plan.small if found == plan.shrink else plan.groups
-    resize_crops(picture, groups, (start[0] // found, start[1] // found))
+    groups = plan.small if shrink == plan.shrink else plan.groups
+    resize_crops(picture, groups, (start[0] // shrink, start[1] // shrink))
     watch.lap("resize")
     watch.num_images += 1

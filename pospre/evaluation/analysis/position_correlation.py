@@ -119,14 +119,14 @@ def correlations(sums: Sums) -> tuple[Tensor, Tensor]:
 
 def estimates(sums: Sums) -> dict[str, float | None]:
     """Return the mean correlations of ``evaluate`` with their standard errors (jackknife)."""
-    found = _means(sums)
-    errors: dict[str, float | None] = dict.fromkeys(f"{name}_se" for name in found)
+    results = _means(sums)
+    errors: dict[str, float | None] = dict.fromkeys(f"{name}_se" for name in results)
     if int(sums.count_G.sum()) > 2:
         left = [_means(sums.without(group)) for group in range(len(sums.count_G))]
-        for name in found:
+        for name in results:
             without = np.array([means[name] for means in left])
-            errors[f"{name}_se"] = Estimate(found[name], without).error
-    return {**found, **errors}
+            errors[f"{name}_se"] = Estimate(results[name], without).error
+    return {**results, **errors}
 
 
 def _means(sums: Sums) -> dict[str, float]:

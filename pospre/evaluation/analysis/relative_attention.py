@@ -53,15 +53,15 @@ def evaluate(context: Context, settings: RelativeAttention) -> dict[str, Any]:
             own, near = near_attention(maps_BHNN, grid)
             figures = torch.stack([attention_entropy(maps_BHNN), own, near], dim=1)
             parts[layer].append(figures.cpu())  # b, 3, heads
-    found = {layer: torch.cat(figures) for layer, figures in parts.items()}
-    samples = len(found[chosen[0]])
+    whole = {layer: torch.cat(figures) for layer, figures in parts.items()}
+    samples = len(whole[chosen[0]])
     maps = {layer: (total / samples).cpu() for layer, total in sums.items()}
     results = {
         "layers": [
-            {"layer": layer, "heads": _heads(found[layer], maps[layer], grid)} for layer in chosen
+            {"layer": layer, "heads": _heads(whole[layer], maps[layer], grid)} for layer in chosen
         ],
         **mean_and_error(
-            "near", torch.stack([found[layer][:, 2] for layer in chosen]).mean((0, 2))
+            "near", torch.stack([whole[layer][:, 2] for layer in chosen]).mean((0, 2))
         ),
         "uniform": _uniform(grid),
         "grid": list(grid),

@@ -155,9 +155,12 @@ def _cells(
 ) -> list[Cell]:
     """Return an image, and its token lengths with artefacts marked."""
     median = float(lengths_N.quantile(0.5))
-    found = (lengths_N > artefact * median).nonzero().flatten().tolist()
+    artefacts = (lengths_N > artefact * median).nonzero().flatten().tolist()
     title = f"median {median:.3g}, longest {lengths_N.max():.3g}"
-    return [Cell(grid, image=view), Cell(grid, as_map(lengths_N, grid), title=title, marks=found)]
+    return [
+        Cell(grid, image=view),
+        Cell(grid, as_map(lengths_N, grid), title=title, marks=artefacts),
+    ]
 
 
 def _draw(

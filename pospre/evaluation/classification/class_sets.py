@@ -97,10 +97,10 @@ def head_names(recipe: Recipe) -> list[str]:
     return [*known[:count], *map(str, range(len(known), count))]
 
 
-def _numbers(found: Sequence[str], names: Sequence[str]) -> dict[str, int]:
+def _numbers(own: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     """Return the number of each class by name; by number, if all that are found are numbers."""
     numbers = {name: number for number, name in enumerate(names)}
-    if not {*found} & numbers.keys() and all(name.isdecimal() for name in found):
+    if not {*own} & numbers.keys() and all(name.isdecimal() for name in own):
         numbers = {str(number): number for number in range(len(names))}
     return numbers
 
@@ -157,8 +157,8 @@ def open_class_set(path: str, known: list[str], lists: str | None) -> ClassSet:
 def outlier_classes(path: str | None, known: list[str]) -> Tensor:
     """Return bool (C,): classes with an outlier folder of the same name; all if there is none."""
     called = set() if path is None else {*(open_reader(path).classes or ())}
-    found = torch.tensor([name in called for name in known])
-    return found if bool(found.any()) else ~found
+    among = torch.tensor([name in called for name in known])
+    return among if bool(among.any()) else ~among
 
 
 def read_reassessed(path: str, data: Reader, count: int) -> Tensor:
@@ -169,18 +169,18 @@ def read_reassessed(path: str, data: Reader, count: int) -> Tensor:
     """
     number = Annotated[int, Field(ge=0, lt=count)]
     what = f"JSON list with a list of class numbers, from 0 to {count - 1}, for each image"
-    found = _read_json("reassessed", path, list[list[number]], what)
+    numbers = _read_json("reassessed", path, list[list[number]], what)
     right = torch.zeros(len(data), count, dtype=torch.bool)
     for index in range(len(data)):
         name = data.about(index)[1]
         digits = re.findall(r"\d+", name.rpartition("/")[2])
-        if not digits or not 1 <= int(digits[-1]) <= len(found):
+        if not digits or not 1 <= int(digits[-1]) <= len(numbers):
             raise UserError(
-                f"reassessed={path} lists {len(found)} images by the numbers in their names, but "
+                f"reassessed={path} lists {len(numbers)} images by the numbers in their names, but "
                 f"{data.name(index)} has none of these; give ImageNet's validation images as a "
                 "folder or MDS shards."
             )
-        right[index, found[int(digits[-1]) - 1]] = True
+        right[index, numbers[int(digits[-1]) - 1]] = True
     return right
 
 

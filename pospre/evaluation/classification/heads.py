@@ -226,11 +226,11 @@ def rate(protocol: Protocol, epoch: float) -> float:
 def classify(head: LinearHead, vectors: Parts, device: torch.device) -> Tensor:
     """Return the class (M,) of every image, on the CPU."""
     count = len(next(iter(vectors.values())))
-    found = [torch.zeros(0, dtype=torch.int64, device=device)]
+    answers = [torch.zeros(0, dtype=torch.int64, device=device)]
     for start in range(0, count, _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
-        found.append(head({part: v[rows].to(device) for part, v in vectors.items()}).argmax(1))
-    return torch.cat(found).cpu()
+        answers.append(head({part: v[rows].to(device) for part, v in vectors.items()}).argmax(1))
+    return torch.cat(answers).cpu()
 
 
 def _optimizer(

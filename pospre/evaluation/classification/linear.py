@@ -147,8 +147,8 @@ def _of_epoch(
     """Return a model's vectors for an epoch: of random crops of the bank, or else ``own``."""
     if crops is None:
         return own
-    found, _ = crops({"": model}, epoch=epoch)
-    return _rows(found[""], rest)
+    features, _ = crops({"": model}, epoch=epoch)
+    return _rows(features[""], rest)
 
 
 def _view(context: Context, **options: Any) -> ViewGroup:

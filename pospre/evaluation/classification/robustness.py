@@ -144,18 +144,18 @@ def _measure(
         label_B = batch[LABEL]
         check_labels(label_B, len(right_LC), data.path)
         images = model.images(batch)[:, 0]
-        found: list[Tensor] = []
+        right: list[Tensor] = []
         for _, change, move in wanted:
             seen = images if change is None else change(images, batch, sampling.seed)
             whole = model.encoder.places_of(seen)
             places = None if move is None else move(whole, seen.device)
             scores_BC = log_probabilities(model, seen, batch, places)
             answer_B = scores_BC.masked_fill(impossible_C, -torch.inf).argmax(1)
-            if not found:
+            if not right:
                 sure_B = confidence(scores_BC.cpu(), among_C)
                 clean.append(Clean(batch[INDEX].cpu(), label_B.cpu(), answer_B.cpu(), sure_B))
-            found.append(right_LC[label_B, answer_B])
-        hits.append(torch.stack(found).cpu())
+            right.append(right_LC[label_B, answer_B])
+        hits.append(torch.stack(right).cpu())
     pairs = zip(wanted, torch.cat(hits, dim=1), strict=True)
     rows = [_row(condition.name, hit_M, int(data.possible.sum())) for condition, hit_M in pairs]
     return rows, Clean(*(torch.cat(parts) for parts in zip(*clean, strict=True)))
@@ -179,8 +179,8 @@ def confidence(scores_MC: Tensor, among_C: Tensor) -> Tensor:
 
 def _confidence(context: Context, data: str, sampling: Sampling, among_C: Tensor) -> Tensor:
     """Return the ``confidence`` (M,) of every image."""
-    model, found = context.model, []
+    model, parts = context.model, []
     for batch in centre_batches(context, sampling, data):
         scores_BC = log_probabilities(model, model.images(batch)[:, 0], batch).cpu()
-        found.append(confidence(scores_BC, among_C))
-    return torch.cat(found)
+        parts.append(confidence(scores_BC, among_C))
+    return torch.cat(parts)

@@ -103,7 +103,7 @@ def no_places(places: Places, device: torch.device) -> Places:
 def conditions(settings: Robustness, grid: tuple[int, int], positions: Scheme) -> list[Condition]:
     """Return the conditions to measure and that ``positions`` support, the clean images first."""
     occlusion, shift, scale = settings.occlusion, settings.shift, settings.scale
-    found = [
+    chosen = [
         Condition("clean"),
         Condition(
             f"centre {occlusion:g} painted", partial(occlude, side=occlusion, anywhere=False)
@@ -112,17 +112,17 @@ def conditions(settings: Robustness, grid: tuple[int, int], positions: Scheme) -
     ]
     for ratio in settings.patch_drop:
         dropping = partial(drop_patches, grid=grid, ratio=ratio)
-        found.append(Condition(f"{ratio:g} of patches painted", dropping))
+        chosen.append(Condition(f"{ratio:g} of patches painted", dropping))
     for count in settings.tiles:
         shuffling = partial(shuffle_tiles, tiles=(count, count))
-        found.append(Condition(f"{count} x {count} tiles shuffled", shuffling))
+        chosen.append(Condition(f"{count} x {count} tiles shuffled", shuffling))
     if positions.can_forget:
         shifted = partial(shifted_places, by=shift)
-        found.append(Condition(f"positions shifted by {shift}", places=shifted))
+        chosen.append(Condition(f"positions shifted by {shift}", places=shifted))
     if positions.takes_boxes:
         middle = partial(middle_places, by=scale)
-        found.append(Condition(f"positions of the middle {scale:g}", places=middle))
-    return found
+        chosen.append(Condition(f"positions of the middle {scale:g}", places=middle))
+    return chosen
 
 
 def _keys(batch: Batch, seed: int, purpose: str) -> Tensor:

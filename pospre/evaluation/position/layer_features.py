@@ -106,8 +106,8 @@ def layer_features(
             order_BN = _permutation(part, rows * columns, seed, "shuffle")
             images = reorder_tiles(images, order_BN, (rows, columns))
             origin_BT = order_BN.gather(1, asked_BT)
-        found = layer_tokens(model, images, layers, places=places)
-        for into, tokens_BTD in zip(kept, found, strict=True):
+        hidden = layer_tokens(model, images, layers, places=places)
+        for into, tokens_BTD in zip(kept, hidden, strict=True):
             patches = tokens_BTD[:, model.encoder.num_prefix_tokens :]
             into.append(gather_tokens(patches, asked_BT).float().cpu())
         tokens_at.append((asked_BT.cpu(), origin_BT.cpu()))
@@ -122,6 +122,6 @@ def _permutation(batch: Batch, count: int, seed: int, purpose: str) -> Tensor:
 
 def _without(places: Places, model: PretrainModel, hidden_BN: Tensor) -> Places:
     """Return the places with hidden ones forgotten, with the model's own mark if it has one."""
-    found = (getattr(editor, "mark", None) for editor in model.places.named.values())
-    mark = next((mark for mark in found if mark is not None), None)
+    marks = (getattr(editor, "mark", None) for editor in model.places.named.values())
+    mark = next((mark for mark in marks if mark is not None), None)
     return places.forget(hidden_BN, mark)

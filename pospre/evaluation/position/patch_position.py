@@ -52,9 +52,9 @@ def summarise(
     measured: dict[str, list[Estimate]] = {}
     for (ratio,), rows in counts.items():
         accuracies = {prefix: _accuracies(row) for prefix, row in rows.items()}
-        for prefix, found in accuracies.items():
-            if found["top1"] is not None:
-                measured.setdefault(prefix, []).append(found["top1"])
+        for prefix, figures in accuracies.items():
+            if figures["top1"] is not None:
+                measured.setdefault(prefix, []).append(figures["top1"])
         nothing: Accuracies = dict.fromkeys(accuracies[""])
         asked_M = rows[""]["asked"]
         context = int(rows[""]["context"].sum()) // len(asked_M)
@@ -64,9 +64,9 @@ def summarise(
                 "mask_ratio": 1 - context / whole if ratio is None else ratio,
                 "context": context,
                 **{
-                    f"{prefix}{key}": found and found.value
+                    f"{prefix}{key}": estimate and estimate.value
                     for prefix in ("", UNTRAINED)
-                    for key, found in accuracies.get(prefix, nothing).items()
+                    for key, estimate in accuracies.get(prefix, nothing).items()
                 },
                 "patches": int(asked_M.sum()),
             }

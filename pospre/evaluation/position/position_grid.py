@@ -74,8 +74,8 @@ def summarise(
         kept = visible - dropped
         whole = min(each for each in view_patches or [num_patches] if each >= visible)
         hidden, lost = 1 - visible / whole, dropped / visible
-        found = {prefix: share(each["top1"], each["asked"]) for prefix, each in rows.items()}
-        for prefix, each in found.items():
+        shares = {prefix: share(each["top1"], each["asked"]) for prefix, each in rows.items()}
+        for prefix, each in shares.items():
             measured.setdefault(prefix, []).append(each)
         cells.append(
             {
@@ -84,8 +84,8 @@ def summarise(
                 "visible": visible,
                 "kept": kept,
                 "dropped": dropped,
-                "accuracy": found[""].value,
-                "initial_accuracy": found[UNTRAINED].value if UNTRAINED in found else None,
+                "accuracy": shares[""].value,
+                "initial_accuracy": shares[UNTRAINED].value if UNTRAINED in shares else None,
                 "weighted_accuracy": share(row["weighted"], row["weights"]).value
                 if "weights" in row
                 else None,

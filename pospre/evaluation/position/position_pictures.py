@@ -106,13 +106,13 @@ def _shown_group(plan: Plan[PositionPictures], method: str) -> str:
     return groups[0]
 
 
-def _check_mixed(plan: Plan, found: int) -> None:
+def _check_mixed(plan: Plan, count: int) -> None:
     wanted = plan.settings.num_pictures
     if blank_encoder(plan.recipe).positions.can_forget:
         raise _only_without_positions(f"encoder.positions = {plan.recipe.encoder.positions}")
-    if min(wanted, found) < 2 or wanted % 2:
+    if min(wanted, count) < 2 or wanted % 2:
         raise UserError(
-            f"mixed=true with num_pictures={wanted} of {found} images; images are mixed in pairs, "
+            f"mixed=true with num_pictures={wanted} of {count} images; images are mixed in pairs, "
             "so give an even number of at most that many."
         )
 

@@ -184,8 +184,8 @@ def _before_and_after(
     """Return the figures of another evaluation with and without the planes."""
     settings, opened = context.opened[name]
     alone = replace(context, folder=None, opened=opened)
-    found = [
+    both = [
         evaluate_by_name(name, replace(alone, model=model), settings)
         for model in (context.model, without)
     ]
-    return {key: [results[key] for results in found] for key in figures_of(name)}
+    return {key: [results[key] for results in both] for key in figures_of(name)}

@@ -72,5 +72,5 @@ def schemes_that(flag: str, value: bool = True) -> str:
 def scheme_class(name: str) -> type[Scheme]:
     """Return the class of the scheme ``name`` in ``SCHEMES``."""
     module, _, title = SCHEMES[name].partition(":")
-    found: type[Scheme] = getattr(importlib.import_module(f"{__name__}.{module}"), title)
-    return found
+    scheme: type[Scheme] = getattr(importlib.import_module(f"{__name__}.{module}"), title)
+    return scheme

@@ -155,10 +155,10 @@ def hold_table(
     if known is None and usual is not None:
         counts = [math.prod(usual) + there for there in (0, int(class_token), prefix)]
         known = usual if table.shape[1] in counts else None
-    found = read_table(table, class_token, registers, known=known, bare=bare or registers > 0)
-    if found is not None:
+    table_rows = read_table(table, class_token, registers, known=known, bare=bare or registers > 0)
+    if table_rows is not None:
         positions.resampling = resampling or positions.resampling
-        tensors["pos_embed"] = found.rows
-        if found.grid != encoder.grid:
-            positions.make_room(found.grid)
-    return found
+        tensors["pos_embed"] = table_rows.rows
+        if table_rows.grid != encoder.grid:
+            positions.make_room(table_rows.grid)
+    return table_rows

@@ -76,16 +76,16 @@ def adds_table(positions: Positions) -> bool:
 
 def is_interleaved(positions: Positions) -> bool:
     """Return whether published weights rotate channels 2i and 2i + 1, not i and i + D/2."""
-    found = rotation_of(positions)
-    return found is not None and (
-        found[0] == "rotary_mixed" or found[1].get("coordinates", "centred") != "centred"
+    rotation = rotation_of(positions)
+    return rotation is not None and (
+        rotation[0] == "rotary_mixed" or rotation[1].get("coordinates", "centred") != "centred"
     )
 
 
 def is_rounded(positions: Positions | None) -> bool:
     """Return whether rotary periods are in bfloat16."""
-    found = None if positions is None else rotation_of(positions)
-    return found is not None and bool(found[1].get("bf16_periods"))
+    rotation = None if positions is None else rotation_of(positions)
+    return rotation is not None and bool(rotation[1].get("bf16_periods"))
 
 
 def same_turn(own: Scheme, positions: Positions) -> bool:

@@ -137,10 +137,10 @@ def head_views(fields: str, heads: int) -> list[tuple[tuple[str, ...], float]]:
             f"encoder.positions.lookhere.fields = {fields} names {len(names)} fields of four heads "
             f"each, but the encoder or its decoder has {heads} heads. Give at most {runs}."
         )
-    found: list[tuple[tuple[str, ...], float]] = []
+    views: list[tuple[tuple[str, ...], float]] = []
     for number, name in enumerate(names):
         own = runs // len(names) + (number < runs % len(names))
         for head in range(4 * own):
             slope = 4.0 ** -(head // own + 1) if name == "none" else 2.0 ** -(head // 4 + 1)
-            found.append((FIELDS[name][head % 4], slope))
-    return found[:heads]
+            views.append((FIELDS[name][head % 4], slope))
+    return views[:heads]

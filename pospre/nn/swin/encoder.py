@@ -193,8 +193,8 @@ class SwinEncoder(PatchEncoder):
         self.positions.check(places)
         maps = None  # a whole image, tokens in place
         if places.cells is not None or places.known is not None:
-            found = self._cells(len(patches), places, images_BCHW.device)
-            maps = spread(inner_places(found, tokens.shape[1] // side), side)
+            cells = self._cells(len(patches), places, images_BCHW.device)
+            maps = spread(inner_places(cells, tokens.shape[1] // side), side)
         factors = iter(residual_factors(keys_B, self.drop_path, self.depth))
         for number, stage in enumerate(self.layers):
             assert isinstance(stage, Stage)
@@ -211,8 +211,8 @@ class SwinEncoder(PatchEncoder):
         if cells is None:
             cells = torch.arange(self.num_patches, device=device)[None]
         cells = cells.expand(num, -1)
-        found = torch.stack([cells // self.grid[1], cells % self.grid[1], 1 + 0 * cells], dim=-1)
-        return found.float() if places.known is None else found * places.known.unsqueeze(-1).float()
+        place = torch.stack([cells // self.grid[1], cells % self.grid[1], 1 + 0 * cells], dim=-1)
+        return place.float() if places.known is None else place * places.known.unsqueeze(-1).float()
 
     def _side(self, num: int) -> int:
         if not self.takes(num):
@@ -233,8 +233,8 @@ class SwinEncoder(PatchEncoder):
 
     def block_of(self, name: str) -> int | None:
         """Return the block number over all stages; a merging belongs to the block after it."""
-        found = re.match(r"layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.", name)
-        return None if found is None else sum(DEPTHS[: int(found[1])]) + int(found[2] or 0)
+        match = re.match(r"layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.", name)
+        return None if match is None else sum(DEPTHS[: int(match[1])]) + int(match[2] or 0)
 
     def as_timm(self) -> tuple[str, dict[str, Any]]:
         """Return timm's architecture and the arguments that differ from its defaults."""

@@ -29,12 +29,12 @@ def split_address(address: str) -> Address:
     """Split ``FILE,positions=SCHEME,grid=7x28,heads=12`` into the file and what is said of it."""
     uri, *said = _SAID.split(address)
     reading: dict[str, Any] = {"positions": _scheme, "grid": read_grid, "heads": _heads}
-    found = {}
+    values = {}
     for key, text in zip(said[::2], said[1::2], strict=True):
-        found[key] = reading[key](text)
-        if found[key] is None:
+        values[key] = reading[key](text)
+        if values[key] is None:
             raise UserError(f"{address}: {_WORDS[key]}, not '{text}'.")
-    return Address(uri, **found)
+    return Address(uri, **values)
 
 
 def bare_address(address: str) -> str:

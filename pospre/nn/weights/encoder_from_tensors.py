@@ -104,13 +104,13 @@ def encoder_options(
     class_token = "cls_token" in tensors
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
     bare = registers > 0 or not class_token or (given is not None and has_table(given))
-    found = _positions(tensors, name, class_token, registers, bare=bare, known=grid)
-    rows, columns = found.grid or (_USUAL_SIDE / patch[0], _USUAL_SIDE / patch[1])
-    positions = found.kind if given is None else given
+    scheme = _positions(tensors, name, class_token, registers, bare=bare, known=grid)
+    rows, columns = scheme.grid or (_USUAL_SIDE / patch[0], _USUAL_SIDE / patch[1])
+    positions = scheme.kind if given is None else given
     heads = heads or shown_heads(tensors)
     size_name, size = _size_of(width, tensors, name, given, heads)
     assumed = [f"{size.num_heads} heads"] if heads is None else []
-    assumed += [f"a grid of {as_grid(found.grid)}"] if found.grid and found.is_assumed else []
+    assumed += [f"a grid of {as_grid(scheme.grid)}"] if scheme.grid and scheme.is_assumed else []
     assumed += [f"positions {as_text(positions)}"] if given is None else []
     return Inferred(
         {
@@ -179,7 +179,7 @@ def _rotary_sizes(
     return [f"{PREFIX}{_DINOV3[shape]}{'' if bias is None else '_qkvb'}"]
 
 
-class _Found(NamedTuple):
+class _Positions(NamedTuple):
     """Positions that tensors show; without a table there is no grid."""
 
     kind: Positions
@@ -195,20 +195,20 @@ def _positions(
     *,
     bare: bool,
     known: Grid | None,
-) -> _Found:
+) -> _Positions:
     """Return the kind of positions and their grid."""
     if "pos_embed" in tensors:
         table = read_table(tensors["pos_embed"], class_token, registers, known=known, bare=bare)
         if table is None:
             raise no_grid(name, name, "pos_embed", tensors["pos_embed"], known)
-        return _Found("sincos" if table.is_fixed else "learned", table.grid, table.is_assumed)
+        return _Positions("sincos" if table.is_fixed else "learned", table.grid, table.is_assumed)
     for kind, key in (("relative", _OWN), ("shared_relative", _SHARED)):
         if key in tensors:
             found = relative_grid(len(tensors[key]), class_token, known)
             if found is None:
                 raise no_grid(name, name, key, tensors[key], known)
-            return _Found(kind, *found)
-    return _Found("none", known)
+            return _Positions(kind, *found)
+    return _Positions("none", known)
 
 
 def no_grid(name: str, address: str, key: str, table: Tensor, known: Grid | None) -> UserError:

@@ -92,7 +92,7 @@ def timm_names(content: Any, name: str, which: Literal["student", "teacher"], ke
 
 def _named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     kept = {ours(path): t for path, t in tensors.items() if not _DERIVED.search(path)}
-    found = joined(kept, name)
+    named_tensors = joined(kept, name)
     for path, mask in tensors.items():  # DINOv3 multiplies the bias by it: keys have none
         if not path.endswith("bias_mask"):
             continue
@@ -101,13 +101,13 @@ def _named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
                 f"{name}: '{path}' holds values that are not finite, so DINOv3's code has no "
                 "features. Its training sets it to 1 for queries and values and 0 for keys."
             )
-        if (key := ours(path).removesuffix("_mask")) in found:
-            found[key] = found[key] * mask.to(found[key].dtype)
-    if "register_tokens" in tensors and "pos_embed" in found:
-        table, count = found["pos_embed"], found["reg_token"].shape[1]
+        if (key := ours(path).removesuffix("_mask")) in named_tensors:
+            named_tensors[key] = named_tensors[key] * mask.to(named_tensors[key].dtype)
+    if "register_tokens" in tensors and "pos_embed" in named_tensors:
+        table, count = named_tensors["pos_embed"], named_tensors["reg_token"].shape[1]
         zeros = table.new_zeros(1, count, table.shape[2])  # DINOv2's registers have no rows
-        found["pos_embed"] = torch.cat([table[:, :1], zeros, table[:, 1:]], dim=1)
-    return found
+        named_tensors["pos_embed"] = torch.cat([table[:, :1], zeros, table[:, 1:]], dim=1)
+    return named_tensors
 
 
 def _rotary(inside: Mapping[str, Tensor], named: dict[str, Tensor], name: str) -> Positions | None:
@@ -123,9 +123,9 @@ def _rotary(inside: Mapping[str, Tensor], named: dict[str, Tensor], name: str) -
     has_prefix = {"cls_token", "reg_token"} <= named.keys() and not table
     is_timms = has_prefix and "blocks.0.attn.qkv.bias" not in inside
     if any(map(_DINOV3.match, inside)) or (is_timms and "blocks.0.ls1.gamma" in named):
-        found = dinov3(named.pop("rope.periods", None))
-        if found is not None:
-            return found
+        rotary = dinov3(named.pop("rope.periods", None))
+        if rotary is not None:
+            return rotary
         raise UserError(
             f"{name} has rotary periods other than DINOv3's 100^(4i/D); save it without "
             f"'rope_embed.periods' and give them: FILE{POSITIONS}{{rotary: {{base: …}}}}"
@@ -144,13 +144,13 @@ def _resampling(inside: Mapping[str, Tensor], start: str) -> Resampling | None:
 
 def _flat(content: Mapping[Any, Any]) -> dict[str, Tensor]:
     """Return all tensors of a file and its nested dicts, by dotted names."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for key, value in content.items():
         inner = value.items() if isinstance(value, Mapping) else ()
         for path, tensor in ((str(key), value), *((f"{key}.{k}", v) for k, v in inner)):
             if isinstance(tensor, Tensor):
-                found[path] = tensor
-    return found
+                tensors[path] = tensor
+    return tensors
 
 
 def _choose(starts: list[str], name: str, which: str, key: str) -> str:

@@ -122,8 +122,8 @@ def theirs(name: str, names: Names, known: Collection[str] = ()) -> str:
 
     ``known`` are names that exist there, if the table has several for one of ours.
     """
-    found = [*_renamings(name, ((own, its) for its, own in names.items())), name]
-    return next((each for each in found if each in known), found[0])
+    names_there = [*_renamings(name, ((own, its) for its, own in names.items())), name]
+    return next((each for each in names_there if each in known), names_there[0])
 
 
 def _renamings(name: str, pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -145,16 +145,16 @@ def whole(name: str) -> str:
 
 def joined(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     """Return tensors, by our names, with their parts joined; a missing key bias becomes 0."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if _PART.fullmatch(name) is None:
-            found[name] = tensor
+            result[name] = tensor
         else:
             groups.setdefault(whole(name), {})[name.split(".")[3]] = tensor
     for name, parts in groups.items():
-        found[name] = _whole(name, parts, source)
-    return found
+        result[name] = _whole(name, parts, source)
+    return result
 
 
 def _whole(name: str, parts: dict[str, Tensor], source: str) -> Tensor:

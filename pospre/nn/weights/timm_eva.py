@@ -94,10 +94,10 @@ def eva_positions(vit: Eva, name: str) -> Positions:
 
 def _rotation(positions: Positions) -> dict[str, Any]:
     """Return timm's arguments for the rotation of queries and keys."""
-    found = rotation_of(positions)
-    if found is None:
+    rotation = rotation_of(positions)
+    if rotation is None:
         return {"use_rot_pos_emb": False}
-    name, options = found
+    name, options = rotation
     said = {"use_rot_pos_emb": True, "rope_temperature": options.get("base", _BASES[name])}
     if name == "rotary_mixed":
         return {**said, "rope_type": "mixed", "rope_grid_indexing": "xy"}
@@ -174,14 +174,14 @@ def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> 
         with torch.device("meta"):
             vit = timm.create_model(encoder.timm_name, **kwargs)
     names = vit.state_dict().keys()
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for name, tensor in state.items():
         parts = {name: tensor}
         if theirs(name, TIMM_EVA, names) not in names and name.split(".")[-2] in ("qkv", "fc1"):
             parts = apart(name, tensor)
-        found |= {theirs(each, TIMM_EVA, names): part for each, part in parts.items()}
+        result |= {theirs(each, TIMM_EVA, names): part for each, part in parts.items()}
     # keys' zero biases and periods are not tensors there
-    return {key: tensor for key, tensor in found.items() if key in names}
+    return {key: tensor for key, tensor in result.items() if key in names}
 
 
 def _refuse_odd(encoder: Any) -> None:

@@ -114,8 +114,8 @@ def _check_parts(vit: nn.Module) -> None:
 
 def pixels_of(noted: Mapping[str, Any] | None, channels: int) -> dict[str, tuple[float, ...]]:
     """Return the ``mean`` and ``std`` in timm's description of a model, if its channels match."""
-    found = {key: (noted or {}).get(key) for key in ("mean", "std")}
-    return {key: tuple(each) for key, each in found.items() if each and len(each) == channels}
+    statistics = {key: (noted or {}).get(key) for key in ("mean", "std")}
+    return {key: tuple(each) for key, each in statistics.items() if each and len(each) == channels}
 
 
 def _rates(
@@ -143,11 +143,11 @@ def _rates(
 def _tensors_of(vit: VisionTransformer | Eva) -> dict[str, Tensor]:
     """Return the tensors by our names, with rotary positions in our layout."""
     named = {ours(k): tensor for k, tensor in vit.state_dict().items() if not k.startswith(_HEAD)}
-    found = joined(named, "this timm model")
+    tensors = joined(named, "this timm model")
     if not turns_pairs(vit):
-        return found
+        return tensors
     block: Any = vit.blocks[0]
-    return interleaved(found, block.attn.num_heads, back=True)
+    return interleaved(tensors, block.attn.num_heads, back=True)
 
 
 def _size_of(vit: nn.Module, name: str) -> EncoderSize:

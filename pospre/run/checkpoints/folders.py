@@ -20,7 +20,7 @@ NOTE = "figure.json"
 NAME = re.compile(r"ep([0-9]{1,18})-ba([0-9]{1,18})")
 
 
-class Found(NamedTuple):
+class CheckpointAddress(NamedTuple):
     """A checkpoint, ordered by progress: the greatest is the newest; local before S3."""
 
     batch: int
@@ -34,16 +34,16 @@ def checkpoint_folders(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys([str(recipe.local_checkpoints()), recipe.checkpoint_folder()]))
 
 
-def checkpoints_in(*folders: str) -> list[Found]:
+def checkpoints_in(*folders: str) -> list[CheckpointAddress]:
     """Return the checkpoints of local or ``s3://`` folders, newest first."""
-    found = []
+    checkpoints = []
     for folder in folders:
         if is_remote(folder):
             with Bucket(folder) as bucket:
-                found += _named(list(bucket.list(below=True)), folder)
+                checkpoints += _named(list(bucket.list(below=True)), folder)
         else:
-            found += _named([f"{name}/{MANIFEST}" for name in _whole(Path(folder))], folder)
-    return sorted(found, reverse=True)
+            checkpoints += _named([f"{name}/{MANIFEST}" for name in _whole(Path(folder))], folder)
+    return sorted(checkpoints, reverse=True)
 
 
 def _whole(folder: Path) -> list[str]:
@@ -66,19 +66,21 @@ def _whole(folder: Path) -> list[str]:
         raise UserError(f"{folder} cannot be read: {error.strerror}") from error
 
 
-def _named(names: list[str], folder: str) -> list[Found]:
+def _named(names: list[str], folder: str) -> list[CheckpointAddress]:
     """Return the checkpoints of a folder: those with a manifest."""
-    found = []
+    checkpoints = []
     for name in names:
         checkpoint, _, file = name.partition("/")
         match = NAME.fullmatch(checkpoint)
         if match and file == MANIFEST:
             uri = f"{folder.rstrip('/')}/{checkpoint}"
-            found.append(Found(int(match[2]), int(match[1]), not is_remote(folder), uri))
-    return found
+            checkpoints.append(
+                CheckpointAddress(int(match[2]), int(match[1]), not is_remote(folder), uri)
+            )
+    return checkpoints
 
 
-def checkpoints_of(recipe: Recipe) -> list[Found]:
+def checkpoints_of(recipe: Recipe) -> list[CheckpointAddress]:
     """Return the checkpoints of a run from all its folders, newest first."""
     return checkpoints_in(*checkpoint_folders(recipe))
 
@@ -90,8 +92,8 @@ def remove_checkpoints(folder: str) -> None:
             remove_oldest(bucket, 0)
             bucket.delete(f"{BEST}/{NOTE}")
         return
-    for found in checkpoints_in(folder):
-        remove(Path(found.uri))
+    for checkpoint in checkpoints_in(folder):
+        remove(Path(checkpoint.uri))
 
 
 def incomplete(folder: Path) -> list[str]:
@@ -125,8 +127,8 @@ def remove_oldest(
     ``newest``.
     """
     objects = list(bucket.list(below=True))
-    found = sorted(_named(objects, bucket.uri), reverse=True)
-    names = [Path(checkpoint.uri).name for checkpoint in found]
+    checkpoints = sorted(_named(objects, bucket.uri), reverse=True)
+    names = [Path(checkpoint.uri).name for checkpoint in checkpoints]
     index = names.index(newest) if newest else 0
     kept = {*names[: index + keep], best}
     for name in set(names) - kept:
@@ -136,5 +138,5 @@ def remove_oldest(
         match = NAME.fullmatch(folder)
         if match and file not in ("", MANIFEST) and folder not in kept:
             progress = int(match[2]), int(match[1])
-            if newest is None or progress < found[index][:2]:
+            if newest is None or progress < checkpoints[index][:2]:
                 bucket.delete(part)

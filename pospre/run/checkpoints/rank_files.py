@@ -100,8 +100,8 @@ class Part:
         self._rank = dist.get_global_rank() if together else 0
         self._plain = Plain(content)
         self._versions: dict[str, Any] = content.get("versions", {})
-        found = {name: own_shard(each, self._rank) for name, each in self._plain.tensors.items()}
-        shards = {name: shard for name, shard in found.items() if shard is not None}
+        own = {name: own_shard(each, self._rank) for name, each in self._plain.tensors.items()}
+        shards = {name: shard for name, shard in own.items() if shard is not None}
         self._offsets = {name: offset for name, (_, offset) in shards.items()}
         self._tensors = staging.copy({name: tensor for name, (tensor, _) in shards.items()})
         self._plain.tensors.clear()  # training goes on with their memory

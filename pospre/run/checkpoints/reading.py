@@ -61,9 +61,9 @@ def open_newest(folders: Sequence[str]) -> Checkpoint | None:
     Damaged ones are reported and skipped; ``UserError`` if all are.
     """
     failures: list[UserError] = []
-    for found in checkpoints_in(*folders):
+    for checkpoint in checkpoints_in(*folders):
         try:
-            return read_checkpoint(found.uri)
+            return read_checkpoint(checkpoint.uri)
         except DamagedCheckpoint as error:
             failures.append(error)
             print(f"warning: {error}; passed over", file=sys.stderr, flush=True)
@@ -116,8 +116,8 @@ def recorded_encoder(uri: str) -> dict[str, Any] | None:
     """
     try:
         state = _read_files(uri, [STATE], _sizes_in(uri))[STATE]
-        found = parse_object(state)["content"]["state"]["callbacks"]["RecipeRecord"]["recipe"]
-        return dict(found["encoder"])
+        recipe = parse_object(state)["content"]["state"]["callbacks"]["RecipeRecord"]["recipe"]
+        return dict(recipe["encoder"])
     except (UserError, OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -169,37 +169,37 @@ def _on_this_node(uri: str, files: dict[str, bytes] | None) -> Iterator[str]:
 
 def _copy(uri: str, target: Path, files: dict[str, bytes] | None) -> None:
     """Fetch a checkpoint to this node, unless it has ``files``: from a bucket that may be busy."""
-    found = files or {}
-    if not found:
-        patiently(lambda: found.update(_files_of(uri)), s3_patience())
+    contents = files or {}
+    if not contents:
+        patiently(lambda: contents.update(_files_of(uri)), s3_patience())
     try:
         target.mkdir(exist_ok=True)
-        for name, content in found.items():
+        for name, content in contents.items():
             (target / name).write_bytes(content)
     except OSError as error:
         raise UserError(
             f"{uri} cannot be copied to {target} on {socket.gethostname()} for the ranks there: "
             f"{why_not_written(error, target)}, or set TMPDIR to another folder"
         ) from error
-    found.clear()
+    contents.clear()
 
 
 def _read_same(local: str, uri: str, sha256: str) -> dict[str, Any]:
     """Return the content of a local copy if it equals what the first rank read at ``uri``."""
     host = socket.gethostname()
     try:
-        found = read_checkpoint(local)
+        checkpoint = read_checkpoint(local)
     except UserError as error:
         raise UserError(
             f"{uri}, from which the first rank resumes, cannot be read on {host} ({error}). "
             f"{_ONE_FOLDER}"
         ) from error
-    if found.sha256 != sha256:
+    if checkpoint.sha256 != sha256:
         raise UserError(
             f"{uri} on {host} differs from what the first rank read (SHA-256 "
-            f"{found.sha256[:12]}…, there {sha256[:12]}…). {_ONE_FOLDER}"
+            f"{checkpoint.sha256[:12]}…, there {sha256[:12]}…). {_ONE_FOLDER}"
         )
-    return found.content
+    return checkpoint.content
 
 
 def _files_of(uri: str) -> dict[str, bytes]:
@@ -242,11 +242,11 @@ def _read_files(folder: str, names: list[str], sizes: dict[str, int]) -> dict[st
     if is_remote(folder):
         with Bucket(folder) as bucket:
             return {name: bucket.fetch(name) for name in names}
-    found = {}
+    contents = {}
     for name in names:
         with (Path(folder) / name).open("rb") as file:
-            found[name] = file.read(sizes[name])
-    return found
+            contents[name] = file.read(sizes[name])
+    return contents
 
 
 def open_checkpoint(uri: str) -> Checkpoint:

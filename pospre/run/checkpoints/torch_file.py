@@ -141,8 +141,8 @@ class _Contents:
             raise ValueError(f"it holds more than {_MOST_VALUES} values, or is nested too deeply")
         if isinstance(value, dict):
             pairs = value.pairs() if isinstance(value, RecordDict) else value.items()
-            found = {key: self.of(item, depth + 1) for key, item in pairs}
-            return {key: item for key, item in found.items() if item is not None}
+            items = {key: self.of(item, depth + 1) for key, item in pairs}
+            return {key: item for key, item in items.items() if item is not None}
         return self._made(value.name, value.args, depth) if isinstance(value, Record) else None
 
     def _made(self, name: str, args: Any, depth: int) -> Any:
@@ -166,8 +166,8 @@ def load(file: BinaryIO) -> dict[str | int, Any]:
     such file.
     """
     try:
-        found = _load(file)
-        return found if isinstance(found, dict) else {}
+        content = _load(file)
+        return content if isinstance(content, dict) else {}
     except (pickle.UnpicklingError, OSError):
         raise
     except Exception as error:  # a dozen kinds, of whatever a damaged file leads to
@@ -230,8 +230,8 @@ def _read_old(file: BinaryIO, storages: _Storages) -> Any:
     file.seek(start.tell())
     for key in keys:
         storage = storages.by_key[plain_key(key)]
-        count, found = int.from_bytes(file.read(8), "little"), file.read(storage.num_bytes)
-        if len(found) != storage.num_bytes or count * storage.dtype.itemsize != len(found):
+        count, data = int.from_bytes(file.read(8), "little"), file.read(storage.num_bytes)
+        if len(data) != storage.num_bytes or count * storage.dtype.itemsize != len(data):
             raise ValueError(f"storage {key} is not as large as the pickle claims")
-        storage.fill(found)
+        storage.fill(data)
     return content

@@ -135,7 +135,7 @@ def check_data(recipe: Recipe, num_samples: int, identity: Identity) -> None:
         facts = {"the number of images in data.path": num_samples, **_shared_keys(recipe)}
         note = Note(socket.gethostname(), os.getpid(), facts)
         gathered = dist.all_gather_object((note, identity))
-        notes = {rank: found for rank, (found, _) in enumerate(gathered)}
+        notes = {rank: own for rank, (own, _) in enumerate(gathered)}
         error = name_difference(notes) or _name_other_data(notes, [data for _, data in gathered])
         if error:
             raise UserError(error)
@@ -143,7 +143,7 @@ def check_data(recipe: Recipe, num_samples: int, identity: Identity) -> None:
 
 def _name_other_data(notes: Mapping[int, Note], data: Sequence[Identity]) -> str:
     """Return which ranks have other data than rank 0, and how they differ; empty if none has."""
-    others = [rank for rank, found in enumerate(data) if difference(data[0], found)]
+    others = [rank for rank, note in enumerate(data) if difference(data[0], note)]
     if not others:
         return ""
     what = difference(data[0], data[others[0]], "on rank 0", "there")

@@ -146,8 +146,8 @@ def _reach(process: Process, limit: float, end: float) -> str:
     """Wait until rank 0 answers; return the address that led there."""
     while True:
         try:
-            with socket.create_connection((process.address, process.port), timeout=5) as found:
-                return str(found.getsockname()[0])
+            with socket.create_connection((process.address, process.port), timeout=5) as connection:
+                return str(connection.getsockname()[0])
         except OSError as error:
             failure = error.strerror or str(error)
         if time.monotonic() >= end:
@@ -174,7 +174,7 @@ def _use_interface(address: str) -> None:
     On many machines the host's name means 127.0.0.1, which no other node reaches.
     """
     for name, addresses in psutil.net_if_addrs().items():
-        if any(found.address == address for found in addresses):
+        if any(each.address == address for each in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
@@ -190,9 +190,9 @@ def _judge(store: Store, process: Process, limit: float, end: float) -> dict[str
     """Wait for all ranks; return the problem, and host and process of each rank."""
     wait_until(lambda: _have_come(store, process.world_size), end - time.monotonic())
     notes = {rank: _notes(store, rank) for rank in range(process.world_size)}
-    newest = {rank: found[-1] for rank, found in notes.items() if found}
+    newest = {rank: own_notes[-1] for rank, own_notes in notes.items() if own_notes}
     is_short = len(newest) < process.world_size
-    again = [rank for rank, found in notes.items() if len(found) > 1]
+    again = [rank for rank, own_notes in notes.items() if len(own_notes) > 1]
     twice = [rank for rank in again if is_short or _is_of_two(notes[rank])]
     error = ""
     if twice:

@@ -132,10 +132,10 @@ def note_step(state: State, step: DoneStep, folder: Path | None, recipe: Recipe 
 
 def kept_checkpoints(recipe: Recipe, step: int) -> str:
     """Describe the last good checkpoint: one from which a step before ``step`` succeeded."""
-    found = checkpoints_of(recipe)
-    good = next((checkpoint for checkpoint in found if checkpoint.batch < step - 1), None)
+    checkpoints = checkpoints_of(recipe)
+    good = next((checkpoint for checkpoint in checkpoints if checkpoint.batch < step - 1), None)
     kept = "there is no good one" if good is None else f"the last good one is {good.uri}"
-    spoilt = [checkpoint.uri for checkpoint in found if checkpoint.batch == step - 1]
+    spoilt = [checkpoint.uri for checkpoint in checkpoints if checkpoint.batch == step - 1]
     source = f" ({spoilt[0]}, of the step before, gave this result)" if spoilt else ""
     return f"No checkpoint was saved since; {kept}{source}."
 
@@ -175,16 +175,16 @@ class LossSpikes(EachStep, Watcher):
 
     def judge_step(self, state: State, step: DoneStep) -> None:
         """Compare the loss of a step with previous ones."""
-        found = self.spike(step.number, step.losses["loss/train/total"])
-        if found is None:
+        spike = self.spike(step.number, step.losses["loss/train/total"])
+        if spike is None:
             return
         noted = note_step(state, step, self.folder, self.recipe)
         if self.action == "warn":
-            self.warn(step.number, f"{found}. {noted}")
+            self.warn(step.number, f"{spike}. {noted}")
             return
         kept = "" if self.recipe is None else f"{kept_checkpoints(self.recipe, step.number)} "
         raise UserError(
-            f"training stopped: step {step.number}: {found}. {kept}{noted} Add "
+            f"training stopped: step {step.number}: {spike}. {kept}{noted} Add "
             "callbacks.loss_spikes.action=warn to the command to continue, or lower "
             "optimizer.base_lr under another run_name."
         )

@@ -184,10 +184,10 @@ class _Watchdog:
 
 def where(frame: FrameType) -> str:
     """Return the innermost functions of a thread, and the innermost of this package, in a line."""
-    found = traceback.extract_stack(frame)[::-1]
-    named = found[:_DEPTH]
+    stack = traceback.extract_stack(frame)[::-1]
+    named = stack[:_DEPTH]
     package = f"{os.sep}pospre{os.sep}"
-    ours = next((entry for entry in found if package in entry.filename), None)
+    ours = next((entry for entry in stack if package in entry.filename), None)
     if ours is not None and ours not in named:
         named = [*named[:-1], ours]
     files = ("/".join(Path(entry.filename).parts[-2:]) for entry in named)

@@ -139,14 +139,14 @@ class Collapse(Watcher):
         step, model = state.timestamp.batch.value, pretrain_model(state)
         if not is_due(step, self.interval, self.every):
             return
-        found: dict[str, Quantity] = {}
+        values: dict[str, Quantity] = {}
         outputs: Any = state.outputs  # those of our model
         for name in _watched(model):
             features = _gathered(outputs[FEATURES][name])
-            found[f"features/{name}_std"] = Quantity(feature_std(features), (0.0,), _NOTHING)
-            found[f"features/{name}_rank"] = Quantity(effective_rank(features), (1.0,), _NOTHING)
-        logger.log_metrics({name: quantity.value for name, quantity in found.items()})
-        for name, quantity in (found | _entropies(state, model)).items():
+            values[f"features/{name}_std"] = Quantity(feature_std(features), (0.0,), _NOTHING)
+            values[f"features/{name}_rank"] = Quantity(effective_rank(features), (1.0,), _NOTHING)
+        logger.log_metrics({name: quantity.value for name, quantity in values.items()})
+        for name, quantity in (values | _entropies(state, model)).items():
             if name in self._start:
                 self.judge(step, name, self._warning(name, quantity))
             self._start.setdefault(name, quantity.value)
@@ -191,13 +191,13 @@ def _watched(model: PretrainModel) -> list[str]:
 
 def _entropies(state: State, model: PretrainModel) -> dict[str, Quantity]:
     """Return the entropies of teachers' targets that the step has logged."""
-    found = {}
+    quantities = {}
     for name, uses in model.layout.uses.items():
         for entropy, most in uses.entropies.items():
             metric = f"metric/{name}_{entropy}"
             value = state.total_loss_dict[f"loss/train/{metric}"]
-            found[metric] = Quantity(value, (0.0, most), _ENTROPY * most, is_relative=False)
-    return found
+            quantities[metric] = Quantity(value, (0.0, most), _ENTROPY * most, is_relative=False)
+    return quantities
 
 
 def _gathered(features_RD: Tensor) -> Tensor:
@@ -242,16 +242,16 @@ class PositionShortcut(Watcher):
             answers = head.answers(outputs[name], batch)
             both = torch.stack([answers.accuracy(), answers.chance()]).float()
             dist.all_reduce(both)
-            found, chance = (both / dist.get_world_size()).tolist()
-            logger.log_metrics({f"metric/{name}_blank_accuracy": found})
+            accuracy, chance = (both / dist.get_world_size()).tolist()
+            logger.log_metrics({f"metric/{name}_blank_accuracy": accuracy})
             samples = len(batch["index"]) * dist.get_world_size()
             limit = chance + _DEVIATIONS * math.sqrt(chance * (1 - chance) / samples)
             warning = (
                 f"{name} knows where patches are without looking at them: on blank images, it "
-                f"places {found:.1%} correctly; guessing would place {chance:.1%}. Something leaks "
-                "their positions: a position that is not dropped, or the order of the tokens"
+                f"places {accuracy:.1%} correctly; guessing would place {chance:.1%}. Something "
+                "leaks their positions: a position that is not dropped, or the order of the tokens"
             )
-            self.judge(step, name, warning if found > limit else None)
+            self.judge(step, name, warning if accuracy > limit else None)
 
     def _batch(self, state: State, model: PretrainModel) -> Batch:
         """Return some samples of the step without their content, with new masks."""

@@ -129,7 +129,7 @@ class GradientNorms(Algorithm):
         """Measure, then log."""
         if event == Event.AFTER_TRAIN_BATCH:
             groups = with_gradients(state, _owner)
-            self._norms = {name: gradient_norm(found) for name, found in groups.items()}
+            self._norms = {name: gradient_norm(parameters) for name, parameters in groups.items()}
             return
         values = torch.stack(list(self._norms.values())).tolist()
         names = [f"gradient/{name}" for name in self._norms]

@@ -168,9 +168,10 @@ class Compiling(Callback):
         _DYNAMO.removeFilter(_shorten)
 
 
-def _describe(found: object) -> str:
-    """Return the place of a graph break, and torch's reason in a line."""
-    stack, reason = getattr(found, "user_stack", []), str(getattr(found, "reason", found))
+def _describe(graph_break: object) -> str:
+    """Return where a graph break is, and torch's reason in a line."""
+    stack = getattr(graph_break, "user_stack", [])
+    reason = str(getattr(graph_break, "reason", graph_break))
     where = f"at {Path(stack[-1].filename)}:{stack[-1].lineno}: " if stack else ""
     return where + " ".join(reason.split())[:200]
 

@@ -28,13 +28,13 @@ def read_points(
         sides = torch.tensor([columns, rows], device=points_K2.device)
         cells = (points_K2 / size * sides).round().long()
         cells = torch.minimum(cells.clamp_min(0), sides - 1)
-        found = map_DHW[:, cells[:, 1], cells[:, 0]].T
+        features = map_DHW[:, cells[:, 1], cells[:, 0]].T
     else:
         places = (points_K2 / size * 2 - 1)[None, None].to(map_DHW.dtype)
-        found = F.grid_sample(
+        features = F.grid_sample(
             map_DHW[None], places, padding_mode="border", align_corners=coordinates == "probe3d"
         )[0, :, 0].T
-    return F.normalize(found, dim=1)
+    return F.normalize(features, dim=1)
 
 
 def match_points(
@@ -57,13 +57,13 @@ def match_points(
         torch.meshgrid(torch.arange(columns), torch.arange(rows), indexing="xy"), -1
     )
     cells_N2 = cells_N2.view(-1, 2).to(similar_KN)
-    found = cells_N2[best_K]
+    centre = cells_N2[best_K]
     if match == "kernel":
-        far_KN = (cells_N2[None] - found[:, None]).square().sum(2)
+        far_KN = (cells_N2[None] - centre[:, None]).square().sum(2)
         weights = (similar_KN * (-far_KN / (2 * _SIGMA**2)).exp() / _TEMPERATURE).softmax(1)
-        found = weights @ cells_N2
+        centre = weights @ cells_N2
     corner = 0.5 if coordinates == "ours" else 0.0
-    return (found + corner) * (size / torch.tensor([columns, rows]).to(found))
+    return (centre + corner) * (size / torch.tensor([columns, rows]).to(centre))
 
 
 def apply_homography(matrix_33: Tensor, points_K2: Tensor) -> Tensor:
@@ -78,8 +78,8 @@ def shares(errors: Sequence[Tensor], threshold: float, *, strict: bool = False) 
 
     A point counts if its error is at most the threshold; ``strict``: below it.
     """
-    found = [each < threshold if strict else each <= threshold for each in errors]
-    return torch.stack([each.double().mean() for each in found])
+    hits = [each < threshold if strict else each <= threshold for each in errors]
+    return torch.stack([each.double().mean() for each in hits])
 
 
 def per_point(errors: Sequence[Tensor], threshold: float, *, strict: bool = True) -> float:

@@ -59,17 +59,17 @@ def evaluate(context: Context, settings: Depth) -> dict[str, Any]:
         one depth everywhere, the geometric mean of the training's (``constant_…``).
     """
     setup: Setup = context.opened
-    found, losses = {}, {}
+    figures, losses = {}, {}
     truths = [setup.val.depth(index, setup.max_depth) for index in range(len(setup.val))]
     for prefix, model in context.models(baseline=settings.baseline).items():
         with seeded(settings.seed, 0, 0, "depth/head", context.device):
             metrics_N5, loss = _measure(context, setup, model, truths, settings)
-        found[prefix], losses[f"{prefix}loss"] = _estimates(metrics_N5), loss
+        figures[prefix], losses[f"{prefix}loss"] = _estimates(metrics_N5), loss
     constant = _constant(setup)
     same = [torch.full_like(truth, constant) for truth in truths]
     plain = _estimates(_all_metrics(same, truths))
     return {
-        **with_differences(found),
+        **with_differences(figures),
         **{f"constant_{name}": figure.value for name, figure in plain.items()},
         **losses,
         "protocol": "linear, images encoded once",
@@ -137,16 +137,16 @@ def _maps(context: Context, data: DepthSet, size: int, model: PretrainModel) -> 
 
 def _encoded(context: Context, setup: Setup, model: PretrainModel) -> Tensor:
     """Return the maps (N, D, h, w) of all training images, on the CPU."""
-    found: list[Tensor] = []
+    maps: list[Tensor] = []
     for one in _maps(context, setup.train, setup.size, model):
-        found.append(one.cpu())
-        left = len(setup.train) - len(found)
+        maps.append(one.cpu())
+        left = len(setup.train) - len(maps)
         if psutil.virtual_memory().available < one.nbytes * (left + len(setup.train)):
             raise UserError(
                 f"the features of {len(setup.train)} images of {setup.train.address} do not fit "
                 "into memory; give a bank=… of fewer images, or a smaller size=…."
             )
-    return torch.stack(found)
+    return torch.stack(maps)
 
 
 def _train(

@@ -36,8 +36,8 @@ def average_precision(
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         coco = _index(truth)
         nothing = _index({**truth, "annotations": []})
-        found = coco.loadRes(list(detections)) if detections else nothing
-        run = COCOeval(coco, found, kind)
+        predicted = coco.loadRes(list(detections)) if detections else nothing
+        run = COCOeval(coco, predicted, kind)
         run.evaluate()
         run.accumulate()
         run.summarize()

@@ -36,9 +36,9 @@ def open_boxes(
     base = Path(root)
     listed = sorted((base / "annotations").glob(f"instances_{split}*.json"))
     if listed:
-        found = _coco(base, listed[0], decoding)
+        boxes = _coco(base, listed[0], decoding)
     elif (base / "ImageSets" / "Main" / f"{split}.txt").is_file():
-        found = _voc(base, split, classes, decoding)
+        boxes = _voc(base, split, classes, decoding)
     else:
         folders = [folder for folder in (base / split, base) if (folder / LABELS).is_file()]
         if not folders:
@@ -47,15 +47,15 @@ def open_boxes(
                 f"annotations/instances_{split}.json (COCO), with ImageSets/Main/{split}.txt, "
                 "Annotations and JPEGImages (Pascal VOC), or rendered scenes."
             )
-        found = _scenes(folders[0], decoding)
-    if classes is not None and list(found.classes) != list(classes):
+        boxes = _scenes(folders[0], decoding)
+    if classes is not None and list(boxes.classes) != list(classes):
         raise UserError(
-            f"{found.address} has other classes than the training split (first difference: "
-            f"{first_other(found.classes, classes)}); both need the same."
+            f"{boxes.address} has other classes than the training split (first difference: "
+            f"{first_other(boxes.classes, classes)}); both need the same."
         )
-    if not any(found.items):
-        raise UserError(f"{found.address} has no boxes.")
-    return found
+    if not any(boxes.items):
+        raise UserError(f"{boxes.address} has no boxes.")
+    return boxes
 
 
 def _coco(base: Path, path: Path, decoding: Decoding) -> BoxSet:
@@ -79,13 +79,13 @@ def _coco(base: Path, path: Path, decoding: Decoding) -> BoxSet:
         ) from error
     if not all(names):
         raise UserError(f"{path}: category {[*labels][names.index('')]} has no name; add it.")
-    found = BoxSet(str(path), names, decoding)
+    boxes = BoxSet(str(path), names, decoding)
     bar = tqdm(files, "images", unit="img", disable=None, delay=2)
     for image, file in zip(images.values(), bar, strict=True):
-        found.add_image(file, path, image.get("height"), image.get("width"))
+        boxes.add_image(file, path, image.get("height"), image.get("width"))
     for number, each in enumerate(annotations):
         try:
-            _add_annotation(found, each, labels, indices)
+            _add_annotation(boxes, each, labels, indices)
         except UserError as error:
             raise UserError(f"{path}: annotation {each.get('id')} {error}") from error
         except Exception as error:  # pycocotools raises a bare Exception for unknown formats
@@ -93,21 +93,21 @@ def _coco(base: Path, path: Path, decoding: Decoding) -> BoxSet:
                 f"{path}: annotation {number}, counted from 0, is not in COCO's format "
                 f"({error!r}); correct or remove it."
             ) from error
-    return found
+    return boxes
 
 
 def _by_id(content: dict[str, Any], key: str, path: Path) -> dict[Any, dict[str, Any]]:
     """Return the entries of a list by their ids, which are sorted; ``UserError`` for one twice."""
     entries = sorted(content[key], key=lambda each: each["id"])
-    found = {each["id"]: each for each in entries}
-    if len(found) < len(entries):
+    by_id = {each["id"]: each for each in entries}
+    if len(by_id) < len(entries):
         twice = next(a["id"] for a, b in pairwise(entries) if a["id"] == b["id"])
         raise UserError(f"{path}: the id {twice} is twice in {key}; give each its own.")
-    return found
+    return by_id
 
 
 def _add_annotation(
-    found: BoxSet, each: dict[str, Any], labels: Mapping[Any, int], indices: Mapping[Any, int]
+    boxes: BoxSet, each: dict[str, Any], labels: Mapping[Any, int], indices: Mapping[Any, int]
 ) -> None:
     if each.get("category_id") not in labels:
         known = ", ".join(map(str, labels))
@@ -116,13 +116,13 @@ def _add_annotation(
         raise UserError(f"is on the image {each.get('image_id')}, which is not listed.")
     x, y, width, height = _four_numbers(each.get("bbox"), "bbox")
     image = indices[each["image_id"]]
-    found.add(
+    boxes.add(
         (x, y, x + width, y + height),
         labels[each["category_id"]],
         image=image,
         crowd=_is_true(each.get("iscrowd"), "iscrowd"),
         area=_area(each.get("area")),
-        mask=_coco_mask(each.get("segmentation"), *found.sides[image]),
+        mask=_coco_mask(each.get("segmentation"), *boxes.sides[image]),
     )
 
 
@@ -183,15 +183,15 @@ def _voc(base: Path, split: str, classes: Sequence[str] | None, decoding: Decodi
     objects = [_voc_objects(tree, path) for tree, path in zip(trees, paths, strict=True)]
     known = list(classes or sorted({name for some in objects for name, *_ in some}))
     images = files_by_stem(base / "JPEGImages")
-    found = BoxSet(f"{base} ({split})", known, decoding)
+    boxes = BoxSet(f"{base} ({split})", known, decoding)
     for name, path, tree, some in zip(names, paths, trees, objects, strict=True):
         image = images.get(name, base / "JPEGImages" / f"{name}.jpg")
-        found.add_image(image, path, *(_voc_side(tree, key) for key in ("height", "width")))
+        boxes.add_image(image, path, *(_voc_side(tree, key) for key in ("height", "width")))
         for kind, box, difficult in some:
             if kind not in known:
                 raise UserError(f"{path} has the class '{kind}'; known are {', '.join(known)}.")
-            found.add(box, known.index(kind) + 1, crowd=difficult)
-    return found
+            boxes.add(box, known.index(kind) + 1, crowd=difficult)
+    return boxes
 
 
 def _voc_tree(path: Path) -> ElementTree.Element:
@@ -211,7 +211,7 @@ def _voc_objects(
     tree: ElementTree.Element, path: Path
 ) -> list[tuple[str, tuple[float, float, float, float], bool]]:
     """Return each object's class, box, and whether it is difficult."""
-    found = []
+    objects = []
     for number, item in enumerate(tree.iter("object"), start=1):
         texts = [item.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
         name = (item.findtext("name") or "").strip()
@@ -223,15 +223,15 @@ def _voc_objects(
         except UserError as error:
             raise UserError(f"{path}, object {number}, {error}") from None
         # VOC counts pixels from 1, and x1, y1 are inclusive
-        found.append((name, (x0 - 1, y0 - 1, x1, y1), difficult))
-    return found
+        objects.append((name, (x0 - 1, y0 - 1, x1, y1), difficult))
+    return objects
 
 
 def _scenes(folder: Path, decoding: Decoding) -> BoxSet:
-    found = BoxSet(str(folder), SCENE_CLASSES, decoding)
+    boxes = BoxSet(str(folder), SCENE_CLASSES, decoding)
     for line in scene_lines(folder):
-        sides = found.add_image(folder / line["path"], folder / LABELS)
+        sides = boxes.add_image(folder / line["path"], folder / LABELS)
         for item in line["objects"]:
             label, mask = SCENE_CLASSES.index(item["class"]) + 1, _coco_mask(item["mask"], *sides)
-            found.add(item["box"], label, area=item["area"], mask=mask)
-    return found
+            boxes.add(item["box"], label, area=item["area"], mask=mask)
+    return boxes

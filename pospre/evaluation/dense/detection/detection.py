@@ -234,16 +234,21 @@ def _detect(context: Context, setup: Setup, detector: FasterRCNN) -> list[dict[s
         scaled = round(height * factor), round(width * factor)
         image = setup.val.image(index)[None].to(context.device) / 255
         image = F.interpolate(image, scaled, mode="bilinear", antialias=True)
-        (found,) = detector([image[0]])
-        unit = found["boxes"].new_tensor([width / scaled[1], height / scaled[0]] * 2)
-        boxes = found["boxes"] * unit
+        (detected,) = detector([image[0]])
+        unit = detected["boxes"].new_tensor([width / scaled[1], height / scaled[0]] * 2)
+        boxes = detected["boxes"] * unit
         boxes[:, 2:] -= boxes[:, :2]
         for row, (box, label, score) in enumerate(
-            zip(boxes.tolist(), found["labels"].tolist(), found["scores"].tolist(), strict=True)
+            zip(
+                boxes.tolist(),
+                detected["labels"].tolist(),
+                detected["scores"].tolist(),
+                strict=True,
+            )
         ):
             line = {"image_id": index + 1, "category_id": label, "bbox": box, "score": score}
-            if "masks" in found:
-                mask = F.interpolate(found["masks"][row][None], (height, width), mode="bilinear")
+            if "masks" in detected:
+                mask = F.interpolate(detected["masks"][row][None], (height, width), mode="bilinear")
                 line["segmentation"] = coco_mask.encode(
                     np.asfortranarray((mask[0, 0] > 0.5).byte().cpu().numpy())
                 )

@@ -145,7 +145,7 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
         cls, context: Context, masks: MaskSet, num_classes: int, showing: Showing, maps: FeatureMaps
     ) -> "Encoded":
         """Encode all windows of a set and keep them in memory."""
-        found: list[tuple[Tensor, Tensor]] = []
+        windows: list[tuple[Tensor, Tensor]] = []
         for index in context.track(range(len(masks)), "windows", unit="img"):
             image = show(maps.model, masks.image(index), showing)
             labels = torch.from_numpy(masks.read(index, num_classes)).float()[None, None]
@@ -155,11 +155,11 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
             labels = F.pad(labels, (0, width - columns, 0, height - rows), value=IGNORED)
             for window in showing.windows(height, width):
                 joined = torch.cat(maps(image[:, :, *window])).cpu()
-                found.append((joined, labels[0, 0, *window].long()))
-                wanted = sum(each.nbytes for each in found[-1])
+                windows.append((joined, labels[0, 0, *window].long()))
+                wanted = sum(each.nbytes for each in windows[-1])
                 if psutil.virtual_memory().available < 4 * wanted:
                     raise UserError(
                         f"the encoded windows of {masks.address} do not fit into memory; give "
                         "augment=true, or a smaller size=…."
                     )
-        return cls(found)
+        return cls(windows)

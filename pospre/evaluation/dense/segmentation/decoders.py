@@ -77,12 +77,12 @@ class UperNet(nn.Module):
         """Return logits at the size of the first of four levels."""
         last = levels[-1]
         pooled = [_resize(pool(last), last) for pool in self.pools]
-        found = [lateral(level) for lateral, level in zip(self.lateral, levels, strict=False)]
-        found.append(self.top(torch.cat([last, *pooled], dim=1)))
-        for level in range(len(found) - 1, 0, -1):
-            found[level - 1] = found[level - 1] + _resize(found[level], found[level - 1])
-        smooth = [each(level) for each, level in zip(self.smooth, found, strict=False)]
-        smooth.append(found[-1])
+        maps = [lateral(level) for lateral, level in zip(self.lateral, levels, strict=False)]
+        maps.append(self.top(torch.cat([last, *pooled], dim=1)))
+        for level in range(len(maps) - 1, 0, -1):
+            maps[level - 1] = maps[level - 1] + _resize(maps[level], maps[level - 1])
+        smooth = [each(level) for each, level in zip(self.smooth, maps, strict=False)]
+        smooth.append(maps[-1])
         logits: Tensor = self.classify(
             self.fuse(torch.cat([_resize(each, smooth[0]) for each in smooth], dim=1))
         )

@@ -47,20 +47,20 @@ def evaluate(context: Context, settings: VideoSegmentation) -> dict[str, Any]:
     """
     videos: list[Video] = context.opened
     models = context.models(baseline=settings.baseline)
-    found: dict[str, list[list[dict[str, float]]]] = {name: [] for name in [*models, "still_"]}
+    scores: dict[str, list[list[dict[str, float]]]] = {name: [] for name in [*models, "still_"]}
     rows = []
     for video in context.track(videos, "video_segmentation", unit="video"):
         true = [video.objects(index) for index in range(len(video.frames))]
         for name, model in models.items():
             predicted = follow(context, model, video, settings)
-            found[name].append(score(list(predicted), true))
-        found["still_"].append(score([true[0]] * (len(true) - 1), true))
-        own = found[""][-1]
+            scores[name].append(score(list(predicted), true))
+        scores["still_"].append(score([true[0]] * (len(true) - 1), true))
+        own = scores[""][-1]
         rows.append({"name": video.name, **{key: _mean(own, key) for key in _MEASURES}})
     return {
-        **with_differences({name: _figures(scored) for name, scored in found.items()}),
+        **with_differences({name: _figures(scored) for name, scored in scores.items()}),
         "videos": rows,
-        "objects": sum(map(len, found[""])),
+        "objects": sum(map(len, scores[""])),
         "frames": sum(len(video.frames) for video in videos),
     }
 
@@ -216,13 +216,13 @@ def contour_accuracy(found_HW: ndarray, true_HW: ndarray) -> float:
     A contour pixel is correct if the other contour passes within ⌈0.008 · diagonal⌉ pixels.
     """
     radius = np.ceil(_TOLERANCE * np.linalg.norm(found_HW.shape))
-    found, true = contour(found_HW), contour(true_HW)
-    if not found.any() and not true.any():
+    predicted, true = contour(found_HW), contour(true_HW)
+    if not predicted.any() and not true.any():
         return 1.0
-    if not found.any() or not true.any():
+    if not predicted.any() or not true.any():
         return 0.0
-    precision = (distance_transform_edt(~true)[found] <= radius).mean()
-    recall = (distance_transform_edt(~found)[true] <= radius).mean()
+    precision = (distance_transform_edt(~true)[predicted] <= radius).mean()
+    recall = (distance_transform_edt(~predicted)[true] <= radius).mean()
     total = precision + recall
     return float(2 * precision * recall / total) if total else 0.0
 
@@ -246,10 +246,10 @@ def score(predicted: list[ndarray], true: list[ndarray]) -> list[dict[str, float
     results = []
     for number in sorted(set(np.unique(true[0]).tolist()) - {0, VOID}):
         values: dict[str, list[float]] = {name: [] for name in _MEASURES}
-        for found, wanted in zip(predicted[:-1], true[1:-1], strict=True):
+        for mask, wanted in zip(predicted[:-1], true[1:-1], strict=True):
             counts = wanted != VOID
             for name, measure in _MEASURES.items():
-                values[name].append(measure((found == number) & counts, wanted == number))
+                values[name].append(measure((mask == number) & counts, wanted == number))
         means = {name: float(np.mean(each)) for name, each in values.items()}
         recalls = {f"{n}_recall": float(np.mean(np.array(v) > _ENOUGH)) for n, v in values.items()}
         results.append({**means, **recalls, "JF": (means["J"] + means["F"]) / 2})
