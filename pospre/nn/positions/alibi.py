@@ -16,6 +16,7 @@ On a larger grid, distances in cells grow; on a torus they keep their range. For
 """
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -23,38 +24,38 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Scheme, TransformerDims
+from pospre.nn.positions.scheme import Scheme
 
 Distance = Literal["cells", "torus"]
 Slopes = Literal["fixed", "constant", "learned"]
 
 
+@dataclass(eq=False, repr=False)
 class Alibi(Scheme):
-    """Attention biases by distance.
+    """Attention biases by distance."""
 
-    Args:
-        distance: in ``cells`` (CROMA), or on a ``torus`` with opposite edges joined, divided by the
-            longest distance between cells (DINO-SAW).
-        slopes: ``fixed``, ALiBi's 2^(−8i/heads), i = 1 … heads; ``constant``, 1 in every head; or
-            ``learned`` per head and block, from U(0, 1), without weight decay (DINO-SAW).
-            None: the published choice, ``fixed`` for cells and ``constant`` on a torus.
+    distance: Distance = "cells"
+    """In ``cells`` (CROMA), or on a ``torus`` with opposite edges joined, divided by the longest
+    distance between cells (DINO-SAW).
+    """
+    slopes: Slopes | None = None
+    """``fixed``, ALiBi's 2^(−8i/heads), i = 1 … heads; ``constant``, 1 in every head; ``learned``
+    per head and block, from U(0, 1), without weight decay (DINO-SAW). None: the published choice,
+    ``fixed`` for cells and ``constant`` on a torus.
     """
 
     in_decoders: ClassVar[bool] = True
     undecayed: ClassVar[tuple[str, ...]] = ("slope",)
 
-    def __init__(
-        self, dims: TransformerDims, *, distance: Distance = "cells", slopes: Slopes | None = None
-    ) -> None:
-        super().__init__(dims)
-        self.distance: Distance = distance
-        self.slopes: Slopes = slopes or ("constant" if distance == "torus" else "fixed")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.slopes = self.slopes or ("constant" if self.distance == "torus" else "fixed")
         self.shares_terms = self.slopes != "learned"
         self.slope: Tensor
         if self.slopes == "learned":
-            self.slope = nn.Parameter(torch.empty(dims.depth, dims.num_heads))
+            self.slope = nn.Parameter(torch.empty(self.dims.depth, self.dims.num_heads))
         else:
-            self.register_buffer("slope", torch.empty(1, dims.num_heads), persistent=False)
+            self.register_buffer("slope", torch.empty(1, self.dims.num_heads), persistent=False)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

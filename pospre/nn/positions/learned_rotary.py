@@ -16,7 +16,10 @@ from pospre.nn.positions.table import Table
 
 
 class LearnedRotary(Table):
-    """A table as in ``learned``, plus a rotation: ``rotary`` or ``rotary_mixed``, as in recipes."""
+    """A table as in ``learned``, plus a rotation."""
+
+    rotation: Scheme
+    """``rotary`` or ``rotary_mixed``, as in recipes."""
 
     is_added: ClassVar[bool] = False
     timm = "eva"

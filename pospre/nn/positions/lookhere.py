@@ -16,6 +16,7 @@ coordinates. On a larger grid, distances in cells grow, as the scheme intends. F
 """
 
 import math
+from dataclasses import dataclass
 from functools import reduce
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from pospre.errors import UserError, suggestion
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Scheme, TransformerDims
+from pospre.nn.positions.scheme import Scheme
 
 Views = tuple[tuple[str, ...], ...]
 FIELDS: dict[str, Views] = {
@@ -48,35 +49,30 @@ _UNSEEN = torch.finfo(torch.bfloat16).min  # finite: a query may be left without
 _SLACK = 1e-3  # of a cell: coordinates in boxes are rounded
 
 
+@dataclass(eq=False, repr=False)
 class LookHere(Scheme):
-    """Fixed biases by direction and distance, different in each block.
+    """Fixed biases by direction and distance, different in each block."""
 
-    Args:
-        fields: names of ``FIELDS``, joined by ``-``. They share the heads in runs of four; the
-            first ones get the remainder: 12 heads of ``halves-none`` are 8 and 4. ``halves`` see
-            180°, ``corners`` and ``triangles`` 90°, ``eighths1`` and ``eighths2`` 45°, ``none``
-            all. None: ``halves-none``, or ``halves`` with at most four heads.
-        slope: g, for all heads and blocks.
-        layer_slopes: s of the first and the last block; linear in between.
+    fields: str | None = None
+    """Names joined by ``-``: ``halves`` see 180°, ``corners`` and ``triangles`` 90°, ``eighths1``
+    and ``eighths2`` 45°, ``none`` all. They share the heads in runs of four, from the first: 12
+    heads of ``halves-none`` are 8 and 4. None: ``halves-none``, or ``halves`` with at most four
+    heads.
     """
+    slope: PositiveFloat = 1.0
+    """g, for all heads and blocks."""
+    layer_slopes: tuple[PositiveFloat, PositiveFloat] = (1.5, 0.5)
+    """s of the first and the last block; linear in between."""
 
     shares_terms = False
     in_decoders: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        dims: TransformerDims,
-        *,
-        fields: str | None = None,
-        slope: PositiveFloat = 1.0,
-        layer_slopes: tuple[PositiveFloat, PositiveFloat] = (1.5, 0.5),
-    ) -> None:
-        super().__init__(dims)
-        self.fields, self.slope, self.layer_slopes = fields, slope, layer_slopes
-        usual = "halves-none" if dims.num_heads > 4 else "halves"
-        self.heads = head_views(usual if fields is None else fields, dims.num_heads)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        usual = "halves-none" if self.dims.num_heads > 4 else "halves"
+        self.heads = head_views(self.fields or usual, self.dims.num_heads)
         self.slopes: Tensor
-        self.register_buffer("slopes", torch.empty(dims.num_heads), persistent=False)
+        self.register_buffer("slopes", torch.empty(self.dims.num_heads), persistent=False)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -56,9 +56,9 @@ class RelativeBias(Scheme):
 class Relative(RelativeBias):
     """One table for each block (BEiT's fine-tuning, MP3)."""
 
-    def __init__(self, dims: TransformerDims) -> None:
-        super().__init__(dims)
-        self.tables = nn.ParameterList(_table(dims) for _ in range(dims.depth))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tables = nn.ParameterList(_table(self.dims) for _ in range(self.dims.depth))
 
     def layer_terms(self, places: Places) -> Iterator[PositionTerms]:
         """Yield the bias of each block; all blocks use the same row numbers."""
@@ -72,9 +72,9 @@ class SharedRelative(RelativeBias):
 
     timm = "shared_relpos"
 
-    def __init__(self, dims: TransformerDims) -> None:
-        super().__init__(dims)
-        self.table = _table(dims)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.table = _table(self.dims)
 
     def distances(self, places: Places, layer: int) -> Tensor:
         """Return the bias (R, heads, T, T), the same for every block."""

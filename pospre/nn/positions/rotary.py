@@ -23,6 +23,7 @@ field's.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -38,64 +39,56 @@ Factor = Annotated[float, Field(ge=1)]
 _REFERENCE = 16  # EVA-02 was pre-trained with 16×16 patches
 
 
+@dataclass(eq=False, repr=False)
 class Rotary(Scheme):
     """Axial rotary positions; nothing is learned.
 
     The options define the periods; weights do not contain them. ``reset_parameters`` recomputes
     them, also after ``to_empty``.
-
-    Args:
-        base: the periods are base^(4i/D), i = 0 … D/4 − 1. Default: 100; EVA-02 has 10000.
-        period_range: alternative to ``base``: the first and the last period, with a constant ratio
-            between neighbours.
-        coordinates: ``centred``, ``cells`` or ``reference``, see above.
-        columns_first: x comes before y in the angles.
-        normalize: how centred places are scaled: each axis by its own side (``separate``), or both
-            by the longer or the shorter side, which leaves the other axis off-centre.
-        shift: in training, shift the places of a view by up to this much along each axis.
-        jitter: then stretch each axis by up to this factor or its inverse.
-        rescale: then scale both axes by up to this factor or its inverse.
-        bf16_periods: round periods to bfloat16, as in DINOv3's published files.
     """
 
-    timm = "eva"
+    base: PositiveFloat | None = None
+    """The periods are base^(4i/D), i = 0 … D/4 − 1. Default: 100; EVA-02 has 10000."""
+    period_range: tuple[PositiveFloat, PositiveFloat] | None = None
+    """First and last period instead of ``base``, with a constant ratio between neighbours."""
+    coordinates: Literal["centred", "cells", "reference"] = "centred"
+    """Of DINOv3, RoPE-ViT or EVA-02, see above."""
+    columns_first: bool = False
+    """x comes before y in the angles."""
+    normalize: Literal["separate", "max", "min"] = "separate"
+    """Scale centred places by each axis's own side, or by the longer or shorter one, which leaves
+    the other axis off-centre.
+    """
+    shift: PositiveFloat | None = None
+    """In training, shift the places of a view by up to this much along each axis."""
+    jitter: Factor | None = None
+    """Then stretch each axis by up to this factor or its inverse."""
+    rescale: Factor | None = None
+    """Then scale both axes by up to this factor or its inverse."""
+    bf16_periods: bool = False
+    """Round periods to bfloat16, as in DINOv3's published files."""
 
+    timm = "eva"
     in_decoders: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        dims: TransformerDims,
-        *,
-        base: PositiveFloat | None = None,
-        period_range: tuple[PositiveFloat, PositiveFloat] | None = None,
-        coordinates: Literal["centred", "cells", "reference"] = "centred",
-        columns_first: bool = False,
-        normalize: Literal["separate", "max", "min"] = "separate",
-        shift: PositiveFloat | None = None,
-        jitter: Factor | None = None,
-        rescale: Factor | None = None,
-        bf16_periods: bool = False,
-    ) -> None:
-        super().__init__(dims)
-        check_head(dims, "rotary")
-        if base is not None and period_range is not None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_head(self.dims, "rotary")
+        if self.base is not None and self.period_range is not None:
             raise UserError(
-                f"encoder.positions.rotary has base = {base} and period_range = "
-                f"{list(period_range)}; give one of the two."
+                f"encoder.positions.rotary has base = {self.base} and period_range = "
+                f"{list(self.period_range)}; give one of the two."
             )
-        if coordinates != "centred" and normalize != "separate":
+        if self.coordinates != "centred" and self.normalize != "separate":
             raise UserError(
-                f"encoder.positions.rotary.normalize = {normalize} is for coordinates = centred, "
-                f"not {coordinates}. Leave it out."
+                f"encoder.positions.rotary.normalize = {self.normalize} is for coordinates = "
+                f"centred, not {self.coordinates}. Leave it out."
             )
-        self.base = 100.0 if base is None and period_range is None else base
-        self.period_range, self.bf16_periods = period_range, bf16_periods
-        self.coordinates, self.columns_first = coordinates, columns_first
-        self.normalize = normalize
-        self.shift, self.jitter, self.rescale = shift, jitter, rescale
-        self.is_drawn = any(each is not None for each in (shift, jitter, rescale))
+        if self.base is None and self.period_range is None:
+            self.base = 100.0
+        self.is_drawn = any(each is not None for each in (self.shift, self.jitter, self.rescale))
         self.periods: Tensor
-        self.register_buffer("periods", torch.empty(dims.head_dim // 4), persistent=False)
+        self.register_buffer("periods", torch.empty(self.dims.head_dim // 4), persistent=False)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -16,6 +16,7 @@ grid.
 """
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -24,29 +25,29 @@ from torch import Tensor, nn
 
 from pospre.nn.places import Places
 from pospre.nn.positions.rotary import check_head
-from pospre.nn.positions.scheme import Scheme, TransformerDims
+from pospre.nn.positions.scheme import Scheme
 
 
+@dataclass(eq=False, repr=False)
 class RotaryMixed(Scheme):
     """Learned frequencies ``freqs`` (2, blocks, heads, D/2): of columns, then of rows.
 
     As in the published code, they have no weight decay. Angles are computed block by block, because
     (blocks, heads, K, D/2) for every sample would be large.
-
-    Args:
-        base: θ of the initial magnitudes θ^(−4i/D); each head starts in a random direction.
     """
+
+    base: PositiveFloat = 10.0
+    """θ of the initial magnitudes θ^(−4i/D); each head starts in a random direction."""
 
     shares_terms = False
     in_decoders: ClassVar[bool] = True
     undecayed: ClassVar[tuple[str, ...]] = ("freqs",)
     timm = "eva"
 
-    def __init__(self, dims: TransformerDims, *, base: PositiveFloat = 10.0) -> None:
-        super().__init__(dims)
-        check_head(dims, "rotary_mixed")
-        self.base = base
-        shape = 2, dims.depth, dims.num_heads, dims.head_dim // 2
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_head(self.dims, "rotary_mixed")
+        shape = 2, self.dims.depth, self.dims.num_heads, self.dims.head_dim // 2
         self.freqs = nn.Parameter(torch.empty(shape))
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
 """The interface of position schemes."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from inspect import signature
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -88,6 +88,7 @@ class TransformerDims(NamedTuple):
         return self.dim // self.num_heads
 
 
+@dataclass(eq=False, repr=False)
 class Scheme(nn.Module):
     """A position scheme. Subclasses implement one or more of three methods.
 
@@ -96,8 +97,9 @@ class Scheme(nn.Module):
     them: its token gets ``places.mark`` instead of an embedding, angle 0, and bias 0 to and from
     all tokens. Prefix tokens have angle 0 and bias 0 unless a scheme documents otherwise.
 
-    The constructor takes a ``TransformerDims`` and the scheme's own options as keywords. It does
-    not call ``reset_parameters``, which initialises the parameters.
+    The constructor takes a ``TransformerDims`` and the scheme's own options as keywords: the fields
+    of a subclass that is a dataclass itself. It does not call ``reset_parameters``, which
+    initialises the parameters.
 
     Attributes:
         takes_any_grid: supports image sizes other than the encoder's.
@@ -116,10 +118,13 @@ class Scheme(nn.Module):
         name: the scheme's name in recipes; ``options`` are those that differ from the defaults.
     """
 
-    name: str
-    options: Mapping[str, Any] = MappingProxyType({})
-    is_drawn: bool = False
-    shares_terms: bool = True
+    dims: TransformerDims
+    _: KW_ONLY
+    options: Mapping[str, Any] = field(default_factory=dict, init=False)
+
+    name = ""
+    is_drawn = False
+    shares_terms = True
 
     takes_any_grid: ClassVar[bool] = True
     takes_boxes: ClassVar[bool] = True
@@ -132,9 +137,8 @@ class Scheme(nn.Module):
     inputs: ClassVar[tuple[str, ...]] = ()
     undecayed: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, dims: TransformerDims) -> None:
+    def __post_init__(self) -> None:
         super().__init__()
-        self.dims = dims
 
     def reset_parameters(self) -> None:
         """Initialise the parameters and compute the buffers; the base class has none."""

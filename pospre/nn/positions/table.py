@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pospre.nn.grid import Interpolation, interpolation_weights
 from pospre.nn.masking import gather_tokens
 from pospre.nn.places import Places, box_centres
-from pospre.nn.positions.scheme import Resampling, Scheme, TimmKind, TransformerDims
+from pospre.nn.positions.scheme import Resampling, Scheme, TimmKind
 
 _OFFSET = 0.1
 
@@ -36,11 +36,11 @@ class Table(Scheme):
     is_drawn_larger: ClassVar[bool] = True
     pos_embed: Tensor
 
-    def __init__(self, dims: TransformerDims) -> None:
-        super().__init__(dims)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.resampling: Resampling = "bicubic"
         self._first = torch.empty(0)  # what the table was at first, to see whether it has changed
-        self.make_room(dims.grid)
+        self.make_room(self.dims.grid)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
