@@ -131,7 +131,9 @@ def finish(recipe: Recipe, *, again: bool) -> None:
     """
     from composer.utils import dist
 
+    from pospre.evaluation.figures import read_documents
     from pospre.evaluation.recipe_evaluations import run_evaluations
+    from pospre.evaluation.verdict import judge
     from pospre.object_store import Bucket, is_remote
     from pospre.reporting.page import write_report
     from pospre.run.folder import mirror_run
@@ -139,6 +141,9 @@ def finish(recipe: Recipe, *, again: bool) -> None:
     if dist.get_global_rank() != 0:
         return
     failures = run_evaluations(recipe, again=again)
+    if recipe.verdict is not None:
+        start = str(recipe.encoder.weights)
+        print(judge(recipe.verdict, start, read_documents(recipe.run_path(), [])).sentence)
     print(f"report: {write_report(recipe.run_path())}")
     if is_remote(recipe.checkpoint_folder()):
         mirror_run(recipe.run_path(), Bucket(recipe.checkpoint_folder(), patience=8, timeout=20))

@@ -97,6 +97,7 @@ def _run(
         f"trainer.save_interval={request.save_every}ba",
         "schedule.warmup=2ba",
         "evaluation={}",
+        "verdict=null",
         "loggers={}",
         "trainer.progress_bar=false",
         "trainer.autoresume=true",

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 from pospre.docstrings import option_names
 
 Pooling = Literal["mean", "cls"]
+Half = Literal["choose", "judge"]
 
 
 class Settings(BaseModel):
@@ -46,6 +47,14 @@ class Compared(Settings):
 
     baseline: bool = True
     """Also measure the untrained model of the same recipe and seed."""
+
+
+class Halved(Compared):
+    """Measuring on one of two fixed halves of the images."""
+
+    half: Half | None = None
+    """Measure only one of two fixed halves of the images, to choose on one and judge on the other.
+    """
 
 
 def as_tuple(value: object) -> object:

@@ -20,6 +20,7 @@ import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from tqdm import tqdm
 
 from pospre.collectives import from_rank_zero, while_others_wait
 from pospre.errors import UserError
@@ -30,7 +31,7 @@ from pospre.evaluation.recipe_evaluations import (
     measure_checkpoint,
     planned_evaluations,
 )
-from pospre.evaluation.registry import default_settings, figures_of
+from pospre.evaluation.registry import default_settings, evaluation_module, figures_of
 from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.reading import Checkpoint
@@ -39,6 +40,7 @@ from pospre.run.resume import RecipeRecord
 from pospre.schedules import duration_steps
 from pospre.training.callbacks.metrics import MetricsFile, drop_after, read_lines, write_lines
 from pospre.training.callbacks.stop_signals import StopSignals
+from pospre.training.callbacks.watchers import WARNINGS, note
 
 HISTORY = "history.jsonl"
 _FAILURES = (UserError, OSError, torch.OutOfMemoryError)
@@ -52,7 +54,8 @@ class _Signalled(Exception):
 
 def online_evaluations(recipe: Recipe) -> list[Callback]:
     """Return the callback that evaluates during training, if the recipe has such evaluations."""
-    entries = [entry for entry in planned_evaluations(recipe) if entry.every is not None]
+    planned = planned_evaluations(recipe)
+    entries = [entry for entry in planned if entry.every is not None or entry.at_stages]
     return [OnlineEvaluations(recipe, entries)] if entries else []
 
 
@@ -141,13 +144,18 @@ class OnlineEvaluations(Callback):
 
     def _is_due(self, entry: Planned, state: State) -> bool:
         step, batch_size = state.timestamp.batch.value, self.recipe.data.batch_size
-        if self._is_last(state):
+        if self._is_last(state) or (entry.at_stages and step in self._stage_ends(state)):
             return True
-        assert entry.every is not None
+        if entry.every is None:
+            return False
         count, unit = int(entry.every[:-2]), entry.every[-2:]
         if unit == "sp":
             return step * batch_size // count > max(step - 1, 0) * batch_size // count
         return step > 0 and step % self._steps(entry.every, state) == 0
+
+    def _stage_ends(self, state: State) -> set[int]:
+        """Return the steps before the first stage and at the end of each but the last."""
+        return {0}
 
     def _is_last(self, state: State) -> bool:
         last = self._steps(self.recipe.trainer.max_duration, state)
@@ -183,7 +191,8 @@ class OnlineEvaluations(Callback):
             figures: dict[str, Any] = {}
             try:
                 results = self._evaluate(entry, snapshot, state, listen)
-                figures = {key: results[key] for key in figures_of(entry.name)}
+                figures = {key: results.get(key) for key in figures_of(entry.name)}
+                self._warn(entry.name, step, results)
             except _Signalled:
                 return signals.seen, {}
             except _FAILURES as error:
@@ -202,16 +211,24 @@ class OnlineEvaluations(Callback):
             _neighbour(state, MetricsFile).add_line(state, values, seconds)
         return signal
 
+    def _warn(self, name: str, step: int, results: dict[str, Any]) -> None:
+        """Print and keep a line for each sign of trouble in the results."""
+        module = evaluation_module(name)
+        for warning in module.alarms(results) if hasattr(module, "alarms") else []:
+            tqdm.write(f"warning: step {step}: {name}: {warning}", file=sys.stderr)
+            note(self.recipe.run_path() / WARNINGS, step, name, warning)
+
     def _evaluate(
         self, entry: Planned, snapshot: Checkpoint, state: State, go_on: Callable[[], None]
     ) -> dict[str, Any]:
         """Return the results of an evaluation, once its file and history are written."""
-        step, settings = state.timestamp.batch.value, dict(entry.settings)
+        looked = entry.look()
+        step, settings = state.timestamp.batch.value, dict(looked.settings)
         if not self._is_last(state) and "baseline" in default_settings(entry.name):
             settings["baseline"] = False
         with unchanged_random_state():
             options = {"progress": False, "step": step, "go_on": go_on}
-            changed = entry._replace(settings=settings)
+            changed = looked._replace(settings=settings)
             document = measure_checkpoint(changed, self.recipe, snapshot, **options)
         _note(entry.output.with_name(HISTORY), document)
         results: dict[str, Any] = document["results"]

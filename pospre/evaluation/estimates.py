@@ -10,7 +10,8 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from pospre.evaluation.registry import DIFFERENCE, UNTRAINED
+from pospre.evaluation.paired import of_images, of_jackknife
+from pospre.evaluation.registry import DIFFERENCE, OVER_START, START, UNTRAINED
 
 
 def rate_error(rate: float, count: int) -> float:
@@ -75,12 +76,16 @@ def mean_and_error(name: str, values_M: Tensor) -> dict[str, Any]:
 
 
 def compared(name: str, values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the mean over images of every model, and the difference to the untrained one.
+    """Return the mean over images of every model, and the differences to the other ones.
 
-    ``values`` (M,) are those of ``Context.models``, by prefix, on the same images.
+    ``values`` (M,) are those of ``Context.models``, by prefix, on the same images; bool: right.
     """
     means = {key: share(value_M, torch.ones(len(value_M))) for key, value_M in values.items()}
-    return {name: means[""].value, **against_untrained(name, means)}
+    results = {name: means[""].value, **against_untrained(name, means)}
+    if START in values:
+        found = of_images(values[""], values[START])
+        results |= {f"{START}{name}": means[START].value, f"{name}{OVER_START}": found.model_dump()}
+    return results
 
 
 def against_untrained(name: str, found: Mapping[str, Estimate]) -> dict[str, Any]:
@@ -104,7 +109,7 @@ def against_untrained(name: str, found: Mapping[str, Estimate]) -> dict[str, Any
 
 
 def with_differences(found: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
-    """Return the figures of every model with their errors, and those of ``against_untrained``.
+    """Return the figures of every model with their errors, and the differences between them.
 
     ``found`` are the figures by name, of each model by prefix.
     """
@@ -113,5 +118,17 @@ def with_differences(found: Mapping[str, Mapping[str, Estimate]]) -> dict[str, A
         for name, figure in figures.items():
             results |= {f"{prefix}{name}": figure.value, f"{prefix}{name}_se": figure.error}
     for name in found[""]:
-        results |= against_untrained(name, {key: figures[name] for key, figures in found.items()})
+        of_models = {key: figures[name] for key, figures in found.items()}
+        results |= against_untrained(name, of_models) | _against_start(name, of_models)
     return results
+
+
+def _against_start(name: str, found: Mapping[str, Estimate]) -> dict[str, Any]:
+    """Return the comparison with the start, by the jackknife; nothing without one."""
+    if START not in found:
+        return {}
+    own, start = found[""], found[START]
+    gain = Estimate(own.value - start.value, own.without_G - start.without_G)
+    return {
+        f"{name}{OVER_START}": of_jackknife(gain.value, gain.without_G, gain.error).model_dump()
+    }

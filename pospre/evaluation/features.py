@@ -15,9 +15,10 @@ from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.description import first_other, same_samples
 from pospre.data.stores.reader import Reader
+from pospre.data.stores.subset import half_of
 from pospre.data.views.options import Crop, ViewGroup, Views
 from pospre.errors import UserError
-from pospre.evaluation.common_settings import Pooling, Sampling
+from pospre.evaluation.common_settings import Half, Pooling, Sampling
 from pospre.evaluation.layers import layer_tokens
 from pospre.evaluation.registry import Context, Plan
 from pospre.model.model import PretrainModel
@@ -42,21 +43,24 @@ def centre_batches(
 ) -> Iterator[Batch]:
     """Yield batches of centre views (short side to 256/224 of the size, then the middle; no flip).
 
-    They are of ``data``; by default, of the measured images. Views of at most 48 pixels show the
-    whole image, as is usual for CIFAR. Without ``num_samples`` all images are read, in order; the
-    last batch may be smaller. Other ``view`` groups are drawn for ``epoch``. ``chosen`` are
+    They are of ``data``; by default, of the measured images, or of the ``half`` of them that is
+    set. Views of at most 48 pixels show the whole image, as is usual for CIFAR. Without
+    ``num_samples`` all images are read, in order; the last batch may be smaller. Other ``view``
+    groups are drawn for ``epoch``. ``chosen`` are
     ``label_fraction`` and ``labels`` of ``build_loader``.
     """
+    options = {**context.storage, "channels": context.model.encoder.channels}
+    half = None if data else getattr(sampling, "half", None)
     data = data or context.data
     loader = _centre_loader(
-        data,
+        data if half is None else half_of(open_reader(data, **options), half),
         size or context.image_size,
         view,
         batch_size=sampling.batch_size,
         seed=sampling.seed,
         shuffle=sampling.num_samples is not None,
         num_workers=sampling.num_workers,
-        **{**context.storage, "channels": context.model.encoder.channels},
+        **options,
         **chosen,
     )
     loader.epoch = epoch
@@ -94,7 +98,9 @@ def check_views(recipe: Recipe, data: str) -> bool:
     return root in folder.parents or (folder == root and seen is None)
 
 
-def _centre_loader(data: str, size: Size, view: Views | None = None, **options: Any) -> ViewLoader:
+def _centre_loader(
+    data: str | Reader, size: Size, view: Views | None = None, **options: Any
+) -> ViewLoader:
     return build_loader(
         data,
         views=view or centre_view(size),
@@ -137,13 +143,19 @@ def check_probe(plan: Plan[Any]) -> Reader:
 
 def check_images(plan: Plan[Any], least: int) -> int:
     """Return the number of images to measure; raise a ``UserError`` if there are too few."""
-    found = len(open_reader(plan.data))
+    found = count_images(plan.data, getattr(plan.settings, "half", None))
     found = min(found, plan.settings.num_samples or found)
     if found < least:
         raise UserError(
             f"it needs {least} images or more, but only {found} of {plan.data} would be measured."
         )
     return found
+
+
+def count_images(data: str, half: Half | None) -> int:
+    """Return the number of images of a data set, or of a half of them."""
+    reader = open_reader(data)
+    return len(reader if half is None else half_of(reader, half))
 
 
 def check_pooling(plan: Plan[Any]) -> None:
@@ -219,7 +231,6 @@ def encode_parts(
         name: {part: [] for part in parts} for name in models
     }
     labels = [torch.zeros(0, dtype=torch.int64)]
-    data = data or context.data
     for batch in centre_batches(context, sampling, data, **options):
         labels.append(batch["label"].cpu())
         for name, model in models.items():
@@ -228,7 +239,7 @@ def encode_parts(
                 pooled = pool_tokens(model, tokens[layer], pooling)
                 found[name][layer, pooling].append(pooled.cpu())
     label_M = torch.cat(labels)
-    require_labels(label_M, data)
+    require_labels(label_M, data or context.data)
     return {
         name: {part: torch.cat(vectors) for part, vectors in by_part.items()}
         for name, by_part in found.items()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pospre.errors import UserError
-from pospre.evaluation.registry import UNTRAINED, evaluation_names, figures_of
+from pospre.evaluation.registry import START, UNTRAINED, evaluation_names, figures_of
 from pospre.untrusted_file import read_inside
 from pospre.untrusted_json import is_number, parse_json
 
@@ -16,12 +16,16 @@ _LARGEST = 1 << 26  # bytes of a document
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of an evaluation, its standard error, and the untrained encoder's, if measured."""
+    """One figure of an evaluation, its standard error, and other encoders', if measured.
+
+    These are with random weights (``untrained``), and with those that training started from.
+    """
 
     name: str
     value: float
     error: float | None
     untrained: float | None
+    start: float | None
     best: Literal["max", "min"]
 
 
@@ -36,6 +40,7 @@ def figures_in(document: Mapping[str, Any]) -> list[Figure]:
             value=results[key],
             error=error_of(results, key),
             untrained=_number(results.get(f"{UNTRAINED}{key}")),
+            start=_number(results.get(f"{START}{key}")),
             best=best,
         )
         for key, best in figures_of(name).items()

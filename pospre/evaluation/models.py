@@ -50,6 +50,13 @@ class Shown(NamedTuple):
 AS_NOTED = Shown()
 
 
+class Start(NamedTuple):
+    """The encoder that a run started from, and its address."""
+
+    model: PretrainModel
+    address: str
+
+
 class Subject(NamedTuple):
     """A model to measure, on the CPU.
 
@@ -104,6 +111,27 @@ def open_model(
     checkpoint = open_checkpoint(address)
     model, recipe = model_of(checkpoint, weights=weights)
     return Subject(model, recipe, lambda: build_model(recipe), step=checkpoint.batch)
+
+
+def open_start(recipe: Recipe) -> Start:
+    """Return the encoder that a recipe starts from, on the CPU, with views of the recipe's size.
+
+    It has the positions, patches and normalisation of its weights, as with ``--model FILE``.
+
+    Raises:
+        UserError: the weights cannot be read any more, or take other views or channels.
+    """
+    given = recipe.encoder
+    assert given.weights is not None
+    shown = Shown(pair(given.image_size))
+    keys = Keys("encoder.weights = ", "encoder.weights_from")
+    model = _of_file(given.weights, given.weights_from, shown, recipe.seed, keys).model
+    if model.encoder.channels != given.channels:
+        raise UserError(
+            f"encoder.channels = {given.channels}, but {given.weights} takes "
+            f"{model.encoder.channels}, so both cannot be measured on the same images"
+        )
+    return Start(model.eval(), given.weights)
 
 
 def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:

@@ -2,17 +2,28 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
+from pospre.collectives import print_once
 from pospre.errors import UserError, suggestion
-from pospre.evaluation.registry import check_settings, figures_of
+from pospre.evaluation.features import count_images
+from pospre.evaluation.models import Start, open_start
+from pospre.evaluation.registry import (
+    check_settings,
+    evaluation_module,
+    figures_of,
+    takes_start,
+)
 from pospre.evaluation.results_table import results_table
 from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.evaluation.verdict import DRIFT, figures_to_judge, power_line, split_figure
 from pospre.recipe.provenance import concealed
 from pospre.recipe.recipe import Recipe
+from pospre.recipe.sections import Verdict
 from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
 from pospre.training.build import build_model, model_of, resolve
@@ -24,7 +35,11 @@ _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")
 
 
 class Planned(NamedTuple):
-    """An entry of a recipe's ``evaluation``; without ``every`` it is measured only at the end."""
+    """An entry of a recipe's ``evaluation``; without ``every`` it is measured only at the end.
+
+    A figure of ``verdict`` is declared: it is looked at on one half of the images, and judged on
+    the other.
+    """
 
     name: str
     data: str
@@ -32,6 +47,17 @@ class Planned(NamedTuple):
     every: str | None
     settings: dict[str, Any]
     output: Path
+    is_declared: bool = False
+
+    @property
+    def at_stages(self) -> bool:
+        """Whether it is also measured before the first step and at the end of each stage."""
+        return self.name == DRIFT
+
+    def look(self) -> "Planned":
+        """Return the same for a look during training."""
+        half = {"half": "choose"} if self.is_declared else {}
+        return self._replace(settings={**self.settings, **half})
 
     @property
     def prefix(self) -> str:
@@ -40,10 +66,13 @@ class Planned(NamedTuple):
 
 
 def planned_evaluations(recipe: Recipe) -> list[Planned]:
-    """Return the entries of ``evaluation``, checked without importing their modules."""
-    planned = []
-    for name, given in recipe.evaluation.items():
+    """Return the entries of ``evaluation`` and ``verdict``; only the latter's are imported."""
+    planned, verdict = [], recipe.verdict
+    declared = {} if verdict is None else _declared(verdict)
+    for name, given in {**declared, **recipe.evaluation}.items():
         settings = {"data": recipe.data.path, "weights": "student", "every": None, **given}
+        if verdict is not None and name in declared:
+            settings |= {"weights": verdict.weights, **declared[name]}
         data, weights, every = (settings.pop(key) for key in ("data", "weights", "every"))
         if not isinstance(data, str):
             raise UserError(f"recipe: evaluation.{name}.data = {data}; give the path of a data set")
@@ -55,25 +84,68 @@ def planned_evaluations(recipe: Recipe) -> list[Planned]:
                 "(epochs), 500ba (steps) or 100000sp (samples)"
             )
         output = recipe.run_path() / "evaluation" / f"{name}.json"
-        planned.append(Planned(name, data, weights, every, settings, output))
+        is_declared = "half" in declared.get(name, {})
+        planned.append(Planned(name, data, weights, every, settings, output, is_declared))
     return planned
+
+
+def _declared(verdict: Verdict) -> dict[str, dict[str, Any]]:
+    """Return what a verdict says of its evaluations, by name; the drift is always one of them."""
+    data = {} if verdict.data is None else {"data": verdict.data}
+    names = [split_figure(each)[0] for each in figures_to_judge(verdict)]
+    return {DRIFT: {}, **{name: {"half": "judge", **data} for name in names}}
 
 
 def check_evaluations(recipe: Recipe) -> None:
     """Raise a ``UserError`` before training if an evaluation after it would fail."""
-    if recipe.evaluation:
+    if recipe.evaluation or recipe.verdict:
         recipe = resolve(with_encoder(recipe), open_data(recipe))
-    for name, data, weights, _, settings, output in planned_evaluations(recipe):
-        if weights == "teacher" and not _has_teacher(recipe):
+    if recipe.verdict is not None:
+        _check_verdict(recipe.verdict, recipe)
+    images: dict[str, int] = {}
+    for entry in planned_evaluations(recipe):
+        name = entry.name
+        if entry.weights == "teacher" and not _has_teacher(recipe):
             raise UserError(
                 f"recipe: evaluation.{name}.weights = teacher, but none of the algorithms "
                 f"{', '.join(recipe.algorithms)} has one; leave it out, or add ema_teacher"
             )
         try:
-            check_evaluation(name, recipe, data, settings, output)
+            checked, opened = check_evaluation(
+                name, recipe, entry.data, entry.settings, entry.output
+            )
         except UserError as error:
             raise error.restated(f"recipe: evaluation.{name}: {error}") from error
+        images[name] = 0 if not entry.is_declared else _images(entry, checked, opened)
+    for figure in [] if recipe.verdict is None else figures_to_judge(recipe.verdict):
+        print_once(power_line(figure, images[figure.partition("/")[0]]))
     best_figure(recipe)
+
+
+def _check_verdict(verdict: Verdict, recipe: Recipe) -> None:
+    """Raise a ``UserError`` if there is no start, or no figure that the guards belong to."""
+    if recipe.encoder.weights is None:
+        raise UserError(
+            "recipe: verdict compares with the weights that training starts from; set "
+            "encoder.weights, or remove the section"
+        )
+    if verdict.guard and verdict.figure is None:
+        raise UserError("recipe: verdict.guard needs a verdict.figure, such as knn/top1")
+    if verdict.weights == "student" and _has_teacher(recipe):
+        print_once(
+            "verdict: the student will be judged, but there is a teacher, which is usually better; "
+            "verdict.weights: teacher judges it"
+        )
+
+
+def _images(entry: Planned, settings: Any, opened: Any) -> int:
+    """Return the number of images that an evaluation will measure."""
+    module = evaluation_module(entry.name)
+    found: int | None = module.images(opened) if hasattr(module, "images") else None
+    if found is not None:
+        return found
+    found = count_images(entry.data, settings.half)
+    return min(found, settings.num_samples or found)
 
 
 def best_figure(recipe: Recipe) -> tuple[str, Literal["max", "min"]] | None:
@@ -139,8 +211,20 @@ def measure_checkpoint(
         address=checkpoint.uri,
         weights=entry.weights,
         device=recipe.trainer.device,
+        start=_start(entry.name, recipe),
         **options,
     )
+
+
+def _start(name: str, recipe: Recipe) -> Start | None:
+    """Return the weights that training started from, if evaluation ``name`` measures them too."""
+    if recipe.encoder.weights is None or not takes_start(name):
+        return None
+    try:
+        return open_start(recipe)
+    except UserError as error:
+        print(f"{name}: without the frozen start beside it: {error}", file=sys.stderr)
+        return None
 
 
 def _existing(entry: Planned) -> dict[str, Any]:

@@ -15,7 +15,10 @@ An evaluation has a settings class of the same name in ``pospre/evaluation/<kind
   It is called before ``evaluate``, and by a recipe before training. ``evaluate`` gets its return
   value, such as opened data or models, as ``context.opened``. Errors of both are prefixed with the
   evaluation's name;
-- ``OWN_DATA = True`` if the data are not labelled images; ``check`` then opens them.
+- ``OWN_DATA = True`` if the data are not labelled images; ``check`` then opens them;
+- ``images(opened) -> int``, if the measured images are not all of the data: their number;
+- ``alarms(results) -> list[str]``, if results can mean trouble: a line for each, which training
+  prints and keeps.
 """
 
 import re
@@ -36,7 +39,7 @@ from tqdm import tqdm
 import pospre.evaluation
 from pospre.docstrings import docstrings
 from pospre.errors import UserError, needing, suggestion
-from pospre.evaluation.common_settings import Settings
+from pospre.evaluation.common_settings import Compared, Settings
 from pospre.option_texts import option_lines, options_of
 from pospre.recipe.recipe import Recipe
 
@@ -57,6 +60,10 @@ UNTRAINED = "initial_"
 """Prefix of the untrained model's figures."""
 DIFFERENCE = "_difference"
 """Suffix of the trained model's figure minus the untrained one's; see ``compared``."""
+START = "start_"
+"""Prefix of the figures of the weights that a run started from."""
+OVER_START = "_over_start"
+"""Suffix of the comparison with these, see ``paired.Paired``."""
 Kind = TypeVar("Kind", bound=Settings)
 Item = TypeVar("Item")
 
@@ -78,7 +85,8 @@ class Context:
 
     Attributes:
         model: the trained model, in eval mode on ``device``.
-        initial: makes the model before training, in eval mode on ``device``.
+        initial: makes the model with random weights, in eval mode on ``device``.
+        start: makes the encoder that training started from, as published; None: random weights.
         data: folder, ``.beton`` file or MDS directory to measure on.
         device: for the model and the batches.
         folder: for the evaluation's own files, created when it writes; None: nothing is written.
@@ -97,6 +105,7 @@ class Context:
     opened: Any = None
     storage: Mapping[str, Any] = field(default_factory=dict)
     go_on: Callable[[], None] = lambda: None
+    start: "Callable[[], PretrainModel] | None" = None
 
     def track(self, items: Iterable[Item], title: str, **options: Any) -> Iterator[Item]:
         """Yield items under a progress bar (``options`` are tqdm's); call ``go_on`` after each."""
@@ -105,8 +114,12 @@ class Context:
             self.go_on()
 
     def models(self, *, baseline: bool) -> "dict[str, PretrainModel]":
-        """Return the model and, with ``baseline``, the untrained one, by their figures' prefix."""
-        return {"": self.model, **({UNTRAINED: self.initial()} if baseline else {})}
+        """Return the model, its start if there is one, and with ``baseline`` the untrained one.
+
+        They are by their figures' prefix.
+        """
+        start = {} if self.start is None else {START: self.start()}
+        return {"": self.model, **start, **({UNTRAINED: self.initial()} if baseline else {})}
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -147,6 +160,15 @@ def evaluation_module(name: str) -> ModuleType:
 def figures_of(name: str) -> dict[str, Literal["max", "min"]]:
     """Return the figures of evaluation ``name``, and whether max or min is best."""
     return dict(getattr(evaluation_module(name), "FIGURES", {}))
+
+
+def takes_start(name: str) -> bool:
+    """Return whether evaluation ``name`` also measures the weights that a run started from.
+
+    These are an encoder, without the heads of a method.
+    """
+    compares = issubclass(settings_class(name), Compared)
+    return compares and not hasattr(evaluation_module(name), "NEEDS")
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> Settings:

@@ -7,6 +7,8 @@ from typing import Any
 from pospre.evaluation.figures import error_of
 from pospre.evaluation.registry import (
     DIFFERENCE,
+    OVER_START,
+    START,
     UNTRAINED,
     default_settings,
     figures_of,
@@ -31,12 +33,15 @@ def results_table(name: str, results: Mapping[str, Any]) -> str:
     ]
     main = [key for key in figures_of(name) if key in figures]
     rows = [
-        [key, *(_cell(results, each) for each in (key, f"{UNTRAINED}{key}", f"{key}{DIFFERENCE}"))]
+        [
+            *(key, _cell(results, key), _cell(results, f"{START}{key}"), _over_start(results, key)),
+            *(_cell(results, each) for each in (f"{UNTRAINED}{key}", f"{key}{DIFFERENCE}")),
+        ]
         for key in [*main, *(key for key in figures if key not in main)]
     ]
     lists = {key: value for key, value in results.items() if _is_table(value)}
     rest = {key: own[key] for key in own if key not in figures and key not in lists}
-    header = ["figure", "value", "untrained", "difference"]
+    header = ["figure", "value", "start", "gain over it", "untrained", "difference"]
     shown = [n for n in range(len(header)) if n < 2 or any(row[n] != "–" for row in rows)]
     header, *rows = ([line[n] for n in shown] for line in (header, *rows))
     tables = [list_table(key, value) for key, value in lists.items() if len(_columns(value)) > 1]
@@ -46,8 +51,17 @@ def results_table(name: str, results: Mapping[str, Any]) -> str:
 
 def _belongs(key: str, results: Mapping[str, Any]) -> bool:
     """Return whether a value is part of another row: an error, or the untrained model's."""
-    other = key.removesuffix("_se").removesuffix(DIFFERENCE).removeprefix(UNTRAINED)
+    other = key.removesuffix("_se").removesuffix(DIFFERENCE).removesuffix(OVER_START)
+    other = other.removeprefix(UNTRAINED).removeprefix(START)
     return key == "standard_error" or (other != key and other in results)
+
+
+def _over_start(results: Mapping[str, Any], key: str) -> str:
+    """Return the difference to the start with its paired error."""
+    found = results.get(f"{key}{OVER_START}")
+    if found is None:
+        return "–"
+    return f"{found['difference']:+.3g}" + ("" if found["se"] is None else f" ± {found['se']:.2g}")
 
 
 def _is_table(value: object) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Settings
 from pospre.evaluation.features import check_views
-from pospre.evaluation.models import open_model, subject_of
+from pospre.evaluation.models import Start, open_model, subject_of
 from pospre.evaluation.registry import (
     Context,
     Plan,
@@ -28,7 +28,7 @@ from pospre.evaluation.registry import (
 from pospre.model.algorithm import algorithm_class, algorithm_names, method_of
 from pospre.model.model import PretrainModel
 from pospre.output import check_output, write_output
-from pospre.recipe.provenance import concealed
+from pospre.recipe.provenance import Taken, concealed
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from pospre.training.data import storage
@@ -115,6 +115,7 @@ def run_evaluation(
     step: int | None = None,
     go_on: Callable[[], None] = lambda: None,
     initial: Callable[[], PretrainModel] | None = None,
+    start: Start | None = None,
 ) -> dict[str, Any]:
     """Evaluate a model on the images at ``data_path``, as ``measure`` does.
 
@@ -122,12 +123,14 @@ def run_evaluation(
     is restored. References to environment variables in its recipe are recorded instead of their
     values. Pictures go into a folder of the same name beside ``output``. ``address``, ``weights``
     and ``step`` are only for the record. For ``origin`` see ``Subject``, for ``go_on`` and
-    ``initial`` ``Context``; without ``initial``, the recipe makes the untrained model.
+    ``initial`` ``Context``; without ``initial``, the recipe makes the untrained model. ``start`` is
+    measured beside the model.
 
     Returns:
         The content of the JSON: ``name``, ``model`` (its address), ``weights``, ``step`` (if
         given), ``encoder_sha256`` (see ``encoder_hash``), ``data``, ``created``, ``settings``,
-        ``results``, and for models without a run ``encoder`` (its description).
+        ``results``, for models without a run ``encoder`` (its description), and with a start
+        ``start`` and ``start_sha256``.
     """
     if origin:
         print(origin, file=sys.stderr)
@@ -139,6 +142,7 @@ def run_evaluation(
     context = Context(
         model=model.to(torch_device).eval(),
         initial=lambda: make_initial().to(torch_device).eval(),
+        start=None if start is None else lambda: start.model.to(torch_device).eval(),
         data=str(data_path),
         device=torch_device,
         folder=None if output is None else output.with_suffix(""),
@@ -164,10 +168,19 @@ def run_evaluation(
         "settings": concealed(checked.values(), taken),
         "results": results,
         **({} if recipe.algorithms else {"encoder": recipe.encoder.model_dump(mode="json")}),
+        **({} if start is None else _described(start, taken)),
     }
     if output is not None:
         write_json(output, document)
     return document
+
+
+def _described(start: Start, taken: Mapping[str, Taken]) -> dict[str, Any]:
+    """Return the record of the weights that a run started from."""
+    return {
+        "start": concealed(start.address, taken),
+        "start_sha256": encoder_hash(start.model),
+    }
 
 
 def encoder_hash(model: PretrainModel) -> str:

@@ -7,14 +7,23 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
 from pospre.errors import UserError
 from pospre.evaluation.figures import Figure, figures_in, read_documents, run_folder_of
 from pospre.evaluation.run import encoder_hash
+from pospre.evaluation.verdict import Judgement, judge
 from pospre.exporting.timm_encoder import Parts
 from pospre.model.algorithm import algorithm_class
+
+
+class Measurements(NamedTuple):
+    """Results of a run's evaluations by name: of exactly the exported weights, and of others."""
+
+    own: dict[str, dict[str, Any]]
+    others: dict[str, dict[str, Any]]
 
 
 def make_card(
@@ -27,10 +36,14 @@ def make_card(
     weights: str,
     step: int | None,
     license: str | None,
+    measured: Measurements,
+    judgement: Judgement | None,
 ) -> str:
     """Return the card of an export of the weights ``student`` or ``teacher`` after ``step`` steps.
 
     ``loading`` are lines of Python that load it with ``library``, ``checked`` the result of that.
+    ``measured`` are the run's results, ``judgement`` compares it with the weights that training
+    started from.
     """
     recipe = parts.recipe
     header = {
@@ -44,7 +57,8 @@ def make_card(
         "Encoder": _encoder(parts),
         **({"Classes": _classes(parts.classes)} if parts.classes else {}),
         "Training": _training(parts, checkpoint, weights, step),
-        "Figures": _figures(checkpoint, parts, weights, step),
+        **({} if judgement is None else {"Verdict": judgement.sentence}),
+        "Figures": _figures(measured),
         "Licence": _licence(parts, license),
     }
     name = Path(checkpoint).name
@@ -109,8 +123,8 @@ def _summary(algorithm: str) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _figures(checkpoint: str, parts: Parts, weights: str, step: int | None) -> str:
-    """Return the figures of exactly these weights, and the names of the run's other figures."""
+def measurements_of(parts: Parts, checkpoint: str, weights: str, step: int | None) -> Measurements:
+    """Return what the run's folder has; raise a ``UserError`` if a file is damaged."""
     folder = run_folder_of(checkpoint) or parts.recipe.run_path()
     damaged: list[str] = []
     documents = read_documents(folder, damaged) if (folder / "recipe.yaml").is_file() else {}
@@ -119,30 +133,46 @@ def _figures(checkpoint: str, parts: Parts, weights: str, step: int | None) -> s
     documents = {name: each for name, each in documents.items() if each.get("weights") == weights}
     these, keys = [step, encoder_hash(parts.model)], ("step", "encoder_sha256")
     own = {name: each for name, each in documents.items() if [*map(each.get, keys)] == these}
+    others = {name: documents[name] for name in documents.keys() - own.keys()}
+    return Measurements(own, others)
+
+
+def judged(parts: Parts, measured: Measurements, weights: str) -> Judgement | None:
+    """Return the verdict on the exported weights; None: their recipe declares none."""
+    verdict, start = parts.recipe.verdict, str(parts.recipe.encoder.weights)
+    if verdict is None:
+        return None
+    if verdict.weights != weights:
+        other = f"The run's verdict is on the {verdict.weights}, and this is the {weights}."
+        return Judgement("unknown", other)
+    return judge(verdict, start, measured.own)
+
+
+def _figures(measured: Measurements) -> str:
+    """Return the figures of exactly these weights, and the names of the run's other figures."""
     rows = [
-        [name, each.name, _number(each), _untrained(each), f"`{document.get('data')}`"]
-        for name, document in own.items()
+        [name, each.name, *_numbers(each), f"`{document.get('data')}`"]
+        for name, document in measured.own.items()
         for each in figures_in(document)
     ]
     text = "None was measured of these weights (`python -m pospre.evaluate` measures them)."
     if rows:
-        text = _table(("evaluation", "figure", "value", "untrained", "on"), rows)
-    others = [
-        f"`{name}` (step {documents[name].get('step')})" for name in documents.keys() - own.keys()
-    ]
+        text = _table(("evaluation", "figure", "value", "start", "untrained", "on"), rows)
+    others = [f"`{name}` (step {each.get('step')})" for name, each in measured.others.items()]
     if others:
         names = ", ".join(sorted(others))
         text += f"\n\nNot shown, because other weights of this run gave them: {names}."
     return text
 
 
-def _number(figure: Figure) -> str:
+def _numbers(figure: Figure) -> list[str]:
+    """Return the value with its error, the start's and the untrained encoder's."""
     error = "" if figure.error is None else f" ± {figure.error:.2g}"
-    return f"{figure.value:.4g}{error}"
-
-
-def _untrained(figure: Figure) -> str:
-    return "–" if figure.untrained is None else f"{figure.untrained:.4g}"
+    others = (figure.start, figure.untrained)
+    return [
+        f"{figure.value:.4g}{error}",
+        *("–" if each is None else f"{each:.4g}" for each in others),
+    ]
 
 
 def _licence(parts: Parts, license: str | None) -> str:

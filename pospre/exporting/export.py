@@ -15,8 +15,9 @@ from pospre.atomic_file import write_atomic
 from pospre.errors import UserError
 from pospre.evaluation.models import open_model
 from pospre.evaluation.run import require_finite
+from pospre.evaluation.verdict import Judgement
 from pospre.exporting import hf_folder, onnx_file, timm_file
-from pospre.exporting.card import make_card
+from pospre.exporting.card import judged, make_card, measurements_of
 from pospre.exporting.target import CARD, card_of, check_target, parse_grid
 from pospre.exporting.timm_encoder import Parts, take_parts
 from pospre.training.weight_files import Keys
@@ -71,6 +72,8 @@ def export(
     require_finite(source.model, checkpoint)
     model, recipe = source.model, source.recipe
     parts = take_parts(model, recipe, format=format, num_classes=num_classes, grid=wanted)
+    measured = measurements_of(parts, checkpoint, weights, found.step)
+    judgement = judged(parts, measured, weights)
     kind = _FORMATS[format]
     partial, card = out.with_name(f".partial-{os.getpid()}-{out.name}"), card_of(out, format)
     try:
@@ -88,6 +91,8 @@ def export(
             weights=weights,
             step=source.step,
             license=license,
+            measured=measured,
+            judgement=judgement,
         )
         write_atomic(partial / CARD if format == "hf" else card, text.encode())
         _show(partial, out)
@@ -100,10 +105,17 @@ def export(
         *([source.origin] if source.origin else []),
         f"written: {out}; its card: {card}",
         f"checked: {checked}",
+        *([] if judgement is None else [_told(judgement)]),
         "",
         *loading,
         f"# pixels in [0, 1], normalised with mean={mean}, std={std}",
     ]
+
+
+def _told(judgement: Judgement) -> str:
+    """Return the line on the verdict."""
+    warning = "warning: " if judgement.outcome == "worse" else ""
+    return f"{warning}verdict: {judgement.sentence}"
 
 
 def _compare(

@@ -24,6 +24,7 @@ PRIVATE = (
     "trainer.save_folder",
     "loggers",
     "evaluation",
+    "verdict.data",
 )
 COMPARED = ("data.labels", "encoder.weights")
 """Private keys that must not change between two starts of a run."""

@@ -16,7 +16,16 @@ from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
 from pospre.recipe.files import find_recipe, read_recipe
 from pospre.recipe.provenance import Taken, taken, with_references
-from pospre.recipe.sections import Callbacks, Data, Encoder, Loggers, Optimizer, Schedule, Trainer
+from pospre.recipe.sections import (
+    Callbacks,
+    Data,
+    Encoder,
+    Loggers,
+    Optimizer,
+    Schedule,
+    Trainer,
+    Verdict,
+)
 from pospre.recipe.values import Arguments
 
 
@@ -34,6 +43,7 @@ class Recipe(Section):
     callbacks: Callbacks = Callbacks()
     loggers: Loggers = Loggers()
     evaluation: dict[str, Arguments] = Field(default={})
+    verdict: Verdict | None = None
     _taken: dict[str, Taken] = PrivateAttr(default_factory=dict)
     _trained_on: TrainedOn = PrivateAttr(TrainedOn())
 

@@ -307,6 +307,25 @@ class Callbacks(Section):
     """Log the norm of the gradients of the encoder and of each head."""
 
 
+class Verdict(Section):
+    """Whether training improved on the weights it started from: declared before it starts.
+
+    The figure and its guards are measured at the end, on the half ``judge`` of the images, beside
+    the start; looks during training (``evaluation.<name>.every``) are on the half ``choose``. Drift
+    from the start is measured at the start, at the end of each stage and at the end.
+    """
+
+    figure: str | None = None
+    """EVALUATION/FIGURE, as knn/top1, with its settings in evaluation; None: only drift is measured.
+    """
+    guard: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Figures that must not become worse, as [segmentation/mIoU]."""
+    data: PlainPath | None = None
+    """Images to judge on, with labels if the figure needs them; None: those of the evaluation."""
+    weights: Literal["student", "teacher"] = "student"
+    """The encoder to judge: the one to export."""
+
+
 class Loggers(Section):
     """Logging besides ``metrics.jsonl``: arguments of Composer's loggers; null: none."""
 

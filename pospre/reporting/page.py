@@ -23,7 +23,7 @@ from pygments.lexers import YamlLexer
 from pospre.evaluation.figures import error_of
 from pospre.output import write_output
 from pospre.recipe.yaml_text import LARGEST
-from pospre.reporting import measured, summary
+from pospre.reporting import adaptation, measured, summary
 from pospre.reporting.plots import Record, draw_charts, format_value
 from pospre.reporting.run import (
     PatchPosition,
@@ -40,7 +40,7 @@ from pospre.untrusted_json import is_number
 
 HERE = Path(__file__).parent
 # evaluations with their own section
-SHOWN = ("position_grid", "position_pictures", "patch_position", "knn")
+SHOWN = ("position_grid", "position_pictures", "patch_position", "knn", "drift")
 POSITIONS = {"position_grid", "patch_position"}  # they share a section
 BLANK = (
     "For pictures of a single colour, which contain no information about places. It should stay "
@@ -114,6 +114,8 @@ def page_context(run: Run) -> dict[str, Any]:
         "views": load_views(run),
         "subtitle": summary.subtitle(run),
         "verdict": summary.verdict(run, grid, patches, classified),
+        "adapted": adaptation.sentence(run),
+        "drift": adaptation.drift_tables(run),
         "headline": summary.headline(run, grid, classified),
         "charts": draw_charts([run.records], _some(run, curve_titles(run.records))),
         "watch_charts": draw_charts([run.records], _some(run, watch_titles(run.records))),

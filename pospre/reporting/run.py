@@ -37,6 +37,7 @@ class Run:
     pretext_tasks: dict[str, TaskDescription]  # by algorithm
     records: list[Record]  # of metrics.jsonl
     evaluations: dict[str, dict[str, Any]]
+    looks: list[Record]  # of evaluation/history.jsonl: results during training
     warnings: list[Record]  # of watch.jsonl
     left_out: list[str]  # damaged parts, and those beyond a limit
 
@@ -92,6 +93,7 @@ def read_run(folder: str | Path) -> Run:
         pretext_tasks=part(PRETEXT_TASKS, LARGEST, _parse_tasks) or {},
         records=part("metrics.jsonl", 1 << 30, _parse_lines) or [],
         evaluations=read_documents(folder, left_out),
+        looks=part("evaluation/history.jsonl", 1 << 26, _parse_lines) or [],
         warnings=(part("watch.jsonl", 1 << 24, _parse_lines) or [])[:MOST_WARNINGS],
         left_out=left_out,
     )

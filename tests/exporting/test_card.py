@@ -70,11 +70,13 @@ def test_it_has_the_figures_of_these_weights(checkpoint: Path) -> None:
     measured(checkpoint, "accuracy", {"top1": 0.5, "top5": None}, "teacher")
     measured(checkpoint, "gone", {"top1": 0.9}, "student")
     text = card(checkpoint, license=None)
-    assert r"| knn | top1 | 0.713 ± 0.01 | 0.4 | `photos\|val` |" in text
+    assert r"| knn | top1 | 0.713 ± 0.01 | – | 0.4 | `photos\|val` |" in text
     assert "accuracy" not in text.split("## Recipe")[0] and "gone" not in text
     assert "not stated in the export" in text and "\nlicense:" not in text
     teacher = card(checkpoint, weights="teacher")
-    assert r"| accuracy | top1 | 0.5 | – | `photos\|val` |" in teacher and "0.713" not in teacher
+    assert (
+        r"| accuracy | top1 | 0.5 | – | – | `photos\|val` |" in teacher and "0.713" not in teacher
+    )
 
 
 def test_figures_of_other_weights_of_the_run_are_not_shown(checkpoint: Path) -> None:

@@ -6,6 +6,7 @@ per line. Without a list, the same number of images is drawn from each class, by
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -84,6 +85,21 @@ def subset(reader: Reader, fraction: float, labels: str | None, seed: int) -> Re
     if labels is None:
         return SubsetReader(reader, _of_each_class(reader, [a for a, _ in about], fraction, seed))
     return SubsetReader(reader, _listed(reader, [name for _, name in about], Path(labels)))
+
+
+def half_of(reader: Reader, half: Literal["choose", "judge"]) -> Reader:
+    """Return a reader of one of two halves; see ``half_indices``."""
+    return SubsetReader(reader, half_indices(len(reader), half, reader.address))
+
+
+def half_indices(count: int, half: Literal["choose", "judge"], address: str) -> np.ndarray:
+    """Return the samples of a half, drawn once by their indices alone; ``UserError`` if empty."""
+    index_N = np.arange(count)
+    random_N = draws.bits(draws.sample_keys(0, 0, index_N, 0, "half"), 1)[:, 0]
+    chosen = index_N[(random_N & 1) == (half == "judge")]
+    if not len(chosen):
+        raise UserError(f"{address} has {count} image(s), too few for half={half}; give more.")
+    return chosen
 
 
 def _of_each_class(reader: Reader, labels: list[int], fraction: float, seed: int) -> np.ndarray:

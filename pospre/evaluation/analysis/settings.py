@@ -30,6 +30,16 @@ class Attention(Sampling):
     batch_size: PositiveInt = 32
 
 
+class Drift(Sampling, Compared):
+    """Settings of ``drift``."""
+
+    num_samples: PositiveInt = 500
+    """Number of images, drawn by the seed: one half to fit maps on, the other to measure."""
+    layers: Numbers | None = None
+    """Blocks to measure, such as 6,12; default: all."""
+    batch_size: PositiveInt = 32
+
+
 class Field(Settings):
     """Settings of ``field``."""
 

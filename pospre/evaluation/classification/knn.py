@@ -6,6 +6,7 @@ own, and each image is classified by the others. Nothing is trained. ``layers=al
 output of every block (Zhai et al. 2022, Fig. 9; the η of that figure is the run's).
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.evaluation.classification.settings import Knn
 from pospre.evaluation.estimates import compared, rate_error
-from pospre.evaluation.features import Part, check_probe, encode_parts
+from pospre.evaluation.features import Part, check_probe, count_images, encode_parts
 from pospre.evaluation.layers import chosen_layers, planned_encoder
 from pospre.evaluation.registry import Context, Plan
 
@@ -75,6 +76,17 @@ def evaluate(context: Context, settings: Knn) -> dict[str, Any]:
     }
 
 
+def alarms(results: Mapping[str, Any]) -> list[str]:
+    """Return a line if the weights that training started from hardly tell classes apart."""
+    start, chance = results.get("start_top1"), results["chance"]
+    if start is None or start >= 2 * chance:
+        return []
+    return [
+        f"the start has only {start:.1%} top-1 here, guessing {chance:.1%}: its weights may be "
+        "loaded wrongly, or are of no use for these classes"
+    ]
+
+
 def check(plan: Plan[Knn]) -> None:
     """Raise a ``UserError`` for unsuitable data or a bank that is unsuitable or too small."""
     layers = plan.settings.layers
@@ -88,6 +100,8 @@ def check(plan: Plan[Knn]) -> None:
             "num_samples, and each image is classified by all others."
         )
     found = len(check_probe(plan))
+    if bank is None:
+        found = count_images(plan.data, plan.settings.half)
     voters = min(found, wanted or found) - (bank is None)
     if voters < k:
         raise UserError(f"k={k}, but only {voters} images can vote; use k={max(1, voters)}.")

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from pospre.evaluation.common_settings import (
-    Compared,
+    Halved,
     Listed,
     Numbers,
     Pooling,
@@ -32,7 +32,7 @@ class Accuracy(Sampling):
     """Other fine-tuned runs or checkpoints, with commas; class probabilities are averaged."""
 
 
-class Knn(Sampling, Compared):
+class Knn(Sampling, Halved):
     """Settings of ``knn``."""
 
     bank: str | None = None
@@ -51,7 +51,7 @@ class Knn(Sampling, Compared):
     """Number of bank images that vote, drawn by the seed; default: all."""
 
 
-class Linear(Sampling, Compared):
+class Linear(Sampling, Halved):
     """Settings of ``linear``."""
 
     protocol: ProtocolName
@@ -74,7 +74,7 @@ class Linear(Sampling, Compared):
     """Encode the bank anew in every epoch, with random crops and flips, as published."""
 
 
-class Logistic(Sampling, Compared):
+class Logistic(Sampling, Halved):
     """Settings of ``logistic``."""
 
     bank: str

@@ -4,7 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from pospre.evaluation.common_settings import Compared, Listed, Numbers, Sampling, as_tuple
+from pospre.evaluation.common_settings import (
+    Compared,
+    Halved,
+    Listed,
+    Numbers,
+    Sampling,
+    as_tuple,
+)
 from pospre.ranges import PositiveRange, PositiveShare, Ratio
 
 Factors = Annotated[PositiveRange, BeforeValidator(as_tuple)]
@@ -36,7 +43,7 @@ class Learned(Trained):
     """Seed of the weights, of crops or sizes, and of a detector's regions."""
 
 
-class Correspondence(Sampling, Compared):
+class Correspondence(Sampling, Halved):
     """Settings of ``correspondence``."""
 
     num_samples: PositiveInt | None = None
@@ -102,7 +109,7 @@ class Detection(Learned):
     layer_decay: PositiveShare = 0.7
 
 
-class Segmentation(Learned):
+class Segmentation(Learned, Halved):
     """Settings of ``segmentation``."""
 
     decoder: Literal["linear", "upernet"] = "linear"

@@ -32,14 +32,14 @@ from pospre.evaluation.position.layer_features import (
 )
 from pospre.evaluation.position.probes import fit_probes, scores
 from pospre.evaluation.position.settings import LEAST_IMAGES, PositionProbe
-from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.registry import START, Context, Plan
 from pospre.model.model import PretrainModel
 
 FIGURES = dict.fromkeys(("top1", "masked_top1", "content_top1", "r2", "content_r2"), "max")
 MEMORY = 2**30  # bytes of tokens at once; layers that do not fit are encoded in turn
 PICTURE = "position_over_depth.png"
 COLOURS = {"image": "C0", "masked": "C1", "content": "C2", "constant": "C7", "shuffled": "C3"}
-LINES = {"trained": "-", "versus": "--", "untrained": ":"}
+LINES = {"trained": "-", "versus": "--", "start": "-.", "untrained": ":"}
 TRAINED: tuple[Input, ...] = ("image", "masked", "content", "constant")
 UNTRAINED: tuple[Input, ...] = ("image", "masked", "content")
 SHOWN_AS = {
@@ -62,6 +62,8 @@ def evaluate(context: Context, settings: PositionProbe) -> dict[str, Any]:
     models = {"trained": context.model}
     if settings.versus is not None:
         models["versus"] = context.opened.eval().to(context.device)
+    if context.start is not None:
+        models["start"] = context.start()
     if settings.baseline:
         models["untrained"] = context.initial()
     encoder = context.model.encoder
@@ -73,8 +75,11 @@ def evaluate(context: Context, settings: PositionProbe) -> dict[str, Any]:
             found = probe_model(context, settings, name, model, batch, grid)
             rows += [{"grid": list(grid), "model": name, **row} for row in found]
     learn, measure = hold_out(batch, settings.seed)
+    last = list(encoder.grid), max(row["layer"] for row in rows)
+    start = {} if context.start is None else _figures(rows, "start", *last)
     results = {
-        **_figures(rows, list(encoder.grid), max(row["layer"] for row in rows)),
+        **_figures(rows, "trained", *last),
+        **{f"{START}{key}": value for key, value in start.items()},
         "rows": rows,
         "chance": 1 / encoder.num_patches,
         "images_learned": len(learn[INDEX]),
@@ -148,12 +153,14 @@ def probe_model(
     return rows
 
 
-def _figures(rows: list[dict[str, Any]], grid: list[int], layer: int) -> dict[str, float | None]:
-    """Return the trained model's figures for one layer and grid; None if not measured."""
+def _figures(
+    rows: list[dict[str, Any]], model: str, grid: list[int], layer: int
+) -> dict[str, float | None]:
+    """Return a model's figures for one layer and grid; None if not measured."""
     last = {
         row["shown_as"]: row
         for row in rows
-        if (row["grid"], row["model"], row["layer"]) == (grid, "trained", layer)
+        if (row["grid"], row["model"], row["layer"]) == (grid, model, layer)
     }
     names = {"": "image", "masked_": "masked", "content_": "content"}
     return {

@@ -32,7 +32,7 @@ from pospre.evaluation.features import check_images, check_pooling, pool_tokens
 from pospre.evaluation.layers import planned_encoder
 from pospre.evaluation.position.layer_features import in_parts, load_images
 from pospre.evaluation.position.settings import ShiftedPositions
-from pospre.evaluation.registry import Context, Plan
+from pospre.evaluation.registry import START, UNTRAINED, Context, Plan
 from pospre.model.model import PretrainModel
 from pospre.nn.positions.scheme import Scheme
 
@@ -52,7 +52,8 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
         not support.
     """
     found = context.models(baseline=settings.baseline)
-    models = {"untrained" if prefix else "trained": model for prefix, model in found.items()}
+    names = {"": "trained", START: "start", UNTRAINED: "untrained"}
+    models = {names[prefix]: model for prefix, model in found.items()}
     load = partial(load_images, context, sampling=settings)
     encoder = context.model.encoder
     batch = load(encoder.image_size)

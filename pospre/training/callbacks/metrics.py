@@ -186,7 +186,7 @@ class MetricsFile(LoggerDestination):
         time_now = state.timestamp
         line = {
             "step": time_now.batch.value,
-            "epoch": time_now.epoch.value - (time_now.batch_in_epoch.value == 0),
+            "epoch": max(0, time_now.epoch.value - (time_now.batch_in_epoch.value == 0)),
             "samples": time_now.sample.value,
             "time": round(time.time(), 3),
             **values,

@@ -103,10 +103,15 @@ def check(plan: Plan[Correspondence]) -> Setup:
         check_views(plan.recipe, plan.data)
         return Setup(None, size)
     count, seed = settings.num_samples, settings.seed
-    found = open_spair(data, settings.split, count, seed, decoding_of(plan.recipe))
+    found = open_spair(data, settings.split, count, seed, decoding_of(plan.recipe), settings.half)
     for name in found.names:
         found.described(name)
     return Setup(found, size)
+
+
+def images(opened: Setup) -> int | None:
+    """Return the number of SPair-71k's pairs to measure; None: there is one for each image."""
+    return None if opened.spair is None else len(opened.spair.names)
 
 
 def _pairs(context: Context, setup: Setup, settings: Correspondence) -> Iterator[Pair]:

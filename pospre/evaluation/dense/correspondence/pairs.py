@@ -13,7 +13,9 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.data.decode.bit_depth import RGB, Decoding
+from pospre.data.stores.subset import half_indices
 from pospre.errors import UserError
+from pospre.evaluation.common_settings import Half
 from pospre.evaluation.dense.correspondence.matching import apply_homography
 from pospre.evaluation.dense.images import read_image
 from pospre.text_lists import read_text
@@ -179,8 +181,13 @@ def _numbers(rows: Any, width: int) -> list[list[float]]:
     return found
 
 
-def open_spair(root: Path, split: str, count: int | None, seed: int, decoding: Decoding) -> SPair:
-    """Open a split of SPair-71k: all pairs, or ``count`` drawn by the seed, in their order."""
+def open_spair(
+    root: Path, split: str, count: int | None, seed: int, decoding: Decoding, half: Half | None
+) -> SPair:
+    """Open a split of SPair-71k: all pairs, or a half of them, in their order.
+
+    Of these, ``count`` may be drawn by the seed.
+    """
     path = root / LAYOUT / f"{split}.txt"
     if not path.is_file():
         known = sorted(each.stem for each in (root / LAYOUT).glob("*.txt"))
@@ -188,6 +195,8 @@ def open_spair(root: Path, split: str, count: int | None, seed: int, decoding: D
     names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not names:
         raise UserError(f"{path} lists no pairs.")
+    if half is not None:
+        names = [names[place] for place in half_indices(len(names), half, str(path))]
     if count is not None and count < len(names):
         chosen = np.sort(draws.order(seed, 0, len(names))[:count])
         names = [names[index] for index in chosen]

@@ -7,7 +7,7 @@ scenes (``data_prep.scenes``), whose folder is one split or has one sub-folder p
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from tqdm import tqdm
 
 from pospre.data.decode.bit_depth import RGB, Decoding
 from pospre.data.stores.image_folder import list_images
+from pospre.data.stores.subset import half_indices
 from pospre.errors import UserError
+from pospre.evaluation.common_settings import Half
 from pospre.evaluation.dense.images import (
     LABELS,
     SCENE_CLASSES,
@@ -59,6 +61,14 @@ class MaskSet:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def of_half(self, half: Half | None) -> "MaskSet":
+        """Return a half of the split; all of it for None."""
+        if half is None:
+            return self
+        chosen = half_indices(len(self), half, self.address).tolist()
+        images, masks = ([part[index] for index in chosen] for part in (self.images, self.masks))
+        return replace(self, images=images, masks=masks)
 
     def image(self, index: int) -> Tensor:
         """Return an image's pixels, uint8 (3, H, W)."""

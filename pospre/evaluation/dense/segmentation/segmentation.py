@@ -116,6 +116,11 @@ def check(plan: Plan[Segmentation]) -> Setup:
     return setup
 
 
+def images(opened: Setup) -> int:
+    """Return the number of images to measure."""
+    return len(opened.val)
+
+
 def _measure(
     context: Context, setup: Setup, model: PretrainModel, settings: Segmentation, title: str
 ) -> tuple[ndarray, float]:
@@ -239,7 +244,7 @@ def open_setup(plan: Plan[Segmentation], encoder: Encoder) -> Setup:
     settings, decoding = plan.settings, decoding_of(plan.recipe)
     ignore, side = settings.ignore, settings.crop
     train = open_masks(settings.bank or plan.data, settings.train_split, ignore, decoding)
-    val = open_masks(plan.data, settings.split, ignore, decoding)
+    val = open_masks(plan.data, settings.split, ignore, decoding).of_half(settings.half)
     crop = encoder.image_size if side is None else (side, side)
     depth = encoder.depth
     usual = {

@@ -1,0 +1,255 @@
+"""How far features are from those of the weights that training started from, block by block.
+
+The same images go through both encoders; tokens have the final norm. For the class token and for
+patches: ``cosine`` to the start; ``centred``, the same after subtracting each encoder's mean token
+(the mean alone makes any two similar); unbiased linear ``cka`` of one vector per image;
+``procrustes``, the cosine after the best rotation; ``kept``, the share of the start's five nearest
+neighbours that are still nearest (images for the class token, patches of the image for patches).
+For patches also ``gram`` (DINOv3's), and of each encoder alone ``r2`` of a patch's place, ``norm``
+(largest length over the median) and ``blur`` (cosine between patches of an image); for both
+``rank`` (RankMe). Means and maps are fitted on half of the images, the rest is read on the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre.errors import UserError
+from pospre.evaluation.analysis.settings import Drift
+from pospre.evaluation.analysis.similarity import Sums, cosine, rotation, unbiased_cka
+from pospre.evaluation.features import centre_batches, check_images
+from pospre.evaluation.layers import chosen_layers, layer_tokens, planned_encoder
+from pospre.evaluation.registry import START, Context, Plan
+from pospre.model.model import PretrainModel
+from pospre.training.callbacks.watchers import effective_rank
+
+FIGURES = {
+    **dict.fromkeys(("class_cosine", "patch_cosine", "patch_kept", "patch_rank"), "max"),
+    **dict.fromkeys(("patch_gram", "patch_r2", "patch_blur"), "min"),
+}
+KINDS = ("class", "patch")
+NEIGHBOURS = 5
+_LEAST = 16
+_SAME = 0.99  # cosine of the start's vectors of two images that are nearly the same
+
+
+class _Layer:
+    """What is gathered of one layer: sums to fit from, and then figures of each further image."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, Sums] = {}
+        self.turns = {"class": Sums(), "patch": Sums()}
+        self.vectors: dict[tuple[str, str], list[Tensor]] = {}
+        self.values: dict[str, list[Tensor]] = {}
+        self._maps: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def keep(self, tokens: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Keep one vector per image, by model and kind."""
+        for name, kinds in tokens.items():
+            for kind, each in kinds.items():
+                self.vectors.setdefault((name, kind), []).append(each.mean(1).cpu())
+
+    def fit(self, tokens: Mapping[str, Mapping[str, Tensor]], places_N2: Tensor) -> None:
+        """Add images to fit means, rotations and probes of places to."""
+        for name, kinds in tokens.items():
+            patches_BND = kinds["patch"]
+            shown = places_N2.expand(len(patches_BND), -1, -1).flatten(0, 1)
+            self.places.setdefault(name, Sums()).add(patches_BND.flatten(0, 1), shown)
+        for kind, own in tokens[""].items():
+            self.turns[kind].add(own.flatten(0, 1), tokens[START][kind].flatten(0, 1))
+
+    def read(self, tokens: Mapping[str, Mapping[str, Tensor]], places_N2: Tensor) -> None:
+        """Measure images with what was fitted."""
+        for kind, own in tokens[""].items():
+            start = tokens[START][kind]
+            mean, other, turn = self._map(kind)
+            centred, wanted = own - mean, start - other
+            self._note(f"{kind}_cosine", cosine(own, start).mean(1))
+            self._note(f"{kind}_centred", cosine(centred, wanted).mean(1))
+            self._note(f"{kind}_procrustes", cosine(centred @ turn, wanted).mean(1))
+        for name, kinds in tokens.items():
+            self._read_patches(name, kinds["patch"], places_N2)
+        own, start = (_similarities(tokens[name]["patch"]) for name in ("", START))
+        self._note("patch_gram", (own - start).square().mean((1, 2)))
+        self._note("patch_kept", kept(own, start))
+
+    def _map(self, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+        if kind not in self._maps:
+            sums = self.turns[kind]
+            found = (*sums.means, rotation(*sums.centred()))
+            self._maps[kind] = tuple(each.float() for each in found)  # type: ignore[assignment]
+        return self._maps[kind]
+
+    def _read_patches(self, name: str, patches_BND: Tensor, places_N2: Tensor) -> None:
+        weights, bias = (each.float() for each in self.places[name].ridge())
+        residual = (patches_BND @ weights + bias - places_N2).square().sum((1, 2))
+        self._note(f"{name}patch_residual", residual)
+        length = patches_BND.norm(dim=-1)
+        self._note(f"{name}patch_norm", length.amax(1) / length.median(1).values)
+        count = patches_BND.shape[1]
+        total = F.normalize(patches_BND, dim=-1).sum(1).square().sum(1)
+        self._note(f"{name}patch_blur", (total - count) / (count * (count - 1)))
+
+    def _note(self, name: str, value_B: Tensor) -> None:
+        self.values.setdefault(name, []).append(value_B.double().cpu())
+
+    def figures(self, names: Sequence[str], spread: float) -> dict[str, float]:
+        """Return all figures of the layer; ``spread`` is the sum of squares of centred places."""
+        means = {key: float(torch.cat(found).mean()) for key, found in self.values.items()}
+        for name in names:
+            means[f"{name}patch_r2"] = 1 - means.pop(f"{name}patch_residual") / spread
+        for (name, kind), parts in self.vectors.items():
+            own_MD = torch.cat(parts)
+            means[f"{name}{kind}_rank"] = effective_rank(own_MD)
+            if name == START:
+                other_MD = torch.cat(self.vectors["", kind])
+                means[f"{kind}_cka"] = unbiased_cka(other_MD, own_MD)
+            if name == START and kind == "class":
+                both = (_similarities(each[None]) for each in (other_MD, own_MD))
+                means["class_kept"] = float(kept(*both))
+        return means
+
+
+@torch.no_grad()
+def evaluate(context: Context, settings: Drift) -> dict[str, Any]:
+    """Measure every block.
+
+    Returns:
+        ``rows``, the figures of every layer (see above); those of the last layer; the start's own
+        (``start_…``) and the untrained encoder's (``initial_…``); and ``near_duplicates``, the
+        share of images that have another one with a cosine above 0.99 in the start.
+    """
+    if context.start is None:
+        raise UserError(
+            "it compares with the weights that training started from; this model has none "
+            "(a recipe's encoder.weights, or --start FILE)"
+        )
+    models = context.models(baseline=settings.baseline)
+    grids = {model.encoder.grid_of(*context.image_size) for model in models.values()}
+    if len(grids) > 1:
+        raise UserError("the start has another grid of patches, so patches cannot be compared")
+    (grid,) = grids
+    kinds = KINDS[not context.model.encoder.has_class_token :]
+    numbers = chosen_layers(settings.layers, context.model.encoder.depth, first=1)
+    layers = {number: _Layer() for number in numbers}
+    places_N2 = _places(grid).to(context.device)
+    to_fit, count = context.opened // 2, 0
+    for batch in centre_batches(context, settings):
+        size = len(batch["index"])
+        cut = min(max(0, to_fit - count), size)
+        count += size
+        read = {
+            name: _by_layer(model, model.images(batch)[:, 0], numbers)
+            for name, model in models.items()
+        }
+        for number, layer in layers.items():
+            tokens = {name: read[name][number] for name in models}
+            layer.keep(tokens)
+            if cut:
+                layer.fit(_rows(tokens, slice(cut)), places_N2)
+            if cut < size:
+                layer.read(_rows(tokens, slice(cut, None)), places_N2)
+    spread = float((places_N2 - places_N2.mean(0)).square().sum())
+    found = {number: layer.figures([*models], spread) for number, layer in layers.items()}
+    last = layers[numbers[-1]].vectors
+    start_MD = torch.cat(next(each for (name, _), each in last.items() if name == START))
+    return {
+        **found[numbers[-1]],
+        "near_duplicates": near_duplicates(start_MD),
+        "rows": [_row(number, kind, found[number]) for number in numbers for kind in kinds],
+        "images": count,
+        "grid": list(grid),
+    }
+
+
+def check(plan: Plan[Drift]) -> int:
+    """Return the number of images; raise a ``UserError`` for too few, or layers that are not."""
+    planned_encoder(plan.recipe, plan.settings.layers)
+    if 0 in (plan.settings.layers or ()):
+        raise UserError("layer 0 is the embedding; the first block is layer 1.")
+    return check_images(plan, _LEAST)
+
+
+def alarms(results: Mapping[str, Any]) -> list[str]:
+    """Return a line for each sign of trouble."""
+    keys = ("rank", "norm", "blur", "r2")
+    start, own = ({key: results[f"{one}patch_{key}"] for key in keys} for one in (START, ""))
+    blur, place = own["blur"] - start["blur"], own["r2"] - start["r2"]
+    gram, near, patch = (results[f"patch_{key}"] for key in ("gram", "kept", "cosine"))
+    same = results["near_duplicates"]
+    signs = [
+        (
+            own["rank"] < 0.5 * start["rank"],
+            f"features collapse: rank {own['rank']:.3g}, in the start {start['rank']:.3g}",
+        ),
+        (gram > 0.05, f"patches lose their relations: Gram {gram:.3f} (a mirror image: 0.025)"),
+        (
+            patch < 0.6 and results.get("class_cosine", 0.0) > 0.8,
+            f"patches have left the start (cosine {patch:.2f}), and the class token has not",
+        ),
+        (blur > 0.1, f"patches of an image become alike: cosine up by {blur:.2f}"),
+        (own["norm"] > 2 * start["norm"], "a few patches are far longer than the others"),
+        (place > 0.2, f"patches tell their place more than in the start: R² up by {place:.2f}"),
+        (near < 0.5, f"only {near:.0%} of the start's nearest patches are still nearest"),
+        (same > 0.05, f"{same:.0%} of the images have a near duplicate"),
+    ]
+    return [text for is_wrong, text in signs if is_wrong]
+
+
+def _row(number: int, kind: str, figures: Mapping[str, float]) -> dict[str, Any]:
+    """Return the figures of a layer's class token, or of its patches."""
+    own = {key.replace(f"{kind}_", ""): value for key, value in figures.items() if kind in key}
+    return {"layer": number, "tokens": kind, **own}
+
+
+def _by_layer(
+    model: PretrainModel, images_BCHW: Tensor, numbers: Sequence[int]
+) -> dict[int, dict[str, Tensor]]:
+    """Return the class token (B, 1, D), if there is one, and the patches (B, N, D) by layer."""
+    encoder = model.encoder
+    prefix, found = encoder.num_prefix_tokens, {}
+    for number, tokens in zip(numbers, layer_tokens(model, images_BCHW, numbers), strict=True):
+        tokens = tokens.float()
+        cls = {"class": tokens[:, :1]} if encoder.has_class_token else {}
+        found[number] = {**cls, "patch": tokens[:, prefix:]}
+    return found
+
+
+def _rows(tokens: Mapping[str, Mapping[str, Tensor]], rows: slice) -> dict[str, dict[str, Tensor]]:
+    return {
+        name: {kind: each[rows] for kind, each in kinds.items()} for name, kinds in tokens.items()
+    }
+
+
+def _places(grid: tuple[int, int]) -> Tensor:
+    """Return row and column of every patch, (N, 2)."""
+    rows, columns = (torch.arange(side, dtype=torch.float32) for side in grid)
+    return torch.cartesian_prod(rows, columns)
+
+
+def _similarities(tokens_BND: Tensor) -> Tensor:
+    """Return the cosines (B, N, N) between the tokens of each image."""
+    directions = F.normalize(tokens_BND, dim=-1)
+    return directions @ directions.mT
+
+
+def kept(own_BNN: Tensor, start_BNN: Tensor) -> Tensor:
+    """Return the share (B,) of the nearest neighbours in the start that are still nearest."""
+    count = min(NEIGHBOURS, own_BNN.shape[1] - 1)
+    nearest = []
+    for similarity in (own_BNN, start_BNN):
+        others = similarity.clone()
+        others.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+        places = others.topk(count, dim=-1).indices
+        nearest.append(torch.zeros_like(others, dtype=torch.bool).scatter_(-1, places, True))
+    both = (nearest[0] & nearest[1]).sum(-1) / count
+    return both.mean(-1)
+
+
+def near_duplicates(start_MD: Tensor) -> float:
+    """Return the share of images that have another one with nearly the same vector."""
+    (similarity,) = _similarities(start_MD[None])
+    return float((similarity.fill_diagonal_(0) > _SAME).any(1).double().mean())

@@ -1,0 +1,193 @@
+"""Whether training improved on the weights it started from: one sentence, from paired figures.
+
+A recipe's ``verdict`` declares the figure and its guards before training. Better: the 95 % interval
+of the paired difference to the frozen start is above 0, and no guard is worse. Worse: it is below
+0, or a guard is worse (two-sided p below 0.05, adjusted by Holm for the number of guards). Else no
+difference is shown. The sentence follows from the recipe and from ``evaluation/*.json`` alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from pospre.errors import UserError
+from pospre.evaluation.paired import Paired, detectable, holm
+from pospre.evaluation.registry import (
+    OVER_START,
+    START,
+    evaluation_names,
+    figures_of,
+    settings_class,
+    takes_start,
+)
+from pospre.recipe.sections import Verdict
+from pospre.untrusted_json import is_number
+
+DRIFT = "drift"
+LEAST_IMAGES = 6
+"""With fewer images that differ, no result is significant."""
+_RATES = ("top1", "top5")
+_SIGNIFICANT = 0.05
+_NOTHING = "Nothing here can say whether it helped"
+_FEW = 0.1  # a difference of rates that fewer images cannot show
+
+
+Documents = Mapping[str, Mapping[str, Any]]
+
+
+class Judgement(NamedTuple):
+    """The verdict, and the sentence that says it."""
+
+    outcome: Literal["better", "none", "worse", "unknown"]
+    sentence: str
+
+
+class Measured(NamedTuple):
+    """A declared figure: the judged encoder's, the start's, and their comparison."""
+
+    name: str
+    value: float
+    start: float
+    paired: Paired  # positive: better than the start
+    start_sha256: str
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is written in percent."""
+        return all(0 <= each <= 1 for each in (self.value, self.start))
+
+    def points(self, difference: float) -> str:
+        """Write a difference with its sign."""
+        return f"{100 * difference:+.1f}" if self.is_share else f"{difference:+.3g}"
+
+    def compared(self) -> str:
+        """Describe both figures, their difference, and its interval."""
+        paired, low_high = self.paired, map(self.points, self.paired.interval)
+        own, other = (
+            f"{100 * each:.1f} %" if self.is_share else f"{each:.3g}"
+            for each in (self.value, self.start)
+        )
+        counts = "" if paired.won is None else f"; {paired.won} won, {paired.lost} lost"
+        return (
+            f"{self.name} {own} against {other} for the frozen start on the same {paired.images} "
+            f"images ({self.points(paired.difference)}, 95 % {' to '.join(low_high)}{counts})"
+        )
+
+
+def split_figure(name: str) -> tuple[str, str]:
+    """Return the evaluation and the figure of ``knn/top1``; raise a ``UserError`` if wrong."""
+    evaluation, _, key = name.partition("/")
+    if not key:
+        raise UserError(f"recipe: verdict: {name} is no EVALUATION/FIGURE such as knn/top1")
+    settings = settings_class(evaluation)
+    known = figures_of(evaluation)
+    if key not in known or not takes_start(evaluation) or "half" not in settings.model_fields:
+        able = [
+            f"{each}/{figure}"
+            for each in evaluation_names()
+            if "half" in settings_class(each).model_fields
+            for figure in figures_of(each)
+        ]
+        raise UserError(
+            f"recipe: verdict: {name} cannot be compared with the start on half of the images; "
+            f"use one of {', '.join(able)}"
+        )
+    return evaluation, key
+
+
+def power_line(name: str, images: int) -> str:
+    """Say before training what this many images can show; raise a ``UserError`` if nothing."""
+    if images < LEAST_IMAGES:
+        raise UserError(
+            f"recipe: verdict: only {images} images would judge {name}; at least {LEAST_IMAGES} "
+            "must differ before a difference can be significant. Give more images as verdict.data"
+        )
+    line = f"verdict: {name} will be judged on {images} images"
+    if name.partition("/")[2] not in _RATES:
+        return f"{line}: they show a mean difference of {2.8 / images**0.5:.2g} of its spread"
+    few, many = (100 * detectable(share, images) for share in (0.1, 0.3))
+    line += (
+        f": they show a difference of {few:.1f} points if a tenth of them is judged differently, "
+        f"of {many:.1f} if three tenths are"
+    )
+    too_few = ". Too few to show a usual gain; a collapse would show"
+    return line + (too_few if is_few(images) else "")
+
+
+def is_few(images: int) -> bool:
+    """Return whether images are too few to show a difference of ten points."""
+    return detectable(0.1, images) > _FEW
+
+
+def figures_to_judge(verdict: Verdict) -> list[str]:
+    """Return the figure of a verdict, if it has one, and its guards."""
+    return [*([] if verdict.figure is None else [verdict.figure]), *verdict.guard]
+
+
+def judge(verdict: Verdict, start: str, documents: Documents) -> Judgement:
+    """Return the verdict on weights that were measured beside their ``start``.
+
+    Args:
+        verdict: what was declared before training.
+        start: address of the weights that training started from.
+        documents: results of evaluations by name, as ``figures.read_documents``.
+    """
+    if verdict.figure is None:
+        return Judgement("unknown", f"{_NOTHING}{_kept(documents)}.")
+    found = {name: _measured(name, verdict, documents) for name in figures_to_judge(verdict)}
+    measured = [one for one in found.values() if one is not None]
+    if len(measured) < len(found):
+        missing = next(name for name, one in found.items() if one is None)
+        told = f"{_NOTHING}: {missing} was not measured beside it{_kept(documents)}."
+        return Judgement("unknown", told)
+    if len({one.start_sha256 for one in measured}) > 1:
+        return Judgement("unknown", f"{_NOTHING}: its figures are beside different starts.")
+    main, *guards = measured
+    adjusted = holm([one.paired.p or 0.0 for one in guards])
+    pairs = zip(guards, adjusted, strict=True)
+    harmed = [one for one, p in pairs if p < _SIGNIFICANT and one.paired.difference < 0]
+    text, keep = f"The {verdict.weights}'s", f"Keep the frozen start: {start}."
+    is_sure, gain = main.paired.is_sure, main.paired.difference
+    if harmed or (is_sure and gain < 0):
+        worst = harmed[0] if harmed else main
+        told = f"Worse than the frozen start. {text} {worst.compared()}. {keep}"
+        return Judgement("worse", told)
+    if is_sure:
+        return Judgement("better", f"Adapted is better. {text} {main.compared()}.")
+    few = "Too few images: no" if is_few(main.paired.images) else "No"
+    shown = main.points(main.paired.shown).lstrip("+")
+    told = f"{few} difference shown. {text} {main.compared()}; this many images show {shown} or"
+    return Judgement("none", f"{told} more. {keep}")
+
+
+def _measured(name: str, verdict: Verdict, documents: Documents) -> Measured | None:
+    """Return a declared figure on the half ``judge``; None if it was not measured on it."""
+    evaluation, _, key = name.partition("/")
+    document = documents.get(evaluation, {})
+    is_judged = document.get("settings", {}).get("half") == "judge"
+    is_same = document.get("weights") == verdict.weights
+    if evaluation not in evaluation_names() or not (is_judged and is_same):
+        return None
+    results = document["results"]
+    try:
+        paired = Paired.model_validate(results.get(f"{key}{OVER_START}"))
+    except ValidationError:
+        return None
+    value, start = results.get(key), results.get(f"{START}{key}")
+    if not (is_number(value) and is_number(start)):
+        return None
+    if figures_of(evaluation).get(key) == "min":
+        turned = {"difference": -paired.difference, "won": paired.lost, "lost": paired.won}
+        paired = paired.model_copy(update=turned)
+    return Measured(name, value, start, paired, str(document.get("start_sha256")))
+
+
+def _kept(documents: Documents) -> str:
+    """Describe in words what is left of the start's features."""
+    results = documents.get(DRIFT, {}).get("results", {})
+    names = {"patch_cosine": "patch cosine", "patch_kept": "nearest patches"}
+    words = [
+        f"{name} {results[key]:.2f}" for key, name in names.items() if is_number(results.get(key))
+    ]
+    return f"; features kept: {', '.join(words)}" if words else ""

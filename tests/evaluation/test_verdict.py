@@ -1,0 +1,107 @@
+"""The verdict's sentences, and what they follow from."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from pospre.errors import UserError
+from pospre.evaluation.estimates import compared
+from pospre.evaluation.registry import START
+from pospre.evaluation.verdict import Judgement, judge, power_line, split_figure
+from pospre.recipe.sections import Verdict
+
+FIGURE, GUARD = "knn/top1", "logistic/top1"
+
+
+def document(won: int, lost: int, images: int = 1000, **other: Any) -> dict[str, Any]:
+    """Return results in which so many images differ, and half of the others are right."""
+    right = torch.arange(images) % 2 == 0
+    own, start = right.clone(), right.clone()
+    own[:won], start[:won] = True, False
+    own[won : won + lost], start[won : won + lost] = False, True
+    results = compared("top1", {"": own, START: start})
+    found = {"weights": "teacher", "settings": {"half": "judge"}, "start_sha256": "a"}
+    return {**found, "results": results, **other}
+
+
+def verdict(knn: dict[str, Any], *, figure: str | None = FIGURE, **others: Any) -> Judgement:
+    guards = (GUARD,) if "logistic" in others else ()
+    declared = Verdict(figure=figure, guard=guards, weights="teacher")
+    return judge(declared, "dino.pth", {"knn": knn, **others})
+
+
+def test_better() -> None:
+    found = verdict(document(61, 36), logistic=document(20, 30))
+    assert found.outcome == "better" and found.sentence == (
+        "Adapted is better. The teacher's knn/top1 51.2 % against 48.7 % for the frozen start on "
+        "the same 1000 images (+2.5, 95 % +0.6 to +4.4; 61 won, 36 lost)."
+    )
+
+
+def test_no_difference() -> None:
+    found = verdict(document(30, 26))
+    assert found.outcome == "none" and found.sentence == (
+        "No difference shown. The teacher's knn/top1 50.2 % against 49.8 % for the frozen start on "
+        "the same 1000 images (+0.4, 95 % -1.1 to +1.9; 30 won, 26 lost); this many images show "
+        "2.1 or more. Keep the frozen start: dino.pth."
+    )
+    same = verdict(document(0, 0))
+    assert same.outcome == "none" and "0 won, 0 lost" in same.sentence
+    assert "this many images show 2.8 or more" in same.sentence
+    few = verdict(document(9, 2, 40))
+    assert few.outcome == "none" and few.sentence.startswith("Too few images: no difference shown.")
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_worse(guarded: bool) -> None:
+    others = {"logistic": document(20, 60)} if guarded else {}
+    found = verdict(document(80, 20) if guarded else document(36, 61), **others)
+    assert found.outcome == "worse" and found.sentence.startswith("Worse than the frozen start. ")
+    assert (GUARD if guarded else FIGURE) in found.sentence
+    assert found.sentence.endswith("Keep the frozen start: dino.pth.")
+
+
+def test_what_was_not_measured_has_no_verdict() -> None:
+    drift = {"results": {"patch_cosine": 0.934, "patch_kept": 0.81}}
+    kept = "features kept: patch cosine 0.93, nearest patches 0.81"
+    nothing = "Nothing here can say whether it helped"
+    assert verdict({}, figure=None, drift=drift).sentence == f"{nothing}; {kept}."
+    half = {"half": "choose"}
+    for knn in (
+        {},
+        document(9, 1, settings=half),  # a look
+        document(9, 1, settings={}),
+        document(9, 1, weights="student"),
+        document(9, 1, results={"top1": 0.5}),  # without the start
+        document(9, 1, results={"top1": 0.5, "start_top1": 1, "top1_over_start": {"se": "x"}}),
+    ):
+        assert verdict(knn) == ("unknown", f"{nothing}: knn/top1 was not measured beside it.")
+    other = verdict(document(61, 36), logistic=document(20, 30, start_sha256="b"))
+    assert other.outcome == "unknown" and "beside different starts" in other.sentence
+
+
+def test_what_images_can_show_is_said_before_training() -> None:
+    assert power_line(FIGURE, 1000) == (
+        "verdict: knn/top1 will be judged on 1000 images: they show a difference of 2.8 points if "
+        "a tenth of them is judged differently, of 4.8 if three tenths are"
+    )
+    assert power_line(FIGURE, 60).endswith("Too few to show a usual gain; a collapse would show")
+    assert "0.63 of its spread" in power_line("segmentation/mIoU", 20)
+    with pytest.raises(UserError, match="only 5 images would judge knn/top1; at least 6"):
+        power_line(FIGURE, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("knn", "verdict: knn is no EVALUATION/FIGURE such as knn/top1"),
+        ("knn/top5", "knn/top5 cannot be compared with the start on half of the images; use one"),
+        ("accuracy/top1", r"use one of .*knn/top1"),
+        ("spectrum/rank", r"use one of .*segmentation/mIoU"),
+        ("knm/top1", "unknown evaluation 'knm'"),
+    ],
+)
+def test_figures_that_cannot_be_judged(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        split_figure(name)

@@ -1,0 +1,148 @@
+"""A run from published weights: the frozen start beside its figures, its drift, and the verdict."""
+
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from pospre import evaluate, export
+from pospre.data.opening import open_reader
+from pospre.data.stores.subset import half_indices, half_of
+from pospre.errors import UserError
+from pospre.evaluation.run import measure
+from tests.training.test_start_weights import exported
+from tests.training.tiny_runs import MAE, Run, metrics
+
+HALVES: tuple[Literal["choose", "judge"], ...] = ("choose", "judge")
+LABELLED = "evaluation={knn: {every: 1ep, k: 3}, drift: {num_samples: 16}}"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Path:
+    """Return a file of weights, which ``tiny`` can start from."""
+    return exported(tmp_path / "published.safetensors", positions="learned")[0]
+
+
+def document(folder: Path, name: str) -> Any:
+    return json.loads((folder / "evaluation" / f"{name}.json").read_text())
+
+
+def lines(folder: Path, name: str) -> list[Any]:
+    history = (folder / "evaluation" / "history.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, history) if line["name"] == name]
+
+
+def test_a_run_is_judged_against_its_start(
+    tiny: Path, run: Run, tmp_path: Path, start: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, images = tmp_path / "runs" / "tiny", tmp_path / "images"
+    asked = (f"encoder={{weights: {start}}}", LABELLED, "verdict.figure=knn/top1")
+    teacher = (MAE, "algorithms.ema_teacher={}", "verdict.weights=teacher")
+    code, said = run(tiny, *asked, *teacher, "trainer.max_duration=2ep")
+    assert code == 0, said
+    judged = document(folder, "knn")
+    count = judged["results"]["query_samples"]
+    assert said.index(f"knn/top1 will be judged on {count} images") < said.index("samples of")
+
+    # looks are on one half, the verdict on the other
+    assert [look["settings"]["half"] for look in lines(folder, "knn")] == ["choose"] * 2
+    assert judged["settings"]["half"] == "judge" and judged["weights"] == "teacher"
+    looked = lines(folder, "knn")[0]["results"]
+    assert looked["query_samples"] + count == 24 and looked["initial_top1"] is None
+    assert looked["start_top1"] is not None
+
+    # the start's figure is that of its file, measured by the command on the same images
+    output = tmp_path / "frozen.json"
+    command = ["knn", "--model", str(start), "--data", str(images), "--output", str(output)]
+    assert evaluate.main([*command, "k=3", "half=judge", "--image-size", "64"]) == 0
+    frozen = json.loads(output.read_text())
+    assert frozen["results"]["top1"] == judged["results"]["start_top1"]
+    assert frozen["encoder_sha256"] == judged["start_sha256"] and judged["start"] == str(start)
+
+    # before the first step the encoder is the start
+    first, last = lines(folder, "drift")
+    assert (first["step"], last["step"]) == (0, 6)
+    rows = first["results"]["rows"]
+    both = [(layer, tokens) for layer in (1, 2) for tokens in ("class", "patch")]
+    assert [(row["layer"], row["tokens"]) for row in rows] == both
+    for row in rows:
+        assert {row[key] for key in ("cosine", "centred", "kept")} == {1.0}
+        assert row["cka"] == pytest.approx(1) and row["procrustes"] > 0.999999
+        assert row["rank"] == row["start_rank"] and row.get("gram", 0) == 0
+        for key in ("r2", "norm", "blur"):
+            assert row.get(key) == row.get(f"start_{key}")
+    assert last["results"]["patch_cosine"] < 1 and last["results"]["patch_gram"] > 0
+    assert metrics(folder)[0]["evaluation/drift/patch_cosine"] == 1
+
+    sentence = "difference shown. The teacher's knn/top1"
+    assert sentence in said and f"Keep the frozen start: {start}." in said
+    page = html.unescape((folder / "report.html").read_text())
+    assert sentence in page and "Drift from the start" in page
+    for weights, is_there in (("teacher", True), ("student", False)):
+        out = tmp_path / f"{weights}.pth"
+        words = [str(folder), str(out), "--format", "timm", "--weights", weights]
+        assert export.main(words) == 0
+        card = out.with_name(f"{weights}.pth.md").read_text()
+        assert (sentence in card) == is_there and "## Verdict" in card
+
+
+def test_without_a_declared_figure_only_drift_is_told(
+    tiny: Path, run: Run, tmp_path: Path, start: Path
+) -> None:
+    asked = f"encoder={{weights: {start}}}", MAE, "evaluation={drift: {num_samples: 16}}"
+    code, said = run(tiny, *asked, "verdict={}", "trainer.max_duration=3ba")
+    assert code == 0, said
+    assert "Nothing here can say whether it helped; features kept: patch" in said
+    start.unlink()  # a resumed run does not need it, and says what is missing
+    code, said = run(tiny, *asked, "verdict={}", "trainer.max_duration=4ba")
+    assert code == 2 and "drift: without the frozen start beside it: " in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("verdict={}",), "verdict compares with the weights that training starts from"),
+        (("verdict.guard=[knn/top1]", "START"), "verdict.guard needs a verdict.figure"),
+        (("verdict.figure=knn/top2", "START"), "verdict: knn/top2 cannot be compared"),
+        (
+            ("verdict.figure=knn/top1", "evaluation.knn.k=1", "verdict.data=FEW", "START"),
+            r"only \d images would judge knn/top1",
+        ),
+    ],
+)
+def test_verdicts_that_cannot_be_given(
+    tiny: Path,
+    run: Run,
+    tmp_path: Path,
+    start: Path,
+    image_folder: Callable[..., Path],
+    overrides: tuple[str, ...],
+    said: str,
+) -> None:
+    few = image_folder(8, name="few")
+    known = {"START": f"encoder={{weights: {start}}}", "verdict.data=FEW": f"verdict.data={few}"}
+    given = [known.get(each, each) for each in overrides]
+    code, told = run(tiny, MAE, *given)
+    assert code == 2 and not (tmp_path / "runs").exists()
+    assert re.search(said, told)
+
+
+def test_halves_are_disjoint_and_always_the_same(
+    image_folder: Callable[..., Path], start: Path
+) -> None:
+    reader = open_reader(image_folder(40))
+    choose, rest = (half_indices(40, half, "") for half in HALVES)
+    assert sorted([*choose, *rest]) == [*range(40)] and min(len(choose), len(rest)) > 10
+    assert choose[:6].tolist() == [0, 3, 5, 8, 11, 12]  # never to change
+    first, again = (
+        measure("knn", str(start), reader.path, {"k": 3, "half": "judge"}) for _ in HALVES
+    )
+    assert first == again and first["query_samples"] == len(rest)
+    names = [half_of(reader, "judge").about(index)[1] for index in range(len(rest))]
+    assert names == [reader.about(index)[1] for index in rest.tolist()]
+    with pytest.raises(UserError, match="too few for half=judge"):
+        half_indices(1, "judge", "one")
