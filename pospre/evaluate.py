@@ -57,6 +57,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("name", metavar="NAME", help="the evaluation; see below")
     parser.add_argument("--output", action=LocalPath, metavar="FILE", help="JSON file to write")
+    parser.add_argument(
+        "--start",
+        metavar="MODEL",
+        help="encoder to measure beside it, such as the weights that its training started from",
+    )
     add_model_options(parser)
     parser.add_argument(
         "settings", nargs="*", metavar="key=value", help="settings of the evaluation; see below"
@@ -78,7 +83,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     check_settings(arguments.name, settings)
     from pospre.evaluation.figures import run_folder_of
-    from pospre.evaluation.models import Shown, open_model
+    from pospre.evaluation.models import Shown, open_beside, open_model
     from pospre.evaluation.results_table import results_table
     from pospre.evaluation.run import run_evaluation
     from pospre.run.checkpoints.folders import checkpoints_in
@@ -102,6 +107,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         address=arguments.model,
         weights=arguments.weights,
         device=arguments.device,
+        start=arguments.start and open_beside(arguments.start, subject.recipe),
         **subject._asdict(),
     )
     print(results_table(arguments.name, document["results"]))

@@ -28,6 +28,7 @@ from pospre.training.weight_files import EXPORTED, Keys, Source, is_weights_file
 from pospre.training.weight_records import Weights
 
 MODEL_KEYS = Keys("--model ", "--weights")
+START_KEYS = Keys("--start ", "--start")
 Numbers = Sequence[float] | None
 
 
@@ -114,24 +115,32 @@ def open_model(
 
 
 def open_start(recipe: Recipe) -> Start:
-    """Return the encoder that a recipe starts from, on the CPU, with views of the recipe's size.
+    """Return the encoder that a recipe starts from, see ``open_beside``."""
+    given = recipe.encoder
+    assert given.weights is not None
+    keys = Keys("encoder.weights = ", "encoder.weights_from")
+    return open_beside(given.weights, recipe, keys, weights=given.weights_from)
+
+
+def open_beside(
+    address: str, recipe: Recipe, keys: Keys = START_KEYS, *, weights: Weights = "student"
+) -> Start:
+    """Return the encoder at an address, on the CPU, with views of a recipe's size.
 
     It has the positions, patches and normalisation of its weights, as with ``--model FILE``.
 
     Raises:
-        UserError: the weights cannot be read any more, or take other views or channels.
+        UserError: the weights cannot be read, or take other views or channels.
     """
-    given = recipe.encoder
-    assert given.weights is not None
-    shown = Shown(pair(given.image_size))
-    keys = Keys("encoder.weights = ", "encoder.weights_from")
-    model = _of_file(given.weights, given.weights_from, shown, recipe.seed, keys).model
-    if model.encoder.channels != given.channels:
+    shown = Shown(pair(recipe.encoder.image_size))
+    opened = _of_timm if address.startswith(PREFIX) else _of_file
+    model = opened(address, weights, shown, recipe.seed, keys).model
+    if model.encoder.channels != recipe.encoder.channels:
         raise UserError(
-            f"encoder.channels = {given.channels}, but {given.weights} takes "
-            f"{model.encoder.channels}, so both cannot be measured on the same images"
+            f"{keys.weights}{address} takes {model.encoder.channels} channels, and the model has "
+            f"{recipe.encoder.channels}, so both cannot be measured on the same images"
         )
-    return Start(model.eval(), given.weights)
+    return Start(model.eval(), address)
 
 
 def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:

@@ -72,7 +72,7 @@ def export(
     require_finite(source.model, checkpoint)
     model, recipe = source.model, source.recipe
     parts = take_parts(model, recipe, format=format, num_classes=num_classes, grid=wanted)
-    measured = measurements_of(parts, checkpoint, weights, found.step)
+    measured = measurements_of(parts, checkpoint, weights, source.step)
     judgement = judged(parts, measured, weights)
     kind = _FORMATS[format]
     partial, card = out.with_name(f".partial-{os.getpid()}-{out.name}"), card_of(out, format)

@@ -316,8 +316,7 @@ class Verdict(Section):
     """
 
     figure: str | None = None
-    """EVALUATION/FIGURE, as knn/top1, with its settings in evaluation; None: only drift is measured.
-    """
+    """EVALUATION/FIGURE, as knn/top1, set in evaluation; None: only drift is measured."""
     guard: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Figures that must not become worse, as [segmentation/mIoU]."""
     data: PlainPath | None = None

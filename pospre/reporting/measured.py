@@ -120,6 +120,9 @@ def evaluate_command(run: Run, name: str) -> str:
     words = ["pospre.evaluate", kind, "--model", model, "--data", data]
     if (made or planned).get("weights") == "teacher":
         words += ["--weights", "teacher"]
+    start = str(made.get("start") or "")
+    if start and not VARIABLE.search(start):
+        words += ["--start", start]
     if kind != name:
         words += ["--output", f"{short_path(run.folder)}/evaluation/{name}.json"]
     return _command(*words, *settings)

@@ -103,6 +103,7 @@ ROWS = {
     "attention": Row("droppos", "NMI scikit-learn, entropy scipy, distance plain loop: 1e-5"),
     "relative_attention": Row("droppos", "plain loop over pairs 1e-6"),
     "position_correlation": Row("droppos", "scipy 1e-6"),
+    "drift": Row("droppos", "golden CKA 1e-6, scipy; equal weights exactly", ("num_samples=200",)),
     "spectrum": Row("droppos", "scipy: spectra 1e-5, ranks 1e-4"),
     "field": Row("intertwined", "scikit-learn and numpy 1e-6"),
     "reconstructions": Row("mae", "none: the training's own pass, 1e-5"),
@@ -149,7 +150,9 @@ def command(name: str, run: Path, work: Path) -> list[str]:
     settings = [setting.format(train=work / "train") for setting in row.settings]
     if "baseline" in default_settings(name):
         settings.append("baseline=false")
-    return [name, "--model", str(run), "--data", str(work / row.data), *settings]
+    start = ["--start", f"{run}_untrained".replace("_untrained" * 2, "_untrained")]
+    beside = start if name == "drift" else []
+    return [name, "--model", str(run), "--data", str(work / row.data), *beside, *settings]
 
 
 def train(recipe: str, run: Path, work: Path) -> None:

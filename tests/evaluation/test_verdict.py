@@ -55,8 +55,10 @@ def test_no_difference() -> None:
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_worse(guarded: bool) -> None:
-    others = {"logistic": document(20, 60)} if guarded else {}
-    found = verdict(document(80, 20) if guarded else document(36, 61), **others)
+    if guarded:
+        found = verdict(document(80, 20), logistic=document(20, 60))
+    else:
+        found = verdict(document(36, 61))
     assert found.outcome == "worse" and found.sentence.startswith("Worse than the frozen start. ")
     assert (GUARD if guarded else FIGURE) in found.sentence
     assert found.sentence.endswith("Keep the frozen start: dino.pth.")
