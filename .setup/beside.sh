@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# beside.sh newest: make .venv-newest, as .venv, but with the newest torch, torchvision, torchaudio and
-# timm there are, whatever Composer's bounds are; `rm -r .venv-newest` looks for newer ones.
+# beside.sh newest: make .venv-newest, as .venv, but with the newest torch, torchvision and timm there
+# are, whatever Composer's bounds are; `rm -r .venv-newest` looks for newer ones.
 # beside.sh oldest: make .venv-oldest, with the oldest torch that is tested.
 # Nothing to do costs milliseconds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly kind=$1 folder=.venv-$1
-readonly newest="torch torchvision torchaudio timm"
+readonly newest="torch torchvision timm"
 . .setup/locks.sh
 
 wanted() { cat .venv/requirements.txt "$floor"; }

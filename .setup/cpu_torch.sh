@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 . .setup/locks.sh
-builds=$(pins requirements.txt | grep -E '^(torch|torchvision|torchaudio)==')
+builds=$(pins requirements.txt | grep -E '^(torch|torchvision)==')
 libraries=$(names .setup/requirements.lock | grep -xE "$of_torch")
 # shellcheck disable=SC2086
 .venv/bin/python -m pip install --no-deps --force-reinstall --progress-bar off \

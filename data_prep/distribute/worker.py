@@ -78,7 +78,7 @@ def _prepare(item: Item, job: Job) -> "PreparedImage | PreparedClip":
             decoding=job.settings.decoding,
         )
     else:
-        from data_prep.encode.clips import prepare_clip  # torchaudio: seconds to import
+        from data_prep.encode.clips import prepare_clip  # scipy: slow to import
 
         main = prepare_clip(data, job.settings.frames)
     if main.num_bytes > _LARGEST_SAMPLE:

@@ -2,7 +2,7 @@
 
 They follow the keyword spotting of TC-ResNet (Choi et al. 2019) and MP3: 16 kHz, windows of 30 ms,
 power spectrum of 512 points, 64 mel bands from 80 to 7600 Hz, log(x + 1e-6), DCT, the first 40
-coefficients. torchaudio computes the features; soundfile reads the files.
+coefficients. Computed in float64, so that all machines store the same float32.
 """
 
 import io
@@ -12,16 +12,16 @@ from functools import cache
 
 import numpy as np
 import soundfile
-import torch
-from torchaudio.transforms import MFCC, Resample
+from scipy.fft import dct
+from scipy.signal import resample_poly
 
 from data_prep.files.archives import DamagedItem
-from pospre.data.threads import one_thread
 
 RATE = 16000
 NUM_COEFFICIENTS = 40
 
 _WINDOW, _HOP, _FFT = 480, 160, 512
+_BANDS, _RANGE = 64, (80, 7600)  # Hz
 _LARGEST_RATIO = 1000  # the resampler's table grows with the ratio of the two rates
 
 
@@ -63,17 +63,20 @@ def clip_features(samples: np.ndarray, rate: int, num_frames: int) -> np.ndarray
 
     98 frames are this second; 100 have 20 ms of silence after it. ``rate`` is in Hz.
     """
-    # forked processes cannot use torch's thread pool of the parent
-    with one_thread(), torch.no_grad():
-        wave = torch.from_numpy(samples)
-        if rate != RATE:
-            wave = _resampler(rate)(wave)
-        # a window is centred in the transformed points
-        before = (_FFT - _WINDOW) // 2
-        padded = torch.zeros(2 * before + _WINDOW + _HOP * (num_frames - 1))
-        wave = wave[: min(RATE, len(padded) - before)]
-        padded[before : before + len(wave)] = wave
-        return _mfcc()(padded).T.contiguous().numpy()
+    wave = samples.astype(np.float64)
+    if rate != RATE:
+        shared = math.gcd(rate, RATE)
+        wave = resample_poly(wave, RATE // shared, rate // shared)
+    padded = np.zeros(_WINDOW + _HOP * (num_frames - 1))
+    wave = wave[: min(RATE, len(padded))]
+    padded[: len(wave)] = wave
+    frames = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[::_HOP]
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WINDOW) / _WINDOW)
+    power = np.abs(np.fft.rfft(frames * hann, _FFT)) ** 2
+    # einsum: a BLAS would start threads in every worker, and sum otherwise on another CPU
+    bands = np.einsum("fk,kb->fb", power, _mel_bands())
+    cepstra = dct(np.log(bands + 1e-6), norm="ortho")
+    return cepstra[:, :NUM_COEFFICIENTS].astype(np.float32)
 
 
 def _check(rate: int, length: int) -> None:
@@ -84,19 +87,15 @@ def _check(rate: int, length: int) -> None:
 
 
 @cache
-def _mfcc() -> MFCC:
-    spectrum = {
-        "n_fft": _FFT,
-        "win_length": _WINDOW,
-        "hop_length": _HOP,
-        "center": False,
-        "n_mels": 64,
-        "f_min": 80.0,
-        "f_max": 7600.0,
-    }
-    return MFCC(RATE, NUM_COEFFICIENTS, log_mels=True, melkwargs=spectrum)
+def _mel_bands() -> np.ndarray:
+    """Return the triangular weights of each frequency in each band: (257, 64).
 
-
-@cache
-def _resampler(rate: int) -> Resample:
-    return Resample(rate, RATE)
+    Their corners are evenly spaced in mel, 2595·log10(1 + f / 700).
+    """
+    low, high = (2595 * math.log10(1 + hertz / 700) for hertz in _RANGE)
+    corners = 700 * (10 ** (np.linspace(low, high, _BANDS + 2) / 2595) - 1)
+    hertz = np.linspace(0, RATE / 2, _FFT // 2 + 1)[:, None]
+    width = np.diff(corners)
+    rising = (hertz - corners[:-2]) / width[:-1]
+    falling = (corners[2:] - hertz) / width[1:]
+    return np.maximum(0, np.minimum(rising, falling))

@@ -42,7 +42,7 @@ class Settings:
         """Encoding of a sample's data in MDS shards, by column."""
         if self.frames is None:
             return {"image": "bytes"}
-        from data_prep.encode.clips import NUM_COEFFICIENTS  # torchaudio: seconds to import
+        from data_prep.encode.clips import NUM_COEFFICIENTS  # scipy: slow to import
 
         return {"features": f"ndarray:float32:{self.frames},{NUM_COEFFICIENTS}"}
 
