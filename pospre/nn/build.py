@@ -31,6 +31,11 @@ def build_encoder(options: EncoderOptions) -> Encoder:
         raise UserError(
             f"encoder.window = {options.window} is for swin_tiny; {options.name} has no windows."
         )
+    if options.gated_registers > options.num_registers:
+        raise UserError(
+            f"encoder.gated_registers = {options.gated_registers}, but encoder.num_registers = "
+            f"{options.num_registers}; give at most as many."
+        )
     patch = pair(options.patch_size or size.patch_size)
     for side, part in zip(pair(options.image_size), patch, strict=True):
         check_divides(side, part, key="encoder.image_size")

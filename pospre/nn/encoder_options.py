@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from pospre.ranges import Count, PositiveDepth, Ratio, Size
 
 Init = Literal["xavier", "trunc_normal", "deit", "dinov2", "beit"]
+Kernel = Literal["bicubic", "pinv", "timm"]
 Positions = str | Mapping[str, Mapping[str, Any]]
 """A scheme's name, or ``{name: its options}``."""
 
@@ -57,6 +58,10 @@ class EncoderOptions:
     """Have a class token."""
     num_registers: Count = 0
     """Learned tokens without position that take part in attention."""
+    gated_registers: Count = 0
+    """So many of these, the last ones, have a gate: a bias of the attention to them, learned in
+    each block from −5. For registers that weights lack.
+    """
     layer_scale: PositiveFloat | None = None
     """Initial factor of each residual branch, learned per channel; None: no factor."""
     drop_path: Ratio = 0.0

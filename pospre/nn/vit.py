@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre.errors import UserError
@@ -26,6 +27,8 @@ from pospre.nn.projections import PatchConv, check_parts, parts_of
 from pospre.nn.sizes import EncoderSize, pair, timm_model
 from pospre.nn.weights.names import timm_name
 from pospre.nn.weights.timm_eva import eva_model, eva_state, is_eva
+
+_GATE = -5.0  # logit: new registers get e⁻⁵ of a patch's attention at first
 
 
 class PatchEmbed(nn.Module):
@@ -68,6 +71,8 @@ class Encoder(PatchEncoder):
         self.patch_embed = PatchEmbed(self.channels, dim, self.patch_size, bias=not size.pre_norm)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, num_registers, dim)) if num_registers else None
+        self.gated = options.gated_registers
+        self.register_gate = nn.Parameter(torch.empty(depth)) if self.gated else None
         dims = TransformerDims(dim, size.num_heads, depth, self.grid, class_token, num_registers)
         self.positions = build_positions(options.positions, dims)
         self.norm_pre = nn.LayerNorm(dim, size.eps) if size.pre_norm else nn.Identity()
@@ -93,6 +98,8 @@ class Encoder(PatchEncoder):
         for token in (self.cls_token, self.reg_token):
             if token is not None:
                 init_token(token, std=1e-6 if init == "dinov2" else 0.02, cut=init == "beit")
+        if self.register_gate is not None:
+            nn.init.constant_(self.register_gate, _GATE)
         self.positions.reset_parameters()
 
     def forward(
@@ -184,6 +191,8 @@ class Encoder(PatchEncoder):
             is_last = number == self.depth
             num_queries = self.num_prefix_tokens if prefix_only and is_last else None
             dropout_B = dropout_keys(keys_B if self.dropout else None, number)
+            if self.register_gate is not None:
+                terms = terms.plus(self._gate(number - 1, num_keys or tokens_BTD.shape[1]))
             tokens_BTD = block(tokens_BTD, terms, num_keys, branch, num_queries, dropout_B)
             if layers is not None:
                 found.append(tokens_BTD)
@@ -196,6 +205,13 @@ class Encoder(PatchEncoder):
             return []
         prefix, own = torch.cat(tokens, dim=1), self.positions.prefix()
         return [(prefix if own is None else prefix + own).expand(num, -1, -1)]
+
+    def _gate(self, layer: int, num_keys: int) -> Tensor:
+        """Return the gate's bias of attention to each key in a block: (1, 1, 1, keys)."""
+        assert self.register_gate is not None
+        prefix = self.num_prefix_tokens
+        biases = self.register_gate[layer].expand(1, 1, 1, self.gated)
+        return F.pad(biases, (prefix - self.gated, num_keys - prefix))
 
     def _context_first(self, context_BM: Tensor, num_tokens: int) -> tuple[Tensor, int]:
         """Return an order of all tokens with prefix and context first, and their number."""
@@ -243,6 +259,11 @@ class Encoder(PatchEncoder):
             UserError: timm has no model with this position scheme, or parts were replaced.
         """
         check_parts(self, self.built, "encoder")
+        if self.gated:
+            raise UserError(
+                f"encoder.gated_registers = {self.gated} cannot be exported: timm has no such "
+                "model. Use this encoder through its run or checkpoint."
+            )
         if self.positions.timm is None:
             raise UserError(
                 f"encoder.positions = {self.positions.name} cannot be exported: timm has no such "

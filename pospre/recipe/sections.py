@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from pospre.arguments import Section
 from pospre.data.reading import Reading
 from pospre.data.views import options
-from pospre.nn.encoder_options import EncoderOptions
+from pospre.nn.encoder_options import EncoderOptions, Kernel
 from pospre.recipe.values import (
     AllOrSome,
     Betas,
@@ -57,6 +57,10 @@ class Data(Section, Reading):
     """As ``mean``."""
 
 
+OF_WEIGHTS = ("weights", "weights_from", "kernel")
+"""Keys of the encoder's section that are not arguments of ``build_encoder``."""
+
+
 class Encoder(Section, EncoderOptions):
     """The encoder, and the weights to start from, which may also say what it is."""
 
@@ -68,6 +72,10 @@ class Encoder(Section, EncoderOptions):
     """
     weights_from: Literal["student", "teacher"] = "student"
     """Which encoder of a file: the trained one, or its EMA."""
+    kernel: Kernel = "bicubic"
+    """How the patch kernel of weights gets another patch_size: ``bicubic``, scaled by (old / new)²;
+    ``pinv``, FlexiViT's pseudo-inverse; ``timm``, timm's.
+    """
 
     @model_validator(mode="after")
     def _is_named(self) -> Self:
@@ -78,7 +86,7 @@ class Encoder(Section, EncoderOptions):
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of ``build_encoder``."""
-        return self.model_dump(exclude={"weights", "weights_from"})
+        return self.model_dump(exclude={*OF_WEIGHTS})
 
 
 class Optimizer(Section):

@@ -24,7 +24,7 @@ from pospre.scratch import scratch
 from pospre.training.build import build_components
 from pospre.training.callbacks.metrics import plain_losses
 from pospre.training.callbacks.stop_signals import StopSignals
-from pospre.training.start_weights import load_weights
+from pospre.training.start_weights import start_from
 from pospre.training.train import build_trainer
 from pospre.untrusted_json import parse_object
 
@@ -132,7 +132,7 @@ def _apart(recipe: Recipe, folder: str) -> Recipe:
 def _train(recipe: Recipe, start: Checkpoint | None, step: int) -> Replay:
     run = build_components(recipe)
     if start is None and recipe.encoder.weights is not None:
-        load_weights(run.model, recipe.encoder.weights, recipe.encoder.weights_from)
+        start_from(run.model, recipe.encoder)
     print(f"replaying to step {step} from {'the start' if start is None else start.uri}")
     signals, held = StopSignals(), _Hold(step)
     resume = [] if start is None else [Resume(start.content)]

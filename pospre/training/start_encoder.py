@@ -22,7 +22,7 @@ from pospre.nn.swin.encoder import SWIN
 from pospre.nn.weights.encoder_from_tensors import encoder_options, shown_heads
 from pospre.nn.weights.timm_models import PREFIX
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.sections import Encoder
+from pospre.recipe.sections import OF_WEIGHTS, Encoder
 from pospre.run.checkpoints.folders import checkpoints_of
 from pospre.run.checkpoints.reading import recorded_encoder
 from pospre.run.folder import starts_over
@@ -34,7 +34,7 @@ KEYS = Keys("encoder.weights = ", "encoder.weights_from")
 USUAL_SIDE = 224
 _SHOWN = (
     *("name", "image_size", "patch_size", "depth", "num_heads", "channels", "positions"),
-    *("class_token", "num_registers", "layer_scale", "final_norm", "window"),
+    *("class_token", "num_registers", "gated_registers", "layer_scale", "final_norm", "window"),
 )
 """Options that weights show; the others are about training."""
 _SHAPE = ("embed_dim", "hidden_dim", "swiglu", "eps", "key_bias")
@@ -77,7 +77,10 @@ def _of_file(given: Encoder) -> dict[str, Any]:
         patch = pair(given.patch_size or 1)
         sides = zip(pair(options["image_size"]), patch, strict=True)
         options["image_size"] = tuple(max(1, side // part) * part for side, part in sides)
-    own = {key: getattr(given, key) for key in given.model_fields_set - {"weights", "weights_from"}}
+    own = {key: getattr(given, key) for key in given.model_fields_set.difference(OF_WEIGHTS)}
+    more = given.num_registers - options["num_registers"]
+    if more > 0:
+        options["gated_registers"] += more
     check_fits(EncoderOptions(**{**_shown(options), **own}), source)
     return options
 
@@ -151,13 +154,19 @@ def _contradictions(
     heads = source.known.heads or shown_heads(source.tensors)
     if heads not in (None, size.num_heads):
         wrong.append(differs("num_heads", size.num_heads, heads))
-    for key, actual in (
-        ("channels", other.channels),
-        ("class_token", other.class_token),
-        ("num_registers", other.num_registers),
+    for key, actual, fits in (
+        ("channels", other.channels, options.channels >= other.channels),
+        ("class_token", other.class_token, options.class_token == other.class_token),
+        ("num_registers", other.num_registers, options.num_registers >= other.num_registers),
     ):
-        if getattr(options, key) != actual:
+        if not fits:
             wrong.append(differs(key, spelled(getattr(options, key)), spelled(actual)))
+    gated = other.gated_registers + max(0, options.num_registers - other.num_registers)
+    if gated != options.gated_registers:
+        wrong.append(
+            f"encoder.gated_registers = {options.gated_registers}, but {gated} of "
+            f"encoder.num_registers = {options.num_registers} need a gate for {name}"
+        )
     return [*wrong, *_missing_parts(options, other, source)]
 
 

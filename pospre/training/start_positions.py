@@ -138,14 +138,18 @@ def fitted_relative(
 
 
 def _read(encoder: Encoder, source: Source) -> FileTable:
-    """Return the file's table; some have no rows for some prefix tokens."""
+    """Return the file's table; some have no rows for some prefix tokens, none for new registers."""
     table, class_token = source.tensors["pos_embed"], encoder.has_class_token
-    registers = encoder.num_prefix_tokens - class_token
+    own = encoder.num_prefix_tokens - class_token
+    tokens = source.tensors.get("reg_token")
+    registers = 0 if tokens is None else min(own, tokens.shape[1])
     bare = registers > 0 or table.shape[1] == encoder.num_patches
     table_rows = read_table(table, class_token, registers, known=source.known.grid, bare=bare)
     if table_rows is None:
         raise no_grid(source.named, source.address, "pos_embed", table, source.known.grid)
-    return table_rows
+    there, rows = class_token + registers, table_rows.rows
+    new = rows.new_zeros(1, own - registers, rows.shape[2])
+    return table_rows._replace(rows=torch.cat([rows[:, :there], new, rows[:, there:]], dim=1))
 
 
 def _checked(old: Grid, new: Grid, source: Source, key: str, *, is_assumed: bool) -> str:

@@ -3,10 +3,10 @@
 Every tensor of the encoder comes from the file, or is fresh and named in the message; none stays
 random silently. Only positions may be fresh, if the file has none of their kind.
 
-Two things are resampled, which the message reports. Positions of another grid are resampled as the
-code that trained them does (``resample_positions``; relative ones by timm's
-``resize_rel_pos_bias_table``). Patch kernels of another size are resampled so that equally resized
-patches have equal embeddings (FlexiViT's pseudo-inverse, timm's ``resample_patch_embed``).
+Three things may differ from the file, each with a line that says so: the size of patches, more
+channels (``nn.weights.kernels``), and more registers, which are fresh and gated. Positions of
+another grid are resampled as the code that trained them does (``resample_positions``; relative ones
+by timm's ``resize_rel_pos_bias_table``).
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import timm
-from timm.layers import resample_patch_embed
+import torch
 from torch import Tensor
 
 from pospre.arguments import typed
@@ -22,11 +22,14 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.encoder_options import Kernel
 from pospre.nn.positions.foreign import is_rounded
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
+from pospre.nn.weights.kernels import KERNELS, resized_kernel, with_channels
 from pospre.nn.weights.layouts import shortened
 from pospre.nn.weights.timm_models import PREFIX, pixels_of
+from pospre.recipe.sections import Encoder as EncoderSection
 from pospre.training.build import load_model
 from pospre.training.start_encoder import FACTOR, KEYS, check_fits, fitting_section
 from pospre.training.start_positions import (
@@ -61,6 +64,8 @@ class Loaded:
     # names in the source that the encoder does not use
     unused: list[str] = field(default_factory=list)
     resampled: list[str] = field(default_factory=list)  # descriptions of what was resampled
+    # lines about options that differ from the file's
+    differences: list[str] = field(default_factory=list)
     # description of another position scheme in the source, if any
     positions: list[str] = field(default_factory=list)
     # what nothing shows, and is taken for granted
@@ -103,7 +108,13 @@ def load_run(address: str | Path, weights: Weights = "student") -> PretrainModel
 
 
 @typed
-def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "student") -> str:
+def load_weights(
+    model: PretrainModel,
+    uri: str | Path,
+    which: Weights = "student",
+    *,
+    kernel: Kernel = "bicubic",
+) -> str:
     """Load an encoder's weights into ``model`` and into the teachers that follow it.
 
     Args:
@@ -115,11 +126,13 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
             file may have none (``positions=none``). ``positions=drop`` leaves them out,
             ``FILE,grid=7x28`` and ``FILE,heads=12`` say what else no tensor shows.
         which: the encoder of a checkpoint, or of a file that also holds a teacher.
+        kernel: how the patch kernel gets another size, see ``pospre.nn.weights.kernels``.
 
     Returns:
         One line that says what was loaded, what is fresh, resampled, not used and left out, and
         how images are normalised from now on: as the weights expect, if that is known and the
-        model was made without ``mean`` and ``std``.
+        model was made without ``mean`` and ``std``. Then a line for each option of the encoder that
+        differs from the weights.
 
     Raises:
         UserError: the file cannot be read, or does not fit; the first such tensor is named.
@@ -129,14 +142,20 @@ def load_weights(model: PretrainModel, uri: str | Path, which: Weights = "studen
     try:
         if model.encoder.positions.name == "sincos":
             check_fixed(model.encoder, source)
-        done = take_weights(model, source)
+        done = take_weights(model, source, kernel)
     except UserError as error:
         section = fitting_section(model.encoder.options, source)
         raise error.restated(f"{error}{section}") from error
-    return f"{done}; images with {model.augment.described()}"
+    return "\n".join([f"{done}; images with {model.augment.described()}", *done.differences])
 
 
-def take_weights(model: PretrainModel, source: Source) -> Loaded:
+def start_from(model: PretrainModel, given: EncoderSection) -> str:
+    """Load the weights that a recipe's section of the encoder names; see ``load_weights``."""
+    assert given.weights is not None
+    return load_weights(model, given.weights, given.weights_from, kernel=given.kernel)
+
+
+def take_weights(model: PretrainModel, source: Source, kernel: Kernel = "bicubic") -> Loaded:
     """Load the tensors of ``source``; see ``load_weights``."""
     encoder = model.encoder
     _check_kind(encoder, source)
@@ -151,7 +170,7 @@ def take_weights(model: PretrainModel, source: Source) -> Loaded:
     if rounded:
         done.resampled.append("rotary periods, bfloat16 in the file, exact here")
     for key, own in expected.items():
-        found = _matching(key, own, encoder, done)
+        found = _matching(key, own, encoder, done, kernel)
         if found is None:
             done.fresh.append(key)
         else:
@@ -222,15 +241,20 @@ def _check_key_bias(encoder: PatchEncoder, source: Source) -> None:
             )
 
 
-def _matching(key: str, own: Tensor, encoder: PatchEncoder, done: Loaded) -> Tensor | None:
+def _matching(
+    key: str, own: Tensor, encoder: PatchEncoder, done: Loaded, kernel: Kernel
+) -> Tensor | None:
     """Return the source's tensor for ``key``; None if it may be fresh."""
     source = done.source
     found = source.tensors.get(key)
     is_table = key.endswith(f"rel_pos.{_TABLE}")
     if found is None and is_table:
         found = source.tensors.get(_SHARED)  # SimMIM's fine-tuning: a copy for every block
+    added = _added_registers(encoder, source)
     if found is None and (is_table or key == "pos_embed"):
         return None
+    if found is None and added and key in ("reg_token", "register_gate"):
+        found = own[:, :0] if key == "reg_token" else own
     if found is None:
         raise UserError(f"{source.named} lacks the tensor '{key}'; {_COMPARE}")
     old, changed = tuple(found.shape), ""
@@ -243,9 +267,14 @@ def _matching(key: str, own: Tensor, encoder: PatchEncoder, done: Loaded) -> Ten
         found, changed, assumed = fitted(own, encoder, source)
         if assumed and assumed not in done.assumed:
             done.assumed.append(assumed)
-    elif key == _KERNEL and found.shape[:2] == own.shape[:2] and found.shape != own.shape:
-        found = resample_patch_embed(found.float(), list(own.shape[2:]))
-        changed = f"{key} {_shape(old)} → {_shape(own.shape)}"
+    elif key == _KERNEL and found.ndim == 4 and len(found) == len(own):
+        found = _fitted_kernel(found, own, kernel, done)
+    elif key == "reg_token" and added:
+        found = torch.cat([found, own[:, found.shape[1] :]], dim=1)
+        done.differences.append(
+            f"encoder.num_registers = {own.shape[1]}, but {source.name} has {old[1]}: {added} are "
+            "new, with a gate on attention to them"
+        )
     if found.shape != own.shape:
         raise UserError(
             f"{source.named}: tensor '{key}' has shape {old}, the encoder wants "
@@ -264,5 +293,28 @@ def _check_unused(unused: list[str], encoder: PatchEncoder, source: Source) -> N
             raise UserError(f"{source.named}: its tensor '{key}' is not in the encoder; {_COMPARE}")
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape))
+def _added_registers(encoder: PatchEncoder, source: Source) -> int:
+    """Return how many gated registers the encoder has that the weights lack."""
+    own = encoder.num_prefix_tokens - encoder.has_class_token
+    tokens = source.tensors.get("reg_token")
+    missing = own - (0 if tokens is None else tokens.shape[1])
+    return max(0, min(missing, encoder.options.gated_registers))
+
+
+def _fitted_kernel(found: Tensor, own: Tensor, kernel: Kernel, done: Loaded) -> Tensor:
+    """Return the file's patch kernel for the encoder's patches and channels."""
+    (old, *patch), (new, high, wide) = found.shape[1:], own.shape[1:]
+    name = done.source.name
+    if patch != [high, wide]:
+        found = resized_kernel(found, (high, wide), kernel)
+        done.differences.append(
+            f"encoder.patch_size = {high}×{wide}, but {name} has {patch[0]}×{patch[1]}: its kernel "
+            f"is resized, {KERNELS[kernel]}"
+        )
+    if new > old:
+        found = with_channels(found, new)
+        done.differences.append(
+            f"encoder.channels = {new}, but {name} has {old}: new channels have the mean of its "
+            f"kernels, and all are scaled by {old}/{new}"
+        )
+    return found

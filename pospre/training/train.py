@@ -41,7 +41,7 @@ from pospre.training.scale.compilation import Compiling, choose_parts, compile_m
 from pospre.training.scale.fsdp import MeanOverRanks, build_sharding
 from pospre.training.scale.microbatch import microbatch_size, out_of_memory
 from pospre.training.start_encoder import with_encoder
-from pospre.training.start_weights import load_weights
+from pospre.training.start_weights import start_from
 from pospre.training.step_trainer import StepTrainer
 
 
@@ -57,7 +57,7 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     parts = build_components(recipe, run.device)
     estimate_memory(parts.loader).check()
     if recipe.encoder.weights is not None and run.is_new():
-        print_once(load_weights(parts.model, recipe.encoder.weights, recipe.encoder.weights_from))
+        print_once(start_from(parts.model, recipe.encoder))
     steps = run.find(parts)
     is_finished = steps >= parts.total_steps
     if is_finished:

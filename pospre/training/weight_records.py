@@ -20,6 +20,7 @@ from pospre.nn.sizes import pair
 from pospre.nn.swin.encoder import SWIN
 from pospre.object_store import Bucket, is_remote
 from pospre.ranges import Size
+from pospre.recipe.sections import OF_WEIGHTS
 from pospre.untrusted_json import is_number, parse_json, parse_object
 
 RECORD = "pospre.json"
@@ -88,7 +89,7 @@ def of_export(header: Mapping[str, str], name: str) -> Known | None:
 
 def _options(recipe: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the arguments of ``build_encoder`` in a recorded recipe."""
-    own = {key: value for key, value in recipe["encoder"].items() if not key.startswith("weights")}
+    own = {key: value for key, value in recipe["encoder"].items() if key not in OF_WEIGHTS}
     return check_arguments("encoder", EncoderOptions, own, source=f"recipe in {name}")
 
 

@@ -102,6 +102,10 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
     ("patch_size is 0: .*greater than 0", lambda: build_encoder("vits16", patch_size=0)),
     ("depth is -1: .*greater than or equal to 1", lambda: build_encoder("vits16", depth=-1)),
     ("image_size is -16: .*greater than 0", lambda: build_encoder("vits16", image_size=-16)),
+    ("gated_registers = 3, but encoder.num_registers = 2; give at most",
+     lambda: build_encoder("vits16", num_registers=2, gated_registers=3)),
+    ("gated_registers = 2 cannot be exported: timm has no such",
+     lambda: build_encoder("vits16", depth=1, num_registers=2, gated_registers=2).timm_state()),
     (r"encoder\.init: xavier or trunc_normal, not dinov2",
      lambda: UNTYPED("swin_tiny", image_size=128, **{**SWIN_NEEDS, "init": "dinov2"})),
     *((WINDOW.format(size, window), partial(swin, image_size=size, window=window))

@@ -23,7 +23,7 @@ from pospre.training.optimizer.optim import parameter_groups
 @pytest.mark.parametrize(
     ("section", "declaration", "own"),
     [
-        (sections.Encoder, EncoderOptions, {"name", "weights", "weights_from"}),  # or weights
+        (sections.Encoder, EncoderOptions, {"name", *sections.OF_WEIGHTS}),  # or weights
         (sections.Data, Reading, {"path", "batch_size", "views", "mean", "std"}),
         (sections.View, options.ViewOptions, {"augment"}),  # sections of their own
         (sections.Augment, options.Augment, {"rand_augment"}),

@@ -95,7 +95,7 @@ def test_a_run_and_an_export_say_it_too(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"num_registers": 0}, "encoder.num_registers = 0, but .* has 4"),
-        ({"num_registers": 6, "depth": 5}, "encoder.depth = 5, but .* has 2 blocks; .*= 6, but"),
+        ({"num_registers": 3, "depth": 5}, "encoder.depth = 5, but .* has 2 blocks; .*= 3, but"),
         ({"name": "vits16", "positions": "learned"}, "name = vits16 .embed_dim 384, hidden_dim 1"),
         ({"name": "timm:vit_tiny_patch16_224"}, "encoder.depth = 12.*registers = 0.*layer_scale"),
         ({"channels": 1}, "encoder.channels = 1, but .* has 3"),
@@ -119,12 +119,16 @@ def test_sizes_may_differ_and_a_line_says_so(tmp_path: Path) -> None:
     path = written(tmp_path / "w.pth", positions="learned")
     for given, said in (
         ({"image_size": 96}, "resampled: pos_embed 4×4 → 6×6"),
-        ({"patch_size": 8}, "16×16 → 192×3×8×8, pos_embed 4×4 → 8×8"),
+        ({"patch_size": 8}, "resampled: pos_embed 4×4 → 8×8"),
+        ({"channels": 5}, "encoder.channels = 5, but "),
+        ({"num_registers": 3}, "encoder.num_registers = 3, but "),
+        ({"patch_size": 8}, "encoder.patch_size = 8×8, but "),
         ({"final_norm": False}, "not used: norm.weight, norm.bias"),
     ):
         recipe = with_encoder(recipe_of(path, **given))
         encoder = build_encoder(**recipe.encoder.arguments())
-        line = load_weights(PretrainModel(encoder, seed=0), path)
+        pixels = [0.5] * encoder.channels
+        line = load_weights(PretrainModel(encoder, seed=0, mean=pixels, std=pixels), path)
         assert said in line
 
 

@@ -7,7 +7,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +18,7 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.positions.table import resample_positions
+from pospre.nn.weights.kernels import resized_kernel
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model, load_model
@@ -174,11 +174,16 @@ def test_what_a_classifier_does_not_use_is_said(tmp_path: Path) -> None:
     ("source", "target", "message"),
     [
         ({}, {"layer_scale": 0.1}, r"encoder.layer_scale = 0.1, but .* has none"),
-        ({}, {"num_registers": 2}, r"encoder.num_registers = 2, but .* has 0"),
+        (
+            {},
+            {"num_registers": 2},
+            r"gated_registers = 0, but 2 of encoder.num_registers = 2 need a gate",
+        ),
+        ({"num_registers": 2}, {}, r"encoder.num_registers = 0, but .* has 2"),
+        ({"channels": 4}, {}, r"encoder.channels = 3, but .* has 4"),
         ({"layer_scale": 0.1}, {}, r"encoder.layer_scale = null, but .* has factors"),
         ({"depth": 3}, {}, r"encoder.depth = 2, but .* has 3 blocks"),
         ({}, {"depth": 3}, r"encoder.depth = 3, but .* has 2 blocks"),
-        ({"channels": 1}, {}, r"encoder.channels = 3, but .* has 1"),
         ({"class_token": False}, {}, r"encoder.class_token = true, but .* has false"),
         ({"final_norm": False}, {}, r"encoder.final_norm = true, but .* has no final norm"),
         ({"positions": "learned"}, {}, r"sincos is a fixed table, but .* has learned its own"),
@@ -258,25 +263,46 @@ def test_what_could_be_code_is_refused_in_our_words(tmp_path: Path, kind: str) -
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(("old", "new"), [(14, 16), (16, 14), (8, 16)])
-def test_a_kernel_of_another_size_is_resampled(tmp_path: Path, old: int, new: int) -> None:
-    """By FlexiViT's rule, with numpy's pseudo-inverse: enlarged patches embed as they did."""
-    path, weights = exported(tmp_path / "encoder.pth", image_size=4 * old, patch_size=old)
-    model = small(image_size=4 * new, patch_size=new, positions="learned")
-    line = load_weights(model, str(path))
-    kernel = f"patch_embed.proj.weight 192×3×{old}×{old} → 192×3×{new}×{new}"
-    assert f"resampled: {kernel}" in line and "pos_embed" not in line
-    units = torch.eye(old * old).view(-1, 1, old, old)
-    resized = F.interpolate(units, size=(new, new), mode="bicubic", antialias=True).flatten(1)
-    inverse = np.linalg.pinv(resized.double().numpy())  # of patch ↦ patch @ resized
-    before = weights["patch_embed.proj.weight"].flatten(2).double()
-    found = model.encoder.state_dict()["patch_embed.proj.weight"].flatten(2).double()
-    np.testing.assert_allclose(found, before.numpy() @ inverse.T, atol=1e-5)
-    if new > old:
-        patch = torch.randn(5, old * old, dtype=torch.float64)
-        embedded = torch.einsum("bp,dcp->bdc", patch @ resized.double(), found)
-        expected = torch.einsum("bp,dcp->bdc", patch, before)
-        torch.testing.assert_close(embedded, expected, rtol=0, atol=1e-3)
+@pytest.mark.parametrize(
+    ("kernel", "how"),
+    [("bicubic", "bicubic × (old / new)²"), ("pinv", "FlexiViT"), ("timm", "resample_patch_embed")],
+)
+def test_a_kernel_of_another_size_is_resized(tmp_path: Path, kernel: Any, how: str) -> None:
+    path, weights = exported(tmp_path / "encoder.pth", image_size=56, patch_size=14)
+    model = small(image_size=64, patch_size=16, positions="learned")
+    said = load_weights(model, str(path), kernel=kernel).split("\n")
+    line = f"encoder.patch_size = 16×16, but {path} has 14×14: its kernel is resized, "
+    assert len(said) == 2 and said[1].startswith(line) and how in said[1]
+    assert "; resampled" not in said[0]
+    found = found_in(model)["patch_embed.proj.weight"]
+    assert torch.equal(found, resized_kernel(weights["patch_embed.proj.weight"], (16, 16), kernel))
+
+
+@pytest.mark.parametrize("positions", ["learned", "none"])
+def test_more_channels_and_registers_than_the_file(tmp_path: Path, positions: str) -> None:
+    """The features stay what they are: a new channel like the others, gates on registers."""
+    path, _ = exported(tmp_path / "encoder.pth", positions=positions)
+    address = f"{path},positions=none" if positions == "none" else str(path)
+    options: dict[str, Any] = {"image_size": 64, "depth": 2, "positions": positions}
+    encoder = build_encoder("vit_tiny16", **options, channels=4, num_registers=2, gated_registers=2)
+    model = PretrainModel(encoder, seed=0, mean=[0.5] * 4, std=[0.2] * 4)
+    said = load_weights(model, address)
+    assert "; fresh: register_gate, reg_token" in said or "; fresh" not in said
+    assert f"encoder.channels = 4, but {path} has 3: new channels have the mean" in said
+    assert f"encoder.num_registers = 2, but {path} has 0: 2 are new, with a gate" in said
+    original = small(positions=positions)
+    load_weights(original, address)
+    grey = torch.randn(2, 1, 64, 64)
+    kept = torch.tensor([0, *range(3, 19)])
+    with torch.no_grad():
+        found = encoder(grey.expand(-1, 4, -1, -1))[:, kept]
+        expected = original.encoder(grey.expand(-1, 3, -1, -1))
+    cosine = F.cosine_similarity(found, expected, dim=-1)
+    assert cosine.min() > 0.999
+    with torch.no_grad():  # without the gate they count
+        encoder.get_parameter("register_gate").zero_()
+        moved = F.cosine_similarity(encoder(grey.expand(-1, 4, -1, -1))[:, kept], expected, dim=-1)
+    assert moved.min() < cosine.min()
 
 
 def test_a_training_starts_from_dinov2_with_registers(tmp_path: Path) -> None:

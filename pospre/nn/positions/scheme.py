@@ -43,6 +43,10 @@ class PositionTerms(NamedTuple):
         cos, sin = self.rotation
         return cos[:, :, :count], sin[:, :, :count]
 
+    def plus(self, bias: Tensor) -> "PositionTerms":
+        """Return the terms with a further bias, broadcast like ``bias``."""
+        return self._replace(bias=bias if self.bias is None else self.bias + bias)
+
     def ordered(self, order_BT: Tensor, num_keys: int) -> "PositionTerms":
         """Return the terms for tokens in another order, the first ``num_keys`` as keys."""
         rotation, bias = self.rotation, self.bias

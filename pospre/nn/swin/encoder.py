@@ -40,6 +40,7 @@ SWIN_NEEDS: dict[str, Any] = {
     "positions": "relative",
     "class_token": False,
     "num_registers": 0,
+    "gated_registers": 0,
     "uniform_drop_path": False,
     "layer_scale": None,
     "dropout": 0.0,

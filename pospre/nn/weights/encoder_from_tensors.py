@@ -123,6 +123,7 @@ def encoder_options(
             "positions": positions,
             "class_token": class_token,
             "num_registers": registers,
+            "gated_registers": 0,
             "layer_scale": 1.0 if "blocks.0.ls1.gamma" in tensors else None,
             "final_norm": not tensors.keys().isdisjoint(("norm.weight", "norm.bias")),
         },
