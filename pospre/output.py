@@ -1,8 +1,8 @@
-"""Output of commands: tables for the terminal, and files that are checked before the work."""
+"""Output of commands: tables, and files that are checked before the work."""
 
 import io
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,3 +98,14 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     first = cells[0].ljust(widths[0])
     rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
     return "  ".join([first, *rest]).rstrip()
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    return "\n".join([markdown_row(header), "|---" * len(header) + "|", *map(markdown_row, rows)])
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    """Return a line of a table in Markdown."""
+    text = " | ".join(cell.replace("|", "\\|") for cell in cells)
+    return f"| {text} |"

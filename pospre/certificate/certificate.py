@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pospre.certificate.processes import Done, Kill, Pace, Runner, Stage
 from pospre.certificate.step_records import TOLERANCE, Job, ProcessRecord, Verdict, compare
-from pospre.output import check_output
+from pospre.output import check_output, markdown_table
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device
 from pospre.training.data import rank_batch
@@ -231,9 +231,8 @@ def table(certificate: Certificate) -> str:
             row[index] = verdict.text if verdict.holds else f"**{verdict.text}**"
     rows = [["property", *titles], *([name, *row] for name, row in cells.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
+    header, *padded = [[*map(str.ljust, row, widths)] for row in rows]
+    return markdown_table(header, padded)
 
 
 def _page(certificate: Certificate) -> str:

@@ -17,6 +17,7 @@ from pospre.evaluation.run import encoder_hash
 from pospre.evaluation.verdict import Judgement, judge
 from pospre.exporting.timm_encoder import Parts
 from pospre.model.algorithm import algorithm_class
+from pospre.output import markdown_table
 
 
 class Measurements(NamedTuple):
@@ -92,7 +93,7 @@ def _encoder(parts: Parts) -> str:
         "positions": positions,
         "class head": "trained" if parts.classifier else "none trained",
     }
-    return _table(("what", "is"), [list(row) for row in facts.items()])
+    return markdown_table(("what", "is"), [list(row) for row in facts.items()])
 
 
 def _classes(names: Sequence[str]) -> str:
@@ -157,7 +158,7 @@ def _figures(measured: Measurements) -> str:
     ]
     text = "None was measured of these weights (`python -m pospre.evaluate` measures them)."
     if rows:
-        text = _table(("evaluation", "figure", "value", "start", "untrained", "on"), rows)
+        text = markdown_table(("evaluation", "figure", "value", "start", "untrained", "on"), rows)
     others = [f"`{name}` (step {each.get('step')})" for name, each in measured.others.items()]
     if others:
         names = ", ".join(sorted(others))
@@ -187,12 +188,6 @@ def _licence(parts: Parts, license: str | None) -> str:
             "- the code that trained them: Apache-2.0",
         ]
     )
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def _code(lines: Sequence[str], language: str) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_names
+from pospre.output import markdown_table
 from tests.algorithms.cases import ALONE, HOSTS, Case, Options, train_and_resume
 
 README = Path(__file__).parents[2] / "pospre" / "algorithms" / "README.md"
@@ -74,8 +75,7 @@ def refusal_of(case: Case) -> str | None:
 def table(found: dict[tuple[str, ...], Outcome]) -> str:
     """Return the outcomes as a Markdown table with the reasons below it."""
     others = [name for name in algorithm_names() if name not in HOSTS]
-    columns = ["alone", *others]
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    rows: list[list[str]] = []
     reasons: list[str] = []
 
     def cell(names: tuple[str, ...]) -> str:
@@ -93,10 +93,9 @@ def table(found: dict[tuple[str, ...], Outcome]) -> str:
         return f"{verdict} ({reasons.index(reason) + 1})"
 
     for host in (*HOSTS, *ALONE):
-        row = [cell((host,)), *(cell((host, name)) for name in others)]
-        lines.append(f"| **{host}** | {' | '.join(row)} |")
+        rows.append([f"**{host}**", cell((host,)), *(cell((host, name)) for name in others)])
     notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]
-    return "\n".join([*lines, "", *notes])
+    return "\n".join([markdown_table(["", "alone", *others], rows), "", *notes])
 
 
 def spelled(options: Options) -> tuple[str, str]:

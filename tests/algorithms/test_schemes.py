@@ -12,6 +12,7 @@ import torch
 
 from pospre.errors import UserError
 from pospre.nn.positions import SCHEMES
+from pospre.output import markdown_table
 from tests.algorithms.cases import Case, make_optimizer, train, train_and_resume, written
 
 TOGETHER = {
@@ -118,9 +119,9 @@ def test_a_pair_that_cannot_be_is_refused_with_the_reason(
 
 def table() -> str:
     """Return a row for each algorithm: under which schemes it trains."""
-    rows = ["| | " + " | ".join(SCHEMES) + " |", "|---" * (len(SCHEMES) + 1) + "|"]
+    rows = []
     for name in TOGETHER:
-        cells = []
+        cells = [name]
         for scheme in SCHEMES:
             case = case_of(name, scheme)
             try:
@@ -129,8 +130,8 @@ def table() -> str:
                 cells.append("yes")
             except UserError:
                 cells.append("refused")
-        rows.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+        rows.append(cells)
+    return markdown_table(["", *SCHEMES], rows)
 
 
 if __name__ == "__main__":

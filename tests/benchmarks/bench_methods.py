@@ -33,6 +33,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.grid import grid_distances, smoothed_labels
 from pospre.nn.sizes import SIZES
+from pospre.output import markdown_row, markdown_table
 from pospre.planning import kernels as planned
 from tests.benchmarks import plain_hosts, plain_steps
 from tests.benchmarks.loader_worker import memory
@@ -303,8 +304,17 @@ def main() -> int:
         return 0
     print(f"{options.size}, batch {options.batch}, {options.precision}, {device}, ", end="")
     print(f"medians of {options.steps} steps in turn\n")
-    print("| step | beside | time | target | GFLOPs per image | ratio | GiB, ours | GiB, peer |")
-    print("|---|---|---|---|---|---|---|---|")
+    header = [
+        "step",
+        "beside",
+        "time",
+        "target",
+        "GFLOPs per image",
+        "ratio",
+        "GiB, ours",
+        "GiB, peer",
+    ]
+    print(markdown_table(header, []))
     results = [
         measure_row(row, options, settings)
         for row in ROWS
@@ -325,17 +335,14 @@ def measure_row(row: Row, options: argparse.Namespace, settings: tuple[Any, ...]
         "time_ratio": statistics.median(a / b for a, b in zip(*times, strict=True)),
         "gib": [peak_memory(name, options) for name in (row.name, row.peer)],
     }
-    flops = f"{count_flops(row.name, options.size) / 1e9:.1f} | –"
+    flops = [f"{count_flops(row.name, options.size) / 1e9:.1f}", "–"]
     if row.peer in OURS:
         pair = [count_flops(name, options.size) for name in (row.name, row.peer)]
         result["flops"] = pair
-        flops = f"{pair[0] / 1e9:.1f} | {pair[0] / pair[1]:.2f}"
-    memory = " | ".join(f"{value:.2f}" for value in result["gib"])
-    print(
-        f"| {row.name} | {row.peer} | {result['time_ratio']:.2f} | {row.target} | {flops} "
-        f"| {memory} |",
-        flush=True,
-    )
+        flops = [f"{pair[0] / 1e9:.1f}", f"{pair[0] / pair[1]:.2f}"]
+    spent = [f"{result['time_ratio']:.2f}", str(row.target)]
+    memory = [f"{value:.2f}" for value in result["gib"]]
+    print(markdown_row([row.name, row.peer, *spent, *flops, *memory]), flush=True)
     return result
 
 

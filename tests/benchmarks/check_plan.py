@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+from pospre.output import markdown_row, markdown_table
 from pospre.planning.estimate import count
 from pospre.planning.gpus import GIB, GIGA, Assumptions, Held, Layout
 from pospre.recipe.recipe import Recipe, recipe_from_dict
@@ -24,6 +25,8 @@ METHODS = (
     *("mae", "simmim", "ijepa", "dinov2", "supervised", "droppos", "mp3, η = 0.75", "stop"),
     *("lut, paper", "lut, code", "intertwined"),
 )
+_HEADER = ("step", "GFLOPs, plan", "counted", "error", "GiB, plan", "allocated", "error", "process",
+           "error")  # fmt: skip
 _PRECISIONS = {"fp32": "fp32", "bf16": "amp_bf16"}
 
 
@@ -87,9 +90,7 @@ def main() -> int:
     if options.allocated_of:
         print_allocated(options.allocated_of, options)
         return 0
-    print("| step | GFLOPs, plan | counted | error ", end="")
-    print("| GiB, plan | allocated | error | process | error |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(markdown_table(_HEADER, []))
     for name in options.methods:
         flops, held = predicted(recipe_of(name, options))
         planned, counted = held.total / GIB, count_flops(name, options.size)
@@ -97,7 +98,7 @@ def main() -> int:
         cells.append(f"{planned:.2f}")
         for measured in (allocated(name, options), peak_memory(name, options)):
             cells += [f"{measured:.2f}", _error(planned, measured)]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        print(markdown_row([name, *cells]), flush=True)
     return 0
 
 

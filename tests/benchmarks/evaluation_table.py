@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 from pospre.errors import run_command
 from pospre.evaluation.registry import default_settings, figures_of
+from pospre.output import markdown_table
 from tests.benchmarks.learn import RESULTS, call
 from tests.benchmarks.position_table import append, read_lines, read_results
-from tests.markdown import markdown_table
 
 LINES = RESULTS / "evaluation_table.jsonl"
 RECIPES = Path("yamls/demo")

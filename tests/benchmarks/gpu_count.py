@@ -20,6 +20,7 @@ import torch
 from composer.core import Callback, State
 
 from pospre.nn.sizes import SIZES
+from pospre.output import markdown_row, markdown_table
 from pospre.planning import figures
 from pospre.planning.gpus import GIGA, GPUS
 from pospre.planning.kernels import StepTrace, floor_seconds
@@ -34,6 +35,8 @@ from tests.training.fitting import fit
 
 HALF = "trainer.residual=bf16"
 SHOWN = ("a100-80", "h100", "h200", "b200")
+_HEADER = ("method", "size", "batch", "graphs, breaks, symbolic sizes", "operators → kernels", "GB",
+           "casts", "`.item()`", "GFLOPs", "floor")  # fmt: skip
 _DEPTHS = 2, 3
 _TINY = (
     "algorithms={mae: {decoder_dim: 32, decoder_depth: 1, decoder_heads: 2}}",
@@ -118,10 +121,7 @@ def print_table(
     share = figures.efficiency()
     print("Floor: images/s by bandwidth and peak, on an H100. Predicted:", share, "of it.")
     print(f"The trainer's loop takes {loop_ms():.1f} ms of this CPU around a step.\n", flush=True)
-    rates = " | ".join(f"predicted, {name}" for name in SHOWN)
-    print("| method | size | batch | graphs, breaks, symbolic sizes | operators → kernels ", end="")
-    print(f"| GB | casts | `.item()` | GFLOPs | floor | {rates} |")
-    print("|---" * (10 + len(SHOWN)) + "|")
+    print(markdown_table([*_HEADER, *(f"predicted, {name}" for name in SHOWN)], []))
     for size in sizes:
         for method in methods:
             images = batch_of(method, size)
@@ -156,7 +156,7 @@ def _row(method: str, size: str, batch: int, step: Figures) -> str:
     cells.append(f"{batch / step['eager h100']:.0f} → {batch / step['fused h100']:.0f}")
     share = figures.efficiency()
     cells += [f"{share * batch / step[f'fused {name}']:.0f}" for name in SHOWN]
-    return f"| {' | '.join(cells)} |"
+    return markdown_row(cells)
 
 
 class _Neighbour(Callback):

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from pospre.atomic_file import write_atomic
+from pospre.output import markdown_table
 from pospre.planning import figures
 from pospre.planning.figures import Figure
 from pospre.planning.gpus import GIB, GIGA, GPUS
 from tests.benchmarks.gpu_items import ROOT, step_of
-from tests.markdown import markdown_table
 
 RESULTS = ROOT / "tests/benchmarks/results/gpu.jsonl"
 README = ROOT / "tests/benchmarks/README.md"

@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from pospre.errors import UserError, run_command
-from tests.markdown import markdown_table
+from pospre.output import markdown_table
 
 YAMLS = Path(__file__).parents[2] / "yamls" / "learn"
 RESULTS = Path(__file__).parent / "results"

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.markdown import markdown_table
+from pospre.output import markdown_table
 
 NONE = "–"
 

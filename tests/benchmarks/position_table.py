@@ -23,10 +23,10 @@ import yaml
 from tqdm import tqdm
 
 from pospre.errors import UserError, run_command
+from pospre.output import markdown_table
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
 from pospre.training.build import build_model, resolve
 from tests.benchmarks.learn import RESULTS, YAMLS, call, convert
-from tests.markdown import markdown_table
 
 LINES = RESULTS / "position_table.jsonl"
 METHODS = {

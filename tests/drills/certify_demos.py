@@ -12,6 +12,7 @@ from data_prep import convert
 from pospre.certificate.certificate import Certificate, Request, certify, headline
 from pospre.certificate.step_records import train_observed
 from pospre.errors import UserError
+from pospre.output import markdown_row, markdown_table
 from pospre.recipe.recipe import load_recipe
 from tests.conftest import write_images
 from tests.data_prep.sample_clips import write_clips
@@ -49,7 +50,7 @@ def main() -> int:
         folder = Path(temporary)
         pictures, words = write_pictures(folder), write_words(folder)
         print(
-            "| recipe | killed | ranks: losses | ranks: weights | seconds |\n|---|---|---|---|---|"
+            markdown_table(["recipe", "killed", "ranks: losses", "ranks: weights", "seconds"], [])
         )
         for path in RECIPES:
             if arguments.names and path.stem not in arguments.names:
@@ -60,7 +61,7 @@ def main() -> int:
             try:
                 certificate, _ = certify(request, train_observed)
             except UserError as error:
-                print(f"| {path.stem} | {error} | – | – | – |", flush=True)
+                print(markdown_row([path.stem, str(error), "–", "–", "–"]), flush=True)
                 green = False
                 continue
             print(_row(path, certificate), flush=True)
@@ -107,7 +108,7 @@ def _row(path: Path, certificate: Certificate) -> str:
             cells.append(f"RED: {', '.join(bad)}" if bad else f"equal ({', '.join(column.ends)})")
         else:
             cells += [found["losses"].text, found["parameters"].text]
-    return f"| {path.parent.name}/{path.stem} | {' | '.join(cells)} | {certificate.seconds:.0f} |"
+    return markdown_row([f"{path.parent.name}/{path.stem}", *cells, f"{certificate.seconds:.0f}"])
 
 
 if __name__ == "__main__":

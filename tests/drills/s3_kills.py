@@ -18,12 +18,12 @@ from pathlib import Path
 import boto3
 
 from pospre.certificate.step_records import Verdict
+from pospre.output import markdown_table
 from tests.data.flaky_s3 import FlakyS3, access, flaky_s3
 from tests.data.seaweed import seaweed
 from tests.data.storm import Storm
 from tests.drills.conversions import kill_conversions
 from tests.drills.drill import Drill, Tally
-from tests.markdown import markdown_table
 
 RATES = {
     "500": 0.02,

@@ -32,6 +32,7 @@ from pospre.model.passes import ForgottenPlaces
 from pospre.model.position_task import Answers, PositionObjective
 from pospre.nn.places import Places
 from pospre.nn.positions import SCHEMES
+from pospre.output import markdown_table
 from tests.algorithms.cases import DECODER
 
 SIDE, PATCH, BATCH = 24, 4, 64
@@ -186,13 +187,13 @@ def test_each_scheme_and_each_method_is_trained_on_both_kinds_of_images() -> Non
 def table() -> str:
     """Return by how many standard deviations each pair finds places, on blank and noise images."""
     schemes = [scheme for scheme in SCHEMES if scheme != "none"]
-    lines = [f"| | {' | '.join(schemes)} |", "|---" * (len(schemes) + 1) + "|"]
+    rows = []
     with tempfile.TemporaryDirectory() as root:
         batches = told_nothing(Path(root))
         for names in dict.fromkeys(case[0] for case in COVERING):
             cells = [_cell(names, scheme, batches) for scheme in schemes]
-            lines.append(f"| {names.replace('+', ', ')} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append([names.replace("+", ", "), *cells])
+    return markdown_table(["", *schemes], rows)
 
 
 def _cell(names: str, scheme: str, batches: Batches) -> str:
