@@ -108,7 +108,7 @@ ROWS = {
     "field": Row("intertwined", "scikit-learn and numpy 1e-6"),
     "reconstructions": Row("mae", "none: the training's own pass, 1e-5"),
     "stop_similarity": Row("stop", "scipy 1e-6"),
-    "stop_heatmaps": Row("stop", "plain loop with torch's cosine 1e-4"),
+    "prediction_heatmaps": Row("stop", "plain loop with torch's cosine 1e-4"),
 }
 
 

@@ -134,7 +134,7 @@ class IJEPA(PretrainAlgorithm):
         "The model sees one part of a picture. Does it know the features of the others?",
         "cosine",
         "cosine of predicted and true features, both less their mean",
-        "stop_heatmaps",
+        "prediction_heatmaps",
     )
 
     num_targets: PositiveInt = 4

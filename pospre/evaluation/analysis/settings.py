@@ -101,8 +101,8 @@ class Spectrum(Sampling):
     batch_size: PositiveInt = 32
 
 
-class StopHeatmaps(Sampling):
-    """Settings of ``stop_heatmaps``."""
+class PredictionHeatmaps(Sampling):
+    """Settings of ``prediction_heatmaps``."""
 
     temperature: PositiveFloat = 0.1
     """Temperature of the softmax; the paper does not give it."""

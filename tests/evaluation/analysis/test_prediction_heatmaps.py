@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from pospre.batch import Batch
-from pospre.evaluation.analysis.stop_heatmaps import hide, predicted_similarity
+from pospre.evaluation.analysis.prediction_heatmaps import hide, predicted_similarity
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import IJEPA, Analyse, small_recipe
 
@@ -55,12 +55,12 @@ def test_a_predictor_that_is_right_is_at_its_place(
     analyse: Analyse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "pospre.evaluation.analysis.stop_heatmaps.predicted_similarity",
+        "pospre.evaluation.analysis.prediction_heatmaps.predicted_similarity",
         lambda _, batch: F.one_hot(batch["ijepa/targets"].flatten(1), 16).float(),
     )
-    results = analyse("stop_heatmaps", small_recipe(STOP), temperature=1e-3, drawn=False)
+    results = analyse("prediction_heatmaps", small_recipe(STOP), temperature=1e-3, drawn=False)
     assert results["nearest"] == 1 and results["distance"] == pytest.approx(0, abs=1e-6)
-    flat = analyse("stop_heatmaps", small_recipe(STOP), temperature=1e6, drawn=False)
+    flat = analyse("prediction_heatmaps", small_recipe(STOP), temperature=1e6, drawn=False)
     assert flat["distance"] == pytest.approx(flat["uniform_distance"], rel=1e-4)
 
 
@@ -72,8 +72,8 @@ def test_a_predictor_that_is_right_is_at_its_place(
     ],
 )
 def test_evaluation_measures_and_draws(analyse: Analyse, algorithms: dict[str, Any]) -> None:
-    results = analyse("stop_heatmaps", small_recipe(algorithms), batch_size=4, num_pictures=2)
-    assert results["pictures"] == ["stop_heatmaps.png"] and results["samples"] == 6
+    results = analyse("prediction_heatmaps", small_recipe(algorithms), batch_size=4, num_pictures=2)
+    assert results["pictures"] == ["prediction_heatmaps.png"] and results["samples"] == 6
     assert 0 <= results["nearest"] <= 1 and results["distance"] > 0
-    again = analyse("stop_heatmaps", small_recipe(algorithms), batch_size=6, drawn=False)
+    again = analyse("prediction_heatmaps", small_recipe(algorithms), batch_size=6, drawn=False)
     assert again["distance"] == pytest.approx(results["distance"], rel=1e-5)

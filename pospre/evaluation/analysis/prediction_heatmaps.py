@@ -16,7 +16,7 @@ from pospre import draws
 from pospre.algorithms.ijepa.blocks import draw_blocks
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.batch import INDEX, Batch
-from pospre.evaluation.analysis.settings import StopHeatmaps
+from pospre.evaluation.analysis.settings import PredictionHeatmaps
 from pospre.evaluation.drawing import Cell, as_map, as_picture, save_groups
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.features import centre_batches
@@ -30,7 +30,7 @@ FIGURES = {"distance": "max"}
 IN_A_ROW = 3  # pictures
 
 
-def evaluate(context: Context, settings: StopHeatmaps) -> dict[str, Any]:
+def evaluate(context: Context, settings: PredictionHeatmaps) -> dict[str, Any]:
     """Compare predicted features with those of all patches.
 
     Returns:
@@ -68,12 +68,13 @@ def evaluate(context: Context, settings: StopHeatmaps) -> dict[str, Any]:
         "uniform_distance": float(uniform.mean()),
         "grid": list(grid),
         "samples": len(nearest),
-        "pictures": save_groups(cells, IN_A_ROW, context.folder, "stop_heatmaps.png", title),
+        "pictures": save_groups(cells, IN_A_ROW, context.folder, "prediction_heatmaps.png", title),
     }
 
 
 def hide(model: PretrainModel, batch: Batch, seed: int) -> Batch:
     """Return a batch with a context and hidden blocks, with I-JEPA's default options."""
+    # the name of a stream of draws, which tests/benchmarks measured
     keys_B = draws.sample_keys(seed, 0, batch[INDEX], 0, "stop_heatmaps")
     masks = draw_blocks(keys_B, IJEPA().blocks(model.encoder))
     return {**batch, "view/visible": masks.context, "ijepa/targets": masks.targets}
