@@ -14,6 +14,7 @@ from pospre.nn.positions import SCHEMES, scheme_class
 from pospre.option_texts import option_lines, options_of
 from pospre.planning.gpus import Assumptions
 from pospre.training.options_text import recipe_sections
+from tests.option_cards import pages
 
 KINDS: dict[str, type] = {
     "embed": Embed,
@@ -66,6 +67,11 @@ def test_a_docstring_counts_for_derived_classes_until_one_of_them_has_its_own() 
         "\n  count: whole number > 0 = 4",
     ]
     assert "      Number of parts, as a whole; null: all." in option_lines(Local)
+
+
+def test_the_pages_list_the_options_as_declared() -> None:
+    for page, text in pages().items():
+        assert page.read_text("utf-8") == text, f"python -m tests.option_cards writes {page}"
 
 
 def test_a_class_without_a_file_has_no_meanings() -> None:

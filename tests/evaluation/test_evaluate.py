@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +16,7 @@ from pospre.evaluation.models import open_model
 from pospre.evaluation.recipe_evaluations import check_evaluations
 from pospre.evaluation.registry import (
     check_settings,
-    default_settings,
     describe,
-    evaluation_names,
 )
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.run.checkpoints.reading import read_checkpoint
@@ -33,18 +30,6 @@ from tests.run.checkpoints.checkpoint_files import write_checkpoint
 def fails(capsys):
     """Return ``fails(*arguments)``: the message of a command that ends with exit code 2."""
     return partial(refusals.fails, evaluate.main, capsys)
-
-
-def test_the_recipes_page_has_a_row_for_every_evaluation():
-    """Each with some of its own settings."""
-    text = (Path(__file__).parents[2] / "yamls" / "README.md").read_text(encoding="utf-8")
-    table = text.partition("| evaluation | what it measures |")[2].partition("\n\n")[0]
-    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
-    found = [[re.findall(r"`(\w+)`", cell) for cell in (row[0], row[2])] for row in rows]
-    assert sorted(name for names, _ in found for name in names) == evaluation_names()
-    for names, settings in found:
-        known = {key for name in names for key in default_settings(name)}
-        assert {*settings} - {"all"} <= known, names
 
 
 def test_settings_are_typed_and_completed():
