@@ -3,24 +3,26 @@
 Weights are read only in the first steps, because on a GPU that synchronises.
 """
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from pospre.errors import UserError
-from pospre.model.optimizer_checks import left_out, optimizers_of, refuse_untrained, unfrozen
+from pospre.model.layout import Layout
+from pospre.model.optimizer_checks import (
+    Trained,
+    left_out,
+    optimizers_of,
+    refuse_untrained,
+    unfrozen,
+)
 from pospre.model.sample_numbers import SampleNumbers
-from pospre.model.teacher import local
-
-if TYPE_CHECKING:
-    from pospre.model.model import PretrainModel
+from pospre.model.teacher import TeacherManager, local
 
 _UNCALLED = 3
 """Changes of the weights without ``after_step``; loading weights also changes them, but once."""
@@ -32,6 +34,21 @@ _CONSTANT = 1000
 """Calls with the same progress: more than the microbatches of a step."""
 _BETWEEN = 64
 """Steps between checks of the optimisers: a walk over all parameters takes about 1 ms."""
+
+
+class Watched(Trained, Protocol):
+    """What is read of a ``PretrainModel`` in a loop."""
+
+    training: bool
+    layout: Layout
+    teachers: TeacherManager
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The trained encoder."""
+
+    def check_trainable(self) -> None:
+        """Raise ``UserError`` if it has no loss."""
 
 
 class LoopWatch:
@@ -58,10 +75,10 @@ class LoopWatch:
         self._steps_in_eval = 0
         self._has_warned_of_progress = False
 
-    def __reduce__(self) -> tuple[type[LoopWatch], tuple[()]]:
+    def __reduce__(self) -> tuple[type["LoopWatch"], tuple[()]]:
         return LoopWatch, ()
 
-    def start(self, model: PretrainModel) -> None:
+    def start(self, model: Watched) -> None:
         """Check the model before the first batch of a loop or of a Trainer."""
         model.check_trainable()
         inside, encoder = model.layout.encoder, model.encoder
@@ -84,7 +101,7 @@ class LoopWatch:
                 "was copied from them; it starts from the new ones."
             )
 
-    def begin(self, model: PretrainModel, progress: float) -> None:
+    def begin(self, model: Watched, progress: float) -> None:
         """Note a batch; ``UserError`` if weights change, but ``after_step`` is never called."""
         if self.is_new:
             self.start(model)
@@ -103,7 +120,7 @@ class LoopWatch:
         if not self._called.calls and self._prepared.calls % _BETWEEN == 0:
             self._check_optimizers(model)
 
-    def end(self, model: PretrainModel, progress: float) -> None:
+    def end(self, model: Watched, progress: float) -> None:
         """Note a call of ``after_step``; ``UserError`` if there are more than optimiser steps."""
         if self.is_new:
             return
@@ -125,7 +142,7 @@ class LoopWatch:
             self._said.add(text)
             warnings.warn(text, stacklevel=4)
 
-    def _look(self, progress: _Progress, given: float) -> None:
+    def _look(self, progress: "_Progress", given: float) -> None:
         fault = progress.look(given, self.numbers.num_epochs)
         if fault is not None and not self._has_warned_of_progress:
             self._has_warned_of_progress = True
@@ -146,7 +163,7 @@ class LoopWatch:
                 "load_run returns a model in eval mode."
             )
 
-    def _check_followed(self, model: PretrainModel) -> None:
+    def _check_followed(self, model: Watched) -> None:
         """Raise ``UserError`` if the weights have changed, but a teacher has not."""
         if self._has_changed(model):
             self._ahead += 1
@@ -191,7 +208,7 @@ class LoopWatch:
                 "weights of the step before. Call it after optimizer.step()."
             )
 
-    def _has_changed(self, model: PretrainModel) -> bool:
+    def _has_changed(self, model: Watched) -> bool:
         """Return whether the trained weights have changed since the last call."""
         trained = [each for each in model.parameters() if each.requires_grad]
         # fused optimisers do not increase versions, so compare one tensor's values. Their sum would
@@ -202,7 +219,7 @@ class LoopWatch:
         before, self._weights = self._weights, (sum(e._version for e in trained), size.item())
         return before is not None and before != self._weights
 
-    def _check_optimizers(self, model: PretrainModel) -> None:
+    def _check_optimizers(self, model: Watched) -> None:
         """Raise ``UserError`` if the optimisers omit a tensor that has a gradient.
 
         Checking for changed values would not work: early in a long warm-up, the rate is too small

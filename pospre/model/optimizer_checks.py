@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -10,7 +11,17 @@ from pospre.errors import UserError
 from pospre.model.layout import Layout
 
 
-def optimizers_of(model: nn.Module) -> list[Optimizer]:
+class Trained(Protocol):
+    """A model with tensors to train."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield them."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield them with their names."""
+
+
+def optimizers_of(model: Trained) -> list[Optimizer]:
     """Return the process's optimisers that hold a parameter of ``model``; takes about 0.1 s."""
     own = {id(parameter) for parameter in model.parameters()}
     return [
@@ -20,13 +31,13 @@ def optimizers_of(model: nn.Module) -> list[Optimizer]:
     ]
 
 
-def check_held(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+def check_held(model: Trained, optimizers: Sequence[Optimizer]) -> None:
     """Raise ``UserError`` if a tensor with a gradient is in no optimiser's group."""
     left = left_out(model, optimizers)
     refuse_untrained([name for name, each in left.items() if each.requires_grad])
 
 
-def left_out(model: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
+def left_out(model: Trained, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
     """Return the tensors, by name, that are in no group of these optimisers."""
     held = _held(optimizers)
     return {name: each for name, each in model.named_parameters() if id(each) not in held}
