@@ -151,8 +151,8 @@ def test_context_and_target_noise_are_independent() -> None:
 
 def test_l1_adds_the_weighted_sum_of_the_projection() -> None:
     _, expected = plain_loss()
-    for weight, used in ((None, 1e-5), (1e-3, 1e-3)):
-        model, _, inputs = attached(variant="l1", l1_weight=weight)
+    for options, used in (({}, 1e-5), ({"l1_weight": 1e-3}, 1e-3)):
+        model, _, inputs = attached(variant="l1", **options)
         penalty = used * predictor_of(model).embed.weight.abs().sum()
         torch.testing.assert_close(model.loss(model(inputs), inputs)["total"], expected + penalty)
 

@@ -1,4 +1,4 @@
-"""The paper's ablations of StoP (Bar et al. 2024, Sec. 4.2 and 4.3)."""
+"""The paper's ablations without noise (Bar et al. 2024, Sec. 4.2 and 4.3)."""
 
 from typing import Any, Literal
 
@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.algorithms.ijepa.predictor import Predictor, gather_blocks
-from pospre.algorithms.stop.predictor import CONTEXT, MASKED, StochasticPredictor
 from pospre.batch import Batch
 from pospre.model.objective import Outputs
 from pospre.nn.encoder_interface import PatchEncoder
@@ -15,42 +14,9 @@ from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.positions.scheme import Scheme
 from pospre.nn.positions.table import Table
 
-Variant = Literal[
-    "masked",
-    "context",
-    "both",
-    "fixed_cov",
-    "l1",
-    "lowres_bilinear",
-    "lowres_maxpool",
-    "learned_pos",
-    "sincos",
-]
-NOISE: dict[Variant, tuple[str, ...]] = {
-    "masked": (MASKED,),
-    "context": (CONTEXT,),
-    "both": (MASKED, CONTEXT),
-    "fixed_cov": (MASKED,),
-    "l1": (),
-    "lowres_bilinear": (),
-    "lowres_maxpool": (),
-    "learned_pos": (),
-    "sincos": (),
-}
-"""The tokens that get noise, by their batch keys."""
-
-
-class FixedCovariance(StochasticPredictor):
-    """Adds s·ε in the predictor's width: the covariance is s²·I and is not learned (Fig. 3)."""
-
-    def noise(self, normal: Tensor) -> Tensor:
-        """Return s·ε."""
-        return self.noise_std * normal
-
-    @property
-    def noise_width(self) -> int:
-        """The predictor's width."""
-        return self.dim
+WithNoise = Literal["masked", "context", "both", "fixed_cov"]
+WithoutNoise = Literal["l1", "lowres_bilinear", "lowres_maxpool", "learned_pos", "sincos"]
+Variant = Literal[WithNoise, WithoutNoise]
 
 
 class TablePredictor(Predictor):
@@ -80,15 +46,11 @@ class ProjectionL1(FeaturePrediction):
 
 
 class CoarseTargets(FeaturePrediction):
-    """A second head predicts the targets at half the resolution (Table 8).
+    """A second head predicts the targets at half the resolution, as we read the paper (Table 8)."""
 
-    The paper only names this ablation. Here the map of targets is halved, enlarged to its size by
-    repetition, and read at the same positions.
-    """
-
-    def __init__(self, encoder: PatchEncoder, host: IJEPA, variant: Variant) -> None:
+    def __init__(self, encoder: PatchEncoder, host: IJEPA, *, pools: bool) -> None:
         super().__init__(encoder, host)
-        self.variant = variant
+        self.pools = pools
         self.predict_coarse = nn.Linear(host.predictor_dim, encoder.embed_dim)
         init_trunc_normal(self.predict_coarse)
 
@@ -102,15 +64,25 @@ class CoarseTargets(FeaturePrediction):
 
     def coarse(self, target_BND: Tensor) -> Tensor:
         """Return the map halved and repeated to its size: (B, N, D)."""
-        picture = target_BND.transpose(1, 2).unflatten(2, self.grid)
+        whole = target_BND.transpose(1, 2).unflatten(2, self.grid)
         half = (max(1, self.grid[0] // 2), max(1, self.grid[1] // 2))
-        if self.variant == "lowres_bilinear":
-            small = F.interpolate(picture, size=half, mode="bilinear", align_corners=False)
+        if self.pools:
+            small = F.adaptive_max_pool2d(whole, half)
         else:
-            small = F.adaptive_max_pool2d(picture, half)
-        return F.interpolate(small, size=self.grid, mode="nearest").flatten(2).transpose(1, 2)
+            small = F.interpolate(whole, half, mode="bilinear")
+        return F.interpolate(small, self.grid).flatten(2).transpose(1, 2)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean over both scales."""
         coarse = self.distance(outputs["coarse_predicted"], outputs["coarse_target"])
         return (super().loss(outputs, batch) + coarse) / 2
+
+
+def head_without_noise(encoder: PatchEncoder, host: IJEPA, options: Any) -> FeaturePrediction:
+    """Return I-JEPA's head for a variant of ``StoP``."""
+    if options.variant == "l1":
+        return ProjectionL1(encoder, host, options.l1_weight)
+    if options.variant.startswith("lowres"):
+        return CoarseTargets(encoder, host, pools=options.variant == "lowres_maxpool")
+    kind = TablePredictor if options.variant == "learned_pos" else Predictor
+    return FeaturePrediction(encoder, host, kind)

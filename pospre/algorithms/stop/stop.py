@@ -5,62 +5,94 @@ position ψ; its covariance σ·A·Aᵀ is learned (Eq. 1 and 2). With A the mat
 context into the predictor, the token at position j is ψ_j + A·n_j + m̃, n_j ~ N(0, s²·I) (Eq. 3 and
 Algorithm 1). Shrinking the noise would thus erase the context. Nothing else changes, including the
 loss, and the exported encoder never sees noise.
-
-``predictor.py`` has these tokens, ``ablations.py`` the paper's alternatives.
 """
 
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from pospre import draws
-from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
+from pospre.algorithms.ijepa.ijepa import FeaturePrediction
 from pospre.algorithms.ijepa.predictor import Predictor
-from pospre.algorithms.stop.ablations import (
-    NOISE,
-    CoarseTargets,
-    FixedCovariance,
-    ProjectionL1,
-    TablePredictor,
-    Variant,
-)
-from pospre.algorithms.stop.predictor import CONTEXT, MASKED, Noisy, StochasticPredictor
-from pospre.batch import EPOCH, INDEX, VISIBLE, Batch, view_keys
+from pospre.algorithms.stop.ablations import Variant, head_without_noise
+from pospre.batch import VISIBLE, Batch, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
+from pospre.model.objective import Outputs
 from pospre.model.task_description import TaskDescription
 from pospre.model.uses import Uses
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions import schemes_that
+from pospre.nn.positions.scheme import Scheme
+from pospre.nn.projections import bias_of
+
+MASKED, CONTEXT = "stop/masked", "stop/context"
+BOTH = MASKED, CONTEXT
+NOISE = {"masked": (MASKED,), "context": (CONTEXT,), "both": BOTH, "fixed_cov": (MASKED,)}
+"""The tokens that get noise, by the batch keys of ε ~ N(0, I); other variants have none."""
+
+
+class StochasticPredictor(Predictor):
+    """Algorithm 1, of which the base class adds ψ to the tokens and predicts from them."""
+
+    def __init__(self, encoder: Scheme, *, options: "StoP", **size: Any) -> None:
+        super().__init__(encoder, **size)
+        self.noise_std, self.official = options.noise_std, options.official
+        self.noisy, self.is_fixed = NOISE[options.variant], options.variant == "fixed_cov"
+        self.noise_width = self.dim if self.is_fixed else self.width
+        self.mask_token.requires_grad_(not self.official)
+
+    def context_tokens(self, context_BKD: Tensor, batch: Batch) -> Tensor:
+        """Return A·s_x + b (line 10), in Table 7 also with noise."""
+        return super().context_tokens(context_BKD, batch) + self._noise_of(batch, CONTEXT)
+
+    def masked_tokens(self, targets_BMT: Tensor, batch: Batch) -> Tensor:
+        """Return m̃ + A·n (line 11); in the published code b stands for m̃."""
+        mean = bias_of(self.embed, self.width) if self.official else self.mask_token
+        return mean.expand(*targets_BMT.shape, -1) + self._noise_of(batch, MASKED)
+
+    def _noise_of(self, batch: Batch, key: str) -> Tensor | float:
+        return self.noise(batch[key]) if self.training and key in self.noisy else 0.0
+
+    def noise(self, normal: Tensor) -> Tensor:
+        """Return A·n with n = s·ε ~ N(0, s²·I) (line 9); n alone if nothing is learned (Fig. 3)."""
+        n = self.noise_std * normal
+        return n if self.is_fixed else F.linear(n, self.projection)
+
+
+class Noisy(FeaturePrediction):
+    """I-JEPA's head with a ``StochasticPredictor``, whose noise it logs."""
+
+    predictor: StochasticPredictor
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return I-JEPA's measures, and the noise: ``noise_std`` and ``noise_variance``."""
+        std = outputs["projection_norm"].new_full((), self.predictor.noise_std)
+        return super().metrics(outputs, batch) | {"noise_std": std, "noise_variance": std.square()}
 
 
 @dataclass(kw_only=True, eq=False)
 class StoP(PretrainAlgorithm):
     """Noise on the predictor's positions; a position algorithm on top of ``ijepa``.
 
-    Writes standard normal draws, as the variant needs them: ``stop/masked`` (B, M, T, D), new for
-    every epoch, target block and token, and ``stop/context`` (B, K, D). Without ``training``
-    (``model.eval()``) nothing is added.
+    Writes the noise that the variant needs: ``stop/masked`` (B, M, T, D) and ``stop/context`` (B,
+    K, D). It is not added in evaluation (``model.eval()``).
 
     Args:
         variant: ``masked`` (the method: A·n on mask tokens), ``context`` or ``both`` (A·n on the
             context's tokens too), ``fixed_cov`` (s·ε in the predictor's width: nothing learned);
-            or, without noise, the paper's other ablations: ``l1`` (loss + λ·Σ|A|),
-            ``lowres_bilinear`` and ``lowres_maxpool`` (a second head predicts targets at half the
-            resolution, and the losses are averaged), ``learned_pos`` (the predictor's positions are
-            learned), and ``sincos``, which is I-JEPA.
-        noise_std: s, the standard deviation of n; None: 0.25. Variants without noise ignore it, so
-            that ``variant`` alone makes an ablation of a recipe. The paper's σ is a variance, s =
-            √σ; its code and published weights use the same 0.25 (0.2 for ViT-H) as the standard
-            deviation.
-        l1_weight: λ of ``l1``; None: 1e-5 there.
-        official: the published code where it differs: the mask token is never added, and the
-            projection's bias is, with the noise.
+            or the paper's ablations without noise: ``l1`` (loss + λ·Σ|A|), ``lowres_bilinear`` or
+            ``lowres_maxpool`` (targets also at half the resolution), ``learned_pos``, ``sincos``.
+        noise_std: s, the standard deviation of n; unused without noise. The paper's σ is a
+            variance, s = √σ; its code and weights use 0.25 (0.2 for ViT-H) as s.
+        l1_weight: λ of ``l1``.
+        official: as the published code, add the projection's bias instead of the mask token.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -69,12 +101,24 @@ class StoP(PretrainAlgorithm):
     )
 
     variant: Variant = "masked"
-    noise_std: NonNegativeFloat | None = None
-    l1_weight: PositiveFloat | None = None
+    noise_std: NonNegativeFloat = 0.25
+    l1_weight: PositiveFloat = 1e-5
     official: bool = False
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare that it changes I-JEPA's predictor, without which the noise would shrink."""
+        return Uses(
+            views={},
+            on="ijepa",
+            replaces_head=True,
+            keys=dict.fromkeys(BOTH),
+            hint="Its predictor projects the context by a Linear and takes mask tokens: without "
+            "one, the learned noise would shrink to nothing.",
+        )
+
+    def check_encoder(self, encoder: PatchEncoder) -> None:
+        """Raise ``UserError`` for idle options, or positions that the predictor knows exactly."""
+        super().check_encoder(encoder)
         self.check_used("l1_weight", self.variant == "l1", "variant")
         self.check_used("official", self.variant == "masked", "variant")
         predictors = encoder.positions.companion(encoder.positions.dims)
@@ -84,19 +128,11 @@ class StoP(PretrainAlgorithm):
                 f"{encoder.positions.name} tells it exactly, in attention, where a target lies. "
                 f"Use {schemes_that('is_added')}."
             )
-        return Uses(
-            views={},
-            on="ijepa",
-            replaces_head=True,
-            keys=dict.fromkeys((MASKED, CONTEXT)),
-            hint="Its predictor projects the context by a Linear and takes mask tokens: without "
-            "one, the learned noise would shrink to nothing.",
-        )
 
     def check(self, layout: Layout) -> None:
         """Raise ``UserError`` if other algorithms change the same positions."""
         editors = layout.passes["student"].places
-        if CONTEXT in NOISE[self.variant] and editors:
+        if CONTEXT in NOISE.get(self.variant, ()) and editors:
             raise UserError(
                 f"stop.variant = {self.variant} puts noise on the positions of the context, which "
                 f"{', '.join(editors)} changes too. Use stop.variant = masked."
@@ -110,35 +146,16 @@ class StoP(PretrainAlgorithm):
     def head(self, encoder: PatchEncoder, layout: Layout) -> FeaturePrediction:
         """Return I-JEPA's head with another predictor, or with another loss."""
         host: Any = layout.method("ijepa")
-        assert isinstance(host, IJEPA)
-        if noisy := NOISE[self.variant]:
-            std = 0.25 if self.noise_std is None else self.noise_std
-            made = FixedCovariance if self.variant == "fixed_cov" else StochasticPredictor
-            options: dict[str, Any] = {"noise_std": std, "noisy": noisy, "official": self.official}
-            return Noisy(encoder, host, partial(made, **options))
-        if self.variant == "l1":
-            return ProjectionL1(encoder, host, 1e-5 if self.l1_weight is None else self.l1_weight)
-        if self.variant in ("lowres_bilinear", "lowres_maxpool"):
-            return CoarseTargets(encoder, host, self.variant)
-        kind = TablePredictor if self.variant == "learned_pos" else Predictor
-        return FeaturePrediction(encoder, host, kind)
+        if self.variant in NOISE:
+            return Noisy(encoder, host, partial(StochasticPredictor, options=self))
+        return head_without_noise(encoder, host, self)
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw n ~ N(0, I), new for every epoch, target block and token."""
-        name = model.layout.named("ijepa")
-        assert name is not None
-        predictor: Any = model.objectives[name].predictor
-        noisy = NOISE[self.variant]
-        if MASKED in noisy:
-            _, blocks, tokens = batch["ijepa/targets"].shape
-            keys = view_keys(batch, blocks, model.seed, MASKED)
-            batch[MASKED] = standard_normal(keys, tokens, predictor.noise_width)
-        if CONTEXT in noisy:
-            keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, CONTEXT)
-            tokens = batch[VISIBLE].shape[1]
-            batch[CONTEXT] = standard_normal(keys, tokens, predictor.noise_width)
-
-
-def standard_normal(keys: Tensor, tokens: int, channels: int) -> Tensor:
-    """Return draws from N(0, I) for ``tokens`` of every key: (…, tokens, channels)."""
-    return draws.normal(keys, tokens * channels).unflatten(-1, (tokens, channels))
+        """Draw ε ~ N(0, I), new for every epoch, target block and token."""
+        _, blocks, count = batch["ijepa/targets"].shape
+        for key in NOISE.get(self.variant, ()):
+            keys = view_keys(batch, blocks if key == MASKED else 1, model.seed, key)
+            tokens = count if key == MASKED else batch[VISIBLE].shape[1]
+            width = model.objectives.of(Noisy).predictor.noise_width
+            noise = draws.normal(keys, tokens * width).unflatten(-1, (tokens, width))
+            batch[key] = noise if key == MASKED else noise[:, 0]

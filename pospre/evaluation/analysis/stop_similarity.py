@@ -16,9 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre import draws
-from pospre.algorithms.stop.ablations import NOISE
-from pospre.algorithms.stop.predictor import Noisy, StochasticPredictor
-from pospre.algorithms.stop.stop import StoP
+from pospre.algorithms.stop.stop import NOISE, Noisy, StochasticPredictor, StoP
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import StopSimilarity
 from pospre.evaluation.drawing import Cell, as_map, draw_cells, save_figure
@@ -73,9 +71,10 @@ def check(plan: Plan[StopSimilarity]) -> None:
     """Raise a ``UserError`` for a variant without noise, or invalid positions."""
     _, options = method_of(plan.recipe.algorithms, NEEDS) or ("", {})
     variant = options.get("variant", StoP.variant)
-    if not NOISE[variant]:
-        noisy = ", ".join(name for name, keys in NOISE.items() if keys)
-        raise UserError(f"stop.variant = {variant} adds no noise to positions; {noisy} do.")
+    if variant not in NOISE:
+        raise UserError(
+            f"stop.variant = {variant} adds no noise to positions; {', '.join(NOISE)} do."
+        )
     grid = planned_encoder(plan.recipe).grid
     check_queries(plan.settings.queries or (), grid)
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.spatial.distance
 import torch
 
-from pospre.algorithms.stop.predictor import Noisy, StochasticPredictor
+from pospre.algorithms.stop.stop import Noisy, StochasticPredictor
 from pospre.evaluation.analysis.stop_similarity import noise, similarity
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import IJEPA, Analyse, small_recipe
