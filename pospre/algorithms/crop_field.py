@@ -25,7 +25,6 @@ from pospre.model.task_description import TaskDescription
 from pospre.model.uses import TableSize, Uses
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.grid import Interpolation
-from pospre.nn.positions.scheme import Scheme
 from pospre.ranges import ShareRange
 
 BoxScale = Literal["beta", "uniform", "const", "fill"]
@@ -75,21 +74,23 @@ class CropField(PretrainAlgorithm):
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare that it places views, and the size of the field."""
-        positions = encoder.positions
-        if positions.takes_boxes:
-            self._check_used(positions)
         side = 50 if self.field_size is None else self.field_size
+        learns = encoder.positions.learns
         keys: dict[str, str | None] = {field_box_key("*"): None}
         if self.flip_field == "mirror_shared":
             keys[flip_key("*")] = None
         return Uses(
             views={"global": None} if self.enclose == "globals" else {},
             keys=keys,
-            table=TableSize((side, side), self.interpolation) if positions.learns else None,
+            table=TableSize((side, side), self.interpolation) if learns else None,
         )
 
-    def _check_used(self, positions: Scheme) -> None:
+    def check_encoder(self, encoder: PatchEncoder) -> None:
         """Raise ``UserError`` for an option that has no effect together with another one."""
+        super().check_encoder(encoder)
+        positions = encoder.positions
+        if not positions.takes_boxes:
+            return  # refused for this
         drawn, placed = self.box_scale in ("beta", "uniform"), self.box_scale != "const"
         for option in ("field_size", "interpolation"):
             self.check_used(option, positions.learns, f"encoder.positions = {positions.name}")

@@ -117,16 +117,19 @@ class MAE(PretrainAlgorithm):
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the pass over the visible patches."""
-        visible = self._masking(encoder).num_visible
-        if visible == encoder.num_patches:
-            raise UserError(f"mae.mask_ratio = {self.mask_ratio} hides no patch to predict.")
         masks = bool(self.second_mask_ratio)
         return Uses(
-            hides=Hides(visible, shuffled=self.sampling == "random"),
+            hides=Hides.by(self._masking(encoder)),
             passes={"student": Pass(over=SEEN, edits_content=masks)},
             keys={MASKED: None} if masks else {},
             widths={"decoder": (self.decoder_dim, self.decoder_heads)},
         )
+
+    def check_encoder(self, encoder: PatchEncoder) -> None:
+        """Raise ``UserError`` if no patch is hidden."""
+        super().check_encoder(encoder)
+        if self._masking(encoder).num_visible == encoder.num_patches:
+            raise UserError(f"mae.mask_ratio = {self.mask_ratio} hides no patch to predict.")
 
     def content_editor(self, encoder: PatchEncoder) -> nn.Module:
         """Return the mask token of ``second_mask_ratio``."""
@@ -138,11 +141,9 @@ class MAE(PretrainAlgorithm):
         )
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw the visible patches, and those replaced by a mask token."""
-        masking = self._masking(model.encoder)
-        batch.update(masking.draw(batch, model.seed))
+        """Draw the visible patches that are replaced by a mask token."""
         if self.second_mask_ratio:
             keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "mae/hidden")
-            visible = masking.num_visible
+            visible = batch[VISIBLE].shape[1]
             seen = num_visible(visible, self.second_mask_ratio, key="mae.second_mask_ratio")
             batch[MASKED] = slot_mask(draws.permutation(keys, visible)[:, seen:], visible)

@@ -48,7 +48,7 @@ class PositionMatching(PrototypeTask):
 
     def __init__(self, encoder: PatchEncoder, host: DINOv2, options: "MaskedPosition") -> None:
         super().__init__(encoder, host, options.weight)
-        self.mask_ratio = options.mask_ratio
+        self.host, self.mask_ratio = host, options.mask_ratio
         self.targets = Targets(host.centering, host.num_prototypes)
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
@@ -59,7 +59,7 @@ class PositionMatching(PrototypeTask):
         mask = ~batch[KNOWN]
         num_samples, _, patches = mask.shape
         most = int(patches * self.mask_ratio[1])
-        slots = masked_slots(mask, num_free_crops(num_samples, self.options.masking) * most)
+        slots = masked_slots(mask, num_free_crops(num_samples, self.host.masking) * most)
         logits = self.head(self.patches(passes["global"])[slots.patch])
         with torch.no_grad():
             targets = self.teacher_head(self.patches(passes["teacher"])[slots.patch])
@@ -67,7 +67,7 @@ class PositionMatching(PrototypeTask):
         masked = (slots.weight > 0).float()
         agree = (logits.argmax(-1) == targets.argmax(-1)) * masked
         return {
-            "cross_entropy": soft_cross_entropy(logits, targets, self.options.student_temperature),
+            "cross_entropy": soft_cross_entropy(logits, targets, self.host.student_temperature),
             "weight": slots.weight,
             "agreement": agree.sum() / masked.sum().clamp_min(1),
         }
@@ -121,7 +121,7 @@ class MaskedPosition(PretrainAlgorithm):
             },
             keys={KNOWN: "the position is known"},
             predicts="content",  # the teacher's feature, which knows the place
-            couples="the targets",
+            couples={"the targets": True},
             hint="Add dinov2, or use droppos, which needs no teacher.",
         )
 

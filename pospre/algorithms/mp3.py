@@ -9,26 +9,31 @@ encoder forgets all others, under every position scheme.
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor, nn
 
 from pospre import draws
+from pospre.algorithms.droppos import RelaxedPositions, smoothed_labels
 from pospre.batch import Batch, image_key, view_keys
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import ForgottenPlaces
-from pospre.model.position_task import Answers, PositionObjective, PositionTask, weighted_mean
+from pospre.model.position_task import Answers
+from pospre.model.progress import Progress
 from pospre.model.task_description import TaskDescription
 from pospre.model.uses import Pass, Uses
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.initialisation import init_trunc_normal
 from pospre.nn.masking import slot_mask
 from pospre.ranges import Ratio
+from pospre.schedules import linear
 
 
 def num_context(num_patches: int, mask_ratio: float) -> int:
@@ -52,7 +57,7 @@ def draw_known(batch: Batch, patches: int, count: int, seed: int) -> Tensor:
     return slot_mask(known.flatten(0, 1), patches).unflatten(0, known.shape[:2])
 
 
-class PatchPositions(PositionObjective):
+class PatchPositions(RelaxedPositions):
     """The linear head over patch tokens, and its cross-entropy."""
 
     def __init__(self, encoder: PatchEncoder, options: "MP3") -> None:
@@ -71,11 +76,12 @@ class PatchPositions(PositionObjective):
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over all patches that count, in the context or not."""
         log_prob = F.log_softmax(outputs["logits"].float(), dim=-1)
-        cross_entropy = -(self.targets() * log_prob).sum(-1)
+        labels = smoothed_labels(self.distance_NN, self.sigma)
+        cross_entropy = -(labels * log_prob).sum(-1)
         weights = self.answers(outputs, batch).counted.float()
         if "affinity" in outputs:
             weights = weights * outputs["affinity"]
-        return weighted_mean(cross_entropy, weights)
+        return (weights * cross_entropy).sum() / weights.sum().clamp_min(1e-12)
 
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
         """Return the predicted positions of all patches. ``count_shown``: known ones count."""
@@ -95,7 +101,7 @@ class PatchPositions(PositionObjective):
 
 
 @dataclass(kw_only=True, eq=False)
-class MP3(PositionTask):
+class MP3(PretrainAlgorithm):
     """Predict the positions of all patches from the content of some, without a host.
 
     Writes ``mp3/context`` (B, V, M), the patches that give keys and values, unless all of them do.
@@ -107,9 +113,13 @@ class MP3(PositionTask):
         position_rate: share of patches that keep their position, in [0, 1). The paper's speech
             model has 0.05, with ``encoder.positions: sincos``.
         count_shown: whether those count in loss and accuracy (the paper does not say).
-
-    ``PositionTask`` has the others. The attentive weights, which are DropPos's, are here those of a
-    pass in which all patches are context.
+        sigma_start: σ0, initial width of DropPos's label smoothing, in patches; 0 is one-hot.
+        sigma_end: σT, final width; it changes linearly in steps.
+        distance: in the smoothing's exponent: ``squared`` or ``euclid``.
+        temperature: τ of DropPos's attentive weights, from a pass in which all patches are context;
+            None: equal weights. Their sum is one forward pass's, so the loss depends slightly on
+            the microbatch and the ranks.
+        weight: factor of this loss in the total.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -123,27 +133,33 @@ class MP3(PositionTask):
     mask_ratio: Ratio = 0.75
     position_rate: Ratio = 0.0
     count_shown: bool = False
+    sigma_start: NonNegativeFloat = 0.0
+    sigma_end: NonNegativeFloat = 0.0
+    distance: Literal["squared", "euclid"] = "squared"
+    temperature: PositiveFloat | None = None
+    weight: NonNegativeFloat = 1.0
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the pass over all patches, with keys from the context alone."""
-        patches, forgets = encoder.num_patches, encoder.positions.can_forget
-        self._check_patches(encoder)
-        # without masking there is nothing to gather
-        context = "mp3/context" if num_context(patches, self.mask_ratio) < patches else None
-        passes = {"student": Pass(context=context, edits_places=forgets)}
-        weighs = self.temperature is not None
-        if weighs:
-            passes["affinity"] = Pass(grad=False, edits_places=forgets)
         return Uses(
             views={"view": None},
             sees="all",
-            passes=passes,
+            passes=self._passes(encoder),
             keys={"mp3/context": "the context", "mp3/known": None},
             predicts="places",
-            class_token="mp3.temperature" if weighs else None,
-            couples="the weights of patches" if weighs else None,
+            couples={"the weights of patches": self.temperature is not None},
             hint="Use mp3 alone or with dinov2; or droppos, which goes with mae.",
         )
+
+    def _passes(self, encoder: PatchEncoder) -> dict[str, Pass]:
+        """Return the pass over the patches, and that of the attentive weights if they are on."""
+        edits, patches = encoder.positions.can_forget, encoder.num_patches
+        # without masking there is nothing to gather
+        context = "mp3/context" if num_context(patches, self.mask_ratio) < patches else None
+        passes = {"student": Pass(context=context, edits_places=edits)}
+        if self.temperature is not None:
+            passes["affinity"] = Pass(grad=False, class_token="mp3.temperature", edits_places=edits)
+        return passes
 
     def place_editor(self, encoder: PatchEncoder) -> nn.Module:
         """Return the module that forgets unknown places."""
@@ -170,8 +186,9 @@ class MP3(PositionTask):
                 stacklevel=2,
             )
 
-    def _check_patches(self, encoder: PatchEncoder) -> None:
+    def check_encoder(self, encoder: PatchEncoder) -> None:
         """Raise ``UserError`` if there is nothing to predict, or no position to give."""
+        super().check_encoder(encoder)
         patches, positions = encoder.num_patches, encoder.positions
         known, key = self.num_known(patches), f"mp3.position_rate = {self.position_rate}"
         if patches < 2:
@@ -199,6 +216,11 @@ class MP3(PositionTask):
         if context < patches:
             batch["mp3/context"] = draw_patches(batch, patches, context, model.seed, "mp3/context")
         batch["mp3/known"] = draw_known(batch, patches, self.num_known(patches), model.seed)
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Set σ, linear from σ0 to σT in steps."""
+        sigma = model.objectives.of(PatchPositions).sigma
+        sigma.fill_(linear(self.sigma_start, self.sigma_end, progress.step))
 
     def num_known(self, patches: int) -> int:
         """Return how many patches keep their position: N·rate, rounded."""

@@ -73,7 +73,7 @@ class SimMIM(PretrainAlgorithm):
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the pass over all patches, some of them masked."""
         return Uses(
-            hides=Hides(self._masking(encoder).num_visible, left_out=False),
+            hides=Hides.by(self._masking(encoder), left_out=False),
             passes={"student": Pass(over=SEEN, edits_content=True)},
         )
 
@@ -110,6 +110,5 @@ class SimMIM(PretrainAlgorithm):
         return PatchMasking(encoder.grid, visible * math.prod(cell), cell=cell)
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw which cells stay visible."""
-        batch.update(self._masking(model.encoder).draw(batch, model.seed))
+        """Mark the masked patches."""
         batch[MASKED] = slot_mask(batch[HIDDEN], model.encoder.num_patches)

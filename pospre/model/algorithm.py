@@ -67,7 +67,7 @@ class PretrainAlgorithm(Algorithm):
     def names(cls) -> set[str]:
         """Return its name and those of the algorithms that it is derived from."""
         kinds = (kind for kind in cls.__mro__ if issubclass(kind, PretrainAlgorithm))
-        return {kind.module_name() for kind in kinds}
+        return {kind.module_name() for kind in kinds if not isabstract(kind)}
 
     @classmethod
     def offers(cls, kind: type) -> bool:
@@ -75,7 +75,10 @@ class PretrainAlgorithm(Algorithm):
         return issubclass(cls, kind) or issubclass(cls.objective or object, kind)
 
     def check_encoder(self, encoder: PatchEncoder) -> None:
-        """Raise ``UserError`` if it needs a token per patch but the encoder merges patches."""
+        """Raise ``UserError`` if its options do not fit one another, or this encoder.
+
+        Here: it needs a token per patch, but the encoder merges patches.
+        """
         if encoder.patches_per_token > 1 and not self.takes_merged_patches:
             able = [
                 name for name in algorithm_names() if algorithm_class(name).takes_merged_patches
@@ -88,7 +91,7 @@ class PretrainAlgorithm(Algorithm):
 
     @abstractmethod
     def uses(self, encoder: PatchEncoder) -> Uses:
-        """Return what it declares; ``UserError`` for options that do not fit the encoder."""
+        """Return what it declares; ``check_encoder`` has passed."""
 
     def check(self, layout: Layout) -> None:
         """Raise ``UserError`` if it does not work beside the other algorithms of ``layout``."""

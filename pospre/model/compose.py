@@ -60,6 +60,7 @@ def compose(
     layout = replace(layout, passes=_passes(layout))
     layout = replace(layout, teacher=refusals.teacher_owner(layout))
     refusals.check_complete(layout)
+    refusals.check_options(layout)
     for method in layout.methods.values():
         method.check(layout)
     return layout

@@ -43,6 +43,12 @@ class Layout:
         return None if self.hider is None else self.uses[self.hider].hides
 
     @property
+    def num_visible(self) -> int:
+        """The number of visible patches, at most."""
+        patches = self.encoder.num_patches
+        return patches if self.hides is None else self.hides.visible or patches
+
+    @property
     def averages(self) -> bool:
         """Whether the teacher also follows heads."""
         return any(each.averages for each in self.uses.values())
@@ -50,8 +56,12 @@ class Layout:
     @property
     def coupled(self) -> str:
         """What couples the samples of a batch, in words; empty: nothing."""
-        parts = ((each.couples, name) for name, each in self.uses.items())
-        return " and ".join(f"{what} of {name}" for what, name in parts if what is not None)
+        parts: dict[str, list[str]] = {
+            name: [what for what, is_coupled in uses.couples.items() if is_coupled]
+            for name, uses in self.uses.items()
+        }
+        found = (f"{' and '.join(what)} of {name}" for name, what in parts.items() if what)
+        return " and ".join(found)
 
     @property
     def frozen(self) -> dict[str, Mapping[str, int]]:

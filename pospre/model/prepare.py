@@ -36,6 +36,9 @@ def write_draws(model: Any, layout: Layout, batch: Batch, numbers: SampleNumbers
         numbers.look(batch)
     for name, method in layout.methods.items():
         before = {**batch}
+        hides = layout.hides if name == layout.hider else None
+        if hides is not None and hides.masking is not None:
+            batch.update(hides.masking.draw(batch, model.seed))
         try:
             method.write(batch, model)
         except KeyError as error:

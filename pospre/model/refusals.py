@@ -47,10 +47,11 @@ def check_needs(layout: Layout) -> None:
                     f"{name}.{part}_heads = {heads} does not divide {name}.{part}_dim = {dim}. "
                     "Choose a width that is a multiple of the number of heads."
                 )
-        if uses.class_token is not None and not layout.encoder.has_class_token:
+        read = [each.class_token for each in uses.passes.values() if each.class_token is not None]
+        if read and not layout.encoder.has_class_token:
             raise UserError(
-                f"{uses.class_token} needs a class token, but encoder.class_token is false. "
-                "Change one of them."
+                f"{read[0]} needs a class token, but encoder.class_token is false. Change one of "
+                "them."
             )
         if uses.predicts is not None and uses.predicts not in get_args(Predicts):
             raise UserError(
@@ -120,6 +121,14 @@ def check_seen(layout: Layout) -> None:
                 f"algorithms.{name} needs a view with hidden patches, but {none} of 'view'. "
                 f"{uses.hint}"
             )
+
+
+def check_options(layout: Layout) -> None:
+    """Raise ``UserError`` for options of a method that would hide patches if no host did."""
+    host = f"the host {layout.hider}, which chooses the visible patches"
+    for name, uses in layout.uses.items():
+        for option in uses.hides.options if uses.hides and name != layout.hider else ():
+            layout.methods[name].check_used(option, False, host)
 
 
 def check_group(layout: Layout, method: str, name: str, own: Pass) -> None:

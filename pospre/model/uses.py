@@ -10,6 +10,7 @@ from pospre.batch import Batch, field_box_key
 from pospre.model.progress import Progress
 from pospre.model.teacher import Momentum
 from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.masking import PatchMasking
 from pospre.nn.positions.scheme import Resampling
 
 Predicts = Literal["places", "view_places", "content"]
@@ -18,7 +19,7 @@ ALL, SEEN = "all", "seen"
 
 @dataclass(frozen=True)
 class Hides:
-    """The patches of ``view`` that a method hides; it writes ``view/visible`` and ``view/hidden``.
+    """The patches of ``view`` that a method hides: ``view/visible`` and ``view/hidden``.
 
     Attributes:
         visible: number of visible patches per sample; None: varies.
@@ -26,12 +27,22 @@ class Hides:
         left_out: the encoder does not get hidden patches. Otherwise the method also writes
             ``view/masked`` and replaces them by a mask token.
         unless_host: only if no host hides patches.
+        options: options of the method that have no effect if a host does.
+        masking: draws them before ``write``; None: ``write`` does.
     """
 
     visible: int | None
     shuffled: bool = True
     left_out: bool = True
     unless_host: bool = False
+    options: tuple[str, ...] = ()
+    masking: PatchMasking | None = None
+
+    @classmethod
+    def by(cls, masking: PatchMasking, **options: Any) -> "Hides":
+        """Return the declaration of patches that ``masking`` draws."""
+        shuffled = not masking.in_rows
+        return cls(masking.num_visible, shuffled=shuffled, masking=masking, **options)
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,8 @@ class Pass:
         teacher: run the teacher instead of the trained encoder, without gradient.
         grad: whether gradients flow through the trained encoder here.
         needs_patches: whether the method reads patch tokens, not prefix tokens alone.
+        class_token: the option for which it reads the class token, such as ``lut.pool =
+            class_token``; None: it does not.
         edits_content: its ``content_editor`` changes patch embeddings here.
         edits_places: its ``place_editor`` changes places here.
         optional: left out if the data have no such view group.
@@ -63,6 +76,7 @@ class Pass:
     teacher: bool = False
     grad: bool = True
     needs_patches: bool = True
+    class_token: str | None = None
     edits_content: bool = False
     edits_places: bool = False
     optional: bool = False
@@ -98,12 +112,12 @@ class Uses:
             each other; or ``content``, anything else. Required if it edits places.
         teacher: momentum of the teacher that it has; None: it has none of its own.
         averages: the teacher also follows the heads of other methods.
-        class_token: the option that needs a class token, such as ``lut.pool = class_token``.
         widths: by part of its head, such as ``decoder``: width and attention heads, which must
             divide it.
         table: the size that it gives to a learned table of positions.
-        couples: what couples the samples of a batch, as a plural: gradients accumulated over
-            microbatches or ranks then differ from those of one batch.
+        couples: what couples the samples of a batch, as plurals, and whether it does with these
+            options: gradients accumulated over microbatches or ranks then differ from those of one
+            batch.
         entropies: largest possible value of logged metrics that are entropies of targets, by name.
             Runs check that these are neither 0 nor largest.
         frozen: number of initial epochs with learning rate 0, by the start of a parameter's name
@@ -123,10 +137,9 @@ class Uses:
     predicts: Predicts | None = None
     teacher: Momentum | None = None
     averages: bool = False
-    class_token: str | None = None
     widths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     table: TableSize | None = None
-    couples: str | None = None
+    couples: Mapping[str, bool] = field(default_factory=dict)
     entropies: Mapping[str, float] = field(default_factory=dict)
     frozen: Mapping[str, int] = field(default_factory=dict)
     half_residual: bool = False
@@ -158,7 +171,10 @@ class Method(Protocol):
         """Return its name and those of the methods that it is derived from."""
 
     def check_encoder(self, encoder: PatchEncoder) -> None:
-        """Raise ``UserError`` if it does not work with this kind of encoder."""
+        """Raise ``UserError`` if its options do not fit one another, or this encoder."""
+
+    def check_used(self, option: str, used: bool, other: str) -> None:
+        """Raise ``UserError`` if an option is set, but has no effect."""
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Return what it declares."""

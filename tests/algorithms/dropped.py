@@ -1,6 +1,9 @@
 """What DropPos writes when it is alone, at any two ratios."""
 
-from pospre.algorithms.droppos import draw_known
+from types import SimpleNamespace
+from typing import Any
+
+from pospre.algorithms.droppos import DropPos
 from pospre.batch import Batch
 from pospre.nn.masking import PatchMasking, Sampling
 
@@ -16,5 +19,11 @@ def draw_masks(
 ) -> Batch:
     """Return the visible and the hidden patches, and which keep their position."""
     masking = PatchMasking.by_ratio("droppos", grid, mask_ratio, sampling)
-    known = draw_known(batch, masking.num_visible, position_mask_ratio, seed)
-    return {**masking.draw(batch, seed), **known}
+    return draw_known({**batch, **masking.draw(batch, seed)}, position_mask_ratio, seed)
+
+
+def draw_known(batch: Batch, position_mask_ratio: float, seed: int) -> Batch:
+    """Return the batch with the visible patches that keep their position."""
+    model: Any = SimpleNamespace(seed=seed)
+    DropPos(position_mask_ratio=position_mask_ratio).write(batch, model)
+    return batch

@@ -5,11 +5,7 @@ import math
 import pytest
 import torch
 
-from pospre.algorithms.droppos import (
-    DropPos,
-    draw_known,
-    num_known,
-)
+from pospre.algorithms.droppos import DropPos, smoothed_labels
 from pospre.algorithms.mae import MAE
 from pospre.errors import UserError
 from pospre.evaluation.position.predictions import WEIGHT, Placer, weighed
@@ -17,10 +13,11 @@ from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass, ExchangedPlaces
 from pospre.model.progress import Progress
 from pospre.nn.build import build_encoder
-from pospre.nn.grid import grid_distances, smoothed_labels
+from pospre.nn.grid import grid_distances
 from pospre.nn.places import Places
 from pospre.nn.positions.table import Table
 from tests.algorithms.cases import random_views
+from tests.algorithms.dropped import draw_known
 from tests.algorithms.official import DECODER, load_weights, small_model
 
 
@@ -53,7 +50,8 @@ def places_of(model, inputs):
     ],
 )
 def test_position_grid_counts(visible, dropped):
-    counts = [visible - num_known(visible, ratio) for ratio in (0.25, 0.5, 0.75, 0.95)]
+    made = [DropPos(position_mask_ratio=ratio) for ratio in (0.25, 0.5, 0.75, 0.95)]
+    counts = [visible - each.num_known(visible) for each in made]
     assert counts == list(dropped)
 
 
@@ -163,9 +161,9 @@ def test_wrong_positions_are_distributed_as_published():
     """A uniform permutation of the dropped: each gets each alike, so one is right on average."""
     num, visible = 4000, 8
     batch = {"index": torch.arange(num), "epoch": torch.zeros(num, dtype=torch.int64)}
-    batch |= draw_known(batch, visible, 0.5, seed=0)
     slots = torch.arange(visible).expand(num, -1)
     batch["view/visible"] = slots
+    draw_known(batch, 0.5, seed=0)
     seen = ExchangedPlaces("droppos/known", "droppos/order")(
         Places((1, visible), slots), batch, EncoderPass(visible="view/visible")
     ).cells

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pospre.algorithms.crop_field import CropField
+from pospre.algorithms.droppos import smoothed_labels
 from pospre.algorithms.mae import MAE
 from pospre.algorithms.mp3 import MP3, PatchPositions, num_context
 from pospre.batch import Batch
@@ -22,7 +23,6 @@ from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.model.progress import Progress
 from pospre.nn.build import build_encoder
-from pospre.nn.grid import smoothed_labels
 from pospre.nn.masking import slot_mask
 from pospre.nn.positions import SCHEMES
 from pospre.nn.positions.sincos import sincos_positions, sincos_positions_1d

@@ -26,12 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pospre.algorithms.droppos import smoothed_labels
 from pospre.augment.device import IMAGENET_MEAN, IMAGENET_STD
 from pospre.data.views.options import ViewGroup
 from pospre.model.algorithm import Progress, algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.grid import grid_distances, smoothed_labels
+from pospre.nn.grid import grid_distances
 from pospre.nn.sizes import SIZES
 from pospre.output import markdown_row, markdown_table
 from pospre.planning import kernels as planned

@@ -8,16 +8,16 @@ the teacher's patch at the same place (iBOT). KoLeo keeps its class tokens apart
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt
 from torch import Tensor, nn
 
 from pospre.algorithms.dinov2 import losses
 from pospre.algorithms.dinov2.losses import Centering, Targets
 from pospre.algorithms.dinov2.masks import NUM_CROPS, CropMasking, check_ratio, masked_slots
-from pospre.algorithms.dinov2.prototype_task import TwoPrototypeTasks
+from pospre.algorithms.dinov2.prototype_task import PrototypeOptions, TwoPrototypeTasks
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
@@ -30,10 +30,16 @@ from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Momentum
 from pospre.model.uses import Pass, Uses
 from pospre.nn.encoder_interface import PatchEncoder
-from pospre.ranges import PositiveDepth, RatioRange, Share
-from pospre.schedules import linear
+from pospre.ranges import RatioRange, Share
 
 MASK_KEY = "global/masked"
+_READS = "algorithms.dinov2"
+PASSES = {
+    "global": Pass("global", class_token=_READS, edits_content=True),
+    "local": Pass("local", class_token=_READS, needs_patches=False, optional=True),
+    "teacher": Pass("global", class_token=_READS, teacher=True),
+}
+"""The student's passes over the crops, and the teacher's over the global ones."""
 
 
 class PrototypeMatching(TwoPrototypeTasks):
@@ -41,6 +47,7 @@ class PrototypeMatching(TwoPrototypeTasks):
 
     def __init__(self, encoder: PatchEncoder, options: "DINOv2") -> None:
         super().__init__(encoder, options, options.weight)
+        self.options = options
         self.class_targets = Targets(options.centering, options.num_prototypes)
         self.patch_targets = Targets(options.centering, options.num_prototypes)
 
@@ -104,7 +111,7 @@ class PrototypeMatching(TwoPrototypeTasks):
 
 
 @dataclass(kw_only=True, eq=False)
-class DINOv2(PretrainAlgorithm):
+class DINOv2(PretrainAlgorithm, PrototypeOptions):
     """The host that matches a student's crops and masked patches with a momentum teacher's.
 
     Needs the view group ``global`` with two views; ``local`` may have any number or be missing.
@@ -113,24 +120,12 @@ class DINOv2(PretrainAlgorithm):
     ``centering`` moves once per step, by all samples.
 
     Args:
-        num_prototypes: K.
-        head_hidden: width of the head's hidden layers.
-        head_bottleneck: width in which cosines with the prototypes are taken.
-        head_layers: number of layers of the head's MLP.
-        train_norm: learn the length of each prototype, as the published code does.
-        separate_heads: a second head for patches; published for L/14 and g/14.
-        patch_head_bottleneck: bottleneck of the second head; None: ``head_bottleneck``. Published
-            for L/14: 256, while the first has 384.
         dino_weight: weight of the loss over class tokens.
         ibot_weight: weight of the loss over masked patches.
         koleo_weight: weight of the KoLeo regulariser.
         koleo_crops: global crops that KoLeo spreads, each apart from the other: ``both``, summed
             (the published code), or only the ``first`` (the paper).
         centering: ``sinkhorn``, or ``centering`` as in the published short configuration.
-        student_temperature: temperature of the student's softmax.
-        teacher_temperature_start: temperature of the teacher's softmax at the first step.
-        teacher_temperature_end: the same after the warm-up, which is linear per step.
-        teacher_warmup: share of the training that the warm-up takes (published: 30 of 100 epochs).
         freeze_epochs: epochs at the beginning in which the prototypes do not learn. The optimiser
             of ``pospre.train`` does this; in your own loop you must do it.
         momentum_start: momentum of the teacher at the first step; then it follows half a cosine.
@@ -141,6 +136,8 @@ class DINOv2(PretrainAlgorithm):
         official: mask as published: the rate of crops holds over the (micro)batch, not in every
             sample, and the shares are stratified over it.
         weight: factor of the three losses' sum in the total.
+
+    ``PrototypeOptions`` has the others, of heads and temperatures.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -151,22 +148,11 @@ class DINOv2(PretrainAlgorithm):
     objective = PrototypeMatching
     is_host: ClassVar[bool] = True
 
-    num_prototypes: Annotated[int, Field(ge=2)] = 65536
-    head_hidden: PositiveInt = 2048
-    head_bottleneck: PositiveInt = 256
-    head_layers: PositiveDepth = 3
-    train_norm: bool = False
-    separate_heads: bool = False
-    patch_head_bottleneck: PositiveInt | None = None
     dino_weight: NonNegativeFloat = 1.0
     ibot_weight: NonNegativeFloat = 1.0
     koleo_weight: NonNegativeFloat = 0.1
     koleo_crops: Literal["both", "first"] = "both"
     centering: Centering = "sinkhorn"
-    student_temperature: PositiveFloat = 0.1
-    teacher_temperature_start: PositiveFloat = 0.04
-    teacher_temperature_end: PositiveFloat = 0.07
-    teacher_warmup: Share = 0.3
     freeze_epochs: NonNegativeInt = 1
     momentum_start: float | None = 0.992
     momentum_end: float = 1.0
@@ -177,31 +163,28 @@ class DINOv2(PretrainAlgorithm):
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the passes over crops, and the teacher."""
-        self._check_options()
-        coupled = {
+        return Uses(
+            views={"global": NUM_CROPS},
+            passes=PASSES,
+            keys={MASK_KEY: "the content is masked"},
+            teacher=Momentum.given(self.momentum_start, self.momentum_end),
+            couples=self._couples,
+            entropies={"entropy": math.log(self.num_prototypes)},
+            frozen=dict.fromkeys(self.last_layers, self.freeze_epochs),
+            half_residual=True,
+        )
+
+    @property
+    def _couples(self) -> dict[str, bool]:
+        return {
             "the targets": self.centering == "sinkhorn",
             "KoLeo": self.koleo_weight > 0,
             "the sizes of masks": self.official,
         }
-        parts = ("head", "patch_head") if self.separate_heads else ("head",)
-        return Uses(
-            views={"global": NUM_CROPS},
-            passes={
-                "global": Pass("global", edits_content=True),
-                "local": Pass("local", needs_patches=False, optional=True),
-                "teacher": Pass("global", teacher=True),
-            },
-            keys={MASK_KEY: "the content is masked"},
-            teacher=Momentum.given(self.momentum_start, self.momentum_end),
-            class_token="algorithms.dinov2",
-            couples=" and ".join(what for what, is_used in coupled.items() if is_used) or None,
-            entropies={"entropy": math.log(self.num_prototypes)},
-            frozen={f"{part}.last": self.freeze_epochs for part in parts},
-            half_residual=True,
-        )
 
-    def _check_options(self) -> None:
+    def check_encoder(self, encoder: PatchEncoder) -> None:
         """Raise ``UserError`` for options that cannot work together."""
+        super().check_encoder(encoder)
         if not self.official and self.mask_crop_rate not in (0.0, 0.5, 1.0):
             raise UserError(
                 f"dinov2.mask_crop_rate = {self.mask_crop_rate} masks no whole number of an "
@@ -240,10 +223,3 @@ class DINOv2(PretrainAlgorithm):
         objective = model.objectives[self.module_name()]
         assert isinstance(objective, PrototypeMatching)
         objective.temperature.fill_(self.temperature(progress))
-
-    def temperature(self, progress: Progress) -> float:
-        """Return the teacher's temperature, constant after the last step of the warm-up."""
-        one = 1 / progress.num_steps if progress.num_steps else 0.0
-        last = self.teacher_warmup - one
-        done = progress.step / last if last > 0 else 1.0
-        return linear(self.teacher_temperature_start, self.teacher_temperature_end, done)

@@ -1,17 +1,22 @@
 """The base of objectives that match a teacher's prototypes: heads, teachers, temperature."""
 
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre.algorithms.dinov2.losses import Targets
 from pospre.model.objective import Objective
+from pospre.model.progress import Progress
 from pospre.model.teacher import Frozen
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.initialisation import init_trunc_normal
+from pospre.ranges import PositiveDepth, Share
+from pospre.schedules import linear
 
 
 class Prototypes(nn.Module):
@@ -72,8 +77,48 @@ class PrototypeHead(nn.Module):
         return self.last(F.normalize(self.mlp(tokens).float(), dim=-1, eps=1e-12))
 
 
-if TYPE_CHECKING:  # whose objective is one
-    from pospre.algorithms.dinov2.dinov2 import DINOv2
+@dataclass(kw_only=True, eq=False)
+class PrototypeOptions:
+    """The heads and the temperatures.
+
+    Args:
+        num_prototypes: K.
+        head_hidden: width of the head's hidden layers.
+        head_bottleneck: width in which cosines with the prototypes are taken.
+        head_layers: number of layers of the head's MLP.
+        train_norm: learn the length of each prototype, as the published code does.
+        separate_heads: a second head for patches; published for L/14 and g/14.
+        patch_head_bottleneck: bottleneck of the second head; None: ``head_bottleneck``. Published
+            for L/14: 256, while the first has 384.
+        student_temperature: temperature of the student's softmax.
+        teacher_temperature_start: temperature of the teacher's softmax at the first step.
+        teacher_temperature_end: the same after the warm-up, which is linear per step.
+        teacher_warmup: share of the training that the warm-up takes (published: 30 of 100 epochs).
+    """
+
+    num_prototypes: Annotated[int, Field(ge=2)] = 65536
+    head_hidden: PositiveInt = 2048
+    head_bottleneck: PositiveInt = 256
+    head_layers: PositiveDepth = 3
+    train_norm: bool = False
+    separate_heads: bool = False
+    patch_head_bottleneck: PositiveInt | None = None
+    student_temperature: PositiveFloat = 0.1
+    teacher_temperature_start: PositiveFloat = 0.04
+    teacher_temperature_end: PositiveFloat = 0.07
+    teacher_warmup: Share = 0.3
+
+    @property
+    def last_layers(self) -> tuple[str, ...]:
+        """Names of the prototypes within the objective."""
+        return ("head.last", "patch_head.last") if self.separate_heads else ("head.last",)
+
+    def temperature(self, progress: Progress) -> float:
+        """Return the teacher's temperature, constant after the last step of the warm-up."""
+        one = 1 / progress.num_steps if progress.num_steps else 0.0
+        last = self.teacher_warmup - one
+        done = progress.step / last if last > 0 else 1.0
+        return linear(self.teacher_temperature_start, self.teacher_temperature_end, done)
 
 
 class PrototypeTask(Objective):
@@ -81,13 +126,13 @@ class PrototypeTask(Objective):
 
     Args:
         encoder: the encoder whose tokens it reads.
-        options: options of ``dinov2``: the head's size, the temperatures and the initial freeze.
+        options: the head's size, and the temperatures.
         weight: factor of the loss in the total.
     """
 
-    def __init__(self, encoder: PatchEncoder, options: "DINOv2", weight: float) -> None:
+    def __init__(self, encoder: PatchEncoder, options: PrototypeOptions, weight: float) -> None:
         super().__init__()
-        self.options, self.weight = options, weight
+        self.weight = weight
         self.num_prefix = encoder.num_prefix_tokens
         self.head = prototype_head(encoder, options, options.head_bottleneck)
         self.teacher_head = Frozen(self.head)
@@ -113,7 +158,7 @@ class PrototypeTask(Objective):
 class TwoPrototypeTasks(PrototypeTask):
     """Class tokens and patches, over the prototypes of one head or with a head for each."""
 
-    def __init__(self, encoder: PatchEncoder, options: "DINOv2", weight: float) -> None:
+    def __init__(self, encoder: PatchEncoder, options: PrototypeOptions, weight: float) -> None:
         super().__init__(encoder, options, weight)
         self.patch_head: PrototypeHead | None = None
         self.teacher_patch_head: Frozen | None = None
@@ -150,7 +195,9 @@ def _logits(
     return classes.unflatten(0, shape), patches
 
 
-def prototype_head(encoder: PatchEncoder, options: "DINOv2", bottleneck: int) -> PrototypeHead:
+def prototype_head(
+    encoder: PatchEncoder, options: PrototypeOptions, bottleneck: int
+) -> PrototypeHead:
     """Return a new head of the size in the options, with its own ``bottleneck``."""
     return PrototypeHead(
         encoder.embed_dim,

@@ -158,18 +158,22 @@ class IJEPA(PretrainAlgorithm):
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the passes over the context and, in the teacher, the whole image."""
-        for option in ("target_tokens", "context_tokens"):
-            self.check_used(option, not self.official, "official")
-        blocks = self.blocks(encoder)
-        check_blocks(blocks, "ijepa", official=self.official)
+        visible = None if self.official else self.blocks(encoder).context_tokens
         return Uses(
-            hides=Hides(None if self.official else blocks.context_tokens, shuffled=False),
+            hides=Hides(visible, shuffled=False),
             passes={"student": Pass(over=SEEN), "teacher": Pass(teacher=True)},
             keys={"ijepa/targets": "the features are predicted"},
             teacher=Momentum.given(self.momentum_start, self.momentum_end, self.momentum_shape),
             widths={"predictor": (self.predictor_dim, self.heads(encoder))},
-            couples="the sizes of masks" if self.official else None,
+            couples={"the sizes of masks": self.official},
         )
+
+    def check_encoder(self, encoder: PatchEncoder) -> None:
+        """Raise ``UserError`` for blocks that do not fit the grid."""
+        super().check_encoder(encoder)
+        for option in ("target_tokens", "context_tokens"):
+            self.check_used(option, not self.official, "official")
+        check_blocks(self.blocks(encoder), "ijepa", official=self.official)
 
     def heads(self, encoder: PatchEncoder) -> int:
         """Return the predictor's attention heads."""

@@ -6,6 +6,7 @@ patches thus learn the context of the whole image.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -183,36 +184,48 @@ class LUT(PretrainAlgorithm):
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the student's and the teacher's passes over the two views."""
-        ratio, patches = self.target_mask_ratio, encoder.num_patches
-        num_visible(patches, ratio, key="lut.target_mask_ratio")
-        self.check_used("target_mask_ratio", self.supervision == "context", "supervision")
-        self.check_used("steer", self.pool == "patches", "pool")
-        whole = self.steer == "both"  # the student's tokens, too, unless it has none for them
-        passes = {"student": Pass(joins=True, if_left_out=False if whole else None)}
-        keys: list[str] = []
-        if self.symmetric:
-            passes["student/second"] = replace(
-                passes["student"], group="second", over=SEEN, joins=False, twin_of="student"
-            )
-            keys += ["second/visible", "second/masked"]
-        if self.supervision != "context":
-            keys.append(flip_key("second"))  # it becomes the first view's
-        for group in self._online if whole else ():
-            passes[WHOLE[group]] = Pass(group, if_left_out=True)
-        for group in (OTHER[each] for each in self._online):
-            target = f"{group}/target"
-            keys += [target] if ratio else []
-            passes[TEACHER[group]] = Pass(group, over=target if ratio else ALL, teacher=True)
         return Uses(
             views={"view": 1, "second": 1},
             sees="part",
-            passes=passes,
-            keys=dict.fromkeys(keys),
+            passes=self._passes(),
+            keys=dict.fromkeys(self._keys()),
             teacher=Momentum.given(self.momentum_start, self.momentum_end),
-            class_token="lut.pool = class_token" if self.pool == "class_token" else None,
-            couples="the batch norms",
+            couples={"the batch norms": True},
             hint="Combine it with mae or another host that hides some by its mask_ratio.",
         )
+
+    def _passes(self) -> dict[str, Pass]:
+        """Return the student's passes over its views, and the teacher's over the other ones."""
+        read = "lut.pool = class_token" if self.pool == "class_token" else None
+        is_whole = self.steer == "both"  # the student's tokens, too, unless it has none for them
+        passes = {}
+        for group in self._online:
+            student = Pass(group, joins=True, class_token=read)
+            if group == "second":  # no host runs it
+                student = replace(student, over=SEEN, joins=False, twin_of="student")
+            passes[STUDENT[group]] = replace(student, if_left_out=False if is_whole else None)
+            if is_whole:
+                passes[WHOLE[group]] = Pass(group, class_token=read, if_left_out=True)
+            other = OTHER[group]
+            over = f"{other}/target" if self.target_mask_ratio else ALL
+            passes[TEACHER[other]] = Pass(other, over=over, teacher=True)
+        return passes
+
+    def _keys(self) -> Iterator[str]:
+        """Yield what ``write`` writes."""
+        if self.symmetric:
+            yield from ("second/visible", "second/masked")
+        if self.supervision != "context":
+            yield flip_key("second")  # it becomes the first view's
+        if self.target_mask_ratio:
+            yield from (f"{OTHER[group]}/target" for group in self._online)
+
+    def check_encoder(self, encoder: PatchEncoder) -> None:
+        """Raise ``UserError`` for a ratio that hides all, and for options without an effect."""
+        super().check_encoder(encoder)
+        num_visible(encoder.num_patches, self.target_mask_ratio, key="lut.target_mask_ratio")
+        self.check_used("target_mask_ratio", self.supervision == "context", "supervision")
+        self.check_used("steer", self.pool == "patches", "pool")
 
     def head(self, encoder: PatchEncoder, layout: Layout) -> BroaderContext:
         """Return the heads over the tokens that the host's masking leaves."""

@@ -131,21 +131,26 @@ class Supervised(PretrainAlgorithm):
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the pass over the image, and how images are mixed."""
+        masking = PatchMasking.by_ratio("supervised", encoder.grid, self.mask_ratio)
+        hides = Hides.by(masking) if self.mask_ratio else None
+        read = "supervised.pooling = cls" if self.pooling == "cls" else None
+        over = ALL if hides is None else SEEN
+        mixing = ("view/pixels", *map("supervised/{}".format, Mix._fields)) if self._mixes else ()
+        return Uses(
+            hides=hides,
+            passes={"student": Pass(over=over, class_token=read, needs_patches=read is None)},
+            keys=dict.fromkeys(mixing),
+            couples={"the pairs that are mixed": self._mixes},
+        )
+
+    def check_encoder(self, encoder: PatchEncoder) -> None:
+        """Raise ``UserError`` without a number of classes, and for options without an effect."""
+        super().check_encoder(encoder)
         if self.num_classes is None:
             raise UserError("supervised.num_classes is None; give the number of classes.")
         self.check_used("label_smoothing", self.loss == "ce", "loss")
         merges = encoder.patches_per_token > 1
         self.check_used("mask_ratio", not merges, "swin_tiny, trained on whole images here")
-        hides = Hides(self._masking(encoder).num_visible) if self.mask_ratio else None
-        over = ALL if hides is None else SEEN
-        mixing = ("view/pixels", *map("supervised/{}".format, Mix._fields)) if self._mixes else ()
-        return Uses(
-            hides=hides,
-            passes={"student": Pass(over=over, needs_patches=self.pooling != "cls")},
-            keys=dict.fromkeys(mixing),
-            class_token="supervised.pooling = cls" if self.pooling == "cls" else None,
-            couples="the pairs that are mixed" if self._mixes else None,
-        )
 
     def head(self, encoder: PatchEncoder, layout: Layout) -> Classification:
         """Return the class head; a teacher that averages follows it, too."""
@@ -155,15 +160,12 @@ class Supervised(PretrainAlgorithm):
         """Return the views mixed as drawn."""
         return mix_pixels(pixels_BVCHW, Mix(*(batch[f"supervised/{key}"] for key in Mix._fields)))
 
-    def _masking(self, encoder: PatchEncoder) -> PatchMasking:
-        return PatchMasking.by_ratio("supervised", encoder.grid, self.mask_ratio)
-
     @property
     def _mixes(self) -> bool:
         return bool(self.mix_rate and (self.mixup or self.cutmix))
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Check the labels; draw how samples are mixed, and the visible patches."""
+        """Check the labels; draw how samples are mixed."""
         batch[LABEL] = checked_labels(batch[LABEL], self.num_classes)
         if self._mixes:
             keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "supervised/mix")
@@ -176,5 +178,3 @@ class Supervised(PretrainAlgorithm):
                 switch_rate=self.switch_rate,
             )
             batch.update({f"supervised/{name}": value for name, value in mix._asdict().items()})
-        if self.mask_ratio:
-            batch.update(self._masking(model.encoder).draw(batch, model.seed))

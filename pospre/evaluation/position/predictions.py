@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pospre.algorithms.droppos import RelaxedPositions
 from pospre.batch import Batch, per_row
 from pospre.evaluation.features import centre_batches
 from pospre.evaluation.isolated_method import IsolatedMethod, views_of
@@ -94,7 +95,8 @@ def weighed(model: PretrainModel, batch: Batch) -> Batch:
     without them (``temperature: null``); then there are none.
     """
     objective = model.objectives.of(PositionObjective)
-    if objective.temperature is None or views_of(model, PositionObjective) is not None:
+    is_weighted = isinstance(objective, RelaxedPositions) and objective.temperature is not None
+    if not is_weighted or views_of(model, PositionObjective) is not None:
         return batch
     tokens = model.encoder(model.images(batch).flatten(0, 1))
     return {**batch, WEIGHT: objective.attentive_weights(tokens)}
