@@ -13,14 +13,13 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.places import Places
-from pospre.nn.swin.encoder import SWIN
-from pospre.nn.vit import Encoder
+from pospre.nn.vit import Encoder, as_vit
 from pospre.recipe.recipe import Recipe
 
 BYTES_AT_ONCE = 2**28  # of attention maps
 
 
-def blank_encoder(recipe: Recipe) -> Encoder:
+def blank_encoder(recipe: Recipe) -> PatchEncoder:
     """Return a recipe's encoder without memory, for its shapes."""
     with torch.device("meta"):
         return build_encoder(**recipe.encoder.arguments())
@@ -30,9 +29,7 @@ def planned_encoder(
     recipe: Recipe, layers: Sequence[int] | Literal["all"] | None = None
 ) -> Encoder:
     """Return a recipe's ViT without memory; raise a ``UserError`` if it lacks one of ``layers``."""
-    if recipe.encoder.name == SWIN:
-        raise UserError(f"it reads the blocks of a ViT, but the encoder is {SWIN}")
-    encoder = blank_encoder(recipe)
+    encoder = as_vit(blank_encoder(recipe))
     depth = encoder.depth
     asked = () if layers is None or layers == "all" else layers
     wrong = [layer for layer in asked if not 0 <= layer <= depth]
@@ -71,7 +68,7 @@ def layer_tokens(
     ``norm`` applies the encoder's final norm to each of them, as DINO and DINOv2 do. For ``places``
     and ``keys_B`` see ``Encoder.forward``.
     """
-    encoder = model.encoder
+    encoder = model.vit
     with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
         hidden = encoder(images_BCHW, places=places, keys_B=keys_B, layers=layers)
         return [encoder.norm(tokens) for tokens in hidden] if norm else hidden
@@ -93,7 +90,7 @@ def attention_maps(
 
         return keep
 
-    attentions: list[Any] = [block.attn for block in model.encoder.blocks]
+    attentions: list[Any] = [block.attn for block in model.vit.blocks]
     with ExitStack() as hooks:
         for layer in layers:
             hook = attentions[layer - 1].register_forward_pre_hook(keep_of(layer))
@@ -112,7 +109,7 @@ def patch_attention(
     """
     rows, columns = model.encoder.grid_of(*images_BCHW.shape[-2:])
     prefix = model.encoder.num_prefix_tokens
-    block: Any = model.encoder.blocks[0]
+    block: Any = model.vit.blocks[0]
     one = 4 * block.attn.num_heads * (prefix + rows * columns) ** 2
     images = max(1, BYTES_AT_ONCE // (one * len(layers)))
     together = max(1, BYTES_AT_ONCE // (one * images))

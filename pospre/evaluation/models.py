@@ -13,6 +13,7 @@ from torch import nn
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.file_tables import FileTable, hold_table
 from pospre.nn.sizes import pair
 from pospre.nn.vit import Encoder
@@ -205,7 +206,7 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
     return _loaded(model, source, seed, options["name"], assumed, hold)
 
 
-def _headless(encoder: Encoder, shown: Shown, seed: int) -> PretrainModel:
+def _headless(encoder: PatchEncoder, shown: Shown, seed: int) -> PretrainModel:
     """Return a model of only an encoder."""
     chosen: dict[str, Numbers] = {}
     for key, asked in (("mean", shown.mean), ("std", shown.std)):

@@ -119,7 +119,7 @@ def _lacking(encoder: PatchEncoder, parts: Parts, kind: str) -> str:
 
 def _config(parts: Parts, kind: str) -> dict[str, Any]:
     """Return the arguments of the network's configuration."""
-    encoder = parts.model.encoder
+    encoder = parts.model.vit
     size = encoder.size
     config = {
         "hidden_size": encoder.embed_dim,
@@ -188,7 +188,7 @@ def _fits_dinov3(encoder: PatchEncoder) -> bool:
 
 def _dinov3_config(parts: Parts) -> dict[str, Any]:
     """Return the arguments of ``DINOv3ViTConfig``."""
-    encoder = parts.model.encoder
+    encoder = parts.model.vit
     size = encoder.size
     _, options = rotation_of(encoder.positions.as_given()) or ("", {})
     return {
@@ -213,7 +213,7 @@ def _dinov3_config(parts: Parts) -> dict[str, Any]:
 
 def _dinov3_tensors(parts: Parts) -> dict[str, Tensor]:
     """Return the encoder's tensors under DINOv3's names; what is not scaled is scaled by 1."""
-    encoder = parts.model.encoder
+    encoder = parts.model.vit
     dim, own = encoder.embed_dim, encoder.state_dict()
     for block in range(encoder.depth):
         for branch in (1, 2):

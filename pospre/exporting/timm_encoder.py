@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
-from pospre.nn.vit import Encoder
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.recipe.recipe import Recipe
 
 _WITH_CLASSIFIER = ("timm", "onnx")
@@ -166,7 +166,7 @@ def _digits(values: Tensor) -> list[float]:
     return [float(f"{value:.7g}") for value in values.flatten().tolist()]
 
 
-def _image_size(encoder: Encoder, grid: tuple[int, int]) -> tuple[int, int]:
+def _image_size(encoder: PatchEncoder, grid: tuple[int, int]) -> tuple[int, int]:
     """Return (height, width) in pixels of an image with this many patches."""
     return grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
 

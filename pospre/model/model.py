@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from composer.models import ComposerModel
@@ -27,7 +27,7 @@ from pospre.model.uses import Method
 from pospre.nn.build import check_divides
 from pospre.nn.encoder_interface import Edit, PatchEncoder
 from pospre.nn.places import Places, view_places
-from pospre.nn.vit import Encoder
+from pospre.nn.vit import Encoder, as_vit
 from pospre.nn.weights.timm_models import wrap_encoder
 
 FEATURES = "features"
@@ -75,7 +75,7 @@ class PretrainModel(ComposerModel):
             )
         if not isinstance(encoder, PatchEncoder):
             encoder = wrap_encoder(encoder)
-        self.encoder = encoder = cast(Encoder, encoder)
+        self.encoder = encoder
         self.augment = DeviceAugment(mean, std, channels=encoder.channels)
         self.augment.expect(encoder.pixels_expected, "timm's")
         self.seed = seed
@@ -139,16 +139,17 @@ class PretrainModel(ComposerModel):
         Raises:
             UserError: the encoder is not a ViT, or lacks a layer; or the images are not normalised.
         """
-        if not isinstance(self.encoder, Encoder):
-            raise UserError(
-                "model.features reads the blocks of a ViT, but the encoder is "
-                f"{self.encoder.timm_name}. model.encoder(images) gives its last tokens."
-            )
+        vit = self.vit
         if isinstance(layers, int):
             raise UserError(f"layers = {layers}, but model.features takes a list: [{layers}].")
         check_normalised(images_BCHW)
-        found = self.encoder(images_BCHW, places=places, layers=layers)
-        return [self.encoder.norm(tokens)[:, self.encoder.num_prefix_tokens :] for tokens in found]
+        found = vit(images_BCHW, places=places, layers=layers)
+        return [vit.norm(tokens)[:, vit.num_prefix_tokens :] for tokens in found]
+
+    @property
+    def vit(self) -> Encoder:
+        """The encoder for readers of its blocks; ``UserError`` if it is no ViT."""
+        return as_vit(self.encoder, "model.features")
 
     def timm_state(self, vit: nn.Module | None = None) -> dict[str, Tensor]:
         """Return the encoder's weights in timm's layout; see ``Encoder.timm_state``."""

@@ -1,12 +1,12 @@
 """Build encoders by name; all options are checked first."""
 
 from dataclasses import replace
-from typing import cast
 
 import timm
 
 from pospre.arguments import taking
 from pospre.errors import UserError, suggestion
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.sizes import SIZES, EncoderSize, pair
 from pospre.nn.swin.encoder import SWIN, build_swin
@@ -17,7 +17,7 @@ _MOST_PATCHES = 1 << 20  # of an image
 
 
 @taking(EncoderOptions)
-def build_encoder(options: EncoderOptions) -> Encoder:
+def build_encoder(options: EncoderOptions) -> PatchEncoder:
     """Build an encoder by name.
 
     Raises:
@@ -25,7 +25,7 @@ def build_encoder(options: EncoderOptions) -> Encoder:
             out of range.
     """
     if options.name == SWIN:
-        return cast(Encoder, build_swin(options))
+        return build_swin(options)
     size = encoder_size(options)
     if options.window is not None:
         raise UserError(

@@ -42,7 +42,7 @@ def _state(module: nn.Module) -> list[tuple[int, int, bool]]:
 
 
 class PatchEncoder(nn.Module, ABC):
-    """A network that encodes the visible patches of an image as tokens.
+    """A network that encodes the visible patches of an image as tokens: our ViT, or Swin.
 
     Attributes:
         image_size: (height, width) in pixels.
@@ -131,6 +131,20 @@ class PatchEncoder(nn.Module, ABC):
         return self.as_timm()[1]
 
     @abstractmethod
+    def forward(
+        self,
+        images_BCHW: Tensor,
+        visible_BK: Tensor | None = None,
+        places: Places | None = None,
+        *,
+        content: Edit | None = None,
+        context_BM: Tensor | None = None,
+        keys_B: Tensor | None = None,
+        prefix_only: bool = False,
+    ) -> Tensor | list[Tensor]:
+        """Return the tokens of the visible patches of normalised images; see ``Encoder``."""
+
+    @abstractmethod
     def as_timm(self) -> tuple[str, dict[str, Any]]:
         """Return ``timm_name`` and ``timm_kwargs``."""
 
@@ -143,8 +157,15 @@ class PatchEncoder(nn.Module, ABC):
         """Reinitialise all weights."""
 
     @abstractmethod
-    def timm_state(self) -> dict[str, Tensor]:
-        """Return all weights with the names of timm's model ``timm_name``."""
+    def timm_state(
+        self, vit: nn.Module | None = None, grid: tuple[int, int] | None = None
+    ) -> dict[str, Tensor]:
+        """Return all weights with the names of timm's model ``timm_name``.
+
+        Args:
+            vit: the timm model to load them, if ``wrap_encoder`` has wrapped it.
+            grid: grid of the exported positions, if they take any; None: the images'.
+        """
 
 
 def split_tokens(tokens_BTF: Tensor, per_token: int) -> Tensor:

@@ -284,5 +284,15 @@ class Encoder(PatchEncoder):
         return isinstance(module, Block)
 
 
+def as_vit(encoder: PatchEncoder, reader: str = "it") -> Encoder:
+    """Return the encoder; ``UserError`` that names the ``reader`` of its blocks if it is no ViT."""
+    if not isinstance(encoder, Encoder):
+        raise UserError(
+            f"{reader} reads the blocks of a ViT, but the encoder is {encoder.timm_name}. Use a "
+            "ViT; of others, model.encoder(images) gives the last tokens."
+        )
+    return encoder
+
+
 def _side(size: tuple[int, int]) -> int | tuple[int, int]:
     return size[0] if size[0] == size[1] else size

@@ -23,14 +23,13 @@ from pospre.nn.positions.file_tables import (
 )
 from pospre.nn.positions.foreign import as_text, is_interleaved, same_turn, turns
 from pospre.nn.positions.table import Table, resample_positions
-from pospre.nn.vit import Encoder
 from pospre.nn.weights.address import DROP, GRID, POSITIONS, as_grid
 from pospre.nn.weights.encoder_from_tensors import no_grid
 from pospre.nn.weights.names import interleaved
 from pospre.training.weight_files import Source
 
 
-def in_our_layout(encoder: Encoder, source: Source) -> Source:
+def in_our_layout(encoder: PatchEncoder, source: Source) -> Source:
     """Return the tensors in the layout of our rotary positions; others stay as they are."""
     own, theirs = encoder.positions, source.known.positions
     if theirs is None and is_interleaved(own.as_given()) and "pos_embed" in source.tensors:
@@ -53,7 +52,7 @@ def in_our_layout(encoder: Encoder, source: Source) -> Source:
     return replace(source, tensors=tensors)
 
 
-def other_scheme(encoder: Encoder, source: Source) -> list[str]:
+def other_scheme(encoder: PatchEncoder, source: Source) -> list[str]:
     """Describe a change of schemes, which no tensor may show: distance biases have none."""
     theirs, own = source.known.positions, encoder.positions
     if theirs is None or turns(theirs):
@@ -64,7 +63,7 @@ def other_scheme(encoder: Encoder, source: Source) -> list[str]:
     return [f"{as_text(theirs)} → {as_text(own.as_given())}"]
 
 
-def check_fixed(encoder: Encoder, source: Source) -> None:
+def check_fixed(encoder: PatchEncoder, source: Source) -> None:
     """Raise ``UserError`` if a learned table would be loaded as the fixed one, and frozen.
 
     A run and an export record which it is; another file is judged by its values.
@@ -106,7 +105,7 @@ class Fitted(NamedTuple):
     assumed: str = ""
 
 
-def fitted_table(own: Tensor, encoder: Encoder, source: Source) -> Fitted:
+def fitted_table(own: Tensor, encoder: PatchEncoder, source: Source) -> Fitted:
     """Return the file's table of positions for the grid of ``own``, the encoder's."""
     there, table = _read(encoder, source), encoder.positions
     assert isinstance(table, Table)
@@ -122,7 +121,7 @@ def fitted_table(own: Tensor, encoder: Encoder, source: Source) -> Fitted:
 
 
 def fitted_relative(
-    key: str, theirs: Tensor, own: Tensor, encoder: Encoder, source: Source
+    key: str, theirs: Tensor, own: Tensor, encoder: PatchEncoder, source: Source
 ) -> Fitted:
     """Return the file's relative table ``key`` for the encoder's grid."""
     grid = relative_grid(len(theirs), encoder.has_class_token, source.known.grid)
@@ -137,7 +136,7 @@ def fitted_relative(
     )
 
 
-def _read(encoder: Encoder, source: Source) -> FileTable:
+def _read(encoder: PatchEncoder, source: Source) -> FileTable:
     """Return the file's table; some have no rows for some prefix tokens, none for new registers."""
     table, class_token = source.tensors["pos_embed"], encoder.has_class_token
     own = encoder.num_prefix_tokens - class_token

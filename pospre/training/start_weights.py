@@ -261,7 +261,6 @@ def _matching(
     if key == "rope.freqs" and found.numel() == own.numel():
         found = found.view_as(own)  # RoPE-ViT's own has heads and their channels in one
     elif key == "pos_embed" or is_table:
-        assert isinstance(encoder, Encoder)
         is_added = key == "pos_embed"
         fitted = fitted_table if is_added else partial(fitted_relative, key, found)
         found, changed, assumed = fitted(own, encoder, source)

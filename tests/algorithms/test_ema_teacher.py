@@ -40,7 +40,7 @@ def test_lut_learns_from_the_average(momentum: float | None) -> None:
     assert model.teacher is not None
     before = model.teacher.module.state_dict()["cls_token"].clone()
     with torch.no_grad():
-        model.encoder.cls_token.add_(1.0)  # type: ignore[union-attr]
+        model.encoder.get_parameter("cls_token").add_(1.0)
     model.after_step(Progress(0.0, 0.0))
     after = model.teacher.module.state_dict()["cls_token"]
     torch.testing.assert_close(after, before + 0.5)  # moved once

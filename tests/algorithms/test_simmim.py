@@ -10,6 +10,7 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.masking import cell_patches
+from pospre.nn.vit import as_vit
 from tests.algorithms.cases import random_views, tiny_model
 
 
@@ -58,7 +59,7 @@ def test_the_loss_is_the_published_sum_over_masked_pixels_and_channels():
 
 
 def test_beit_initialisation_is_cut_at_one_deviation_and_shrinks_with_depth():
-    encoder = build_encoder("vit_tiny16", image_size=48, depth=4, init="beit")
+    encoder = as_vit(build_encoder("vit_tiny16", image_size=48, depth=4, init="beit"))
     assert encoder.cls_token is not None and encoder.cls_token.abs().max() <= 0.02
     blocks: Any = encoder.blocks
     assert blocks[0].attn.qkv.weight.abs().max() <= 0.02

@@ -36,7 +36,7 @@ def test_the_last_layer_is_what_the_encoder_returns() -> None:
     assert torch.equal(last, model.encoder(IMAGES))
     assert first.shape == last.shape == (2, 3 + 16, 192)
     (raw,) = layer_tokens(model, IMAGES, [3], norm=False)
-    assert torch.equal(model.encoder.norm(raw), last)
+    assert torch.equal(model.vit.norm(raw), last)
 
 
 @pytest.mark.parametrize("positions", [*SCHEME_NAMES, "shared_relative"])
@@ -44,7 +44,7 @@ def test_attention_is_what_the_block_uses(positions: str) -> None:
     model = model_of(positions)
     for part in model.encoder.parameters():
         part.data.add_(0.1 * torch.randn_like(part))  # biases of positions are 0 at first
-    second: Any = model.encoder.blocks[1]
+    second: Any = model.vit.blocks[1]
     block, found = second.attn, {}
 
     def keep(_: torch.nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:

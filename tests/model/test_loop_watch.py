@@ -159,7 +159,7 @@ def test_tensors_that_no_optimiser_holds_are_found_later_too(
     if change == "unfreeze":
         bias.requires_grad_(True)
     else:
-        model.encoder.norm.register_parameter("bias", nn.Parameter(torch.zeros_like(bias)))
+        model.vit.norm.register_parameter("bias", nn.Parameter(torch.zeros_like(bias)))
     with pytest.raises(UserError, match=r"no optimiser trains them: .*Unfreeze or add"):
         train(3)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)  # a new one holds all

@@ -151,7 +151,7 @@ def test_features_are_the_patches_of_each_layer_normalised(scheme: str) -> None:
     assert first.shape == last.shape == (2, 12, model.encoder.embed_dim)
     assert torch.equal(last, model.encoder(images)[:, 3:])
     before = model.encoder(images, layers=[1])[0]
-    assert torch.equal(first, model.encoder.norm(before)[:, 3:])
+    assert torch.equal(first, model.vit.norm(before)[:, 3:])
 
 
 @pytest.mark.parametrize(

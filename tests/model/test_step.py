@@ -109,7 +109,7 @@ def test_a_spread_model_has_the_same_gradients(kind: str, one_rank: None) -> Non
     alone, spread = made(), made()
     wrapped: nn.Module = spread
     if kind == "fsdp2":
-        for block in spread.encoder.blocks:
+        for block in spread.vit.blocks:
             fully_shard(block)
         fully_shard(spread)
     else:

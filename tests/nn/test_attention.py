@@ -13,6 +13,7 @@ from pospre.nn.masking import slot_mask
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import PositionTerms
 from pospre.nn.sizes import EncoderSize
+from pospre.nn.vit import as_vit
 from tests.operators import CountedOperators
 
 TOKENS = 9
@@ -147,7 +148,7 @@ def test_only_the_context_is_projected_to_keys_and_values() -> None:
 def test_the_context_of_an_encoder_is_a_mask(positions: str, prefix_only: bool) -> None:
     """Of some patches, in any order, whose places are turned and compared as they stand."""
     options = {"image_size": 32, "patch_size": 8, "depth": 2, "positions": positions}
-    encoder = build_encoder("vit_tiny16", **options).double()  # type: ignore[arg-type]
+    encoder = as_vit(build_encoder("vit_tiny16", **options).double())  # type: ignore[arg-type]
     for parameter in encoder.positions.parameters():
         torch.nn.init.normal_(parameter)
     images = torch.randn(4, 3, 32, 32, dtype=torch.float64)
@@ -184,13 +185,15 @@ def test_no_block_gathers_its_context() -> None:
 
 @pytest.mark.parametrize("registers", [0, 2])
 def test_prefix_tokens_are_always_context(registers: int) -> None:
-    encoder = build_encoder(
-        "vit_tiny16",
-        image_size=32,
-        patch_size=8,
-        depth=1,
-        positions="none",
-        num_registers=registers,
+    encoder = as_vit(
+        build_encoder(
+            "vit_tiny16",
+            image_size=32,
+            patch_size=8,
+            depth=1,
+            positions="none",
+            num_registers=registers,
+        )
     )
     images, context = torch.randn(2, 3, 32, 32), torch.tensor([[3], [5]])
     before = encoder(images, context_BM=context)

@@ -11,14 +11,15 @@ from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass
 from pospre.nn.block import dropout, dropout_keys
 from pospre.nn.build import build_encoder
-from pospre.nn.vit import Encoder
+from pospre.nn.vit import Encoder, as_vit
 
 KEYS = torch.arange(64) * 7919
 
 
 def small(rate: float = 0.5, depth: int = 2) -> Encoder:
     torch.manual_seed(0)
-    return build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=depth, dropout=rate)
+    made = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=depth, dropout=rate)
+    return as_vit(made)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.999999])

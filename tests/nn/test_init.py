@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pospre.nn.build import build_encoder
+from pospre.nn.vit import as_vit
 from pospre.recipe.recipe import load_recipe
 
 PRETRAIN = sorted((Path(__file__).parents[2] / "yamls" / "pretrain").glob("*.yaml"))
@@ -79,7 +80,9 @@ def test_of_every_recipe(path: Path) -> None:
 
 def test_registers_of_dinov2_carry_no_position() -> None:
     options = {"positions": "learned", "num_registers": 4, "init": "dinov2"}
-    encoder = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1, **options)  # type: ignore[arg-type]
+    encoder = as_vit(
+        build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=1, **options)  # type: ignore[arg-type]
+    )
     registers = encoder.reg_token
     assert registers is not None and spread(registers) == pytest.approx(1e-6, rel=0.1)
     table = encoder.get_parameter("positions.pos_embed")

@@ -12,6 +12,7 @@ from pospre.errors import UserError
 from pospre.evaluation.models import open_model
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
+from pospre.nn.vit import as_vit
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.training.build import describe
 from pospre.training.start_encoder import usual_views, with_encoder
@@ -137,7 +138,7 @@ def test_the_epsilon_of_published_encoders_is_theirs(tmp_path: Path) -> None:
     path = written(tmp_path / "w.pth", name, positions="rotary", class_token=True)
     address = f"{path},positions=rotary"
     found = with_encoder(recipe_of(address)).encoder
-    assert build_encoder(**found.arguments()).size.eps == 1e-5
+    assert as_vit(build_encoder(**found.arguments())).size.eps == 1e-5
     with pytest.raises(UserError, match=r"name = vits16 \(.*eps 1e-06.*\), but .* has .*eps 1e-05"):
         with_encoder(recipe_of(address, num_registers=0))  # the weights decide all else
         model = PretrainModel(build_encoder("vits16", depth=2, positions="rotary"), seed=0)

@@ -365,4 +365,4 @@ def test_recipe_keys_reach_the_encoder_only_where_they_belong() -> None:
             "trainer": {"max_duration": "1ep"},
         }
     )
-    assert len(build_model(recipe).encoder.blocks) == 1  # the file is read when training starts
+    assert len(build_model(recipe).vit.blocks) == 1  # the file is read when training starts

@@ -86,7 +86,7 @@ def class_maps(
         torch.set_grad_enabled(True)  # from here on: earlier blocks store nothing
         return found["tokens"]
 
-    block: Any = model.encoder.blocks[layer - 1]
+    block: Any = model.vit.blocks[layer - 1]
     hook = block.norm1.register_forward_hook(hold)
     with hook, torch.no_grad():
         logits_BC = head({"student": model.encoder(images_BCHW)}, {})["logits"]

@@ -79,7 +79,7 @@ def evaluate(context: Context, settings: Spectrum) -> dict[str, Any]:
             lengths_BN = patches_BND.double().norm(dim=-1)
             gathered[layer].lengths.append(token_lengths(lengths_BN, settings.artefact).cpu())
             with torch.no_grad():
-                normed_BTD = model.encoder.norm(tokens_BTD) if settings.norm else tokens_BTD
+                normed_BTD = model.vit.norm(tokens_BTD) if settings.norm else tokens_BTD
             gathered[layer].add(
                 _vectors(normed_BTD, model.encoder.num_prefix_tokens, settings.features)
             )

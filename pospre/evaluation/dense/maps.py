@@ -42,7 +42,7 @@ class FeatureMaps:
             self.model.objectives.requires_grad_(False)
             self.model.contents.requires_grad_(False)
             self.model.places.requires_grad_(False)
-            encoder = self.model.encoder
+            encoder = self.model.vit
             encoder.drop_path, encoder.uniform_drop_path = learned.drop_path, False
             encoder.dropout = 0.0
 

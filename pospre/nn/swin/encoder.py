@@ -242,7 +242,9 @@ class SwinEncoder(PatchEncoder):
         options = {"img_size": self.image_size[0], "window_size": self.window}
         return "swin_tiny_patch4_window7_224", options
 
-    def timm_state(self) -> dict[str, Tensor]:
+    def timm_state(
+        self, vit: nn.Module | None = None, grid: tuple[int, int] | None = None
+    ) -> dict[str, Tensor]:
         """Return the weights for timm's Swin, with the biases within a window as tables."""
         check_parts(self, self.built, "encoder")
         state = {k: v.contiguous() for k, v in self.state_dict().items() if "offset_bias" not in k}

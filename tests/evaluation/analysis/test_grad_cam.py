@@ -16,7 +16,7 @@ from tests.evaluation.analysis.small import Analyse, small_recipe
 def test_the_map_is_what_finite_differences_give(pooling: str, layer: int) -> None:
     supervised = {"num_classes": 3, "pooling": pooling, "head_init": 1.0}
     model = build_model(small_recipe({"supervised": supervised})).double().eval()
-    encoder, head = model.encoder, model.objectives["supervised"]
+    encoder, head = model.vit, model.objectives["supervised"]
     blocks: list[Any] = [*encoder.blocks]
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
     wanted = torch.tensor([2, 0])

@@ -119,7 +119,7 @@ def test_a_model_with_a_token_for_masked_positions_is_given_it(batch: Batch) -> 
     images = model.images(batch)[:, 0]
     forgotten = no_places(model.encoder.places_of(images), images.device)
     raw = layer_tokens(model, images, [0], norm=False, places=forgotten)[0][:, 1:]
-    wanted = model.encoder.norm(raw + mark)
+    wanted = model.vit.norm(raw + mark)
     chosen = masked.shown.unsqueeze(-1).expand(-1, -1, wanted.shape[-1])
     torch.testing.assert_close(masked.tokens[0], wanted.gather(1, chosen).detach())
 

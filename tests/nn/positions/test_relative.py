@@ -13,7 +13,7 @@ from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
 from pospre.nn.positions.relative import Relative, SharedRelative
 from pospre.nn.positions.scheme import TransformerDims
-from pospre.nn.vit import Encoder
+from pospre.nn.vit import Encoder, as_vit
 
 KINDS = ["relative", "shared_relative"]
 
@@ -99,7 +99,8 @@ def test_all_blocks_share_one_bias() -> None:
 
 def encoder(kind: str) -> Encoder:
     torch.manual_seed(0)
-    return build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, positions=kind).eval()
+    made = build_encoder("vit_tiny16", image_size=32, patch_size=8, depth=2, positions=kind)
+    return as_vit(made.eval())
 
 
 def drawn(kind: str) -> Encoder:

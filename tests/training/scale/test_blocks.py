@@ -102,7 +102,7 @@ def test_blocks_train_in_8_bits_and_are_evaluated_as_before() -> None:
     expected, found = (each.train()(dict(batch), progress=0.5).loss for each in (plain, model))
     found.backward()
     assert found != expected and float(found) == pytest.approx(float(expected), rel=0.02)
-    assert all(each.grad is not None for each in model.encoder.blocks.parameters())
+    assert all(each.grad is not None for each in model.vit.blocks.parameters())
     expected, found = (each.eval()(dict(batch), progress=0.5).loss for each in (plain, model))
     assert torch.equal(found, expected)
 
@@ -111,12 +111,12 @@ def test_narrow_layers_stay_and_so_do_keys_without_bias() -> None:
     assert blocks._is_wide(nn.Linear(48, 16), "") and not blocks._is_wide(nn.Linear(40, 16), "")
     model, batch = CASE.build(), CASE.batch()
     expected = model.eval()(dict(batch), progress=0.5).loss
-    for block in model.encoder.blocks:
+    for block in model.vit.blocks:
         assert isinstance(block, Block)
         block.attn.qkv.__class__ = UnbiasedKeys
         nn.init.ones_(block.attn.qkv.bias.view(3, -1)[1])
     blocks.convert_blocks(model, emulate=True)
-    assert type(model.encoder.blocks[0].get_submodule("attn.qkv")) is UnbiasedKeys
+    assert type(model.vit.blocks[0].get_submodule("attn.qkv")) is UnbiasedKeys
     assert torch.equal(model.eval()(dict(batch), progress=0.5).loss, expected)  # it had none
 
 
