@@ -22,7 +22,7 @@ SLOW := tests/model/test_trained_leaks.py tests/model/test_fsdp.py
 # Files say themselves that they belong here.
 SCIENCE = $(shell grep -rl --include="*.py" "^pytestmark = pytest.mark.science" tests)
 
-.PHONY: help setup test test-fast test-science test-oldest test-newest certify certify-demo drill lint types demo data first-light speech bench-setup bench-loader bench-methods check-plan gpu-minutes gpu-report gpu-count gpu-bundle learn position-table evaluation-table clean
+.PHONY: help setup test test-fast test-science test-oldest test-newest certify certify-demo drill lint types demo data first-light adapt speech bench-setup bench-loader bench-methods check-plan gpu-minutes gpu-report gpu-count gpu-bundle learn position-table evaluation-table clean
 
 help: ## List the targets (this text).
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -73,6 +73,9 @@ demo: setup ## Render scenes, convert, pre-train DropPos, measure, export, repor
 
 first-light: need-DATA setup ## Train DropPos and MAE on DATA=<folder of images>, as demo does (ARGS="key.sub=value …").
 	@RUNS="$(RUNS)" .setup/first_light.sh "$(DATA)" "$(WORK)/first_light" $(FIRST_LIGHT) $(ARGS)
+
+adapt: need-DATA need-WEIGHTS setup ## Continue WEIGHTS=<file> on DATA=<folder of images> for ten minutes of two cores, and judge it (ARGS="verdict.figure=knn/top1").
+	$(PYTHON_RUN) -m pospre.train adapt/look encoder.weights="$(WEIGHTS)" data.path="$(DATA)" $(ARGS)
 
 speech: need-DATA setup ## Train keyword spotting on DATA=<folder or tar of WAV files>, from scratch and from MP3.
 	@RUNS="$(RUNS)" .setup/speech.sh "$(DATA)" "$(WORK)/speech"

@@ -263,8 +263,8 @@ def _best(plan: "Plan") -> str:
         "waiting for others",
         f"communication      {(among + between) / GIGA:.2f} GB a step from each GPU, "
         f"{1e3 * seconds.communication:.1f} ms",
-        f"run                {plan.images_per_s(best):.0f} images/s, {plan.days(best):.2f} days, "
-        f"{plan.gpu_hours(best):.0f} GPU hours{_cost(plan)}",
+        f"run                {plan.images_per_s(best):.0f} images/s, {_short(plan.days(best))} days, "
+        f"{_short(plan.gpu_hours(best))} GPU hours{_cost(plan)}",
         f"loader of a node   {feed['images_per_s']:.0f} images/s: {feed['cores']:.1f} cores at "
         f"{feed['decode_rate']:.0f} images/s each, {feed['bytes_per_s'] / GIGA:.2f} GB/s from disk "
         "or bucket",
@@ -293,7 +293,12 @@ def _measured(plan: "Plan") -> str:
 
 def _cost(plan: "Plan") -> str:
     price = plan.assumed.price_per_gpu_hour
-    return "" if price is None else f", {price * plan.gpu_hours(plan.best):.0f} in all"
+    return "" if price is None else f", {_short(price * plan.gpu_hours(plan.best))} in all"
+
+
+def _short(value: float) -> str:
+    """Write three digits of a small number, and all before the point of a large one."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _assumptions(plan: "Plan") -> str:

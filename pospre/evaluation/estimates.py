@@ -83,7 +83,7 @@ def compared(name: str, values: Mapping[str, Tensor]) -> dict[str, Any]:
     means = {key: share(value_M, torch.ones(len(value_M))) for key, value_M in values.items()}
     results = {name: means[""].value, **against_untrained(name, means)}
     if START in values:
-        found = of_images(values[""], values[START])
+        found = of_images(*(values[key].cpu().numpy() for key in ("", START)))
         results |= {f"{START}{name}": means[START].value, f"{name}{OVER_START}": found.model_dump()}
     return results
 

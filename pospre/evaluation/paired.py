@@ -4,10 +4,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy import ndarray
 from pydantic import BaseModel, ConfigDict
-from torch import Tensor
 
 NORMAL = 1.96
 """Half the width of a 95 % interval, in standard errors."""
@@ -64,20 +62,19 @@ class Paired(BaseModel):
         return SHOWN * self.se if self.se else detectable(0.1, self.images)
 
 
-def of_images(own_M: Tensor, other_M: Tensor) -> Paired:
+def of_images(own_M: ndarray, other_M: ndarray) -> Paired:
     """Compare values per image; bool: right or wrong."""
     count = len(own_M)
-    if own_M.dtype == torch.bool:
+    if own_M.dtype == bool:
         won, lost = int((own_M & ~other_M).sum()), int((other_M & ~own_M).sum())
         gain = (won - lost) / count
         spread = math.sqrt(max(0.0, won + lost - (won - lost) ** 2 / count)) / count
         return Paired(
             difference=gain, se=spread, p=mcnemar(won, lost), images=count, won=won, lost=lost
         )
-    gain_M = (own_M.double() - other_M.double()).cpu()
-    error = float(gain_M.std()) / math.sqrt(count) if count > 1 else None
-    p = sign_flip(gain_M.numpy())
-    return Paired(difference=float(gain_M.mean()), se=error, p=p, images=count)
+    gain_M = own_M.astype(np.float64) - other_M
+    error = float(gain_M.std(ddof=1)) / math.sqrt(count) if count > 1 else None
+    return Paired(difference=float(gain_M.mean()), se=error, p=sign_flip(gain_M), images=count)
 
 
 def of_jackknife(difference: float, without_G: ndarray, error: float | None) -> Paired:
@@ -92,10 +89,10 @@ def of_jackknife(difference: float, without_G: ndarray, error: float | None) -> 
 def mcnemar(won: int, lost: int) -> float:
     """Return McNemar's exact two-sided p for images that only one of two models gets right."""
     count = won + lost
-    k = torch.arange(min(won, lost) + 1, dtype=torch.float64)
-    ways = torch.lgamma(k + 1) + torch.lgamma(count - k + 1)
-    log_tail = torch.logsumexp(-ways, 0) + math.lgamma(count + 1) - count * math.log(2)
-    return min(1.0, 2 * math.exp(float(log_tail)))
+    whole = math.lgamma(count + 1) - count * math.log(2)
+    fewer = range(min(won, lost) + 1)
+    logs = [whole - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in fewer]
+    return min(1.0, 2 * math.fsum(map(math.exp, logs)))
 
 
 def sign_flip(difference_M: ndarray) -> float:
