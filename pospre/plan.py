@@ -263,8 +263,8 @@ def _best(plan: "Plan") -> str:
         "waiting for others",
         f"communication      {(among + between) / GIGA:.2f} GB a step from each GPU, "
         f"{1e3 * seconds.communication:.1f} ms",
-        f"run                {plan.images_per_s(best):.0f} images/s, {_short(plan.days(best))} days, "
-        f"{_short(plan.gpu_hours(best))} GPU hours{_cost(plan)}",
+        f"run                {plan.images_per_s(best):.0f} images/s, {_short(plan.days(best))} "
+        f"days, {_short(plan.gpu_hours(best))} GPU hours{_cost(plan)}",
         f"loader of a node   {feed['images_per_s']:.0f} images/s: {feed['cores']:.1f} cores at "
         f"{feed['decode_rate']:.0f} images/s each, {feed['bytes_per_s'] / GIGA:.2f} GB/s from disk "
         "or bucket",

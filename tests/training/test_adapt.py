@@ -14,9 +14,11 @@ from pospre.data.opening import open_reader
 from pospre.data.stores.subset import half_indices, half_of
 from pospre.errors import UserError
 from pospre.evaluation.run import measure
+from pospre.recipe.recipe import load_recipe
 from tests.training.test_start_weights import exported
 from tests.training.tiny_runs import MAE, Run, metrics
 
+ADAPT = Path(__file__).parents[2] / "yamls" / "adapt"
 HALVES: tuple[Literal["choose", "judge"], ...] = ("choose", "judge")
 LABELLED = "evaluation={knn: {every: 1ep, k: 3}, drift: {num_samples: 16}}"
 
@@ -100,6 +102,25 @@ def test_without_a_declared_figure_only_drift_is_told(
     start.unlink()  # a resumed run does not need it, and says what is missing
     code, said = run(tiny, *asked, "verdict={}", "trainer.max_duration=4ba")
     assert code == 2 and "drift: without the frozen start beside it: " in said
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(ADAPT.glob("*.yaml"))])
+def test_a_recipe_and_weights_are_the_whole_command(
+    name: str, run: Run, tmp_path: Path, start: Path, image_folder: Callable[..., Path]
+) -> None:
+    recipe = load_recipe(f"adapt/{name}")
+    small = [
+        *(f"data.path={image_folder(16)}", "data.batch_size=4", "encoder.image_size=64"),
+        *("trainer.max_duration=2ba", "schedule.warmup=0ba", "evaluation.drift.num_samples=16"),
+        *("trainer.progress_bar=false", f"trainer.run_folder={tmp_path}/runs"),
+        *(["data.views.local.size=32"] if "local" in recipe.data.views else []),
+        *(["algorithms.dinov2.num_prototypes=32"] if "dinov2" in recipe.algorithms else []),
+    ]
+    code, said = run(Path(f"adapt/{name}"), f"encoder.weights={start}", *small)
+    assert code == 0, said
+    first = lines(tmp_path / "runs" / f"adapt_{name}", "drift")[0]["results"]
+    assert first["patch_cosine"] == 1 and first["patch_gram"] == 0
+    assert "Nothing here can say whether it helped; features kept" in said
 
 
 @pytest.mark.parametrize(
