@@ -10,6 +10,7 @@
 ``load_run``          the trained model of a run
 ``load_weights``      load the encoder of a checkpoint or file into the model
 ``parameter_groups``  optimiser groups: layer decay, no weight decay for vectors
+``Stages``            which tensors train when, with ramps, as a recipe's ``stages``
 ``build_loader``      batches of views from a folder, ``.beton`` or MDS shards
 ``ViewGroup``         the views that this loader crops from every image
 ``from_images``       a batch from the images of any other loader
@@ -57,6 +58,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.model.objective import PixelObjective as PixelObjective
     from pospre.model.position_task import Answers as Answers
     from pospre.model.position_task import PositionObjective as PositionObjective
+    from pospre.model.stages import Stages as Stages
     from pospre.model.task_description import TaskDescription as TaskDescription
     from pospre.model.uses import Hides as Hides
     from pospre.model.uses import Pass as Pass
@@ -91,6 +93,7 @@ _HOMES = {
     "load_run": "training.start_weights",
     "load_weights": "training.start_weights",
     "parameter_groups": "training.optimizer.optim",
+    "Stages": "model.stages",
     "build_loader": "data.loader",
     "ViewGroup": "data.views.options",
     "from_images": "batch",

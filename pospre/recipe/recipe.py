@@ -6,7 +6,7 @@ compares algorithms' options with their constructors.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr
 
@@ -23,6 +23,7 @@ from pospre.recipe.sections import (
     Loggers,
     Optimizer,
     Schedule,
+    Stage,
     Trainer,
     Verdict,
 )
@@ -39,6 +40,7 @@ class Recipe(Section):
     algorithms: dict[str, Arguments] = Field(min_length=1)
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
+    stages: Annotated[tuple[Stage, ...], Field(strict=False)] = ()
     trainer: Trainer
     callbacks: Callbacks = Callbacks()
     loggers: Loggers = Loggers()
@@ -112,7 +114,9 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     _refuse_new_names(data, overrides)
     yaml_text.apply_overrides(data, overrides)
     optional = {
-        key for key, one in Recipe.model_fields.items() if isinstance(one.default, Section | dict)
+        key
+        for key, one in Recipe.model_fields.items()
+        if isinstance(one.default, Section | dict | tuple)
     }
     data = {key: part for key, part in data.items() if part is not None or key not in optional}
     data.setdefault("run_name", path.stem)

@@ -22,6 +22,7 @@ from pospre.recipe.values import (
     PlainPath,
     PositiveDuration,
     PositiveNumbers,
+    ShareOrDuration,
 )
 
 
@@ -156,6 +157,43 @@ class Schedule(Section):
     """The last step of the warm-up has the peak, not the one after it (DINOv2)."""
     scale_floors: bool = True
     """Scale start_lr and min_lr by layer_decay and patch_embed_lr too (MAE), not the peak alone."""
+
+
+class Trained(Section):
+    """The tensors that train in a stage: always heads, and what is named here.
+
+    Heads are the parts of methods, and all tensors of the encoder that ``encoder.weights`` does not
+    give. ``heads`` is short for ``{}``, ``all`` for ``{all: true}``.
+    """
+
+    last: int | None = Field(default=None, gt=0)
+    """Number of last blocks; the final norm trains with them."""
+    norms: bool = False
+    """Every LayerNorm of the encoder."""
+    all: bool = False
+    """Everything."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        if value in ("heads", "all"):
+            return {"all": value == "all"}
+        if not isinstance(value, dict | Trained):
+            raise PydanticCustomError("range", "Input should be heads, all, or {last: 4}")
+        return value
+
+
+class Stage(Section):
+    """A part of the run in which some tensors train, and all others are frozen."""
+
+    until: ShareOrDuration | None = None
+    """Its end: a duration, or a share of the whole run; the last stage has none."""
+    train: Trained = Trained(all=True)
+    """What trains: ``heads``, ``all``, or ``{last: 4, norms: true}``."""
+    ramp: ShareOrDuration | None = None
+    """For how long the rate of tensors that begin to train rises; None: for 2 % of the run, but at
+    least 50 steps, and at most the stage.
+    """
 
 
 class Fsdp(Section):

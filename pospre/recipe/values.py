@@ -22,7 +22,17 @@ def _duration(value: Any) -> Any:
     return value
 
 
+def _share(value: Any) -> Any:
+    if isinstance(value, str) and DURATION.fullmatch(value) and not value.startswith("0"):
+        return value
+    if isinstance(value, float) and 0 < value < 1:
+        return value
+    words = "Input should be a share of the run such as 0.15, or a duration: 10ep, 500ba or 9000sp"
+    raise PydanticCustomError("range", words)
+
+
 Duration = Annotated[str, BeforeValidator(_duration)]
+ShareOrDuration = Annotated[float | str, BeforeValidator(_share)]
 _above_zero = only(lambda duration: not duration.startswith("0"), "longer than 0")
 PositiveDuration = Annotated[Duration, _above_zero]
 DurationOrAuto = Annotated[

@@ -1,6 +1,7 @@
 """What a checkpoint records of its run, the check that this start is that run, and the loading."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from composer.core import Callback, State
@@ -11,7 +12,9 @@ from torch import Tensor
 from pospre.data.loader import ViewLoader
 from pospre.data.stores.description import Identity, difference, first_other
 from pospre.errors import UserError
+from pospre.model.algorithm import pretrain_model
 from pospre.model.model import PretrainModel
+from pospre.model.stages import Stages
 from pospre.recipe.provenance import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.yaml_text import VARIABLE, key_parts
@@ -52,6 +55,7 @@ FREE_KEYS = (
     "trainer.rendezvous_timeout",
     "trainer.peer_timeout",
 )
+_STAGE_END = re.compile(r"stages\.\d+\.until")
 
 
 class Recorded(NamedTuple):
@@ -63,19 +67,32 @@ class Recorded(NamedTuple):
     # of values from the environment that a resumed run must not change
     fingerprints: dict[str, str]
     classes: list[str] | None  # names by label
+    starts: list[int]  # first steps of the stages that the run has entered
+    fresh: list[str]  # with stages, tensors of the encoder that the start did not give
 
 
 class RecipeRecord(Callback):
-    """Stores the resolved recipe, the data set's identity and its classes in every checkpoint."""
+    """Stores the resolved recipe, the data set's identity and its classes in every checkpoint.
 
-    def __init__(self, recipe: Recipe, loader: ViewLoader) -> None:
+    ``step`` is the one that the run begins at, which says what stages it has entered.
+    """
+
+    def __init__(
+        self, recipe: Recipe, loader: ViewLoader, stages: Stages | None = None, step: int = 0
+    ) -> None:
         fingerprints = {
             key: fingerprint(recipe.run_name, key, recipe.environment[key].value)
             for key in COMPARED
             if key in recipe.environment
         }
         self._record = Recorded(
-            recipe.record(), loader.num_samples, loader.identity, fingerprints, loader.classes
+            recipe.record(),
+            loader.num_samples,
+            loader.identity,
+            fingerprints,
+            loader.classes,
+            [] if stages is None else stages.starts[: stages.at(step) + 1],
+            [] if stages is None else stages.fresh,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,6 +127,10 @@ class Training(Protocol):
     def total_steps(self) -> int:
         """Of the whole training."""
 
+    @property
+    def stages(self) -> Stages | None:
+        """As if it began; None: one for everything."""
+
 
 def check_checkpoint(start: Checkpoint, training: Training) -> None:
     """Raise a ``UserError`` if this training cannot resume from a checkpoint."""
@@ -127,6 +148,7 @@ def check_checkpoint(start: Checkpoint, training: Training) -> None:
             "or choose another run_name"
         )
     compare_recipes(before.recipe, recipe, start.uri, before.fingerprints)
+    _check_stages(training, before, start.batch)
     if before.num_samples != loader.num_samples:
         raise UserError(
             f"{start.uri} was trained on {before.num_samples} images, but data.path = "
@@ -146,6 +168,20 @@ def check_checkpoint(start: Checkpoint, training: Training) -> None:
     weights: dict[str, Tensor] = start.content["state"]["model"]
     compare_tensors(training.model.state_dict(), weights, start.uri)
     warn_of_other_versions(start.content, start.uri)
+
+
+def _check_stages(training: Training, before: Recorded, step: int) -> None:
+    """Raise a ``UserError`` if ended stages had other ends, or the current one would have ended."""
+    if training.stages is None:
+        return
+    pairs = zip(before.starts[1:], before.recipe["stages"], training.recipe.stages, strict=False)
+    for number, (end, old, now) in enumerate(pairs):
+        if old["until"] != now.until:
+            raise UserError(
+                f"stages.{number}.until was {old['until']}, is {now.until}, but that stage has "
+                f"ended at step {end}. Give {old['until']} to resume, or choose another run_name"
+            )
+    training.stages.resumed(before.starts, before.fresh, step)
 
 
 def compare_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], name: str) -> None:
@@ -218,9 +254,13 @@ def _as_recorded(
 
 
 def first_difference(old: Any, new: Any, key: str = "") -> str | None:
-    """Return the first dotted key in which two recipes differ, apart from ``FREE_KEYS``."""
-    if key in FREE_KEYS or old == new:
+    """Return the first dotted key in which two recipes differ, apart from ``FREE_KEYS``.
+
+    Ends of stages may differ, too: some of them may still change.
+    """
+    if key in FREE_KEYS or _STAGE_END.fullmatch(key) or old == new:
         return None
+    old, new = _numbered(old), _numbered(new)
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return key
     names = [*new, *(name for name in old if name not in new)]
@@ -228,8 +268,16 @@ def first_difference(old: Any, new: Any, key: str = "") -> str | None:
     return next((difference for difference in found if difference is not None), None)
 
 
+def _numbered(value: Any) -> Any:
+    """Return a list of sections as a section with their numbers as keys."""
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        return {str(number): item for number, item in enumerate(value)}
+    return value
+
+
 def _look_up(recipe: Any, key: str) -> Any:
     for part in key_parts(key):
+        recipe = _numbered(recipe)
         recipe = recipe.get(part) if isinstance(recipe, dict) else None
     return recipe
 
@@ -238,11 +286,13 @@ class Resume(Callback):
     """Loads the state and the random state at the moment when Composer would read a file.
 
     Composer's ``load_path`` reads the file a second time and unpickles without limits. The
-    ``content`` is emptied after loading, to free its memory.
+    ``content`` is emptied after loading, to free its memory. ``entering`` are tensors that train
+    from this step on: they have no moments yet.
     """
 
-    def __init__(self, content: dict[str, Any]) -> None:
+    def __init__(self, content: dict[str, Any], entering: Collection[str] = ()) -> None:
         self._content = content
+        self._entering = entering
         self._random: list[dict[str, Any]] | None = content.get("rng")
 
     def before_load(self, state: State, logger: Logger) -> None:
@@ -259,8 +309,15 @@ class Resume(Callback):
                 states.setdefault(type(callback).__qualname__, {})
         for algorithm in state.algorithms:  # none keeps anything that would be read
             saved["algorithms"].setdefault(type(algorithm).__qualname__, {})
+        model = pretrain_model(state)
+        entering = [p for name, p in model.named_parameters() if name in self._entering]
         try:
+            # torch wants moments of all tensors that are not frozen, and drops those of frozen ones
+            for parameter in entering:
+                parameter.requires_grad_(False)
             state.load_state_dict(saved, logger, strict=True)
+            for parameter in entering:
+                parameter.requires_grad_(True)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 "the checkpoint that this run resumes from holds a state that is not valid "

@@ -11,6 +11,8 @@ from composer.core import Callback
 from composer.utils import dist
 
 from pospre.collectives import from_rank_zero, however_long, on_every_rank, print_once, wait_until
+from pospre.errors import UserError
+from pospre.model.stages import Stages
 from pospre.object_store import check_writable, is_remote
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.sections import Trainer
@@ -91,10 +93,30 @@ class Run:
         self.start = however_long(lambda: in_bucket(start, self._uploads))
         return from_rank_zero(lambda: 0 if self.start is None else self.start.batch)
 
-    def begin(self) -> list[Callback]:
-        """Return the callbacks that load the checkpoint of ``find``, save and upload.
+    def find_again(self, step: int) -> None:
+        """Look on all ranks for the checkpoint that this start has just saved, at ``step``.
 
-        All ranks call it together, after ``find``.
+        ``UserError`` if it cannot be read.
+        """
+        recipe, folders = self.recipe, checkpoint_folders(self.recipe)
+        if dist.get_world_size() > dist.get_local_world_size():  # where all nodes see it
+            folders = [recipe.checkpoint_folder()]
+            on_every_rank(lambda: however_long(self._wait_for_uploads))
+        leads = dist.get_global_rank() == 0
+        self.start = however_long(lambda: open_newest(folders) if leads else None)
+        found = from_rank_zero(lambda: self.start and self.start.batch)
+        assert found == step, f"the newest checkpoint is of step {found}, not {step}"
+
+    def _wait_for_uploads(self) -> None:
+        missing = None if self._uploads is None else self._uploads.finish()
+        if missing is not None:
+            raise missing
+
+    def begin(self, stages: Stages | None = None) -> list[Callback]:
+        """Return the callbacks that load the checkpoint that was found, save and upload.
+
+        All ranks call it together, after ``find``. ``stages`` are those of the training, at this
+        step.
         """
         assert self._training is not None
         recipe, loader = self._training.recipe, self._training.loader
@@ -110,12 +132,14 @@ class Run:
             saver.after_parts.append(self._uploads.offer_together)
         elif self._uploads is not None:
             saver.after_save.append(self._uploads.offer)
-        record = RecipeRecord(recipe, loader)
+        step = from_rank_zero(lambda: 0 if start is None else start.batch)
+        record = RecipeRecord(recipe, loader, stages, step)
         content = read_on_every_rank(start)
         if content is None:
             return [record, saver]
         print_once(f"resuming from {start and start.uri}")
-        return [record, saver, Resume(content)]
+        entering = () if stages is None else stages.entering(step)
+        return [record, saver, Resume(content, entering)]
 
     def finish_uploads(self) -> None:
         """Wait until the last checkpoint is in the bucket; ``UserError`` after long silence."""
@@ -200,6 +224,16 @@ def is_one_place(recipe: Recipe) -> bool:
             "trainer.save_folder to a bucket or to a folder that they share"
         )
     return not blind
+
+
+def check_one_place(recipe: Recipe) -> None:
+    """Raise ``UserError`` on every rank if nodes cannot read what the first rank saves."""
+    if not is_one_place(recipe):
+        raise UserError(
+            "stages: at the end of each stage every node reads the checkpoint, but "
+            f"trainer.save_folder = {recipe.trainer.save_folder} is not one that all nodes see. "
+            "Use a bucket, or a folder that they share"
+        )
 
 
 def _leave_marker(folder: Path) -> str:

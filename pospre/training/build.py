@@ -4,8 +4,8 @@ A recipe is resolved first: every argument is checked and filled in, including t
 All user mistakes are found here, before anything is written.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pospre.data.stores.reader import Features, Reader
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, algorithm_class, untrusted_classes
 from pospre.model.model import PretrainModel
+from pospre.model.stages import Stages
 from pospre.nn.build import build_encoder
 from pospre.recipe.files import find_recipe
 from pospre.recipe.provenance import annotate, origins, values
@@ -28,6 +29,7 @@ from pospre.recipe.sections import Encoder
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.run.device import build_device
 from pospre.run.resume import compare_tensors, recorded
+from pospre.schedules import duration_steps
 from pospre.training.data import build_data, build_views, check_addresses, open_data
 from pospre.training.loggers import check_loggers
 from pospre.training.optimizer.optim import build_optimizer
@@ -179,6 +181,7 @@ class Components:
     model: PretrainModel
     optimizer: Optimizer
     schedule: StepSchedule
+    stages: Stages | None = None  # of the recipe
 
     @property
     def total_steps(self) -> int:
@@ -204,8 +207,16 @@ def build_components(recipe: Recipe, device: Device | None = None) -> Components
 def make_components(recipe: Recipe, device: Device, loader: ViewLoader) -> Components:
     """Return the components of a resolved recipe, built around an existing loader."""
     model = build_model(recipe)
+    stages = build_stages(model, recipe, len(loader))
+    return Components(recipe, device, loader, model, *_rates(recipe, loader, model, stages), stages)
+
+
+def _rates(
+    recipe: Recipe, loader: ViewLoader, model: PretrainModel, stages: Stages | None
+) -> tuple[Optimizer, StepSchedule]:
+    """Return the optimiser, which holds all tensors that train in some stage, and its schedule."""
     batch_size = recipe.data.batch_size
-    optimizer = build_optimizer(model, recipe.optimizer, batch_size=batch_size)
+    optimizer = build_optimizer(model, recipe.optimizer, batch_size=batch_size, stages=stages)
     schedule = build_schedule(
         optimizer,
         recipe.schedule,
@@ -213,8 +224,42 @@ def make_components(recipe: Recipe, device: Device, loader: ViewLoader) -> Compo
         max_duration=recipe.trainer.max_duration,
         steps_per_epoch=len(loader),
         batch_size=batch_size,
+        stages=stages,
     )
-    return Components(recipe, device, loader, model, optimizer, schedule)
+    return optimizer, schedule
+
+
+def build_stages(model: PretrainModel, recipe: Recipe, steps_per_epoch: int) -> Stages | None:
+    """Return the stages of a recipe as if it began; None if it has none."""
+    if not recipe.stages:
+        return None
+    if recipe.encoder.weights is None:
+        raise UserError(
+            "stages freeze parts of an encoder, but encoder.weights is null, and all weights are "
+            "random. Give the weights to continue from, or remove stages"
+        )
+    batch_size = recipe.data.batch_size
+    total_steps = duration_steps(
+        recipe.trainer.max_duration, steps_per_epoch=steps_per_epoch, batch_size=batch_size
+    )
+    return Stages(
+        model,
+        recipe.stages,
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+        batch_size=batch_size,
+    )
+
+
+def in_stages(
+    parts: Components, starts: Sequence[int], fresh: Collection[str], step: int
+) -> Components:
+    """Return components for a run that is at ``step``; see ``Stages``."""
+    if parts.stages is None:
+        return parts
+    stages = parts.stages.resumed(starts, fresh, step)
+    optimizer, schedule = _rates(parts.recipe, parts.loader, parts.model, stages)
+    return replace(parts, optimizer=optimizer, schedule=schedule, stages=stages)
 
 
 def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:

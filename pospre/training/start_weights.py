@@ -137,7 +137,22 @@ def load_weights(
     Raises:
         UserError: the file cannot be read, or does not fit; the first such tensor is named.
     """
-    source = read_source(str(uri), which, KEYS)
+    return _load(model, str(uri), which, kernel)[0]
+
+
+def start_from(model: PretrainModel, given: EncoderSection) -> tuple[str, list[str]]:
+    """Load the weights that a recipe's section of the encoder names; see ``load_weights``.
+
+    Also return timm's names of the tensors that are fresh.
+    """
+    assert given.weights is not None
+    return _load(model, given.weights, given.weights_from, given.kernel)
+
+
+def _load(
+    model: PretrainModel, uri: str, which: Weights, kernel: Kernel
+) -> tuple[str, list[str]]:
+    source = read_source(uri, which, KEYS)
     check_fits(model.encoder.options, source, getattr(model.encoder, "size", None))
     try:
         if model.encoder.positions.name == "sincos":
@@ -146,13 +161,8 @@ def load_weights(
     except UserError as error:
         section = fitting_section(model.encoder.options, source)
         raise error.restated(f"{error}{section}") from error
-    return "\n".join([f"{done}; images with {model.augment.described()}", *done.differences])
-
-
-def start_from(model: PretrainModel, given: EncoderSection) -> str:
-    """Load the weights that a recipe's section of the encoder names; see ``load_weights``."""
-    assert given.weights is not None
-    return load_weights(model, given.weights, given.weights_from, kernel=given.kernel)
+    said = [f"{done}; images with {model.augment.described()}", *done.differences]
+    return "\n".join(said), done.fresh
 
 
 def take_weights(model: PretrainModel, source: Source, kernel: Kernel = "bicubic") -> Loaded:

@@ -1,5 +1,6 @@
 """Training of a recipe, from the start or from where it stopped, to its end."""
 
+import gc
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,13 +20,18 @@ from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint
 from pospre.run.resume import recorded
-from pospre.run.run import Run
+from pospre.run.run import Run, check_one_place
 from pospre.schedules import duration_steps
-from pospre.training.build import Components, build_components
+from pospre.training.build import (
+    Components,
+    build_components,
+    in_stages,
+    make_components,
+)
 from pospre.training.callbacks.bad_steps import Divergence, LossSpikes
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.stalls import Stalls
-from pospre.training.callbacks.stop_signals import StopSignals
+from pospre.training.callbacks.stop_signals import StageEnd, StopSignals
 from pospre.training.callbacks.watchers import WARNINGS, Collapse, PositionShortcut
 from pospre.training.data import LoaderPosition, describe_data, describe_data_volume
 from pospre.training.loggers import build_metrics_file
@@ -56,27 +62,65 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     recipe = run.recipe
     parts = build_components(recipe, run.device)
     estimate_memory(parts.loader).check()
+    fresh: list[str] = []
     if recipe.encoder.weights is not None and run.is_new():
-        print_once(start_from(parts.model, recipe.encoder))
-    steps = run.find(parts)
-    is_finished = steps >= parts.total_steps
+        said, fresh = start_from(parts.model, recipe.encoder)
+        print_once(said)
+    step = run.find(parts)
+    parts = from_checkpoint(parts, run, step, fresh)
+    is_finished = step >= parts.total_steps
     if is_finished:
         where = run.start and run.start.uri
         print_once(f"{recipe.run_name} is already finished ({where}); nothing to train")
     else:
-        if run.start is not None:
-            _say_length(parts, run.start)
-        print_once(printable(describe_data(parts.loader)))
-        volume = describe_data_volume(parts.loader)
-        if volume is not None and dist.get_local_rank() == 0:
-            print(volume, flush=True)
-        slow = slow_precision(parts.recipe, parts.device)
-        if slow is not None:
-            print_once(slow)
-        print_once(_describe(parts, recipe.trainer.precision))
-        _fit(parts, run, more_callbacks)
+        if parts.stages is not None:
+            check_one_place(recipe)
+        _say(parts, run)
+        step = _fit(parts, run, more_callbacks, step)
+    while step < parts.total_steps:  # a stage has ended; see ``_next_stage``
+        parts = _next_stage(parts, run, step)
+        step = _fit(parts, run, more_callbacks, step)
     run.finish_uploads()
     return is_finished
+
+
+def from_checkpoint(parts: Components, run: Run, step: int, fresh: list[str]) -> Components:
+    """Return components with the stages of the run's checkpoint; ``fresh`` are a new run's."""
+    if parts.stages is None:
+        return parts
+    start = run.start  # on rank 0
+    before = from_rank_zero(lambda: start and recorded(start.content))
+    starts, fresh = ([], fresh) if before is None else (before.starts, before.fresh)
+    return in_stages(parts, starts, fresh, step)
+
+
+def _next_stage(parts: Components, run: Run, step: int) -> Components:
+    """Return components for the stage that begins at a step, as a resumed run would build them.
+
+    DDP never reduces the gradient of a tensor that was frozen when DDP wrapped the model, Composer
+    wraps once, and compiled code, FSDP2's hooks and the optimiser all belong to what was wrapped.
+    So the end of a stage is a resume: all is saved, built anew, and read, and a run that was killed
+    there differs in nothing.
+    """
+    run.find_again(step)
+    parts = make_components(parts.recipe, parts.device, parts.loader)
+    gc.collect()  # the last stage's trainer, with its memory on the device
+    return from_checkpoint(parts, run, step, [])
+
+
+def _say(parts: Components, run: Run) -> None:
+    """Describe the data, the training and its precision at the start of a process."""
+    recipe = run.recipe
+    if run.start is not None:
+        _say_length(parts, run.start)
+    print_once(printable(describe_data(parts.loader)))
+    volume = describe_data_volume(parts.loader)
+    if volume is not None and dist.get_local_rank() == 0:
+        print(volume, flush=True)
+    slow = slow_precision(parts.recipe, parts.device)
+    if slow is not None:
+        print_once(slow)
+    print_once(_describe(parts, recipe.trainer.precision))
 
 
 def _describe(parts: Components, precision: str) -> str:
@@ -94,11 +138,14 @@ def _describe(parts: Components, precision: str) -> str:
     )
 
 
-def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback]) -> None:
-    """Train from the run's latest state to the end of the recipe."""
-    signals = StopSignals()
-    callbacks = [*more_callbacks, *run.begin()]
-    trainer = build_trainer(parts, signals=signals, callbacks=callbacks)
+def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback], step: int) -> int:
+    """Train from a step, the run's latest, to the end of its stage; return the step reached."""
+    signals, stages = StopSignals(), parts.stages
+    callbacks = [*more_callbacks, *run.begin(stages)]
+    number = None if stages is None else stages.at(step)
+    if stages is not None and number is not None:
+        print_once(stages.describe(number))
+    trainer = build_trainer(parts, signals=signals, callbacks=callbacks, stage=number)
     for needless in (
         "No batches were trained",  # when resuming at the very end of an epoch
         "The current world size",  # differs: no draw depends on a rank's own random state
@@ -126,6 +173,7 @@ def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback]) -> Non
             f"after step {step} of {parts.total_steps}, saved in {saved.uri}; the same "
             "command resumes from there",
         )
+    return int(trainer.state.timestamp.batch.value)
 
 
 def _say_length(parts: Components, start: Checkpoint) -> None:
@@ -146,9 +194,13 @@ def _say_length(parts: Components, start: Checkpoint) -> None:
 
 
 def build_trainer(
-    components: Components, *, signals: StopSignals, callbacks: Sequence[Callback] = ()
+    components: Components,
+    *,
+    signals: StopSignals,
+    callbacks: Sequence[Callback] = (),
+    stage: int | None = None,
 ) -> Trainer:
-    """Return the trainer of a run, which ends when the process gets a signal.
+    """Return the trainer of a run, which ends when the process gets a signal, or after its stage.
 
     Without a saver among the ``callbacks``, such as those of ``Run.begin``, nothing is saved.
     """
@@ -161,6 +213,10 @@ def build_trainer(
     compiled = _compile(model, recipe, device)
     if options.activation_checkpointing:
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
+    if stage is not None:
+        assert components.stages is not None
+        components.stages.freeze(model, stage)  # before DDP looks which tensors have gradients
+        callbacks = [StageEnd(components.stages.end(stage)), *callbacks]
     sharding = build_sharding(options.fsdp)
     return StepTrainer(
         model=model,
@@ -200,6 +256,7 @@ def _compile(model: PretrainModel, recipe: Recipe, device: Device) -> list[Callb
         return []
     if parts == "step" and recipe.trainer.activation_checkpointing:
         torch._dynamo.config.optimize_ddp = False  # it does not support recomputed blocks
+    torch._dynamo.reset()  # it would count an earlier stage's code
     cache = open_cache()  # first: torch's own choice needs the user's name, which may be unknown
     compile_model(model, parts, device)
     return [Compiling(parts, cache)]

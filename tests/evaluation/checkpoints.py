@@ -56,6 +56,8 @@ def save_checkpoint(
         "num_samples": 8,
         "data": identity or {},
         "fingerprints": {},
+        "starts": [],
+        "fresh": [],
         "classes": classes and [*classes],
     }
     run = recipe.run_path()

@@ -64,7 +64,9 @@ def _is_record(record: Any) -> bool:
     recipe = record["recipe"]
     is_length = isinstance(recipe["trainer"]["max_duration"], str)
     hashes = [record["data"], record["fingerprints"]]
-    is_whole = record.keys() == {"recipe", "num_samples", "data", "fingerprints", "classes"}
+    is_whole = record.keys() == {
+        *("recipe", "num_samples", "data", "fingerprints", "classes", "starts", "fresh")
+    }
     return (
         is_whole
         and all(isinstance(recipe[key], dict) for key in _SECTIONS)
@@ -75,7 +77,8 @@ def _is_record(record: Any) -> bool:
                 type(what) is type(value) is str for each in hashes for what, value in each.items()
             )
             and isinstance(record["classes"], list | None)
-            and all(type(name) is str for name in record["classes"] or [])
+            and all(type(name) is str for name in [*(record["classes"] or []), *record["fresh"]])
+            and all(type(start) is int for start in record["starts"])
         )
     )
 

@@ -75,3 +75,15 @@ class StopSignals(Callback):
             with suppress(OSError):  # the reader may be gone, which is why we stop
                 os.write(2, _NOTICE)  # print may be in the middle of a line
         self._seen = max(self._seen, 1 + _SIGNALS.index(signal.Signals(number)))
+
+
+class StageEnd(Callback):
+    """Ends the training after a step, on all ranks, as if it were the last; it goes on anew."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Make the step the last one."""
+        if state.timestamp.batch.value == self.step:
+            state.stop_training()

@@ -10,6 +10,7 @@ from torch import nn
 from pospre.arguments import typed
 from pospre.model.algorithm import unwrapped
 from pospre.model.model import PretrainModel
+from pospre.model.stages import Stages
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.scheme import Scheme
 from pospre.recipe.sections import Optimizer
@@ -20,11 +21,11 @@ _TOKENS = ("cls_token", "reg_token", "patch_embed")
 
 
 def build_optimizer(
-    model: nn.Module, options: Optimizer, *, batch_size: int
+    model: nn.Module, options: Optimizer, *, batch_size: int, stages: Stages | None = None
 ) -> torch.optim.Optimizer:
     """Return the fused optimiser, every group at its peak rate for this global batch."""
     peak = batch_peak(options, batch_size)
-    groups = recipe_groups(model, options, peak)
+    groups = recipe_groups(model, options, peak, stages)
     if options.name == "sgd":
         return torch.optim.SGD(groups, lr=peak, momentum=options.momentum, fused=True)
     kind = torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam
@@ -47,12 +48,13 @@ def parameter_groups(
     layer_decay: float | None = None,
     patch_embed_lr: float = 1.0,
     no_decay: Sequence[str] = (),
+    stages: Stages | None = None,
 ) -> list[dict[str, Any]]:
     """Return parameter groups for torch's optimisers, by learning rate and weight decay.
 
     Vectors (biases, norms, layer scale) and a scheme's frequencies and slopes are never decayed.
     The class and mask tokens have three dimensions and are decayed, as in MAE's code. Besides
-    torch's own keys, a group has the key ``decayed``.
+    torch's own keys, a group has the keys ``decayed`` and ``life``.
 
     Args:
         model: the model to train; parameters without gradient are left out.
@@ -66,6 +68,8 @@ def parameter_groups(
             ``PretrainModel``, or one wrapped by DDP or ``torch.compile``.
         patch_embed_lr: rate factor of the patch embedding.
         no_decay: parts of names of further parameters without decay.
+        stages: of the training; tensors that train in other stages are in other groups, and
+            ``stages.factor(group["life"], step)`` is the factor of a group's rate.
 
     Raises:
         UserError: an argument is unknown, of a wrong type or out of range, or there are no blocks
@@ -79,23 +83,30 @@ def parameter_groups(
     )
     if layer_decay is not None:
         model = unwrapped(model)
-    return _groups(model, options, lr, waiting={})
+    return _groups(model, options, lr, {}, stages)
 
 
-def recipe_groups(model: nn.Module, options: Optimizer, peak: float) -> list[dict[str, Any]]:
+def recipe_groups(
+    model: nn.Module, options: Optimizer, peak: float, stages: Stages | None = None
+) -> list[dict[str, Any]]:
     """Return the groups of a recipe's optimiser, for use with our schedule.
 
-    They also have the number of epochs for which they are ``frozen`` (``Uses.frozen``).
+    They also have the number of epochs for which they are ``frozen`` (``Uses.frozen``), and their
+    ``life``, see ``Stages``.
     """
-    return _groups(model, options, peak, waiting=dict(_frozen_epochs(model)))
+    return _groups(model, options, peak, dict(_frozen_epochs(model)), stages)
 
 
 def _groups(
-    model: nn.Module, options: Optimizer, lr: float, waiting: Mapping[str, int]
+    model: nn.Module,
+    options: Optimizer,
+    lr: float,
+    waiting: Mapping[str, int],
+    stages: Stages | None,
 ) -> list[dict[str, Any]]:
     schemes = [module for module in model.modules() if isinstance(module, Scheme)]
     undecayed = {id(getattr(scheme, name)) for scheme in schemes for name in scheme.undecayed}
-    groups: dict[tuple[bool, float, int], dict[str, Any]] = {}
+    groups: dict[tuple[bool, float, int, tuple[bool, ...]], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -103,14 +114,16 @@ def _groups(
         decayed = decayed and not any(part in name for part in options.no_decay)
         scale = rate_scale(model, name, options)
         frozen = max((e for start, e in waiting.items() if name.startswith(start)), default=0)
+        life = (True,) if stages is None else stages.life(name)
         group = groups.setdefault(
-            (decayed, scale, frozen),
+            (decayed, scale, frozen, life),
             {
                 "params": [],
                 "lr": lr * scale,
                 "weight_decay": options.weight_decay if decayed else 0.0,
                 "decayed": decayed,
                 "frozen": frozen,
+                "life": life,
             },
         )
         group["params"].append(parameter)

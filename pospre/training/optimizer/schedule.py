@@ -7,6 +7,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from pospre.errors import UserError
+from pospre.model.stages import Stages
 from pospre.recipe.sections import Optimizer, Schedule
 from pospre.schedules import cosine_warmup, duration_steps, half_cosine, staircase, warm_up
 
@@ -19,7 +20,7 @@ class StepSchedule(LambdaLR):
     It counts its own steps. Composer's schedulers read the clock before it advances, so each step
     would get its predecessor's rate. ``rates`` are each group's share of its peak at a step,
     ``decay`` is the weight decay of groups with decay, ``steps_per_epoch`` the unit of their
-    ``frozen``.
+    ``frozen``. In ``stages`` a group's rate is 0 while it is frozen, then rises over a ramp.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class StepSchedule(LambdaLR):
         decay: Callable[[int], float],
         steps_per_epoch: int,
         total_steps: int,
+        stages: Stages | None = None,
     ) -> None:
         groups = optimizer.param_groups
         self.decay, self.total_steps = decay, total_steps
@@ -37,6 +39,9 @@ class StepSchedule(LambdaLR):
             _after(group["frozen"] * steps_per_epoch, rate)
             for group, rate in zip(groups, rates, strict=True)
         ]
+        if stages is not None:
+            pairs = zip(groups, shares, strict=True)
+            shares = [_in_stages(stages, group["life"], share) for group, share in pairs]
         super().__init__(optimizer, shares)
 
     def get_lr(self) -> list[Any]:
@@ -63,6 +68,12 @@ def _after(start: int, rate: Callable[[int], float]) -> Callable[[int], float]:
     return lambda step: 0.0 if step < start else rate(step)
 
 
+def _in_stages(
+    stages: Stages, life: Sequence[bool], rate: Callable[[int], float]
+) -> Callable[[int], float]:
+    return lambda step: stages.factor(life, step) * rate(step)
+
+
 def build_schedule(
     optimizer: torch.optim.Optimizer,
     options: Schedule,
@@ -71,6 +82,7 @@ def build_schedule(
     max_duration: str,
     steps_per_epoch: int,
     batch_size: int,
+    stages: Stages | None = None,
 ) -> StepSchedule:
     """Return the schedule of learning rate and weight decay.
 
@@ -104,6 +116,7 @@ def build_schedule(
         lambda step: half_cosine(rates.weight_decay, end, moment(step) / length),
         steps_per_epoch,
         total_steps,
+        stages,
     )
 
 

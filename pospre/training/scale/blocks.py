@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from pospre.collectives import print_once
 from pospre.errors import needing
 from pospre.model.model import PretrainModel
+from pospre.model.teacher import Frozen
 
 _MULTIPLE = 16
 """Widths that a GPU multiplies in 8 bits."""
@@ -38,9 +39,12 @@ def recompute_blocks(model: PretrainModel, *, offload: bool) -> None:
 
     Draws within a block come from keys, so the recomputation drops the same. ``offload`` also moves
     the inputs off the device between the two passes. The model is not yet wrapped by DDP or FSDP2.
+    Frozen blocks are recomputed too: a gradient may pass through them. Those of teachers are not.
     """
+    teachers = [part for part in model.modules() if isinstance(part, Frozen)]
+    taught = {id(part) for teacher in teachers for part in teacher.modules()}
     for block in blocks_of(model):
-        if any(parameter.requires_grad for parameter in block.parameters()):
+        if id(block) not in taught:
             forward = partial(checkpoint, block.forward, use_reentrant=False)
             block.forward = partial(_offloaded, forward) if offload else forward
 

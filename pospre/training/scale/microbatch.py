@@ -111,6 +111,8 @@ def _try(run: Components, size: int) -> None:
     if options.activation_checkpointing:
         recompute_blocks(model, offload=options.activation_checkpointing == "offload")
     optimizer = build_optimizer(model, recipe.optimizer, batch_size=recipe.data.batch_size)
+    if run.stages is not None:  # the size is one for the whole run
+        run.stages.freeze(model, run.stages.dearest)
     buckets = _distribute(run, model, optimizer, precision)
     batch = run.device.batch_to_device(_made_up(run, size))
     with _without_other_ranks():

@@ -15,6 +15,8 @@ _RECORD = {
     "num_samples": 1,
     "data": {},
     "fingerprints": {},
+    "starts": [],
+    "fresh": [],
     "classes": None,
 }
 CONTENT: dict[str, Any] = {

@@ -1,0 +1,287 @@
+"""Stages of a training: which tensors train when, and how the rate of new ones rises.
+
+A frozen tensor has no gradient. So it does not move, not even by weight decay, has no moments, and
+does not count for the norm by which gradients are clipped. When it begins to train, it gets new
+moments, and its rate rises to the others' over a ramp.
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from pospre.arguments import Section, validated
+from pospre.command_line import spelled
+from pospre.errors import UserError
+from pospre.model.algorithm import unwrapped
+from pospre.model.model import PretrainModel
+from pospre.recipe.sections import Stage, Trained
+from pospre.schedules import duration_steps
+
+_RAMP, _RAMP_STEPS = 0.02, 50
+
+
+class _Given(Section):
+    stages: Annotated[tuple[Stage, ...], Field(strict=False)]
+
+
+class Stages:
+    """The stages of a training in steps, and the names of the tensors that train in each.
+
+    Args:
+        model: with its algorithms, and everything that is to train at some time not frozen.
+        stages: as the section ``stages`` of a recipe: ``[{"until": 0.15, "train": "heads"},
+            {"until": "500ba", "train": {"last": 4}}, {"train": "all"}]``.
+        total_steps: of the whole training.
+        steps_per_epoch: for durations in epochs.
+        batch_size: over all ranks, for durations in samples.
+        fresh: timm's names of tensors of the encoder that the start did not give; they count as
+            heads.
+        passed: first steps of the stages that an earlier start of the same training has entered.
+
+    Attributes:
+        starts: the first step of every stage, counted from 0.
+        trained: the names of the tensors that train, for every stage.
+
+    Raises:
+        UserError: a stage has no step, trains nothing or the same as the one before, or an option
+            is out of range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stages: Sequence[Stage | Mapping[str, Any]],
+        *,
+        total_steps: int,
+        steps_per_epoch: int,
+        batch_size: int,
+        fresh: Collection[str] = (),
+        passed: Sequence[int] = (),
+    ) -> None:
+        self.options = validated(_Given, {"stages": [*stages]}, "Stages").stages
+        self.fresh = [*fresh]
+        self._model, self._total = unwrapped(model), total_steps
+        self._epoch, self._batch = steps_per_epoch, batch_size
+        self.starts = self._find_starts(passed)
+        self._ramps = [self._ramp(number) for number in range(len(self.options))]
+        own = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self._sizes = {name: parameter.numel() for name, parameter in own.items()}
+        self.trained = [
+            self._names(own, stage.train, f"stages.{number}.train")
+            for number, stage in enumerate(self.options)
+        ]
+        self._check_trained()
+
+    # -- when ---------------------------------------------------------------------------------
+
+    def at(self, step: int) -> int:
+        """Return the number of the stage that a step, counted from 0, belongs to."""
+        return bisect_right(self.starts, step) - 1
+
+    def end(self, number: int) -> int:
+        """Return the number of steps after which a stage ends."""
+        return [*self.starts[1:], self._total][number]
+
+    def resumed(self, starts: Sequence[int], fresh: Collection[str], step: int) -> "Stages":
+        """Return the stages of a training that has reached ``step``.
+
+        Stages that were entered keep their first steps, also if the training became longer.
+
+        Raises:
+            UserError: a stage would have ended before.
+        """
+        found = Stages(
+            self._model,
+            self.options,
+            total_steps=self._total,
+            steps_per_epoch=self._epoch,
+            batch_size=self._batch,
+            fresh=fresh,
+            passed=starts,
+        )
+        entered = max(len(starts), 1)
+        if entered < len(self.options) and found.starts[entered] < step:
+            key, until = f"stages.{entered - 1}.until", self.options[entered - 1].until
+            raise UserError(
+                f"{key} = {until} is step {found.starts[entered]}, but the run is at step {step} "
+                "and still in this stage. Give a later end, or choose another run_name"
+            )
+        return found
+
+    def _steps(self, length: float | str) -> int:
+        if isinstance(length, float):
+            return round(length * self._total)
+        return duration_steps(length, steps_per_epoch=self._epoch, batch_size=self._batch)
+
+    def _find_starts(self, passed: Sequence[int]) -> list[int]:
+        starts, last = [0], len(self.options) - 1
+        for number, stage in enumerate(self.options):
+            key, until = f"stages.{number}.until", stage.until
+            if (until is None) != (number == last):
+                raise UserError(
+                    f"{key} is missing; give the stage's end, such as 0.15 or 500ba: only the last "
+                    "stage ends with the run"
+                    if until is None
+                    else f"{key} = {until}, but the last stage ends with the run; leave it out, or "
+                    "add a stage after this one"
+                )
+            if until is None:
+                break
+            end, before = self._steps(until), self.options[number - 1].until if number else None
+            if len(passed) > number + 1:
+                starts.append(passed[number + 1])
+                continue
+            if isinstance(until, float) and isinstance(before, float):
+                rises = until > before
+            else:
+                rises = before is None or end > starts[-1]
+            if not rises:
+                raise UserError(
+                    f"{key} = {until} is step {end}, but the stage before ends at step "
+                    f"{starts[-1]}; the ends of stages must rise"
+                )
+            starts.append(max(starts[-1] + 1, end))
+            if starts[-1] + last - number > self._total:
+                raise UserError(
+                    f"{key} = {until} is step {starts[-1]}, but the run (trainer.max_duration) has "
+                    f"{self._total} steps, and each stage after it needs one. Give an earlier end, "
+                    "or a longer run"
+                )
+        return starts
+
+    def _ramp(self, number: int) -> int:
+        given, length = self.options[number].ramp, self.end(number) - self.starts[number]
+        if number == 0:
+            if given is not None:
+                raise UserError(
+                    f"stages.0.ramp = {given}, but the first stage begins with the warm-up: use "
+                    "schedule.warmup"
+                )
+            return 1
+        if given is None:
+            return min(max(_RAMP_STEPS, round(_RAMP * self._total)), length)
+        steps = max(1, self._steps(given))
+        if steps > length:
+            raise UserError(
+                f"stages.{number}.ramp = {given} is {steps} steps, but the stage has {length}; "
+                "give a shorter one, or null"
+            )
+        return steps
+
+    # -- what ---------------------------------------------------------------------------------
+
+    def _names(self, own: Mapping[str, nn.Parameter], train: Trained, key: str) -> frozenset[str]:
+        """Return the names of the tensors that a stage trains."""
+        encoder, last = self._model.encoder, train.last or 0
+        if last >= encoder.depth:
+            raise UserError(
+                f"{key}.last = {last}, but the encoder has {encoder.depth} blocks; use train: all"
+            )
+        norms = [part for part in encoder.modules() if isinstance(part, nn.LayerNorm)]
+        normed = {id(each) for norm in norms for each in norm.parameters()}
+
+        def trains(name: str, parameter: nn.Parameter) -> bool:
+            inner = name.removeprefix("encoder.")
+            if train.all or inner == name or encoder.timm_name_of(inner) in self.fresh:
+                return True
+            block = encoder.block_of(inner)
+            is_last = inner.startswith("norm.") if block is None else block >= encoder.depth - last
+            return (last > 0 and is_last) or (train.norms and id(parameter) in normed)
+
+        return frozenset(name for name, parameter in own.items() if trains(name, parameter))
+
+    def _check_trained(self) -> None:
+        for number, names in enumerate(self.trained):
+            key = f"stages.{number}.train = {_words(self.options[number].train)}"
+            if not names:
+                raise UserError(
+                    f"{key} trains nothing: {' and '.join(self._model.layout.methods)} has no "
+                    "head with weights. Train blocks, {last: 2}, or all"
+                )
+        for number, (before, names) in enumerate(pairwise(self.trained), 1):
+            if before == names:
+                key = f"stages.{number}.train = {_words(self.options[number].train)}"
+                raise UserError(
+                    f"{key} trains the same tensors as the stage before; leave one of them out"
+                )
+
+    def life(self, name: str) -> tuple[bool, ...]:
+        """Return for every stage whether a tensor trains in it."""
+        return tuple(name in names for names in self.trained)
+
+    def factor(self, life: Sequence[bool], step: int) -> float:
+        """Return the factor of a tensor's rate at a step, counted from 0: its ramp, or 0.
+
+        ``life`` is the tensor's, and the key ``life`` of its group in the optimiser.
+        """
+        first = number = self.at(step)
+        if not life[number]:
+            return 0.0
+        while first > 0 and life[first - 1]:
+            first -= 1
+        done = step - self.starts[first] + 1
+        return 1.0 if first == 0 else min(1.0, done / self._ramps[first])
+
+    def entering(self, step: int) -> frozenset[str]:
+        """Return the names of tensors that train at a step, counted from 0, and not before it."""
+        before = self.trained[self.at(step - 1)] if step else frozenset()
+        return self.trained[self.at(step)] - before
+
+    @property
+    def dearest(self) -> int:
+        """The stage in which most numbers train, which decides what fits into the memory."""
+        return max(range(len(self.trained)), key=self._size)
+
+    def _size(self, number: int) -> int:
+        return sum(self._sizes[name] for name in self.trained[number])
+
+    def describe(self, number: int) -> str:
+        """Return a line about a stage."""
+        size, whole = self._size(number), sum(self._sizes.values())
+        ramp = f", new ones over a ramp of {self._ramps[number]} steps" if number else ""
+        return (
+            f"stage {number + 1} of {len(self.starts)}, steps {self.starts[number] + 1} to "
+            f"{self.end(number)}: {_words(self.options[number].train)}, {size / 1e6:.2f} of "
+            f"{whole / 1e6:.2f} M parameters train{ramp}"
+        )
+
+    # -- doing --------------------------------------------------------------------------------
+
+    def freeze(self, model: PretrainModel, number: int) -> None:
+        """Let only the tensors of a stage have gradients, in this model or a copy of it."""
+        for name, parameter in model.named_parameters():
+            if name in self._sizes:
+                parameter.requires_grad_(name in self.trained[number])
+                if not parameter.requires_grad:
+                    parameter.grad = None
+
+    def begin(self, step: int, optimizer: torch.optim.Optimizer) -> bool:
+        """Prepare the model and its optimiser for a step, counted from 0, in your own loop.
+
+        The optimiser holds all tensors that train at some time. Moments of tensors that a stage
+        freezes are dropped.
+
+        Returns:
+            Whether a stage begins. DDP does not notice tensors that begin to train: wrap the
+            model again, or ranks drift apart. A compiled model is compiled again.
+        """
+        number = self.at(step)
+        self.freeze(self._model, number)
+        frozen = [p for name, p in self._model.named_parameters() if name in self._sizes]
+        for parameter in frozen:
+            if not parameter.requires_grad:
+                optimizer.state.pop(parameter, None)
+        return self.starts[number] == step
+
+
+def _words(train: Trained) -> str:
+    if train.all:
+        return "all"
+    given = train.model_dump(exclude_defaults=True)
+    inside = ", ".join(f"{key}: {spelled(value)}" for key, value in given.items())
+    return f"{{{inside}}}" if given else "heads"

@@ -1,0 +1,221 @@
+"""Stages of a run: frozen tensors do not move, and a kill at any step changes nothing."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import pospre
+from pospre.recipe.recipe import load_recipe
+from pospre.run.checkpoints.reading import read_checkpoint
+from pospre.training.build import build_model
+from tests.processes import finished
+from tests.training.tiny_runs import (
+    MAE,
+    Run,
+    command,
+    contents,
+    curve,
+    environment,
+    flat,
+    write_tiny,
+)
+
+STAGES = (
+    "stages=[{until: .25, train: heads}, {until: .6, train: {last: 1}, ramp: 2ba}, {train: all}]"
+)
+"""Of 12 steps: they end after steps 3, which is an epoch, and 7."""
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Path:
+    """Return a recipe of 12 steps with weights to start from and two blocks."""
+    path = write_tiny(tmp_path)
+    recipe = yaml.safe_load(path.read_text())
+    recipe["encoder"]["depth"] = 2
+    path.write_text(yaml.safe_dump(recipe))
+    given = load_recipe(path, [MAE])
+    weights = build_model(given.model_copy(update={"seed": 5})).timm_state()
+    torch.save({k: v for k, v in weights.items() if k != "pos_embed"}, tmp_path / "start.pth")
+    recipe["encoder"]["weights"] = f"{tmp_path}/start.pth,positions=none"
+    recipe["encoder"]["positions"] = "learned"  # which the start does not give
+    recipe["optimizer"]["weight_decay"] = 0.5
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+def end(folder: Path) -> Any:
+    """Return what a run's last checkpoint has of the training."""
+    state = saved(folder)[12]
+    return flat({key: state[key] for key in ("model", "optimizers", "schedulers")})
+
+
+def saved(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return the state of every checkpoint of a run, by step."""
+    found = map(read_checkpoint, map(str, (folder / "checkpoints").glob("ep*")))
+    return {each.batch: each.content["state"] for each in found}
+
+
+def go_back(folder: Path, step: int) -> None:
+    """Remove the checkpoints after a step, as if the run had been killed before the next one."""
+    for path in (folder / "checkpoints").glob("ep*"):
+        if int(path.name.partition("-ba")[2]) > step:
+            shutil.rmtree(path)
+
+
+def test_frozen_tensors_keep_their_bytes_and_a_kill_changes_nothing(
+    staged: Path, run: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    options = (MAE, STAGES, "trainer.save_interval=1ba", "trainer.clip_grad={threshold: 1.0}")
+    code, said = run(staged, *options)
+    assert code == 0 and "fresh: pos_embed" in said
+    assert "stage 2 of 3, steps 4 to 7: {last: 1}, 0.49 of 1.09 M parameters train" in said
+    whole, losses, last_state = saved(folder), curve(folder), end(folder)
+    assert sorted(whole) == [*range(1, 13)]
+    start = torch.load(tmp_path / "start.pth")
+    names = {f"encoder.{key}": tensor for key, tensor in start.items()}
+    moved = {
+        step: {
+            name for name, own in names.items() if not torch.equal(whole[step]["model"][name], own)
+        }
+        for step in (3, 7, 12)
+    }
+    last = {name for name in names if name.startswith(("encoder.blocks.1.", "encoder.norm."))}
+    assert (moved[3], moved[7], moved[12]) == (set(), last, {*names})
+    new = "encoder.positions.pos_embed"
+    assert not torch.equal(whole[3]["model"][new], whole[1]["model"][new])
+    steps = {
+        step: {name: int(each["step"]) for name, each in state_of(whole[step]).items()}
+        for step in (3, 4, 12)
+    }
+    first, second = "encoder.blocks.0.norm1.weight", "encoder.blocks.1.norm1.weight"
+    head = "objectives.named.mae.embed.weight"
+    assert not {first, second} & set(steps[3]) and steps[3][head] == 3
+    assert (steps[4][second], steps[4][head], first in steps[4]) == (1, 4, False)
+    assert (steps[12][first], steps[12][second], steps[12][head]) == (5, 9, 12)
+    for step in (2, 3, 4, 7):  # before a boundary, on it, after it
+        go_back(folder, step)
+        code, said = run(staged, *options)
+        assert code == 0 and f"-ba{step}\n" in said
+        assert end(folder) == last_state and curve(folder) == losses
+
+
+def state_of(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the moments in a checkpoint by tensor."""
+    found: dict[str, Any] = state["optimizers"]["AdamW"]["state"]
+    return found
+
+
+def test_two_ranks_are_one_and_a_kill_changes_nothing(
+    staged: Path, run: Run, tmp_path: Path
+) -> None:
+    options = (MAE, STAGES, "trainer.save_interval=1ba")
+    assert run(staged, *options, "run_name=one")[0] == 0
+    one = losses_of(tmp_path / "runs" / "one")
+    for name, more, steps in (("ddp", (), (12, 3)), ("fsdp2", ("trainer.fsdp={}",), (12,))):
+        folder, whole = tmp_path / "runs" / name, None
+        options_of = (*options, f"run_name={name}")
+        for step in steps:
+            go_back(folder, step)
+            ranks = command(staged, *options_of, *more, ranks=2)
+            done = finished(ranks, env=environment())
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert losses_of(folder) == pytest.approx(one, rel=1e-5)
+            assert whole in (None, end(folder))
+            whole = end(folder)
+        for step in (2, 3, 4):  # one rank takes up what two have left
+            go_back(folder, step)
+            assert run(staged, *options_of)[0] == 0
+            assert losses_of(folder) == pytest.approx(one, rel=1e-5)
+
+
+def losses_of(folder: Path) -> list[float]:
+    return [loss for _, loss, _ in curve(folder)]
+
+
+def test_a_plain_loop_can_do_the_same(staged: Path, run: Run, tmp_path: Path) -> None:
+    assert run(staged, MAE, STAGES, "schedule={name: constant, warmup: 0ba}")[0] == 0
+    given = load_recipe(staged, [MAE])
+    encoder = pospre.build_encoder("vit_tiny16", image_size=64, depth=2, positions="learned")
+    methods = [pospre.MAE(**given.algorithms["mae"])]
+    model = pospre.PretrainModel(encoder, methods, seed=0)
+    pospre.load_weights(model, given.encoder.weights or "")
+    loader = pospre.build_loader(given.data.path, batch_size=8, views=[pospre.ViewGroup(size=64)])
+    stages = pospre.Stages(
+        model,
+        [
+            {"until": 0.25, "train": "heads"},
+            {"until": 0.6, "train": {"last": 1}, "ramp": "2ba"},
+            {"train": "all"},
+        ],
+        total_steps=12,
+        steps_per_epoch=3,
+        batch_size=8,
+        fresh=["pos_embed"],
+    )
+    peak = 0.03 * 8 / 256
+    groups = pospre.parameter_groups(model, peak, weight_decay=0.5, stages=stages)
+    optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), fused=True)
+    step = 0
+    for _ in range(4):
+        for batch in loader:
+            stages.begin(step, optimizer)
+            for group in optimizer.param_groups:
+                group["lr"] = peak * stages.factor(group["life"], step)
+            model(batch, progress=step / 12).loss.backward()
+            optimizer.step()
+            model.after_step(step / 12)
+            optimizer.zero_grad()
+            step += 1
+    model_of_run = saved(tmp_path / "runs" / "tiny")[12]["model"]
+    assert flat(dict(model.state_dict())) == flat(model_of_run)
+
+
+def test_only_ends_to_come_may_change(staged: Path, run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    stages = (
+        "stages=[{{until: {}, train: heads}}, {{until: {}, train: {{last: 1}}}}, {{train: all}}]"
+    )
+    options = (MAE, "trainer.save_interval=1ba")
+    assert run(staged, *options, stages.format(0.25, 0.6))[0] == 0
+    go_back(folder, 5)
+    before = contents(folder)
+    for ends, words in (
+        ((0.3, 0.6), "stages.0.until was 0.25, is 0.3, but that stage has ended at step 3"),
+        ((0.25, 0.35), "stages.1.until = 0.35 is step 4, but the run is at step 5"),
+    ):
+        code, said = run(staged, *options, stages.format(*ends))
+        assert code == 2 and words in said and contents(folder) == before
+    code, said = run(staged, *options, STAGES.replace("last: 1", "norms: true"))
+    assert code == 2 and "stages.1.train.last = 1, this one None" in said
+    # a longer run: the first stage has ended at step 3, and stays so
+    code, said = run(staged, *options, stages.format(0.25, 0.5), "trainer.max_duration=16ba")
+    assert code == 0 and "steps 4 to 8" in said and "steps 9 to 16" in said
+    assert saved(folder)[16]["callbacks"]["RecipeRecord"]["starts"] == [0, 3, 8]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            (STAGES, "encoder.weights=null"),
+            "stages freeze parts of an encoder, but encoder.weights is null",
+        ),
+        (("stages=[{until: 99ba, train: heads}, {}]",), "stages.0.until = 99ba is step 99"),
+        (
+            ("stages=[{until: .5, train: head}, {}]",),
+            "'stages.0.train' is 'head' (str); expected heads",
+        ),
+    ],
+)
+def test_stages_that_cannot_be_write_nothing(
+    overrides: tuple[str, ...], words: str, staged: Path, run: Run, tmp_path: Path
+) -> None:
+    before = contents(tmp_path)
+    code, said = run(staged, MAE, *overrides)
+    assert code == 2 and words in said and "Traceback" not in said
+    assert contents(tmp_path) == before
