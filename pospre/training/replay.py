@@ -19,9 +19,9 @@ from pospre.recipe.yaml_text import VARIABLE, apply_overrides
 from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint, read_checkpoint
-from pospre.run.resume import Resume
+from pospre.run.resume import Resume, recorded
 from pospre.scratch import scratch
-from pospre.training.build import build_components
+from pospre.training.build import build_components, in_stages
 from pospre.training.callbacks.metrics import plain_losses
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.start_weights import start_from
@@ -62,9 +62,9 @@ def replay(path: str | Path, *overrides: str) -> Replay:
     try:
         noted = parse_object(path.read_bytes())
         step, ranks = int(noted["step"]), noted["ranks"]
-        recorded = noted["recipe"]
-        apply_overrides(recorded, overrides)
-        recipe = recorded_recipe(recorded, source=f"recipe in {path}")
+        written = noted["recipe"]
+        apply_overrides(written, overrides)
+        recipe = recorded_recipe(written, source=f"recipe in {path}")
         wanted = sorted(index for rank in ranks for index in rank[INDEX])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -130,13 +130,24 @@ def _apart(recipe: Recipe, folder: str) -> Recipe:
 
 
 def _train(recipe: Recipe, start: Checkpoint | None, step: int) -> Replay:
-    run = build_components(recipe)
+    run, fresh = build_components(recipe), list[str]()
     if start is None and recipe.encoder.weights is not None:
-        start_from(run.model, recipe.encoder)
-    print(f"replaying to step {step} from {'the start' if start is None else start.uri}")
+        fresh = start_from(run.model, recipe.encoder)[1]
+    name, begun = ("the start", 0) if start is None else (start.uri, start.batch)
+    before = None if start is None else recorded(start.content)
+    starts, fresh = ([], fresh) if before is None else (before.starts, before.fresh)
+    run = in_stages(run, starts, fresh, begun)
+    number = None if run.stages is None else run.stages.at(begun)
+    if run.stages is not None and run.stages.end(run.stages.at(begun)) < step:
+        raise UserError(
+            f"step {step} is in a later stage than {name}, which is the newest checkpoint before "
+            "it. Keep more (trainer.keep_checkpoints), or replay an earlier step"
+        )
+    print(f"replaying to step {step} from {name}")
     signals, held = StopSignals(), _Hold(step)
-    resume = [] if start is None else [Resume(start.content)]
-    trainer = build_trainer(run, signals=signals, callbacks=[*resume, held])
+    entering = () if run.stages is None else run.stages.entering(begun)
+    resume = [] if start is None else [Resume(start.content, entering)]
+    trainer = build_trainer(run, signals=signals, callbacks=[*resume, held], stage=number)
     try:
         trainer.fit()
     except UserError:

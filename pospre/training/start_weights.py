@@ -149,9 +149,7 @@ def start_from(model: PretrainModel, given: EncoderSection) -> tuple[str, list[s
     return _load(model, given.weights, given.weights_from, given.kernel)
 
 
-def _load(
-    model: PretrainModel, uri: str, which: Weights, kernel: Kernel
-) -> tuple[str, list[str]]:
+def _load(model: PretrainModel, uri: str, which: Weights, kernel: Kernel) -> tuple[str, list[str]]:
     source = read_source(uri, which, KEYS)
     check_fits(model.encoder.options, source, getattr(model.encoder, "size", None))
     try:

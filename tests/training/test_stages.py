@@ -1,5 +1,6 @@
 """Stages of a run: frozen tensors do not move, and a kill at any step changes nothing."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import torch
 import yaml
 
 import pospre
+from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model
+from pospre.training.replay import replay
 from tests.processes import finished
 from tests.training.tiny_runs import (
     MAE,
@@ -196,6 +199,25 @@ def test_only_ends_to_come_may_change(staged: Path, run: Run, tmp_path: Path) ->
     code, said = run(staged, *options, stages.format(0.25, 0.5), "trainer.max_duration=16ba")
     assert code == 0 and "steps 4 to 8" in said and "steps 9 to 16" in said
     assert saved(folder)[16]["callbacks"]["RecipeRecord"]["starts"] == [0, 3, 8]
+
+
+def test_a_step_is_replayed_in_its_stage(staged: Path, run: Run, tmp_path: Path) -> None:
+    folder, step = tmp_path / "runs" / "tiny", 5
+    assert run(staged, MAE, STAGES)[0] == 0
+    given = saved(folder)[12]["callbacks"]["RecipeRecord"]["recipe"]
+    data = given["data"]
+    loader = pospre.build_loader(data["path"], batch_size=8, views=[pospre.ViewGroup(size=64)])
+    loader.load_state_dict({"epoch": 1, "samples": 8})
+    ranks = [{"index": next(iter(loader))["index"].tolist()}]
+    noted = folder / "bad_steps" / "ba5.json"
+    noted.parent.mkdir()
+    noted.write_text(json.dumps({"step": step, "ranks": ranks, "recipe": given}))
+    losses = dict(zip(range(1, 13), losses_of(folder), strict=True))
+    # from step 3, where the second stage begins
+    assert replay(noted).losses["loss/total"] == losses[step]
+    go_back(folder, 2)
+    with pytest.raises(UserError, match="step 5 is in a later stage than the start"):
+        replay(noted)
 
 
 @pytest.mark.parametrize(
