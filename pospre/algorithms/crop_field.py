@@ -42,22 +42,6 @@ class CropField(PretrainAlgorithm):
     ``encoder.positions`` determines the field. ``learned``: a table with its own size, drawn from
     N(0, 0.02²), or resampled once from a loaded table. ``sincos``: smooth, fixed waves. ``rotary``:
     queries and keys are rotated by the place in the field. Whole images get the whole field.
-
-    Args:
-        field_size: side of the learned field in vectors; default: 50.
-        interpolation: how the learned field is interpolated, ``bicubic`` or ``bilinear``.
-        box_scale: distribution of the area s of the rectangle around an image's views, as a share
-            of the field: ``beta`` (2, 5) or ``uniform``, both stretched to ``scale_range``;
-            ``fill``: s = 1, as large as fits; ``const``: boxes are not moved. s is reduced if the
-            rectangle would not fit.
-        scale_range: minimal and maximal s of ``beta`` and ``uniform``; default: [0.2, 1].
-        enclose: the views in this rectangle: ``all``, or ``globals`` (some local views then leave
-            the field, whose border is extended).
-        flip_field: positions of a mirrored view. ``with_view`` mirrors them too, which is the
-            literal reading: one place, one vector. To a ViT this is the view with each patch
-            mirrored in place. ``box_only`` does not mirror them: a mirrored object looks mirrored,
-            but vectors belong to two places. ``mirror_shared`` has both: all views and boxes of an
-            image are mirrored like its first view.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -66,11 +50,26 @@ class CropField(PretrainAlgorithm):
     )
 
     field_size: Annotated[int, Field(ge=2)] | None = None
+    """Side of the learned field in vectors; default: 50."""
     interpolation: Interpolation = "bicubic"
+    """Interpolation of the learned field."""
     box_scale: BoxScale = "beta"
+    """Distribution of the area s of the rectangle around an image's views, as a share of the field:
+    ``beta`` (2, 5) or ``uniform``, both stretched to ``scale_range``; ``fill``: s = 1, as large as
+    fits; ``const``: boxes are not moved. s is reduced if the rectangle would not fit.
+    """
     scale_range: ShareRange | None = None
+    """Minimal and maximal s of ``beta`` and ``uniform``; default: [0.2, 1]."""
     enclose: Enclose = "all"
+    """The views in this rectangle: ``all``, or ``globals`` (some local views then leave the field,
+    whose border is extended).
+    """
     flip_field: FlipField = "with_view"
+    """Positions of a mirrored view. ``with_view`` mirrors them too, which is the literal reading:
+    one place, one vector. To a ViT this is the view with each patch mirrored in place. ``box_only``
+    does not mirror them: a mirrored object looks mirrored, but vectors belong to two places.
+    ``mirror_shared`` has both: all views and boxes of an image are mirrored like its first view.
+    """
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare that it places views, and the size of the field."""

@@ -18,16 +18,14 @@ class EmaTeacher(PretrainAlgorithm):
 
     lut, and methods whose momentum is null, use this teacher. Evaluation and export use
     its weights with ``--weights teacher``, and another run with ``encoder.weights_from: teacher``.
-
-    Args:
-        momentum_start: momentum at the first step, in [0, 1).
-        momentum_end: limit of the momentum at the last step; unused by ``constant``.
-        shape: ``constant``, ``cosine`` or ``linear``.
     """
 
     momentum_start: float = 0.9999
+    """Momentum at the first step, in [0, 1) (DeiT: 0.99996)."""
     momentum_end: float = 1.0
+    """Limit of the momentum at the last step; unused by ``constant``."""
     shape: Literal["constant", "cosine", "linear"] = "constant"
+    """Shape of the schedule between them."""
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the teacher."""

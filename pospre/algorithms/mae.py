@@ -83,18 +83,6 @@ class MAE(PretrainAlgorithm):
 
     Writes ``view/visible`` (B, K), the visible patches, and ``view/hidden`` (B, N−K); with a
     ``second_mask_ratio`` also ``view/masked``, bool (B, K).
-
-    Args:
-        mask_ratio: share of patches hidden, in [0, 1).
-        sampling: how visible patches are drawn: ``random``, or ``uniform``, one of every 2×2, row
-            by row (UM-MAE, arXiv 2205.10063, also for Swin; mask_ratio 0.75).
-        second_mask_ratio: share of the visible patches that are encoded as one learned vector
-            instead of what they show (UM-MAE: 0.25).
-        decoder_dim: width of the decoder.
-        decoder_depth: number of blocks of the decoder.
-        decoder_heads: attention heads of the decoder.
-        norm_pix: regress pixels normalised within each patch (better features, blurrier pictures).
-        weight: factor of this loss in the total.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -103,13 +91,23 @@ class MAE(PretrainAlgorithm):
     )
 
     mask_ratio: Ratio = 0.75
+    """Share of patches hidden, in [0, 1); the number of visible ones is rounded down."""
     sampling: Sampling = "random"
+    """``random``, or ``uniform``: one of every 2×2, row by row (UM-MAE; mask_ratio 0.75)."""
     second_mask_ratio: Ratio = 0.0
+    """Share of the visible patches that are encoded as one learned vector (UM-MAE: 0.25)."""
     decoder_dim: Width = 512
+    """Width of the decoder."""
     decoder_depth: Depth = 8
+    """Number of blocks of the decoder."""
     decoder_heads: PositiveInt = 16
+    """Attention heads of the decoder."""
     norm_pix: bool = True
+    """Regress pixels normalised within each patch by the unbiased variance: better features,
+    blurrier pictures.
+    """
     weight: NonNegativeFloat = 1.0
+    """Factor of this loss in the total."""
 
     objective = PixelRegression
     is_host: ClassVar[bool] = True

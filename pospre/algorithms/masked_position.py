@@ -91,12 +91,6 @@ class MaskedPosition(PretrainAlgorithm):
     which crops can be masked. With ``dinov2.mask_crop_rate`` 0.5, one global crop of each image has
     masked content and the other masked positions. With 0, both have masked positions. It works with
     all positions, in the image or in the field of ``crop_field``.
-
-    Args:
-        shape: ``cross`` (a row and a column of patches, around drawn centres; always of the drawn
-            count), or ``box``, the blocks of DINOv2.
-        mask_ratio: range of the masked share of a crop's positions, drawn uniformly.
-        weight: factor of this loss in the total.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -107,8 +101,13 @@ class MaskedPosition(PretrainAlgorithm):
     objective = PositionMatching
 
     shape: Literal["cross", "box"] = "cross"
+    """``cross``: a row and a column of patches, around drawn centres, always of the drawn count;
+    ``box``: the blocks of DINOv2.
+    """
     mask_ratio: RatioRange = (0.1, 0.5)
+    """Range of the masked share of a crop's positions, drawn uniformly."""
     weight: NonNegativeFloat = 1.0
+    """Factor of this loss in the total."""
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare that it reads DINOv2's passes, and hides places in one."""

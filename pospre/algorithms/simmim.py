@@ -51,11 +51,6 @@ class SimMIM(PretrainAlgorithm):
 
     Writes ``view/visible`` (B, K) and ``view/hidden`` (B, N−K), cell after cell, and
     ``view/masked``, bool (B, N).
-
-    Args:
-        mask_ratio: share of cells masked, in (0, 1); their number is rounded up.
-        mask_cell: side of a cell in pixels, a multiple of the patch size.
-        weight: factor of this loss in the total.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -64,8 +59,11 @@ class SimMIM(PretrainAlgorithm):
     )
 
     mask_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    """Share of cells masked, in (0, 1); their number is rounded up (30 of 49)."""
     mask_cell: PositiveInt = 32
+    """Side of a cell in pixels, a multiple of the patch's side and a divisor of the image's."""
     weight: NonNegativeFloat = 1.0
+    """Factor of this loss in the total."""
 
     objective = RawPixelRegression
     is_host: ClassVar[bool] = True

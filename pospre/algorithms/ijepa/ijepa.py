@@ -107,27 +107,6 @@ class IJEPA(PretrainAlgorithm):
     Writes ``view/visible`` (B, K), the context, ``view/hidden`` (B, N−K), and ``ijepa/targets``
     (B, M, T), the tokens of M target blocks; all sorted. The defaults are the published ones. The
     predictor does not see the class token, if the encoder has one (published: none).
-
-    Args:
-        num_targets: M, target blocks per image, each predicted on its own.
-        target_scale: range of a target block's share of the patches.
-        target_ratio: range of its height / width.
-        context_scale: range of the context block's share, before the targets are cut out of it.
-        target_tokens: T; None: the size of the smallest block. Larger blocks use T of their tokens.
-        context_tokens: K; None: a quarter of the patches. The published code's number falls with
-            the batch on a device: 83 of 196 on average with 1 image, 50 with 128.
-        predictor_dim: width of the predictor.
-        predictor_depth: number of blocks of the predictor (6 for ViT-B, 12 for L and H).
-        predictor_heads: attention heads of the predictor; None: as many as the encoder.
-        loss: ``smooth_l1`` (published code) or ``l2`` (the paper's squared distance).
-        momentum_start: momentum of the teacher at the first step; None uses another algorithm's
-            teacher.
-        momentum_end: limit of the momentum at the last step.
-        momentum_shape: shape of the schedule between them.
-        official: draw masks as the published code does, see ``blocks.draw_official``. The batch
-            shares block sizes, so masks depend on the batch and counts vary (``target_tokens`` and
-            ``context_tokens`` must be null).
-        weight: factor of this loss in the total.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -138,20 +117,42 @@ class IJEPA(PretrainAlgorithm):
     )
 
     num_targets: PositiveInt = 4
+    """M, target blocks per image, each predicted on its own."""
     target_scale: ShareRange = (0.15, 0.2)
+    """Range of a target block's share of the patches."""
     target_ratio: PositiveRange = (0.75, 1.5)
+    """Range of its height / width."""
     context_scale: ShareRange = (0.85, 1.0)
+    """Range of the context block's share, before the targets are cut out of it."""
     target_tokens: PositiveInt | None = None
+    """T; None: the smallest block (29 of 196). Larger blocks use T of their tokens."""
     context_tokens: PositiveInt | None = None
+    """K; None: a quarter of the patches (49 of 196). Published masks are cut to the shortest on a
+    device: on average 53 of 196 with 64 images, 68 of 256 with 128, 270 of 784 with 16, and 33, 44
+    and 136 target tokens.
+    """
     predictor_dim: Width = 384
+    """Width of the predictor."""
     predictor_depth: PositiveDepth = 6
+    """Number of blocks of the predictor (published: 6 for ViT-B, 12 for L and H)."""
     predictor_heads: PositiveInt | None = None
+    """Attention heads of the predictor; None: as many as the encoder."""
     loss: Loss = "smooth_l1"
+    """``smooth_l1`` as the published code, or ``l2``, the paper's squared distance."""
     momentum_start: float | None = 0.996
+    """Momentum of the teacher at the first step; None: another algorithm's teacher."""
     momentum_end: float = 1.0
+    """Limit of the momentum at the last step."""
     momentum_shape: Shape = "linear"
+    """Shape of the schedule between them."""
     official: bool = False
+    """Draw masks as the published code: one number gives scale and ratio, the last row and column
+    are never used, and masks are cut to the shortest of the batch. The (micro)batch shares their
+    sizes, so they depend on it and counts vary; ``target_tokens`` and ``context_tokens`` must be
+    null.
+    """
     weight: NonNegativeFloat = 1.0
+    """Factor of this loss in the total."""
 
     objective = FeaturePrediction
     is_host: ClassVar[bool] = True

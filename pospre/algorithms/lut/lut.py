@@ -141,25 +141,6 @@ class LUT(PretrainAlgorithm):
 
     Writes for ``symmetric`` the visible patches of the second view, none of which is visible in
     the first: ``second/visible``, and with simmim ``second/masked``.
-
-    Args:
-        symmetric: False (the paper): the masked view is encoded once and learns from the second
-            one. True (the published code): the second view is masked too and learns from the first.
-        supervision: the mean over patches (``context``), every patch's own target (``tokens``), or
-            ``both``, with one head. For single patches the second view has the first one's crop and
-            flip, and differs only in colours.
-        pool: the mean of the ``patches``, or the ``class_token``.
-        steer: the ``unmasked`` patches, or ``both``, including masked ones. A host that drops
-            patches has no tokens for them; the complete view is then encoded a second time (the
-            paper does not say how it did this).
-        distance: ``cosine``, ``infonce`` (the other samples of this pass, or the image's other
-            patches, are the negatives) or ``smooth_l1`` of the unnormalised embeddings.
-        temperature: temperature of ``infonce``; the paper does not give it.
-        target_mask_ratio: share of patches hidden from the teacher, in [0, 1).
-        hidden_dim: width inside the heads.
-        momentum_start: momentum of the teacher at the first step; None uses another algorithm's.
-        momentum_end: limit of the momentum at the last step, along a cosine.
-        weight: α, factor of this loss in the total (published: 1 for S, 0.25 for B).
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -171,16 +152,37 @@ class LUT(PretrainAlgorithm):
     objective = BroaderContext
 
     symmetric: bool = False
+    """False is the paper (1.6 times MAE's operations): the masked view is encoded once and learns
+    from the second one. True is the published code (2.65 times): the second view is masked too, at
+    other places, and learns from the first.
+    """
     supervision: ablations.Supervision = "context"
+    """By the mean over patches (``context``), every patch's own target (``tokens``), or ``both``,
+    with one head. For single patches the second view has the first one's crop and flip, and differs
+    only in colours.
+    """
     pool: Literal["patches", "class_token"] = "patches"
+    """What is compared: the mean of the patches, or the class token."""
     steer: Literal["unmasked", "both"] = "unmasked"
+    """The patches that learn: ``unmasked``, or ``both``. A host that drops patches has no tokens
+    for masked ones; the complete view is then encoded a second time (the paper does not say how).
+    """
     distance: ablations.Distance = "cosine"
+    """``cosine``, ``infonce`` (other samples of the pass, or other patches, are negatives) or
+    ``smooth_l1`` of the unnormalised embeddings.
+    """
     temperature: PositiveFloat = 0.2
+    """Of ``infonce``; the paper does not give it."""
     target_mask_ratio: Ratio = 0.0
+    """Share of patches hidden from the teacher, in [0, 1)."""
     hidden_dim: PositiveInt = 4096
+    """Width inside the heads, not of their output."""
     momentum_start: float | None = 0.996
+    """Momentum of the teacher at the first step; None: another algorithm's."""
     momentum_end: float = 1.0
+    """Limit of the momentum at the last step, along a cosine."""
     weight: NonNegativeFloat = 0.25
+    """α, factor of this loss in the total (published: 1 for S, 0.25 for B and L)."""
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the student's and the teacher's passes over the two views."""

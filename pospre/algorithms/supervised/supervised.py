@@ -87,23 +87,6 @@ class Supervised(PretrainAlgorithm):
     If images are mixed, writes ``supervised/blend``, ``supervised/box`` and ``supervised/share``.
     The partner depends on the microbatch and the rank's share of the batch, everything else on the
     sample. With a ``mask_ratio``, writes ``view/visible`` and ``view/hidden``.
-
-    Args:
-        num_classes: None: those of the training data.
-        pooling: what is classified: the class token (``cls``), or the ``mean`` of the patch tokens
-            (of Swin: the merged ones). MAE's fine-tuning is ``mean`` with ``encoder.final_norm:
-            false``: then the head normalises the mean.
-        loss: ``ce``, softmax cross-entropy; or ``bce``, a binary one per class where all mixed
-            classes count as present (DeiT III).
-        label_smoothing: share of the target spread over all classes.
-        mixup: α of Mixup's Beta(α, α); 0 is off.
-        cutmix: α of CutMix's; 0 is off.
-        mix_rate: share of samples that are mixed.
-        switch_rate: share of mixed samples that get CutMix, where both are on.
-        head_init: standard deviation of the head's weights; 2e-5 in MAE's fine-tuning.
-        mask_ratio: share of patches removed in training, so that position algorithms can join; not
-            for Swin.
-        weight: factor of this loss in the total.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -114,16 +97,32 @@ class Supervised(PretrainAlgorithm):
     )
 
     num_classes: Annotated[int, Field(ge=2)] | None = None
+    """Number of classes; None: those of the training data."""
     pooling: Pooling = "cls"
+    """What is classified: the class token, or the mean of the patch tokens (Swin's merged ones).
+    MAE's fine-tuning is ``mean`` with ``encoder.final_norm: false``: the head then normalises the
+    mean.
+    """
     loss: Literal["ce", "bce"] = "ce"
+    """``ce``: softmax cross-entropy; ``bce``: a binary one per class, where all mixed ones count as
+    present (DeiT III).
+    """
     label_smoothing: Share = 0.0
+    """Share of the target spread over all classes (published: 0.1)."""
     mixup: NonNegativeFloat = 0.0
+    """α of Mixup's Beta(α, α); 0 is off (published: 0.8)."""
     cutmix: NonNegativeFloat = 0.0
+    """α of CutMix's; 0 is off (published: 1)."""
     mix_rate: Share = 1.0
+    """Share of samples that are mixed."""
     switch_rate: Share = 0.5
+    """Share of mixed samples that get CutMix, where both are on."""
     head_init: NonNegativeFloat = 0.02
+    """Standard deviation of the head's weights; 2e-5 in MAE's fine-tuning."""
     mask_ratio: Ratio = 0.0
+    """Share of patches removed in training, so that position algorithms can join; not for Swin."""
     weight: NonNegativeFloat = 1.0
+    """Factor of this loss in the total."""
 
     objective = Classification
     is_host: ClassVar[bool] = True
