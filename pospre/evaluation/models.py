@@ -15,6 +15,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder, check_divides
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.file_tables import FileTable, hold_table
+from pospre.nn.positions.foreign import table_grid
 from pospre.nn.sizes import pair
 from pospre.nn.vit import Encoder
 from pospre.nn.weights.address import as_grid
@@ -23,7 +24,8 @@ from pospre.nn.weights.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.run.checkpoints.reading import open_checkpoint
 from pospre.training.build import build_model, model_of
-from pospre.training.start_encoder import usual_views
+from pospre.training.start_encoder import grid_of_table, keeping_table, usual_views
+from pospre.training.start_positions import kept_table
 from pospre.training.start_weights import Loaded, take_weights
 from pospre.training.weight_files import EXPORTED, Keys, Source, is_weights_file, read_source
 from pospre.training.weight_records import Weights
@@ -197,10 +199,11 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
         options, assumed = encoder_options(
             source.tensors, uri, known.positions, grid=known.grid, heads=known.heads
         )
-    own = pair(options["image_size"])
+    own, grid = pair(options["image_size"]), grid_of_table(options)
     usual = own if known.encoder else usual_views(options)
     options |= {"image_size": shown.image_size or usual}
     _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
+    options = keeping_table(options, grid, source)
     model = _headless(build_encoder(**options), shown, seed)
     hold = partial(hold_table, usual=model.encoder.grid_of(*own))
     return _loaded(model, source, seed, options["name"], assumed, hold)
@@ -233,15 +236,13 @@ def _loaded(
         source = replace(source, known=replace(known, grid=table.grid))
     done: Loaded = take_weights(model, source)
     done.assumed += assumed
-    if table is not None and table.grid != encoder.grid:
-        sizes = " → ".join(map(as_grid, (table.grid, encoder.grid)))
-        how = encoder.positions.resampling
-        done.resampled.append(f"positions of {sizes} patches ({how})")
+    if table is not None and table_grid(encoder.positions.as_given()) is None:
+        done.resampled += kept_table(encoder)
     if table is not None and table.is_assumed:
         done.assumed.append(f"a grid of {as_grid(table.grid)}")
     if done.fresh:
         raise UserError(f"{source.named} lacks {', '.join(done.fresh)}")
-    return _subject(model, seed, name, str(done))
+    return _subject(model, seed, name, "; ".join([str(done), *done.differences]))
 
 
 def _subject(model: PretrainModel, seed: int, name: str = "", origin: str = "") -> Subject:

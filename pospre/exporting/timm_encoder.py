@@ -12,6 +12,7 @@ from torch import Tensor
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.positions.foreign import table_grid
 from pospre.recipe.recipe import Recipe
 
 _WITH_CLASSIFIER = ("timm", "onnx")
@@ -121,7 +122,8 @@ def take_parts(
     none. None takes the trained classifier, or timm's usual number.
     """
     encoder = model.encoder
-    shown = grid or encoder.grid
+    own = None if model.layout.placer else table_grid(encoder.options.positions)
+    shown = grid or own or encoder.grid
     tensors = _with_positions(model, shown)
     kwargs: dict[str, Any] = dict(encoder.timm_kwargs)
     wants = num_classes is None and format in _WITH_CLASSIFIER

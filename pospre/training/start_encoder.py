@@ -16,7 +16,8 @@ from pospre.command_line import spelled
 from pospre.errors import UserError
 from pospre.nn.build import encoder_size
 from pospre.nn.encoder_options import EncoderOptions
-from pospre.nn.positions.foreign import adds_table
+from pospre.nn.positions.file_tables import Grid
+from pospre.nn.positions.foreign import adds_table, keeping_grid, without_grid
 from pospre.nn.sizes import EncoderSize, pair
 from pospre.nn.swin.encoder import SWIN
 from pospre.nn.weights.encoder_from_tensors import encoder_options, shown_heads
@@ -27,11 +28,13 @@ from pospre.run.checkpoints.folders import checkpoints_of
 from pospre.run.checkpoints.reading import recorded_encoder
 from pospre.run.folder import starts_over
 from pospre.training.weight_files import Keys, Source, read_source
+from pospre.training.weight_records import grid_and_heads
 
 FACTOR = re.compile(r"blocks\.\d+\.ls[12]\.gamma")
 """Tensors of the layer scale."""
 KEYS = Keys("encoder.weights = ", "encoder.weights_from")
 USUAL_SIDE = 224
+_SIZES = ("image_size", "patch_size")
 _SHOWN = (
     *("name", "image_size", "patch_size", "depth", "num_heads", "channels", "positions"),
     *("class_token", "num_registers", "gated_registers", "layer_scale", "final_norm", "window"),
@@ -57,6 +60,8 @@ def with_encoder(recipe: Recipe) -> Recipe:
         assert given.weights is not None  # the section checks it
         recorded = _of_file(given)
     keys = given.model_fields_set
+    if "positions" in keys and given.positions == without_grid(recorded["positions"]):
+        keys = keys - {"positions"}
     chosen = {key: value for key, value in recorded.items() if key in _SHOWN and key not in keys}
     encoder = Encoder.model_validate({**given.model_dump(exclude_unset=True), **chosen})
     return recipe.with_encoder(encoder)
@@ -73,10 +78,13 @@ def _of_file(given: Encoder) -> dict[str, Any]:
     assert given.weights is not None
     source = read_source(given.weights, given.weights_from, KEYS)
     options = fitting(source)
+    grid = grid_of_table(options)
     if "patch_size" in given.model_fields_set and "image_size" not in given.model_fields_set:
         patch = pair(given.patch_size or 1)
         sides = zip(pair(options["image_size"]), patch, strict=True)
         options["image_size"] = tuple(max(1, side // part) * part for side, part in sides)
+    shape = {key: getattr(given, key) for key in _SIZES if key in given.model_fields_set}
+    options = keeping_table({**options, **shape}, grid, source)
     own = {key: getattr(given, key) for key in given.model_fields_set.difference(OF_WEIGHTS)}
     more = given.num_registers - options["num_registers"]
     if more > 0:
@@ -96,7 +104,21 @@ def fitting(source: Source) -> dict[str, Any]:
     options = encoder_options(
         source.tensors, source.name, known.positions, grid=known.grid, heads=known.heads
     ).options
-    return {**options, "image_size": usual_views(options)}
+    views = {**options, "image_size": usual_views(options)}
+    return keeping_table(views, grid_of_table(options), source)
+
+
+def grid_of_table(options: Mapping[str, Any]) -> Grid | None:
+    """Return the grid of an encoder's table of positions; None: of Swin, which has none."""
+    return None if options["name"] == SWIN else grid_and_heads(options)[0]
+
+
+def keeping_table(options: Mapping[str, Any], grid: Grid | None, source: Source) -> dict[str, Any]:
+    """Return options whose learned table keeps the grid of the weights, whatever the images' is."""
+    if grid is None or grid_of_table(options) == grid:
+        return {**options}
+    positions = keeping_grid(options["positions"], grid, source.known.resampling)
+    return {**options, "positions": positions}
 
 
 def usual_views(options: Mapping[str, Any]) -> tuple[int, int]:

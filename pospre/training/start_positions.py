@@ -21,7 +21,7 @@ from pospre.nn.positions.file_tables import (
     relative_grid,
     resized_relative,
 )
-from pospre.nn.positions.foreign import as_text, is_interleaved, same_turn, turns
+from pospre.nn.positions.foreign import as_text, is_interleaved, same_turn, turns, without_grid
 from pospre.nn.positions.table import Table, resample_positions
 from pospre.nn.weights.address import DROP, GRID, POSITIONS, as_grid
 from pospre.nn.weights.encoder_from_tensors import no_grid
@@ -57,8 +57,7 @@ def other_scheme(encoder: PatchEncoder, source: Source) -> list[str]:
     theirs, own = source.known.positions, encoder.positions
     if theirs is None or turns(theirs):
         return []
-    ((name, options),) = ({theirs: {}} if isinstance(theirs, str) else theirs).items()
-    if (name, {**options}) == (own.name, {**own.options}):
+    if without_grid(theirs) == without_grid(own.as_given()):
         return []
     return [f"{as_text(theirs)} → {as_text(own.as_given())}"]
 
@@ -110,7 +109,8 @@ def fitted_table(own: Tensor, encoder: PatchEncoder, source: Source) -> Fitted:
     there, table = _read(encoder, source), encoder.positions
     assert isinstance(table, Table)
     if there.rows.shape[-1] != own.shape[-1] or there.grid == table.grid:
-        return Fitted(there.rows, assumed=_assumed(there.grid, there.is_assumed))
+        kept = [] if table.table_grid is None else kept_table(encoder)
+        return Fitted(there.rows, "".join(kept), _assumed(there.grid, there.is_assumed))
     assumed = _checked(there.grid, table.grid, source, "pos_embed", is_assumed=there.is_assumed)
     change = _change("pos_embed", there.grid, table.grid)
     if not table.learns:
@@ -118,6 +118,14 @@ def fitted_table(own: Tensor, encoder: PatchEncoder, source: Source) -> Fitted:
     prefix, how = encoder.num_prefix_tokens, source.known.resampling or table.resampling
     patches = resample_positions(there.rows[0, prefix:], there.grid, table.grid, how)
     return Fitted(torch.cat([there.rows[0, :prefix], patches])[None], change, assumed)
+
+
+def kept_table(encoder: PatchEncoder) -> list[str]:
+    """Say that the encoder's table is of another grid than the images."""
+    table = encoder.positions
+    if not isinstance(table, Table) or table.grid == encoder.grid:
+        return []
+    return [f"{_change('pos_embed', table.grid, encoder.grid)} in each pass ({table.resampling})"]
 
 
 def fitted_relative(

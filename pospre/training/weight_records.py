@@ -14,7 +14,7 @@ from pospre.errors import UserError
 from pospre.nn.build import encoder_size
 from pospre.nn.encoder_options import EncoderOptions, Positions
 from pospre.nn.positions.file_tables import Grid
-from pospre.nn.positions.foreign import DINOV3
+from pospre.nn.positions.foreign import DINOV3, keeping_grid, table_grid
 from pospre.nn.positions.scheme import Resampling
 from pospre.nn.sizes import pair
 from pospre.nn.swin.encoder import SWIN
@@ -58,7 +58,7 @@ def of_run(recipe: dict[str, Any], tensors: Mapping[str, Tensor], name: str) -> 
     options = _options(recipe, name)
     if options["name"] == SWIN:
         return Known(positions=options["positions"], encoder=options)
-    grid, heads = _grid_and_heads(options)
+    grid, heads = grid_and_heads(options)
     table, prefix = tensors.get("pos_embed"), options["class_token"] + options["num_registers"]
     is_fixed = "sincos" in (options["positions"], *options["positions"])
     if table is not None and not is_fixed and "crop_field" in recipe["algorithms"]:
@@ -77,13 +77,13 @@ def of_export(header: Mapping[str, str], name: str) -> Known | None:
     options = _options(recipe, name)
     try:
         given = parse_object(header["timm_kwargs"])
-        options["image_size"] = tuple(map(_whole, pair(given.get("img_size", 224))))
+        _take_size(options, tuple(map(_whole, pair(given.get("img_size", 224)))))
     except (KeyError, ValueError, TypeError) as error:
         raise _odd(name, "timm_kwargs") from error
     pixels = {key: _numbers(header, key, name) for key in ("mean", "std")}
     how = header.get("resampling")  # our exports may be of weights of others
     resampling = next((each for each in get_args(Resampling) if each == how), None)
-    grid, heads = (None, None) if options["name"] == SWIN else _grid_and_heads(options)
+    grid, heads = (None, None) if options["name"] == SWIN else grid_and_heads(options)
     return Known(options["positions"], grid, heads, pixels, resampling, options)
 
 
@@ -93,13 +93,23 @@ def _options(recipe: dict[str, Any], name: str) -> dict[str, Any]:
     return check_arguments("encoder", EncoderOptions, own, source=f"recipe in {name}")
 
 
-def _grid_and_heads(options: dict[str, Any]) -> tuple[Grid, int]:
+def _take_size(options: dict[str, Any], size: tuple[int, ...]) -> None:
+    """Take the size of images for an exported table: only the table's, if it keeps its own grid."""
+    if table_grid(options["positions"]) is None:
+        options["image_size"] = size
+    else:
+        grid, _ = grid_and_heads({**options, "image_size": size, "positions": "learned"})
+        options["positions"] = keeping_grid(options["positions"], grid, None)
+
+
+def grid_and_heads(options: Mapping[str, Any]) -> tuple[Grid, int]:
+    """Return the grid of an encoder's positions, and the number of its heads; not of Swin."""
     size = encoder_size(EncoderOptions(**options))
     sides = zip(
         pair(options["image_size"]), pair(options["patch_size"] or size.patch_size), strict=True
     )
     rows, columns = (side // patch for side, patch in sides)
-    return (rows, columns), size.num_heads
+    return table_grid(options["positions"]) or (rows, columns), size.num_heads
 
 
 def _whole(value: Any) -> int:

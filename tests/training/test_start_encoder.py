@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from pospre.errors import UserError
 from pospre.evaluation.models import open_model
+from pospre.exporting.timm_encoder import take_parts
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.vit import as_vit
@@ -171,8 +173,40 @@ def test_evaluations_show_such_weights_224_pixels_unless_told(tmp_path: Path) ->
     path = written(tmp_path / "w.pth", positions="learned", image_size=256, depth=1)
     subject = open_model(str(path))
     assert subject.model.encoder.image_size == (224, 224)
-    assert "positions of 16×16 → 14×14 patches" in subject.origin
+    assert "pos_embed 16×16 → 14×14 in each pass (bicubic)" in subject.origin
     assert subject.model.encoder.state_dict()["positions.pos_embed"].shape[1] == 257
+
+
+@pytest.mark.parametrize(
+    ("theirs", "given", "grid"),
+    [
+        ({"positions": "learned", "image_size": 256}, {}, (14, 14)),
+        ({"positions": "learned"}, {"image_size": 96}, (6, 6)),
+        ({"positions": "learned"}, {"positions": "learned", "patch_size": 8}, (8, 8)),
+    ],
+)
+def test_a_table_keeps_the_grid_of_the_weights(
+    tmp_path: Path, theirs: dict[str, Any], given: dict[str, Any], grid: tuple[int, int]
+) -> None:
+    """In training, checkpoints and exports: it is resampled in each pass, never twice."""
+    path = written(tmp_path / "w.pth", depth=1, **theirs)
+    rows = torch.load(path)["pos_embed"]
+    side = theirs.get("image_size", 64) // 16
+    recipe = with_encoder(recipe_of(path, **given))
+    assert recipe.encoder.positions == {"learned": {"table_grid": [side, side]}}
+    model = PretrainModel(build_encoder(**recipe.encoder.arguments()), seed=0)
+    line = load_weights(model, path)
+    assert f"resampled: pos_embed {side}×{side} → {grid[0]}×{grid[1]} in each pass" in line
+    assert model.encoder.grid == grid
+    assert torch.equal(model.encoder.state_dict()["positions.pos_embed"], rows)
+    parts = take_parts(model, recipe, format="safetensors", num_classes=None, grid=None)
+    assert torch.equal(parts.tensors["pos_embed"], rows) and parts.grid == (side, side)
+    save_file(parts.tensors, tmp_path / "again.safetensors", parts.metadata())
+    again = open_model(str(tmp_path / "again.safetensors")).model
+    assert again.encoder.grid == grid
+    images = torch.randn(1, 3, *again.encoder.image_size)
+    with torch.no_grad():
+        assert torch.equal(again.encoder(images), model.encoder.eval()(images))
 
 
 def test_a_resumed_run_does_not_read_the_file(tmp_path: Path, run: Run) -> None:

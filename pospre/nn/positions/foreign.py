@@ -10,7 +10,7 @@ from torch import Tensor
 from pospre.nn.encoder_options import Positions
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions, named_scheme, scheme_class
-from pospre.nn.positions.scheme import Scheme
+from pospre.nn.positions.scheme import Resampling, Scheme
 
 DINOV3: Positions = "rotary"
 DINOV3_ROUNDED: Positions = {"rotary": {"bf16_periods": True}}
@@ -66,6 +66,33 @@ def turns(positions: Positions) -> bool:
 def has_table(positions: Positions) -> bool:
     """Return whether these rotary positions include a table."""
     return positions == _BOTH or (not isinstance(positions, str) and _BOTH in positions)
+
+
+def table_grid(positions: Positions) -> tuple[int, int] | None:
+    """Return the grid that a table keeps whatever the images' is; None: it has theirs."""
+    _, options = named_scheme(positions)
+    sides = options.get("table_grid")
+    return None if sides is None else (sides[0], sides[1])
+
+
+def keeping_grid(
+    positions: Positions, grid: tuple[int, int], resampling: Resampling | None
+) -> Positions:
+    """Return positions whose learned table keeps this grid; others as they are."""
+    name, options = named_scheme(positions)
+    if not scheme_class(name).learns:
+        return positions
+    kept: dict[str, Any] = {"table_grid": [*grid]}
+    if resampling not in (None, "bicubic"):
+        kept["resampling"] = resampling
+    return {name: {**options, **kept}}
+
+
+def without_grid(positions: Positions) -> Positions:
+    """Return positions without what ``keeping_grid`` adds."""
+    name, options = named_scheme(positions)
+    own = {key: each for key, each in options.items() if key not in ("table_grid", "resampling")}
+    return {name: own} if own else name
 
 
 def adds_table(positions: Positions) -> bool:

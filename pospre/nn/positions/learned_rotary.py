@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from pospre.errors import UserError
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
-from pospre.nn.positions.scheme import PositionTerms, Scheme, TransformerDims
-from pospre.nn.positions.table import Table
+from pospre.nn.positions.scheme import PositionTerms, Resampling, Scheme, TransformerDims
+from pospre.nn.positions.table import Table, TableGrid
 
 
 class LearnedRotary(Table):
@@ -26,9 +26,14 @@ class LearnedRotary(Table):
     is_drawn_larger: ClassVar[bool] = False
 
     def __init__(
-        self, dims: TransformerDims, *, rotation: str | Mapping[str, Mapping[str, Any]] = "rotary"
+        self,
+        dims: TransformerDims,
+        *,
+        rotation: str | Mapping[str, Mapping[str, Any]] = "rotary",
+        table_grid: TableGrid | None = None,
+        resampling: Resampling = "bicubic",
     ) -> None:
-        super().__init__(dims)
+        super().__init__(dims, table_grid=table_grid, resampling=resampling)
         self.rotation = build_positions(rotation, dims)
         if type(self.rotation).angles is Scheme.angles:
             raise UserError(

@@ -6,10 +6,12 @@ interpolated at the centres of the box's cells, bicubic or bilinear.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from pospre.nn.grid import Interpolation, interpolation_weights
@@ -17,30 +19,37 @@ from pospre.nn.masking import gather_tokens
 from pospre.nn.places import Places, box_centres
 from pospre.nn.positions.scheme import Resampling, Scheme, TimmKind
 
+TableGrid = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
 _OFFSET = 0.1
 
 
+@dataclass(eq=False, repr=False)
 class Table(Scheme):
     """A table (1, P + rows·cols, dim), under timm's name; rows of prefix tokens come first.
 
     Attributes:
         grid: (rows, columns) of the table; may differ from the images'.
-        resampling: how it is resampled to another grid.
         is_drawn_larger: enlarging a fresh table draws it anew rather than resampling it.
     """
+
+    table_grid: TableGrid | None = None
+    """(rows, columns) of the table; None: as the images. A table of weights keeps its own, and is
+    resampled in each pass: there and back, 37×37 and 16×16 lose 6 % of it.
+    """
+    resampling: Resampling = "bicubic"
+    """How it is resampled to another grid: as the code of its weights does."""
 
     is_added: ClassVar[bool] = True
     timm: ClassVar[TimmKind | None] = "vit"
     learns: ClassVar[bool] = True
     inputs: ClassVar[tuple[str, ...]] = ("pos_embed",)
     is_drawn_larger: ClassVar[bool] = True
-    pos_embed: Tensor
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.resampling: Resampling = "bicubic"
+        self.pos_embed: Tensor
         self._first = torch.empty(0)  # what the table was at first, to see whether it has changed
-        self.make_room(self.dims.grid)
+        self.make_room(self.table_grid or self.dims.grid)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

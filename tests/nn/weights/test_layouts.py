@@ -240,7 +240,7 @@ def test_positions_are_resampled_once_as_their_family_does(
     state, path = vit(**options).state_dict(), tmp_path / "weights.pth"
     torch.save(layout(state), path)
     subject = open_model(str(path), shown=Shown((48, 24)))
-    assert f"resampled: positions of 4×4 → 6×3 patches ({how})" in subject.origin
+    assert f"resampled: pos_embed 4×4 → 6×3 in each pass ({how})" in subject.origin
     assert subject.model.encoder.image_size == (48, 24)
     for height, width in ((48, 24), (16, 64), (40, 56)):  # the second has as many patches
         grid = (height // 8, width // 8)
