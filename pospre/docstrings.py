@@ -5,7 +5,6 @@ place that says what the option means.
 """
 
 import ast
-import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -52,15 +51,6 @@ def meanings(kind: type) -> dict[str, str]:
         path = Path(getattr(sys.modules.get(base.__module__), "__file__", None) or "")
         if declared and path.suffix == ".py":
             told = docstrings(path)
-            found |= argument_texts(told.get(base.__qualname__, ""))
             texts = {name: told.get(f"{base.__qualname__}.{name}") for name in declared}
             found |= {name: " ".join(text.split()) for name, text in texts.items() if text}
     return {name: found[name] for name in options if name in found}
-
-
-def argument_texts(docstring: str) -> dict[str, str]:
-    """Return the text of each argument or attribute in a docstring, one line each."""
-    section = re.search(r"^(?:Args|Attributes):\n(.*?)(?:\n\n|\Z)", docstring, re.M | re.S)
-    entries = re.split(r"^    (?=\w+:)", section[1] if section else "", flags=re.MULTILINE)[1:]
-    pairs = (entry.partition(":") for entry in entries)
-    return {key: " ".join(text.split()) for key, _, text in pairs}

@@ -10,6 +10,7 @@ from pospre.data.loader_options import LoaderOptions
 from pospre.docstrings import docstrings, meanings, option_names
 from pospre.embedding.settings import Embed
 from pospre.evaluation.registry import evaluation_names, settings_class
+from pospre.model.algorithm import algorithm_class, algorithm_names
 from pospre.nn.positions import SCHEMES, scheme_class
 from pospre.option_texts import option_lines, options_of
 from pospre.planning.gpus import Assumptions
@@ -23,6 +24,7 @@ KINDS: dict[str, type] = {
     **recipe_sections(),
     **{name: scheme_class(name) for name in SCHEMES},
     **{name: settings_class(name) for name in evaluation_names()},
+    **{name: algorithm_class(name) for name in algorithm_names()},
 }
 
 

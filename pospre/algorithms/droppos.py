@@ -118,28 +118,6 @@ class DropPos(PretrainAlgorithm):
     Writes ``droppos/order`` (B, K), the visible slots in random order, and ``droppos/known``, bool
     (B, K): the first of that order keep their position. Alone it also writes ``view/visible`` and
     ``view/hidden``. Beside MAE (multi-task) both share one pass over MAE's visible patches.
-
-    Args:
-        mask_ratio: γ, share of patches removed, in [0, 1). None: the host's, or 0.75 alone.
-        position_mask_ratio: γ_pos, share of visible patches that lose their position, in (0, 1].
-        sigma_start: σ0, initial width of the label smoothing, in patches; 0 is one-hot.
-        sigma_end: σT, final width; it changes linearly in steps.
-        distance: in the smoothing's exponent: ``squared`` (published code) or ``euclid`` (Eq. 5).
-        temperature: τ of the attentive weights; None: equal weights. As published, their sum is
-            one forward pass's, so the loss depends slightly on the microbatch and the ranks.
-        affinity: the patches behind these weights. ``full``: the whole image (published).
-            ``visible``: the visible patches with all their positions, at a quarter of the cost.
-            ``teacher``: the whole image in another algorithm's teacher (that of ijepa is free).
-        position_token: what replaces a dropped position: one ``learned`` vector, ``zeros``, or
-            ``wrong``: the image's dropped positions in random order (published: one order per
-            batch). In attention, a dropped position has angle 0 and bias 0 besides.
-        sampling: of the visible patches when alone: ``random``, or one of every 2×2 (``uniform``).
-        ignore_confident: leave out patches whose predicted probability has reached its target.
-        decoder_dim: width of the position decoder (it has no position embedding).
-        decoder_depth: its number of blocks.
-        decoder_heads: its attention heads.
-        official: as published: labels normalised over columns; σ decayed per epoch, never to σT.
-        weight: factor of this loss in the total (published with MAE: 0.05 for B, 0.1 for L).
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -152,20 +130,42 @@ class DropPos(PretrainAlgorithm):
     takes_merged_patches: ClassVar[bool] = True
 
     mask_ratio: Ratio | None = None
+    """γ, share of patches removed, in [0, 1). None: the host's, or 0.75 alone."""
     position_mask_ratio: PositiveShare = 0.75
+    """γ_pos, share of visible patches that lose their position, in (0, 1]."""
     sigma_start: NonNegativeFloat = 1.0
+    """σ0, initial width of the label smoothing, in patches; 0 is one-hot."""
     sigma_end: NonNegativeFloat = 0.0
+    """σT, final width; it changes linearly in steps."""
     distance: Literal["squared", "euclid"] = "squared"
+    """In the smoothing's exponent: ``squared`` as in the code, or ``euclid`` as in Eq. 5."""
     temperature: PositiveFloat | None = 0.1
+    """τ of the attentive weights, whose sum is one forward pass's, as published; None: equal ones.
+    """
     affinity: Literal["full", "visible", "teacher"] = "full"
+    """The patches behind these weights. ``full``: the whole image (published). ``visible``: the
+    visible patches with all their positions, at a quarter of the cost. ``teacher``: the whole image
+    in another algorithm's teacher (that of ijepa is free).
+    """
     position_token: Literal["learned", "zeros", "wrong"] = "learned"
+    """What replaces a dropped position: one ``learned`` vector, ``zeros``, or ``wrong``: the
+    image's dropped positions in random order (published: one order per batch). In attention, a
+    dropped position has angle 0 and bias 0 besides.
+    """
     sampling: Sampling = "random"
+    """Of the visible patches when alone: ``random``, or ``uniform``, one of every 2×2 (UM-MAE)."""
     ignore_confident: bool = False
+    """Leave out patches whose predicted probability has reached its target."""
     decoder_dim: Width = 512
+    """Width of the position decoder, which has no position embedding."""
     decoder_depth: Depth = 2
+    """Number of blocks of the decoder."""
     decoder_heads: PositiveInt = 16
+    """Attention heads of the decoder."""
     official: bool = False
+    """As published: labels normalised over columns; σ decayed per epoch, never to σT."""
     weight: NonNegativeFloat = 1.0
+    """Factor of this loss in the total (published with MAE: 0.05 for B, 0.1 for L)."""
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the pass over visible patches, whose places it drops, and that of the weights."""

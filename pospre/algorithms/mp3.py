@@ -107,19 +107,6 @@ class MP3(PretrainAlgorithm):
     Writes ``mp3/context`` (B, V, M), the patches that give keys and values, unless all of them do.
     Also writes ``mp3/known``, bool (B, V, N), the patches that keep their position. Under every
     position scheme, its pass forgets the places of all others.
-
-    Args:
-        mask_ratio: η, share of patches outside the context, in [0, 1).
-        position_rate: share of patches that keep their position, in [0, 1). The paper's speech
-            model has 0.05, with ``encoder.positions: sincos``.
-        count_shown: whether those count in loss and accuracy (the paper does not say).
-        sigma_start: σ0, initial width of DropPos's label smoothing, in patches; 0 is one-hot.
-        sigma_end: σT, final width; it changes linearly in steps.
-        distance: in the smoothing's exponent: ``squared`` or ``euclid``.
-        temperature: τ of DropPos's attentive weights, from a pass in which all patches are context;
-            None: equal weights. Their sum is one forward pass's, so the loss depends slightly on
-            the microbatch and the ranks.
-        weight: factor of this loss in the total.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -131,13 +118,25 @@ class MP3(PretrainAlgorithm):
     objective = PatchPositions
 
     mask_ratio: Ratio = 0.75
+    """η, share of patches outside the context, in [0, 1) (0.5 for 64 patches of CIFAR, 0.8 for
+    Tiny-ImageNet).
+    """
     position_rate: Ratio = 0.0
+    """Share of patches that keep their position; 0.05 in the paper's speech model, with sincos."""
     count_shown: bool = False
+    """Count these in loss and accuracy (the paper does not say)."""
     sigma_start: NonNegativeFloat = 0.0
+    """σ0, initial width of DropPos's label smoothing, in patches; 0 is one-hot."""
     sigma_end: NonNegativeFloat = 0.0
+    """σT, final width; it changes linearly in steps."""
     distance: Literal["squared", "euclid"] = "squared"
+    """In the smoothing's exponent: ``squared`` or ``euclid``."""
     temperature: PositiveFloat | None = None
+    """τ of DropPos's attentive weights, from a pass in which all patches are context; None: equal
+    ones. Their sum is one forward pass's.
+    """
     weight: NonNegativeFloat = 1.0
+    """Factor of this loss in the total."""
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the pass over all patches, with keys from the context alone."""

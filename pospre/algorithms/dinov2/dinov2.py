@@ -118,26 +118,6 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
     Writes ``global/masked``, bool (B, 2, N). KoLeo couples all samples of a forward pass, Sinkhorn
     those of all ranks. Unlike MAE's, the loss therefore depends on the microbatch. The centre of
     ``centering`` moves once per step, by all samples.
-
-    Args:
-        dino_weight: weight of the loss over class tokens.
-        ibot_weight: weight of the loss over masked patches.
-        koleo_weight: weight of the KoLeo regulariser.
-        koleo_crops: global crops that KoLeo spreads, each apart from the other: ``both``, summed
-            (the published code), or only the ``first`` (the paper).
-        centering: ``sinkhorn``, or ``centering`` as in the published short configuration.
-        freeze_epochs: epochs at the beginning in which the prototypes do not learn. The optimiser
-            of ``pospre.train`` does this; in your own loop you must do it.
-        momentum_start: momentum of the teacher at the first step; then it follows half a cosine.
-        momentum_end: momentum of the teacher at the last step.
-        mask_crop_rate: share of the global crops that are masked: 0.5 is one of each sample's two;
-            0 turns the loss over patches off.
-        mask_ratio: range of the masked share of such a crop, drawn uniformly.
-        official: mask as published: the rate of crops holds over the (micro)batch, not in every
-            sample, and the shares are stratified over it.
-        weight: factor of the three losses' sum in the total.
-
-    ``PrototypeOptions`` has the others, of heads and temperatures.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -149,17 +129,31 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
     is_host: ClassVar[bool] = True
 
     dino_weight: NonNegativeFloat = 1.0
+    """Weight of the loss over class tokens."""
     ibot_weight: NonNegativeFloat = 1.0
+    """Weight of the loss over masked patches."""
     koleo_weight: NonNegativeFloat = 0.1
+    """Weight of the KoLeo regulariser."""
     koleo_crops: Literal["both", "first"] = "both"
+    """Global crops that KoLeo spreads: ``both``, summed (code), or only the ``first`` (paper)."""
     centering: Centering = "sinkhorn"
+    """``sinkhorn``, or ``centering`` as in the published short configuration."""
     freeze_epochs: NonNegativeInt = 1
+    """First epochs in which prototypes do not learn; an optimiser of your own must implement it."""
     momentum_start: float | None = 0.992
+    """Momentum of the teacher at the first step; then it follows half a cosine."""
     momentum_end: float = 1.0
+    """Momentum of the teacher at the last step."""
     mask_crop_rate: Share = 0.5
+    """Share of global crops that are masked: 0.5 is one of each sample's two, 0 none (no iBOT)."""
     mask_ratio: RatioRange = (0.1, 0.5)
+    """Range of the masked share of such a crop, drawn uniformly."""
     official: bool = False
+    """As published, the rate holds over the (micro)batch instead of each sample, and shares are
+    stratified over it.
+    """
     weight: NonNegativeFloat = 1.0
+    """Factor of the three losses' sum in the total."""
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the passes over crops, and the teacher."""

@@ -79,34 +79,30 @@ class PrototypeHead(nn.Module):
 
 @dataclass(kw_only=True, eq=False)
 class PrototypeOptions:
-    """The heads and the temperatures.
-
-    Args:
-        num_prototypes: K.
-        head_hidden: width of the head's hidden layers.
-        head_bottleneck: width in which cosines with the prototypes are taken.
-        head_layers: number of layers of the head's MLP.
-        train_norm: learn the length of each prototype, as the published code does.
-        separate_heads: a second head for patches; published for L/14 and g/14.
-        patch_head_bottleneck: bottleneck of the second head; None: ``head_bottleneck``. Published
-            for L/14: 256, while the first has 384.
-        student_temperature: temperature of the student's softmax.
-        teacher_temperature_start: temperature of the teacher's softmax at the first step.
-        teacher_temperature_end: the same after the warm-up, which is linear per step.
-        teacher_warmup: share of the training that the warm-up takes (published: 30 of 100 epochs).
-    """
+    """The heads and the temperatures."""
 
     num_prototypes: Annotated[int, Field(ge=2)] = 65536
+    """K, the number of prototypes."""
     head_hidden: PositiveInt = 2048
+    """Width of the head's hidden layers."""
     head_bottleneck: PositiveInt = 256
+    """Width in which cosines with the prototypes are taken."""
     head_layers: PositiveDepth = 3
+    """Number of layers of the head's MLP."""
     train_norm: bool = False
+    """Learn the length of each prototype, as the published code does."""
     separate_heads: bool = False
+    """A second head for patches; published for L/14 and g/14."""
     patch_head_bottleneck: PositiveInt | None = None
+    """Bottleneck of the second head; None: as the first (L/14: 256, and 384 of the first)."""
     student_temperature: PositiveFloat = 0.1
+    """Temperature of the student's softmax."""
     teacher_temperature_start: PositiveFloat = 0.04
+    """Temperature of the teacher's softmax at the first step."""
     teacher_temperature_end: PositiveFloat = 0.07
+    """Temperature after the warm-up, which is linear per step."""
     teacher_warmup: Share = 0.3
+    """Share of the training that the warm-up takes (published: 30 of 100 epochs)."""
 
     @property
     def last_layers(self) -> tuple[str, ...]:

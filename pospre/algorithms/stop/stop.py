@@ -83,16 +83,6 @@ class StoP(PretrainAlgorithm):
 
     Writes the noise that the variant needs: ``stop/masked`` (B, M, T, D) and ``stop/context`` (B,
     K, D). It is not added in evaluation (``model.eval()``).
-
-    Args:
-        variant: ``masked`` (the method: A·n on mask tokens), ``context`` or ``both`` (A·n on the
-            context's tokens too), ``fixed_cov`` (s·ε in the predictor's width: nothing learned);
-            or the paper's ablations without noise: ``l1`` (loss + λ·Σ|A|), ``lowres_bilinear`` or
-            ``lowres_maxpool`` (targets also at half the resolution), ``learned_pos``, ``sincos``.
-        noise_std: s, the standard deviation of n; unused without noise. The paper's σ is a
-            variance, s = √σ; its code and weights use 0.25 (0.2 for ViT-H) as s.
-        l1_weight: λ of ``l1``.
-        official: as the published code, add the projection's bias instead of the mask token.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -101,9 +91,19 @@ class StoP(PretrainAlgorithm):
     )
 
     variant: Variant = "masked"
+    """``masked`` (the method: A·n on mask tokens), ``context`` or ``both`` (A·n on the context's
+    tokens too), ``fixed_cov`` (s·ε in the predictor's width: nothing learned); or the paper's
+    ablations without noise: ``l1`` (loss + λ·Σ|A|), ``lowres_bilinear`` or ``lowres_maxpool``
+    (targets also at half the resolution), ``learned_pos``, ``sincos``.
+    """
     noise_std: NonNegativeFloat = 0.25
+    """s, the standard deviation of n; unused without noise. The paper's σ is a variance, s = √σ;
+    its code and weights use 0.25 (0.2 for ViT-H) as s.
+    """
     l1_weight: PositiveFloat = 1e-5
+    """λ of ``l1``; the paper does not give it."""
     official: bool = False
+    """As the published code, add the projection's bias instead of the mask token."""
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare that it changes I-JEPA's predictor, without which the noise would shrink."""
