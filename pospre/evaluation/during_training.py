@@ -39,7 +39,7 @@ from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.run.resume import RecipeRecord
 from pospre.schedules import duration_steps
 from pospre.training.callbacks.metrics import MetricsFile, drop_after, read_lines, write_lines
-from pospre.training.callbacks.stop_signals import StopSignals
+from pospre.training.callbacks.stop_signals import StageEnd, StopSignals
 from pospre.training.callbacks.watchers import WARNINGS, note
 
 HISTORY = "history.jsonl"
@@ -154,8 +154,9 @@ class OnlineEvaluations(Callback):
         return step > 0 and step % self._steps(entry.every, state) == 0
 
     def _stage_ends(self, state: State) -> set[int]:
-        """Return the steps before the first stage and at the end of each but the last."""
-        return {0}
+        """Return the step before the first stage, and the one that ends the current stage."""
+        ends = (each.step for each in state.callbacks if isinstance(each, StageEnd))
+        return {0, *ends}
 
     def _is_last(self, state: State) -> bool:
         last = self._steps(self.recipe.trainer.max_duration, state)
