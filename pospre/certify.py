@@ -23,7 +23,9 @@ losses and the weights; at the end, optimiser and random state. In one process a
 bit-equal. On several ranks, and with other microbatches, losses and weights may differ by 1e-5 in
 fp32. A recipe of another precision is run in fp32 for this. If a method looks at all samples of a
 forward at once, as DINOv2's targets do, its losses depend on the number of ranks. It is then killed
-on the largest number in --ranks and compared with a run on as many.
+on the largest number in --ranks and compared with a run on as many; --ranks 2,2,2 does so for any
+method. On two ranks beside two, all must be bit-equal. A recipe with stages is killed near their
+ends; its stages become equally long, of two steps or more.
 
 All files are in <trainer.run_folder>/<run_name>/certificate. The run's own checkpoints are not
 touched. certificate.json and certificate.md stay there.

@@ -154,6 +154,7 @@ def as_json(plan: "Plan") -> dict[str, Any]:
         "choices": [_choice(plan, choice) for choice in plan.choices],
         "best": _choice(plan, plan.best),
         "keys": plan.best.keys(plan.device_batch),
+        "stages": [{**asdict(one), "time": one.time.total} for one in plan.stages],
         "warning": plan.warning(),
         "loader_of_a_node": plan.feed(),
         "measured": [asdict(one) for one in _figures(plan)],
@@ -178,8 +179,8 @@ def _choice(plan: "Plan", choice: "Choice") -> dict[str, Any]:
 
 def render(plan: "Plan") -> str:
     """Return the whole plan as text."""
-    parts = (_recipe, _passes, _settings, _microbatches, _best, _measured, _assumptions)
-    return "\n\n".join(part(plan) for part in parts) + "\n"
+    parts = (_recipe, _passes, _settings, _microbatches, _best, _stages, _measured, _assumptions)
+    return "\n\n".join(filter(None, (part(plan) for part in parts))) + "\n"
 
 
 def _recipe(plan: "Plan") -> str:
@@ -270,6 +271,20 @@ def _best(plan: "Plan") -> str:
         "or bucket",
     ]
     return "\n".join(lines)
+
+
+def _stages(plan: "Plan") -> str:
+    """Return the cost of every stage in the best setting; "" if the recipe has none."""
+    if not plan.stages:
+        return ""
+    rows = []
+    for one in plan.stages:
+        ms, hours = 1e3 * one.time.total, one.steps * one.time.total / 3600
+        numbers = (f"{one.trained / 1e6:.2f}", f"{one.flops / GIGA:.1f}", f"{ms:.0f}")
+        rows.append((one.words, str(one.steps), *numbers, f"{hours:.2f}"))
+    header = ("trains", "steps", "M parameters", "GFLOPs an image", "ms a step", "hours")
+    title = "Stages; all above but days and hours is for the one in which most trains"
+    return format_table(title, header, rows)
 
 
 def _figures(plan: "Plan") -> list[Figure]:

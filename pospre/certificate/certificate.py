@@ -8,7 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from pospre.certificate.processes import Done, Kill, Pace, Runner, Stage
 from pospre.certificate.step_records import TOLERANCE, Job, ProcessRecord, Verdict, compare
@@ -38,6 +40,7 @@ class Request:
     ranks: tuple[int, ...] = (1, 2, 1)  # one number: no run with several
     also: tuple[tuple[str, ...], ...] = ()
     seed: int = 0
+    ends: tuple[int, ...] = ()  # of the recipe's stages but the last, near which it is killed
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,11 @@ def certify(request: Request, work: Callable[[Job], None]) -> tuple[Certificate,
         load_recipe(request.recipe, (*request.overrides, *keys))
     for ranks in request.ranks:
         rank_batch(recipe, ranks)  # raises if it does not divide
+    if recipe.stages:
+        count = len(recipe.stages)
+        steps = max(request.steps, 2 * count)  # two for each stage
+        ends = tuple(steps * number // count for number in range(1, count))
+        request = replace(request, steps=steps, ends=ends)
     certificate = _run(request, recipe, folder, work)
     content = {"green": certificate.is_green, "tolerance": TOLERANCE, **asdict(certificate)}
     (folder / "certificate.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
@@ -96,6 +104,7 @@ def _run(
         f"trainer.max_duration={request.steps}ba",
         f"trainer.save_interval={request.save_every}ba",
         "schedule.warmup=2ba",
+        f"stages={json.dumps(_shortened(recipe, request))}",
         "evaluation={}",
         "verdict=null",
         "loggers={}",
@@ -126,14 +135,22 @@ def _run(
     return Certificate(request, columns, round(time.monotonic() - began, 1))
 
 
+def _shortened(recipe: Recipe, request: Request) -> list[dict[str, Any]]:
+    """Return the recipe's stages with ends of this run."""
+    pairs = zip_longest(recipe.stages, (f"{end}ba" for end in request.ends))
+    return [{"until": end, "train": stage.train.model_dump()} for stage, end in pairs]
+
+
 def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
     """Return the stages after the undisturbed one, each after the one it is compared with.
 
     If a part of the method couples the samples of a batch (``coupled``), losses depend on the
-    number of ranks. A run is then compared with one on as many ranks. A precision that is not fp32
-    (``reduced``) amplifies a different order of sums.
+    number of ranks. A run is then compared with one on as many ranks, and so is one that never
+    changes their number; the sum of two ranks is the same in any order. A precision that is not
+    fp32 (``reduced``) amplifies a different order of sums.
     """
-    kills = tuple(draw_kills("killed", request.kills, request.steps, request.seed))
+    near = [end + steps for end in request.ends for steps in (-1, 0, 1)]
+    kills = tuple(draw_kills("killed", request.kills, request.steps, request.seed, near))
     found = [Stage("killed", f"{request.kills} kills", kills=kills, reference=FIRST.name)]
     others: list[Stage] = []
     for number, keys in enumerate(request.also, 1):
@@ -142,10 +159,11 @@ def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
         stage = Stage(name, title, (), _changes(name, 2, request), (1,), keys, exact, FIRST.name)
         (found if exact else others).append(stage)
     kills, most = _changes("ranks", len(request.ranks) - 1, request), max(request.ranks)
-    if kills and coupled:
-        title = f"{most} ranks beside {most}: {coupled} couple the samples of a rank"
+    if kills and (coupled or len({*request.ranks}) == 1):
+        why = f": {coupled} couple the samples of a rank" if coupled else ""
+        title = f"{most} ranks beside {most}{why}"
         again = Stage("undisturbed_ranks", f"undisturbed, {most} ranks", ranks=(most,))
-        found += [again, Stage("ranks", title, (), kills, (most,), (), False, again.name)]
+        found += [again, Stage("ranks", title, (), kills, (most,), (), most == 2, again.name)]
     elif kills:
         title = "ranks " + "→".join(map(str, request.ranks))
         others.append(Stage("ranks", title, (), kills, request.ranks, (), False, FIRST.name))
@@ -159,12 +177,17 @@ def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
     return [*found, again, *in_fp32]
 
 
-def draw_kills(name: str, count: int, steps: int, seed: int) -> list[Kill]:
-    """Return the kills of the run ``name`` in order of time, of all kinds if there are enough."""
+def draw_kills(
+    name: str, count: int, steps: int, seed: int, near: Sequence[int] = ()
+) -> list[Kill]:
+    """Return the kills of the run ``name`` in order of time, of all kinds if there are enough.
+
+    They are at the steps ``near``, if there are any, otherwise at any.
+    """
     draws = random.Random(f"{seed}/{name}")
     kinds = [KINDS[index % len(KINDS)] for index in range(count)]
     draws.shuffle(kinds)
-    moments = sorted(draws.randint(1, max(1, steps - 2)) for _ in kinds)
+    moments = sorted(draws.choice(near or range(1, max(2, steps - 1))) for _ in kinds)
     return [Kill(kind, step, draws.random()) for kind, step in zip(kinds, moments, strict=True)]
 
 

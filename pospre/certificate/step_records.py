@@ -197,7 +197,7 @@ def read_record(paths: Sequence[Path]) -> ProcessRecord:
     ranks = [list(map(json.loads, text.split(b"\n")[:-1])) for text in texts]
     record, begun_at = ProcessRecord(), 0.0
     for line in ranks[0]:
-        if "start" in line:
+        if "start" in line and record.start is None:  # not that of a later stage
             record.start, record.coupled = line["start"], line["coupled"]
         elif "begun" in line:
             begun_at = line["at"]

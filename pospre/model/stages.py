@@ -197,7 +197,7 @@ class Stages:
 
     def _check_trained(self) -> None:
         for number, names in enumerate(self.trained):
-            key = f"stages.{number}.train = {_words(self.options[number].train)}"
+            key = f"stages.{number}.train = {self.words(number)}"
             if not names:
                 raise UserError(
                     f"{key} trains nothing: {' and '.join(self._model.layout.methods)} has no "
@@ -205,7 +205,7 @@ class Stages:
                 )
         for number, (before, names) in enumerate(pairwise(self.trained), 1):
             if before == names:
-                key = f"stages.{number}.train = {_words(self.options[number].train)}"
+                key = f"stages.{number}.train = {self.words(number)}"
                 raise UserError(
                     f"{key} trains the same tensors as the stage before; leave one of them out"
                 )
@@ -240,13 +240,17 @@ class Stages:
     def _size(self, number: int) -> int:
         return sum(self._sizes[name] for name in self.trained[number])
 
+    def words(self, number: int) -> str:
+        """Return in words what trains in a stage, as a recipe has it."""
+        return _words(self.options[number].train)
+
     def describe(self, number: int) -> str:
         """Return a line about a stage."""
         size, whole = self._size(number), sum(self._sizes.values())
         ramp = f", new ones over a ramp of {self._ramps[number]} steps" if number else ""
         return (
             f"stage {number + 1} of {len(self.starts)}, steps {self.starts[number] + 1} to "
-            f"{self.end(number)}: {_words(self.options[number].train)}, {size / 1e6:.2f} of "
+            f"{self.end(number)}: {self.words(number)}, {size / 1e6:.2f} of "
             f"{whole / 1e6:.2f} M parameters train{ramp}"
         )
 

@@ -1,18 +1,13 @@
 """From a recipe and GPUs to a plan: what is counted, what fits, its time and its data rate."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
-from composer.distributed.fsdp2_utils import generate_composer_model_policy
-from torch import nn
-
-from pospre.batch import image_key
 from pospre.data.stores.subset import subset
 from pospre.errors import UserError
-from pospre.model.model import PretrainModel
+from pospre.planning.counts import Counts, count
 from pospre.planning.gpus import (
     GIB,
     GPUS,
@@ -25,113 +20,14 @@ from pospre.planning.gpus import (
     layouts,
 )
 from pospre.planning.kernels import floor_seconds
-from pospre.planning.step_costs import (
-    LARGE,
-    SMALL,
-    FakeTraining,
-    PassCounts,
-    StepCounts,
-    count_passes,
-    count_step,
-)
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.data import check_addresses, open_data, rank_batch
 from pospre.training.precision import with_precision
-from pospre.training.scale.blocks import recompute_blocks
 from pospre.training.scale.microbatch import loss_change
 
 _NEAR = 1.03  # step times that differ by less count as equal
 _MOST_GPUS = 4096
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """Numbers of parameters."""
-
-    trained: int
-    frozen: int  # of teachers, and fixed tables
-    unit: int  # that FSDP2 gathers at once, at most: the blocks in use, and their parents
-    unit_trained: int  # the trained ones among them
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Everything that is counted."""
-
-    coupled: str
-    parts: dict[str, int]  # parameters of encoder, teachers, heads and so on
-    parameters: Parameters
-    passes: dict[str, PassCounts]  # the encoder's, by name
-    steps: dict[bool, StepCounts]  # with and without activation checkpointing
-    optimizer_bytes: int
-    sample_bytes: int  # of a sample's views, as they are copied to the GPU
-    pixels: int  # of a sample's views
-
-
-def count(recipe: Recipe) -> Counts:
-    """Count a recipe; its data need not exist."""
-    training = FakeTraining(recipe)
-    model = training.model
-    batches = [training.batch(size) for size in (SMALL, LARGE)]
-    training.begin()
-    with training.mode, training.autocast():
-        passes = count_passes(model, batches[1])
-    steps = {False: count_step(training, batches)}
-    recompute_blocks(model, offload=False)
-    steps[True] = count_step(training, batches)
-    state = [value for each in training.optimizer.state.values() for value in each.values()]
-    return Counts(
-        coupled=training.model.layout.coupled,
-        parts=_parts(model),
-        parameters=count_parameters(model),
-        passes=passes,
-        steps=steps,
-        optimizer_bytes=sum(value.nbytes for value in state),
-        sample_bytes=sum(batches[0][image_key(name)].nbytes for name in model.views) // SMALL,
-        pixels=sum(group.count * math.prod(group.shape) for group in model.views.values()),
-    )
-
-
-def _parts(model: PretrainModel) -> dict[str, int]:
-    """Return the number of parameters of each part."""
-
-    def numel(*modules: nn.Module, trained: bool = True) -> int:
-        every = (one for module in modules for one in module.parameters())
-        return sum(one.numel() for one in every if one.requires_grad is trained)
-
-    teachers = [] if model.teacher is None else [model.teacher]
-    parts = {
-        "encoder": numel(model.encoder),
-        **{f"head of {name}": numel(model.objectives[name]) for name in model.objectives},
-        "tokens and positions": numel(model.contents, model.places),
-        "teachers": numel(*teachers, model.objectives, trained=False),
-    }
-    return {name: number for name, number in parts.items() if number}
-
-
-def count_parameters(model: PretrainModel) -> Parameters:
-    """Return the numbers of parameters, including those that FSDP2 gathers at once."""
-    units = generate_composer_model_policy(model)._run_policy(model, set(), {})
-    names = [name for name, module in model.named_modules() if module in units]
-    own = {name: Counter[bool]() for name in names}  # those in no smaller unit, by requires_grad
-    every = Counter[bool]()
-    for name, one in model.named_parameters():
-        every[one.requires_grad] += one.numel()
-        around = [unit for unit in names if name.startswith(f"{unit}.")]
-        if around:
-            own[max(around, key=len)][one.requires_grad] += one.numel()
-    # a unit is gathered with its parents
-    gathered = [
-        sum((own[outer] for outer in names if f"{unit}.".startswith(f"{outer}.")), Counter[bool]())
-        for unit in names
-    ]
-    return Parameters(
-        trained=every[True],
-        frozen=every[False],
-        unit=max(counts.total() for counts in gathered),
-        unit_trained=max(counts[True] for counts in gathered),
-    )
 
 
 @dataclass(frozen=True)
@@ -159,8 +55,19 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class StageCost:
+    """One stage, in the best setting."""
+
+    words: str
+    steps: int
+    trained: int  # parameters
+    flops: float  # per image
+    time: StepTime
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The cost of a recipe on some GPUs."""
+    """The cost of a recipe on some GPUs; with stages, of the one in which most trains."""
 
     recipe: Recipe
     counts: Counts
@@ -171,6 +78,16 @@ class Plan:
     device_batch: int  # samples of a step on one GPU
     choices: list[Choice]  # every layout, with and without checkpointing, at every microbatch
     best: Choice  # the fastest that fits
+    stages: list[StageCost] = field(default_factory=list)  # of a recipe with stages
+
+    @property
+    def share(self) -> float:
+        """The mean time of a step over all stages, as a share of the one that is planned."""
+        if not self.stages:
+            return 1.0
+        return sum(s.steps * s.time.total for s in self.stages) / (
+            self.steps * self.best.time.total
+        )
 
     def fits(self, choice: Choice) -> bool:
         """Return whether a setting fits on the GPU."""
@@ -182,7 +99,7 @@ class Plan:
 
     def days(self, choice: Choice) -> float:
         """Return the length of the run."""
-        return self.steps * choice.time.total / 86400
+        return self.steps * choice.time.total * self.share / 86400
 
     def gpu_hours(self, choice: Choice) -> float:
         """Return the hours of all GPUs together."""
@@ -209,21 +126,45 @@ def plan(recipe: Recipe, machine: Machine, assumed: Assumptions) -> Plan:
     if recipe.trainer.precision == "auto":
         recipe = with_precision(recipe, "amp_bf16")  # what all GPUs of the table compute in
     device_batch = rank_batch(recipe, machine.gpus)
-    counts = count(recipe)
+    images, batch = _images(recipe, assumed), recipe.data.batch_size
+    per_epoch = max(1, images[0] // batch)
+    counts = count(recipe, per_epoch)
     choices = list(_choices(counts, machine, assumed, device_batch))
     fitting = [choice for choice in choices if choice.held.total <= machine.gpu.memory]
     if not fitting:
         raise UserError(_nothing_fits(recipe, counts, machine, assumed, choices))
     fastest = min(choice.time.total for choice in fitting)
     best = next(choice for choice in fitting if choice.time.total <= _NEAR * fastest)
-    images = _images(recipe, assumed)
-    batch = recipe.data.batch_size
-    steps = duration_steps(
-        recipe.trainer.max_duration,
-        steps_per_epoch=max(1, images[0] // batch),
-        batch_size=batch,
+    steps = duration_steps(recipe.trainer.max_duration, steps_per_epoch=per_epoch, batch_size=batch)
+    costs: list[StageCost] = []
+    for number in range(len(recipe.stages)):
+        there = count(recipe, per_epoch, number)
+        costs.append(_stage_cost(there, number, best, machine, assumed, device_batch))
+    return Plan(recipe, counts, machine, assumed, images, steps, device_batch, choices, best, costs)
+
+
+def _stage_cost(
+    counts: Counts,
+    number: int,
+    best: Choice,
+    machine: Machine,
+    assumed: Assumptions,
+    device_batch: int,
+) -> StageCost:
+    """Return the cost of a stage in the best setting of the one in which most trains."""
+    stages, step = counts.stages, counts.steps[best.checkpointing]
+    assert stages is not None
+    time = best.layout.time(
+        machine,
+        counts.parameters,
+        assumed,
+        work=floor_seconds(step.work(best.microbatch), machine.gpu),
+        update=floor_seconds(step.update, machine.gpu),
+        microbatches=device_batch // best.microbatch,
     )
-    return Plan(recipe, counts, machine, assumed, images, steps, device_batch, choices, best)
+    length = stages.end(number) - stages.starts[number]
+    words, trained = stages.words(number), counts.parameters.trained
+    return StageCost(words, length, trained, step.flops, time)
 
 
 def _choices(

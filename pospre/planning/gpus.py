@@ -15,7 +15,7 @@ from pospre.planning.figures import efficiency
 from pospre.ranges import PositiveShare, Share
 
 if TYPE_CHECKING:  # --help and a mistyped key answer without torch
-    from pospre.planning.estimate import Counts, Parameters
+    from pospre.planning.counts import Counts, Parameters
     from pospre.planning.step_costs import StepMemory
 
 TERA, GIGA, GIB = 1e12, 1e9, 2**30

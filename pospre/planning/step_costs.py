@@ -28,7 +28,7 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.planning.kernels import Kernel, StepTrace, count_flops, fused, tensors
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_model, resolve, with_classes
+from pospre.training.build import build_model, build_stages, resolve, with_classes
 from pospre.training.optimizer.optim import build_optimizer
 
 _AUTOCAST = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
@@ -43,18 +43,29 @@ class FakeTraining:
         mode: the fake mode; all work on this object runs inside of it.
         model: with the algorithms attached, in training.
         optimizer: over the trained parameters.
+        stages: of the recipe; None: it has none.
+
+    Args:
+        recipe: to count.
+        steps_per_epoch: of its data.
+        stage: what trains is that of this stage; None: of the one in which most trains.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(
+        self, recipe: Recipe, steps_per_epoch: int = 1000, stage: int | None = None
+    ) -> None:
         self.recipe = with_imagenet_classes(resolve(recipe))
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         with torch.device("meta"):
             self.model = build_model(self.recipe)
+        self.stages = build_stages(self.model, self.recipe, steps_per_epoch)
         with self.mode:
             self.model.to_empty(device="cpu").train()
             self.optimizer = build_optimizer(
                 self.model, recipe.optimizer, batch_size=recipe.data.batch_size
             )
+        if self.stages is not None:
+            self.stages.freeze(self.model, self.stages.dearest if stage is None else stage)
 
     def batch(self, size: int) -> Batch:
         """Return a fake batch of ``size`` samples with all views and the algorithms' draws."""

@@ -16,7 +16,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from pospre.output import markdown_row, markdown_table
-from pospre.planning.estimate import count
+from pospre.planning.counts import count
 from pospre.planning.gpus import GIB, GIGA, Assumptions, Held, Layout
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from tests.benchmarks.bench_methods import OURS, count_flops, make_step, peak_memory, views_of

@@ -174,6 +174,13 @@ def test_which_runs_there_are() -> None:
     assert plan[-1].ranks == (1, 2, 1) and [kill.step for kill in plan[-1].kills] == [4, 8]
     plan = stages(request, coupled="", reduced=False)
     assert {stage.reference for stage in plan} == {"undisturbed"} and len(plan) == 4
+    near = stages(Request("mae.yaml", ranks=(2, 2, 2), ends=(4, 8)), coupled="", reduced=False)
+    assert {kill.step for kill in near[0].kills} <= {3, 4, 5, 7, 8, 9}  # ends of stages
+    assert [(stage.title, stage.exact, stage.reference) for stage in near[1:]] == [
+        ("undisturbed, 2 ranks", True, None),
+        ("2 ranks beside 2", True, "undisturbed_ranks"),
+    ]
+
     plan = stages(Request("mae.yaml"), coupled="the targets", reduced=True)
     assert [(stage.name, stage.ranks, stage.reference) for stage in plan[1:]] == [
         ("undisturbed_ranks", (2,), None),

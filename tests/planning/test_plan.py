@@ -11,7 +11,8 @@ import pytest
 from pospre.errors import run_command
 from pospre.plan import as_json, main, render
 from pospre.planning import estimate as estimating
-from pospre.planning.estimate import Choice, Counts, Parameters, count
+from pospre.planning.counts import Counts, Parameters, count
+from pospre.planning.estimate import Choice
 from pospre.planning.estimate import plan as estimate
 from pospre.planning.gpus import (
     GIB,
@@ -44,7 +45,9 @@ def counted_once() -> Iterator[None]:
     """Count what is trained once: most of these plans differ in data, batch and GPUs only."""
     known: dict[str, Counts] = {}
 
-    def once(recipe: Recipe) -> Counts:
+    def once(recipe: Recipe, *stage: Any) -> Counts:
+        if recipe.stages:
+            return count(recipe, *stage)
         views, trainer = recipe.data.views, recipe.trainer
         key = f"{recipe.encoder} {recipe.algorithms} {views} {trainer.precision} {trainer.compile}"
         if key not in known:
@@ -82,6 +85,23 @@ def test_the_text_says_everything(plan: Command) -> None:
         assert words in said
     assert f"{IMAGENET} images (assumed" in said and "--decode-rate" in said
     assert "Measured: nothing of this method and encoder on one NVIDIA H100" in said
+
+
+def test_every_stage_has_its_cost(plan: Command, tmp_path: Path) -> None:
+    stages = "stages=[{until: .5, train: heads}, {train: all}]"
+    given = [*SMALL, "encoder.weights=w.pth", "--gpus", "1", "--gpu", "a10g", "--images", "32000"]
+    out = tmp_path / "plan.json"
+    code, said = plan(*given, stages, "--output", str(out))
+    assert code == 0 and "Stages; all above" in said and "heads" in said
+    found = json.loads(out.read_text())
+    heads, every = found["stages"]
+    assert heads["steps"] + every["steps"] == found["steps"]
+    assert heads["trained"] < every["trained"] and heads["flops"] < every["flops"]
+    assert heads["time"] < every["time"] == pytest.approx(found["best"]["seconds"]["total"])
+    seconds = sum(one["time"] * one["steps"] for one in (heads, every))
+    assert found["best"]["days"] * 86400 == pytest.approx(seconds)
+    code, said = plan(*given, stages.replace("heads", "{last: 9}"))
+    assert code == 2 and "stages.0.train.last = 9" in said
 
 
 def test_what_was_measured_stands_beside_what_is_predicted() -> None:

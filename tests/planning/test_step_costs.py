@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from pospre.planning.estimate import Counts, count
+from pospre.planning.counts import Counts, count
 from pospre.planning.kernels import count_flops, fused
 from pospre.planning.step_costs import FakeTraining, StepMemory
 from pospre.recipe.recipe import Recipe, load_recipe
