@@ -34,13 +34,10 @@ def write_draws(model: Any, layout: Layout, batch: Batch, numbers: SampleNumbers
         batch[key] = whole_numbers(batch[key], key)
     if numbers is not None:
         numbers.look(batch)
-    for name, method in layout.methods.items():
+    for name in layout.methods:
         before = {**batch}
-        hides = layout.hides if name == layout.hider else None
-        if hides is not None and hides.masking is not None:
-            batch.update(hides.masking.draw(batch, model.seed))
         try:
-            method.write(batch, model)
+            write_keys(model, layout, name, batch)
         except KeyError as error:
             key = error.args[0]
             if key in batch or key not in (*layout.writers, *loaded_keys(layout.views)):
@@ -48,6 +45,14 @@ def write_draws(model: Any, layout: Layout, batch: Batch, numbers: SampleNumbers
             raise lacking(layout, key) from error
         _check_declared(layout, name, before, batch)
     return batch
+
+
+def write_keys(model: Any, layout: Layout, name: str, batch: Batch) -> None:
+    """Write the keys of the method ``name``: the patches that it hides, then what it writes."""
+    hides = layout.hides if name == layout.hider else None
+    if hides is not None and hides.masking is not None:
+        batch.update(hides.masking.draw(batch, model.seed))
+    layout.methods[name].write(batch, model)
 
 
 def _check_declared(layout: Layout, name: str, before: Batch, after: Batch) -> None:

@@ -26,6 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pospre.batch import Batch, image_key, without_images
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
+from pospre.model.prepare import write_keys
 from pospre.planning.kernels import Kernel, StepTrace, count_flops, fused, tensors
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model, build_stages, resolve, with_classes
@@ -75,14 +76,14 @@ class FakeTraining:
             with fake:
                 shape = (size, group.count, self.model.encoder.channels, *group.shape)
                 batch[image_key(name)] = torch.empty(shape, dtype=torch.uint8)
-        for algorithm in self.model.algorithms:
+        for name in self.model.layout.methods:
             written = dict(batch)
             try:
                 with fake:
-                    algorithm.write(written, self.model)
+                    write_keys(self.model, self.model.layout, name, written)
             except (DataDependentOutputException, DynamicOutputShapeException):
                 written = dict(batch)  # real tensors: its shapes depend on its draws
-                algorithm.write(written, self.model)
+                write_keys(self.model, self.model.layout, name, written)
             batch.update(written)
         return {k: v if fake.is_our_fake(v) else fake.from_tensor(v) for k, v in batch.items()}
 
