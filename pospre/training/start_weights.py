@@ -23,7 +23,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.encoder_options import Kernel
-from pospre.nn.positions.foreign import is_rounded
+from pospre.nn.positions.foreign import constant_frequencies, is_rounded
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
 from pospre.nn.weights.kernels import KERNELS, resized_kernel, with_channels
@@ -185,8 +185,8 @@ def take_weights(model: PretrainModel, source: Source, kernel: Kernel = "bicubic
             done.tensors[key] = found.to(own.dtype)
     copied = any(key.endswith(f"rel_pos.{_TABLE}") for key in expected)
     used = {*expected, _SHARED} if copied else {*expected}
-    ones = _factors_of_one(encoder, source)
-    done.unused = [key for key in source.tensors if key not in used and key not in ones]
+    used |= _factors_of_one(encoder, source) | _same_frequencies(encoder, source)
+    done.unused = [key for key in source.tensors if key not in used]
     _check_unused(done.unused, encoder, source)
     taken = {names[key]: tensor for key, tensor in done.tensors.items()}
     encoder.load_state_dict(taken, strict=False)
@@ -235,6 +235,16 @@ def _factors_of_one(encoder: PatchEncoder, source: Source) -> set[str]:
     ones = {key: each for key, each in source.tensors.items() if FACTOR.fullmatch(key)}
     same = encoder.options.layer_scale is None and all(bool((g == 1).all()) for g in ones.values())
     return {*ones} if same else set()
+
+
+def _same_frequencies(encoder: PatchEncoder, source: Source) -> set[str]:
+    """Return the tensor of rotary frequencies if it is what the encoder computes by its options."""
+    key, own = "rope.freqs", constant_frequencies(encoder.positions)
+    if own is None or key not in source.tensors:
+        return set()
+    tensor = source.tensors[key].float()
+    same = tensor.numel() == own.numel() and torch.allclose(tensor.view_as(own), own)
+    return {key} if same else set()
 
 
 def _check_key_bias(encoder: PatchEncoder, source: Source) -> None:

@@ -22,6 +22,8 @@ POSITIONS: list[Any] = [
     *SCHEMES,
     {"rotary": {"base": 200.0}},
     {"rotary": {"coordinates": "cells", "columns_first": True}},
+    {"rotary": {"coordinates": "cells", "directions": 4}},
+    {"learned_rotary": {"rotation": {"rotary": {"coordinates": "cells", "directions": "golden"}}}},
     {"learned_rotary": {"rotation": "rotary_mixed"}},
 ]
 FORMATS = {"timm": "e.pth", "safetensors": "e.safetensors", "hf": "e"}

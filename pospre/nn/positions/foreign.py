@@ -10,6 +10,7 @@ from torch import Tensor
 from pospre.nn.encoder_options import Positions
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions, named_scheme, scheme_class
+from pospre.nn.positions.rotary import Rotary
 from pospre.nn.positions.scheme import Resampling, Scheme
 
 DINOV3: Positions = "rotary"
@@ -133,6 +134,17 @@ def same_turn(own: Scheme, positions: Positions) -> bool:
         scheme.reset_parameters()
     first, second = (scheme.angles(Places((2, 3)), 0) for scheme in turning)
     return first is not None and second is not None and torch.allclose(first, second, rtol=1e-4)
+
+
+def constant_frequencies(scheme: Scheme) -> Tensor | None:
+    """Return a scheme's frequencies in the form of mixed rotary positions, if none are learned.
+
+    (2, blocks, heads, D/2) for rotary positions along more directions than the axes, else None.
+    """
+    rotation = getattr(scheme, "rotation", scheme)
+    if not isinstance(rotation, Rotary) or rotation.directions == 2:
+        return None
+    return rotation.frequencies()
 
 
 def as_text(positions: Positions) -> str:

@@ -13,6 +13,11 @@ only on the difference of their places. Encoders differ in y, x and t:
 - ``cells`` (RoPE-ViT, arXiv 2403.13298): whole cells from the first, t = 1, columns first.
 - ``reference`` (EVA-02, arXiv 2303.11331): cells of a grid of 16×16 over the image, t = 1.
 
+With more ``directions`` (Spiral RoPE, Liu et al. 2026, arXiv 2602.03227), pairs i and i + D/4 turn
+by y·cos φ_i + x·sin φ_i and x·cos φ_i − y·sin φ_i, with K/2 values of φ_i between 0 and π/2. The
+published code turns a picture of the angles instead, which clamps 20 to 29 % of the patches to the
+border; ours clamps none. ``golden`` has a direction for each pair of each head.
+
 Prefix tokens have angle 0. This is the image's centre for centred places and the first cell
 otherwise, so absolute positions can be inferred from them.
 
@@ -36,6 +41,7 @@ from pospre.nn.places import Places, scaled
 from pospre.nn.positions.scheme import Scheme, TransformerDims
 
 Factor = Annotated[float, Field(ge=1)]
+_PLASTIC = 1.32471796  # the plastic number: n/p and n/p² fill the unit square evenly
 _REFERENCE = 16  # EVA-02 was pre-trained with 16×16 patches
 
 
@@ -55,6 +61,10 @@ class Rotary(Scheme):
     """Of DINOv3, RoPE-ViT or EVA-02, see above."""
     columns_first: bool = False
     """x comes before y in the angles."""
+    directions: Annotated[int, Field(ge=2, multiple_of=2)] | Literal["golden"] = 2
+    """Along which pairs of channels turn: 2 are the axes; more, up to a quarter of a head's width,
+    are spread evenly; ``golden`` gives every pair of every head its own.
+    """
     normalize: Literal["separate", "max", "min"] = "separate"
     """Scale centred places by each axis's own side, or by the longer or shorter one, which leaves
     the other axis off-centre.
@@ -74,6 +84,20 @@ class Rotary(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_head(self.dims, "rotary")
+        self._check_options()
+        if self.base is None and self.period_range is None:
+            self.base = 100.0
+        self.is_drawn = any(each is not None for each in (self.shift, self.jitter, self.rescale))
+        count = self.dims.head_dim // 4
+        own = self.directions == "golden"
+        self.periods: Tensor
+        self.headings: Tensor
+        self.register_buffer("periods", torch.empty(2 * count if own else count), persistent=False)
+        shape = (2, self.dims.num_heads if own else 1, 2 * count)
+        self.register_buffer("headings", torch.empty(shape), persistent=False)
+
+    def _check_options(self) -> None:
+        """Raise ``UserError`` for options that exclude each other."""
         if self.base is not None and self.period_range is not None:
             raise UserError(
                 f"encoder.positions.rotary has base = {self.base} and period_range = "
@@ -84,15 +108,22 @@ class Rotary(Scheme):
                 f"encoder.positions.rotary.normalize = {self.normalize} is for coordinates = "
                 f"centred, not {self.coordinates}. Leave it out."
             )
-        if self.base is None and self.period_range is None:
-            self.base = 100.0
-        self.is_drawn = any(each is not None for each in (self.shift, self.jitter, self.rescale))
-        self.periods: Tensor
-        self.register_buffer("periods", torch.empty(self.dims.head_dim // 4), persistent=False)
+        if self.directions == "golden" and self.columns_first:
+            raise UserError(
+                "encoder.positions.rotary.columns_first has no meaning with directions = golden, "
+                "where no half of the pairs is an axis's. Leave it out."
+            )
+        count = self.dims.head_dim // 4
+        if isinstance(self.directions, int) and self.directions > count:
+            raise UserError(
+                f"encoder.positions.rotary.directions = {self.directions}, but a head of "
+                f"{self.dims.head_dim} channels has {count} periods: at most {count // 2 * 2}."
+            )
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Compute the periods."""
+        """Compute the periods and the directions."""
+        self.headings.copy_(self._directed())
         count = len(self.periods)
         share = torch.arange(count, dtype=torch.float64) / count
         if self.base is not None:
@@ -117,13 +148,35 @@ class Rotary(Scheme):
             )
 
     def angles(self, places: Places, layer: int) -> Tensor:
-        """Return t·(y, x) / periods: (R, 1, K, D/2), float32 at least."""
-        place = self._drawn(self._place(places), places.keys)
-        if self.columns_first:
-            place = place.flip(-1)
+        """Return t·(y, x)·direction / period: (R, 1 or heads, K, D/2), float32 at least."""
+        place_RK2 = self._drawn(self._place(places), places.keys)
         turn = 2 * math.pi if self.coordinates == "centred" else 1.0
-        angles = turn * place.unsqueeze(-1) / self.periods
-        return angles.flatten(2).unsqueeze(1)
+        y, x = (turn * place_RK2)[:, None, :, None].unbind(-1)
+        down, across = self.headings[:, :, None]
+        return (y * down + x * across) / self._pair_periods()
+
+    def frequencies(self) -> Tensor:
+        """Return those of columns, then of rows, as ``rotary_mixed``'s: (2, blocks, heads, D/2)."""
+        shape = 2, self.dims.depth, self.dims.num_heads, -1
+        return (self.headings.flip(0) / self._pair_periods()).unsqueeze(1).expand(shape).clone()
+
+    def _pair_periods(self) -> Tensor:
+        return self.periods.repeat(self.headings.shape[-1] // len(self.periods))
+
+    def _directed(self) -> Tensor:
+        """Return what a step down and a step across count in each pair: (2, 1 or heads, D/2)."""
+        count = self.dims.head_dim // 4
+        if self.directions == "golden":
+            number = torch.arange(1, 2 * count * self.dims.num_heads + 1, dtype=torch.float64)
+            spread = torch.stack([number / _PLASTIC, number / _PLASTIC**2]).frac()
+            normal = torch.special.erfinv(2 * spread - 1)  # a direction as even as the spread
+            return (normal / normal.norm(dim=0)).flip(0).view(2, self.dims.num_heads, -1)
+        angle = torch.arange(count, dtype=torch.float64).div(2, rounding_mode="floor")
+        angle = angle % (int(self.directions) // 2) * (math.pi / int(self.directions))
+        first = torch.stack([angle.cos(), angle.sin()])
+        second = torch.stack([-angle.sin(), angle.cos()])
+        halves = (second, first) if self.columns_first else (first, second)
+        return torch.cat(halves, dim=-1).unsqueeze(1)
 
     def _place(self, places: Places) -> Tensor:
         """Return (y, x) of every token: float32 (R, K, 2)."""

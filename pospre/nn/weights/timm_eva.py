@@ -20,6 +20,7 @@ from pospre.nn.encoder_options import Positions
 from pospre.nn.positions.foreign import (
     DINOV3,
     cells,
+    constant_frequencies,
     has_table,
     is_interleaved,
     rotation_of,
@@ -99,13 +100,18 @@ def _rotation(positions: Positions) -> dict[str, Any]:
         return {"use_rot_pos_emb": False}
     name, options = rotation
     said = {"use_rot_pos_emb": True, "rope_temperature": options.get("base", _BASES[name])}
-    if name == "rotary_mixed":
+    if name == "rotary_mixed" or _is_directed(options):
         return {**said, "rope_type": "mixed", "rope_grid_indexing": "xy"}
     if not is_interleaved(positions):
         return {**said, "rope_type": "dinov3", "rope_rotate_half": True}
     said |= {"rope_type": "cat"}
     said |= {"rope_grid_indexing": "xy" if options.get("columns_first") else "ij"}
     return {**said, "ref_feat_shape": 16} if options["coordinates"] == "reference" else said
+
+
+def _is_directed(options: dict[str, Any]) -> bool:
+    """Return whether ``rotary`` turns along other directions than the axes: mixed ones in timm."""
+    return options.get("directions", 2) != 2
 
 
 def turns_pairs(vit: nn.Module) -> bool:
@@ -167,6 +173,9 @@ def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> 
     """Return the tensors ``state`` of an encoder for its timm model ``vit``; None: a new one."""
     if vit is None:
         _refuse_odd(encoder)
+    frequencies = constant_frequencies(encoder.positions)
+    if frequencies is not None:
+        state = {**state, "rope.freqs": frequencies}
     if is_interleaved(encoder.positions.as_given()):
         state = interleaved(state, encoder.size.num_heads, back=False)
     if vit is None:
@@ -188,6 +197,8 @@ def _refuse_odd(encoder: Any) -> None:
     """Raise ``UserError`` for an encoder that no timm model matches."""
     _, turn = rotation_of(encoder.positions.as_given()) or ("", {})
     usual = {"normalize": "separate", "period_range": None, "bf16_periods": False}
+    if _is_directed(turn):  # exact as mixed positions, which count cells
+        usual = {"coordinates": "cells"}
     odd = [f"positions.rotary.{key}" for key, own in usual.items() if turn.get(key, own) != own]
     if (encoder.size.eps, encoder.layer_scale is not None) not in _NAMES:
         odd.append(f"layer_scale = {encoder.layer_scale} with norms of ε = {encoder.size.eps}")

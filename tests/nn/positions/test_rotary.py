@@ -260,3 +260,36 @@ def test_a_decoder_has_the_same_draw() -> None:
     other.reset_parameters()
     places = Places(GRID, keys=torch.arange(3))
     torch.testing.assert_close(other.angles(places, 0), scheme.angles(places, 0))
+
+
+# --- more directions (Spiral RoPE) and the golden ones
+
+SPIRAL: dict[str, Any] = {"coordinates": "cells", "period_range": (1 / 1.5, 1000 / 1.5)}
+
+
+def test_spiral() -> None:
+    scheme = rotary(directions=4, **SPIRAL)
+    check(angles(scheme), "3 .3 .053033 .005303 4.5 .45 .010607 .001061")  # row 2, column 3
+    swapped = rotary(directions=4, columns_first=True, **SPIRAL)
+    check(angles(swapped), "4.5 .45 .010607 .001061 3 .3 .053033 .005303")
+
+
+def test_golden_directions_cover_the_circle() -> None:
+    scheme = rotary(directions="golden")
+    check(scheme.headings.flip(0)[:, 0, :3].T, ".968979 .247143 .022601 -.999745 -.751688 .659518")
+    check(scheme.periods, "1 1.778279 3.162278 5.623413 10 17.782794 31.622777 56.234133")
+    many = rotary(TransformerDims(dim=2000, num_heads=5, depth=1, grid=GRID), directions="golden")
+    down, across = many.headings.double()
+    assert (
+        torch.polar(torch.ones(5, 200).double(), 2 * torch.atan2(down, across)).mean().abs() < 4e-3
+    )
+
+
+@pytest.mark.parametrize("directions", [4, 8, "golden"])
+def test_equal_steps_give_equal_turns(directions: int | str) -> None:
+    angle = rotary(WIDE, directions=directions, coordinates="cells").angles(Places((5, 7)), 0)
+    grid = angle.unflatten(2, (5, 7))
+    for step in (grid.diff(dim=2), grid.diff(dim=3)):
+        torch.testing.assert_close(step, step[:, :, :1, :1].expand_as(step), rtol=0, atol=4e-6)
+    assert angle.shape == (1, 2 if directions == "golden" else 1, 35, 32)
+    assert (angle - rotary(WIDE, coordinates="cells").angles(Places((5, 7)), 0)).abs().max() > 0.1
