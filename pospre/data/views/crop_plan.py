@@ -15,12 +15,13 @@ u0, u1… in [0, 1) of ``pospre.draws.uniform`` and arithmetic in float64:
   of s × t begins at ⌊u0 · (S + 2p − s + 1)⌋ − p and ⌊u1 · (T + 2p − t + 1)⌋ − p, p the padding.
 - Crops ``"center"`` and ``"full"`` draw nothing.
 - ``inside`` another group: W, H, left and top are of and in that view's box, not the image.
+- ``of`` another group: nothing is drawn, and no view number is used; boxes and flips are those.
 
 ``boxes`` has the formulas (and how e^ is computed). Colours are drawn on the device by the same
 rules: ``pospre.augment.device``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,7 +55,7 @@ class GroupPlan:
         index: int64 (B,).
         first_view: number of the group's first view.
         flips: bool (B, V).
-        outer: the group whose views these are cropped from; None: the image.
+        outer: the group whose views these are cropped from, or are ``of``; None: the image.
     """
 
     group: ViewGroup
@@ -68,6 +69,10 @@ class GroupPlan:
     def crops(self, sample: int, width: int, height: int) -> Crops:
         """Return the positions of all views of the group in an upright image of this size."""
         group, image = self.group, (width, height)
+        if group.of is not None:
+            assert self.outer is not None
+            same = self.outer.crops(sample, *image)
+            return same._replace(scaled=group.shape[::-1])
         if group.crop == "random":
             draw = self._draws(sample, NUM_BOX_DRAWS)
             if self.outer is None:
@@ -108,7 +113,7 @@ def first_view(views: Iterable[ViewGroup], name: str) -> int:
     for group in views:
         if group.name == name:
             break
-        first += group.count
+        first += group.count if group.of is None else 0
     return first
 
 
@@ -124,10 +129,16 @@ def plan_views(
         first = first_view(views, group.name)
         flips = plan_flips(seed, epochs, index, np.arange(group.count) + first, group)
         plans[group.name] = GroupPlan(group, start, epochs, index, first, flips)
-    return [
-        plan if plan.group.inside is None else replace(plan, outer=plans[plan.group.inside])
-        for plan in plans.values()
-    ]
+    return [_with_outer(plan, plans) for plan in plans.values()]
+
+
+def _with_outer(plan: GroupPlan, plans: Mapping[str, GroupPlan]) -> GroupPlan:
+    """Return a plan that knows the group that its views lie in, or whose views they are."""
+    group = plan.group
+    if group.of is not None:
+        source = _with_outer(plans[group.of], plans)
+        return replace(plan, outer=source, flips=source.flips)
+    return plan if group.inside is None else replace(plan, outer=plans[group.inside])
 
 
 def plan_flips(

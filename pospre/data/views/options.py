@@ -240,6 +240,11 @@ class ViewOptions:
     box rather than the image. It must have random crops or whole images, and one view, or as many
     as this group.
     """
+    of: str | None = None
+    """Another group, whose views these are in another size: the same boxes and flips, read from the
+    image at this ``size``. A reference sees them in place of that group. Beside it only ``size``
+    and ``interpolation`` may be given.
+    """
 
 
 @dataclass(frozen=True)
@@ -266,6 +271,8 @@ class ViewGroup(ViewOptions, _Named):
             ("flip_rate", self.crop != "center" or not self.flip_rate),
         ):
             check_used(self, f"{where}: ", key, used, f"crop = {self.crop}")
+        for key in ("scale", "ratio", "flip_rate", "crop", "augment", "inside"):
+            check_used(self, f"{where}: ", key, self.of is None, f"of = {self.of}")
         try:
             self.augment.check_views(self.count, self.shape)
         except UserError as error:
@@ -296,7 +303,32 @@ def named_groups(views: Views) -> dict[str, ViewGroup]:
         )
     for group in named.values():
         _check_inside(group, named)
-    return named
+    return {name: _like_its_source(group, named) for name, group in named.items()}
+
+
+def _like_its_source(group: ViewGroup, named: Mapping[str, ViewGroup]) -> ViewGroup:
+    """Return a group that is ``of`` another with as many views; others stay as they are."""
+    if group.of is None:
+        return group
+    where = f"data.views.{group.name}.of = {group.of}"
+    source = named.get(group.of)
+    if source is None or source.of is not None:
+        others = [name for name, each in named.items() if each.of is None]
+        raise UserError(f"{where}, but groups with crops of their own are: {', '.join(others)}.")
+    if source.crop not in ("random", "full"):
+        raise UserError(
+            f"{where}, but data.views.{source.name}.crop = {source.crop}, which cuts from a "
+            "resized image. Use random or full."
+        )
+    (high, wide), (rows, columns) = group.shape, source.shape
+    if high * columns != wide * rows:
+        raise UserError(
+            f"{where}, but its size {[high, wide]} has another shape than {[rows, columns]}; "
+            "multiply both sides by the same factor."
+        )
+    if group.count not in (1, source.count):
+        raise UserError(f"{where} has {source.count} views; leave out count = {group.count}.")
+    return replace(group, count=source.count)
 
 
 def _check_inside(group: ViewGroup, named: Mapping[str, ViewGroup]) -> None:

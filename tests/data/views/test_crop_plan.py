@@ -17,7 +17,8 @@ from pospre.data.views.boxes import (
     simple_frame,
 )
 from pospre.data.views.crop_plan import plan_flips, plan_views
-from pospre.data.views.options import CROPS, Augment, RandAugment, ViewGroup
+from pospre.data.views.options import CROPS, Augment, RandAugment, ViewGroup, named_groups
+from pospre.errors import UserError
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 LARGE = 40_000, 30_000  # pixels: no two boxes share a side by chance
@@ -129,6 +130,44 @@ def test_views_inside_of_others_lie_there(index, size, outer, low):
         )
         own = whole.crops(0, width, height).boxes[view] + [left, top, 0, 0]
         assert np.array_equal(boxes.boxes[view], own)
+
+
+def test_a_group_of_another_has_its_boxes_and_flips_and_draws_nothing():
+    source = ViewGroup(name="global", count=2, size=32)
+    last = ViewGroup(name="local", count=3, size=16)
+    groups = named_groups([ViewGroup(name="anchor", of="global", size=64), source, last])
+    index = np.array([5, 6])
+    anchor, own, local = plan_views([*groups.values()], seed=3, epoch=1, index=index)
+    plain = plan_views([source, last], seed=3, epoch=1, index=index)
+    crops, same = anchor.crops(1, 90, 70), own.crops(1, 90, 70)
+    assert crops.scaled == (64, 64) and same.scaled == (32, 32) and groups["anchor"].count == 2
+    assert np.array_equal(crops.boxes, same.boxes)
+    assert np.array_equal(anchor.flips, own.flips)
+    for with_anchor, without in zip((own, local), plain, strict=True):
+        found, expected = (each.crops(0, 90, 70).boxes for each in (with_anchor, without))
+        assert np.array_equal(found, expected)
+        assert np.array_equal(with_anchor.flips, without.flips)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"of": "none"}, "of = none, but groups with crops of their own are: view, tall"),
+        ({"of": "anchor"}, "of = anchor, but groups with crops"),
+        ({"of": "tall"}, r"size \[64, 64\] has another shape than \[32, 16\]"),
+        ({"of": "cut"}, "crop = center, which cuts from a resized image"),
+        ({"of": "view", "count": 3}, "has 1 views; leave out count = 3"),
+        ({"of": "view", "scale": (0.1, 1.0)}, r"scale = \[0.1, 1.0\] has no effect with of = view"),
+        ({"of": "view", "augment": {"blur_rate": 1.0}}, "augment = .* has no effect with of"),
+    ],
+)
+def test_a_group_of_another_takes_nothing_of_its_own(options, said):
+    others = [
+        *(ViewGroup(), ViewGroup(name="tall", size=(32, 16))),
+        ViewGroup(name="cut", crop="center"),
+    ]
+    with pytest.raises(UserError, match=said):
+        named_groups([*others, ViewGroup(**{"name": "anchor", "size": 64, **options})])
 
 
 def test_options_of_pixels_are_taken_as_a_recipe_has_them():
