@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     chosen = typed_settings(Embed, "embed", settings)
     from pospre.embedding.embed import embed
     from pospre.embedding.features import Ranks
-    from pospre.evaluation.models import Shown
+    from pospre.training.foreign import Shown
 
     embed(
         arguments.model,

@@ -83,10 +83,11 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     check_settings(arguments.name, settings)
     from pospre.evaluation.figures import run_folder_of
-    from pospre.evaluation.models import Shown, open_beside, open_model
+    from pospre.evaluation.models import open_beside, open_model
     from pospre.evaluation.results_table import results_table
     from pospre.evaluation.run import run_evaluation
     from pospre.run.checkpoints.folders import checkpoints_in
+    from pospre.training.foreign import Shown
 
     subject = open_model(
         arguments.model, weights=arguments.weights, shown=Shown(*shown), seed=arguments.seed

@@ -13,12 +13,13 @@ from pospre.embedding.parquet import pyarrow
 from pospre.embedding.settings import Embed
 from pospre.errors import UserError
 from pospre.evaluation.layers import check_grid
-from pospre.evaluation.models import Shown, Subject, open_model
+from pospre.evaluation.models import Subject, open_model
 from pospre.evaluation.run import encoder_hash, find_device, require_finite, whole_float32
 from pospre.nn.build import check_divides
 from pospre.nn.weights.timm_models import PREFIX
 from pospre.object_store import is_remote
 from pospre.recipe.provenance import concealed
+from pospre.training.foreign import Shown
 from pospre.training.weight_files import is_weights_file
 from pospre.training.weight_records import Weights
 

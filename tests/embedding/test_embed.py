@@ -26,8 +26,8 @@ from pospre.embedding.settings import Embed
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Sampling
 from pospre.evaluation.features import centre_batches
-from pospre.evaluation.models import AS_NOTED, Shown
 from pospre.evaluation.registry import Context, typed_settings
+from pospre.training.foreign import AS_NOTED, Shown
 from tests.conftest import write_images
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 

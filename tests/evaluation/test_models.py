@@ -15,7 +15,7 @@ import pospre
 from pospre import evaluate
 from pospre.errors import UserError, run_command
 from pospre.evaluation.layers import blank_encoder
-from pospre.evaluation.models import Shown, open_model, subject_of
+from pospre.evaluation.models import open_model, subject_of
 from pospre.exporting.export import export
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -23,6 +23,7 @@ from pospre.nn.swin.encoder import SWIN_NEEDS
 from pospre.run.checkpoints.reading import open_checkpoint
 from pospre.run.resume import recorded
 from pospre.training.build import model_of
+from pospre.training.foreign import Shown
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1}

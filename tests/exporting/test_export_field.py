@@ -8,13 +8,14 @@ import timm
 import torch
 from torch import Tensor
 
-from pospre.evaluation.models import Shown, open_model, subject_of
+from pospre.evaluation.models import open_model, subject_of
 from pospre.export import main
 from pospre.exporting.export import export
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model, load_model
+from pospre.training.foreign import Shown
 from pospre.training.start_weights import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 

@@ -11,12 +11,13 @@ from safetensors.torch import save_file
 from transformers import AutoModel, Dinov2Config, Dinov2Model
 
 from pospre.errors import UserError
-from pospre.evaluation.models import Shown, open_model, subject_of
+from pospre.evaluation.models import open_model, subject_of
 from pospre.exporting import export as export_module
 from pospre.exporting import hf_folder, timm_file
 from pospre.exporting.export import export
 from pospre.exporting.timm_encoder import take_parts
 from pospre.run.checkpoints.reading import read_checkpoint
+from pospre.training.foreign import Shown
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 1}

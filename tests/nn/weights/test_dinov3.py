@@ -16,11 +16,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.models import Shown, open_model
+from pospre.evaluation.models import open_model
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.positions.foreign import as_text, rope_vit
 from pospre.nn.weights.timm_models import wrap_encoder
+from pospre.training.foreign import Shown
 from pospre.training.start_weights import load_weights
 from tests.nn.weights.test_eva import close, redrawn
 

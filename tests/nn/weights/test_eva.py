@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pospre.evaluation.models import Shown, open_model
+from pospre.evaluation.models import open_model
 from pospre.nn.places import Places
 from pospre.nn.positions.scheme import PositionTerms
 from pospre.nn.weights.timm_models import timm_size, wrap_encoder
+from pospre.training.foreign import Shown
 
 DINOV3 = ("vit_small_patch16_dinov3", "vit_small_patch16_dinov3_qkvb")
 GATED = ("vit_small_plus_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb")

@@ -16,13 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.models import Shown, open_model
+from pospre.evaluation.models import open_model
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.positions.file_tables import with_prefix_rows
 from pospre.nn.positions.sincos import sincos_positions
 from pospre.nn.positions.table import Resampling, Table, resample_positions
 from pospre.nn.weights.timm_models import wrap_encoder
+from pospre.training.foreign import Shown
 from pospre.training.start_weights import load_weights
 
 State = dict[str, Tensor]
