@@ -4,7 +4,8 @@
 ``PretrainModel``     an encoder, or a timm ViT, with its algorithms; a ``ComposerModel``
 ``MAE``               the algorithms with their options: ``MAE(mask_ratio=0.75)``; the others:
                       ``SimMIM`` ``IJEPA`` ``DINOv2`` ``Supervised`` ``DropPos`` ``MP3``
-                      ``MaskedPosition`` ``CropField`` ``StoP`` ``LUT`` ``EmaTeacher``
+                      ``MaskedPosition`` ``CropField`` ``StoP`` ``LUT`` ``EmaTeacher`` ``Gram``
+                      ``Distill``
 ``build_encoder``     an encoder by name: ``vits16``, ``timm:vit_small_patch16_224``, …
 ``wrap_encoder``      the encoder of a ``timm.create_model`` model, with its weights
 ``load_run``          the trained model of a run
@@ -36,8 +37,10 @@ from pospre.installed import check_installed
 if TYPE_CHECKING:  # for editors and type checkers, which do not see late imports
     from pospre.algorithms.crop_field import CropField as CropField
     from pospre.algorithms.dinov2.dinov2 import DINOv2 as DINOv2
+    from pospre.algorithms.distill import Distill as Distill
     from pospre.algorithms.droppos import DropPos as DropPos
     from pospre.algorithms.ema_teacher import EmaTeacher as EmaTeacher
+    from pospre.algorithms.gram import Gram as Gram
     from pospre.algorithms.ijepa.ijepa import IJEPA as IJEPA
     from pospre.algorithms.lut.lut import LUT as LUT
     from pospre.algorithms.mae import MAE as MAE
@@ -88,6 +91,8 @@ _HOMES = {
     "StoP": "algorithms.stop.stop",
     "LUT": "algorithms.lut.lut",
     "EmaTeacher": "algorithms.ema_teacher",
+    "Gram": "algorithms.gram",
+    "Distill": "algorithms.distill",
     "build_encoder": "nn.build",
     "wrap_encoder": "nn.weights.timm_models",
     "load_run": "training.start_weights",

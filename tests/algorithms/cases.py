@@ -1,12 +1,12 @@
 """Small models with any algorithms: what the contract and composition tests run."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
@@ -87,7 +87,9 @@ class Case:
             uses = [each.uses(encoder) for each in self.algorithms()]
         except UserError:  # a refusal, which building them says again
             return GROUPS
-        read = {group for each in uses for group in each.groups} or {"view"}
+        passes = [one for each in uses for one in each.passes.values()]
+        read = {one.group for one in passes if not (one.or_all or one.reference)}
+        read = read.union(*(each.views for each in uses)) or {"view"}
         return {name: group for name, group in GROUPS.items() if name in read}
 
     @property
@@ -108,12 +110,16 @@ class Case:
     def build(self, *, seed: int = 7) -> PretrainModel:
         """Return a small model; its encoder has the same weights for any seed."""
         torch.manual_seed(0)
-        return PretrainModel(self.encoder_of(), self.algorithms(), seed=seed, views=self.views)
+        encoder, algorithms = self.encoder_of(), self.algorithms()
+        reference = self.encoder_of() if needs_reference(algorithms, encoder) else None
+        return PretrainModel(encoder, algorithms, seed=seed, views=self.views, reference=reference)
 
     def layout(self) -> Layout:
         """Return what the algorithms run together, without weights."""
         with torch.device("meta"):
-            return compose(self.algorithms(), self.encoder_of(), self.views)
+            encoder, algorithms = self.encoder_of(), self.algorithms()
+            reference = self.encoder_of() if needs_reference(algorithms, encoder) else None
+            return compose(algorithms, encoder, self.views, reference)
 
     def encoder_of(self) -> Encoder:
         """Return the encoder."""
@@ -144,16 +150,24 @@ class Case:
         return sample
 
 
+def needs_reference(algorithms: Sequence[PretrainAlgorithm], encoder: Encoder) -> bool:
+    """Return whether one of the algorithms reads a reference."""
+    passes = [one for each in algorithms for one in each.uses(encoder).passes.values()]
+    return any(one.reference for one in passes)
+
+
 def tiny_model(
     *algorithms: PretrainAlgorithm,
     views: dict[str, ViewGroup] | None = None,
     seed: int = 7,
+    reference: nn.Module | None = None,
     **encoder: Any,
 ) -> PretrainModel:
     """Return a model of one block on 4×4 patches of 8 pixels."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"image_size": 32, "patch_size": 8, "depth": 1, **encoder}
-    return PretrainModel(build_encoder("vit_tiny16", **options), algorithms, seed=seed, views=views)
+    made = build_encoder("vit_tiny16", **options)
+    return PretrainModel(made, algorithms, seed=seed, views=views, reference=reference)
 
 
 def made(name: str, **options: Any) -> PretrainAlgorithm:

@@ -18,8 +18,11 @@ START, END = "<!-- composition -->", "<!-- /composition -->"
 NEEDED: dict[tuple[str, ...], Options] = {
     ("supervised", "droppos"): {"supervised": {"mask_ratio": 0.75}},
     ("supervised", "lut"): {"supervised": {"mask_ratio": 0.75}},
+    ("simmim", "distill"): {"distill": {"on": "all"}},
+    ("simmim", "gram"): {"gram": {"on": "all"}},
 }
-"""Options without which a pair is refused: supervised hides no patches unless it is told to."""
+"""Options without which a pair is refused: supervised hides no patches by default,
+and simmim masks some of every view."""
 
 
 class Outcome(NamedTuple):

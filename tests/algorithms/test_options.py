@@ -52,6 +52,11 @@ OUTSIDE: dict[str, dict[str, list[Any]]] = {
         **{"mask_ratio": [(0.1, 1.0), (0.5, 0.1)], "shape": ["star"], "weight": [-1.0]},
     },
     "ema_teacher": {"shape": ["round"]},
+    "gram": {"on": ["masked"], "level": ["patch"], "resize": ["area"], "weight": [-1.0]},
+    "distill": {
+        **{"distance": ["l3"], "class_weight": [-1.0], "patch_weight": [NAN]},
+        **{"on": ["masked"], "weight": [-1.0]},
+    },
 }
 SAID: Options = {
     "droppos": {"mask_ratio": "less than 1", "decoder_dim": "multiple of 4", "weight": "finite"},

@@ -1,0 +1,153 @@
+"""Objectives that compare the trained encoder's tokens with those of the reference."""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pospre.batch import Batch, per_row
+from pospre.errors import UserError
+from pospre.model.layout import Layout
+from pospre.model.objective import Objective
+from pospre.model.uses import Pass
+from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.masking import gather_tokens
+
+Views = Literal["unmasked", "all"]
+Resize = Literal["auto", "bicubic"]
+_GROUPS = {"student": "view", "global": "global"}
+"""The trained encoder's passes whose tokens are compared, and their view groups."""
+COMPARED: Mapping[str, Pass] = {
+    **{
+        name: Pass(group, joins=True, or_all=True, optional=True) for name, group in _GROUPS.items()
+    },
+    **{
+        f"reference/{name}": Pass(group, reference=True, optional=True)
+        for name, group in _GROUPS.items()
+    },
+}
+"""The passes to declare: those of a host, or over all patches, and the reference's beside them."""
+
+
+class Pair(NamedTuple):
+    """The tokens of a pass and of the reference in float32, for views of each of B samples.
+
+    Attributes:
+        student: (B·V, K, D) patches that the trained encoder got.
+        target: (B·V, K, D') the reference's at the same places.
+        student_prefix: (B·V, P, D) tokens before them, the class token first.
+        target_prefix: (B·V, P', D').
+        weight: (B, V), 1 for views that count, else 0.
+    """
+
+    student: Tensor
+    target: Tensor
+    student_prefix: Tensor
+    target_prefix: Tensor
+    weight: Tensor
+
+    def mean(self, values_R: Tensor) -> Tensor:
+        """Return the mean over samples of each one's mean over its views that count."""
+        values_BV = values_R.view_as(self.weight)
+        count = self.weight.sum(1).clamp_min(1)
+        return ((values_BV * self.weight).sum(1) / count).mean()
+
+
+class Comparison(Objective):
+    """Reads a pass of the trained encoder and the reference's tokens at the same places.
+
+    Args:
+        encoder: the trained one.
+        layout: of the model.
+        on: ``unmasked``: only views in which no patch is replaced by a mask token; or ``all``.
+        resize: how the reference's map gets to another grid; see ``on_grid``.
+    """
+
+    def __init__(
+        self, encoder: PatchEncoder, layout: Layout, *, on: Views, resize: Resize = "auto"
+    ) -> None:
+        super().__init__()
+        assert layout.reference is not None
+        self.prefix, self.reference_prefix = (
+            each.num_prefix_tokens for each in (encoder, layout.reference)
+        )
+        self.resize: Resize = resize
+        self.read = [name for name in _GROUPS if f"reference/{name}" in layout.passes]
+        laid = layout.passes
+        self.visible = {name: laid[name].visible for name in self.read}
+        self.grids = {name: layout.grid(_GROUPS[name]) for name in self.read}
+        self.reference_grids = {
+            name: layout.reference.grid_of(*layout.views[laid[f"reference/{name}"].group].shape)
+            for name in self.read
+        }
+        keys = {name: f"{_GROUPS[name]}/masked" for name in self.read}
+        self.masks = {
+            k: key for k, key in keys.items() if on == "unmasked" and key in layout.writers
+        }
+
+    def pairs(self, passes: dict[str, Tensor], batch: Batch) -> Iterator[Pair]:
+        """Yield what to compare, for each pass; call it outside of autocast."""
+        for name in self.read:
+            student, target = passes[name].float(), passes[f"reference/{name}"].float()
+            patches = target[:, self.reference_prefix :]
+            patches = on_grid(patches, self.reference_grids[name], self.grids[name], self.resize)
+            visible = self.visible[name]
+            if visible is not None:
+                patches = gather_tokens(patches, per_row(batch[visible], len(patches)))
+            yield Pair(
+                student[:, self.prefix :],
+                patches,
+                student[:, : self.prefix],
+                target[:, : self.reference_prefix],
+                self._weight(name, len(student), batch),
+            )
+
+    def _weight(self, name: str, rows: int, batch: Batch) -> Tensor:
+        samples = len(batch["index"])
+        if name not in self.masks:
+            return torch.ones(samples, rows // samples, device=batch["index"].device)
+        return (~per_row(batch[self.masks[name]], rows).any(-1)).float().view(samples, -1)
+
+
+def check_compared(layout: Layout, name: str, on: Views) -> None:
+    """Raise ``UserError`` if the method ``name`` would compare no view."""
+    groups = [group for key, group in _GROUPS.items() if f"reference/{key}" in layout.passes]
+    if on == "unmasked" and all(layout.masked(group) == 1 for group in groups):
+        raise UserError(
+            f"{name}.on = unmasked, but in every view of data.views.{' and '.join(groups)} some "
+            f"patches are replaced by a mask token. Use {name}.on: all."
+        )
+
+
+def without_autocast(tokens: Tensor) -> torch.autocast:
+    """Return a context without autocast: norms and products of tokens are in float32."""
+    return torch.autocast(tokens.device.type, enabled=False)
+
+
+def on_grid(
+    patches_RND: Tensor, old: tuple[int, int], new: tuple[int, int], how: Resize = "auto"
+) -> Tensor:
+    """Return a map of patches, (R, N, D), read at the cells of another grid of the same view.
+
+    ``auto``: bilinear at the cells' centres; if whole numbers of old cells make a new one, their
+    mean. ``bicubic``, without antialiasing: as DINOv3's code.
+    """
+    if old == new:
+        return patches_RND
+    picture = patches_RND.transpose(1, 2).unflatten(2, old)
+    ratios = [before / after for before, after in zip(old, new, strict=True)]
+    if how == "bicubic":
+        found = F.interpolate(picture, new, mode="bicubic", align_corners=False)
+    elif all(ratio >= 2 and ratio.is_integer() for ratio in ratios):
+        found = F.interpolate(picture, new, mode="area")
+    else:
+        found = F.interpolate(picture, new, mode="bilinear", align_corners=False)
+    return found.flatten(2).transpose(1, 2)
+
+
+def half_squared_distance(first: Tensor, second: Tensor) -> Tensor:
+    """Return 1 − cosine of vectors (…, D) as ½‖x/‖x‖ − y/‖y‖‖², exactly 0 if they are equal."""
+    first, second = (F.normalize(each, dim=-1, eps=1e-12) for each in (first, second))
+    return (first - second).square().sum(-1) / 2
