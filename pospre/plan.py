@@ -104,10 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pospre.planning.estimate import plan
     from pospre.training.build import trusted_part
     from pospre.training.data import check_addresses
-    from pospre.training.start_encoder import with_encoder
+    from pospre.training.reference import with_encoders
 
-    check_addresses(recipe, "encoder.weights")
-    recipe, untrusted = trusted_part(with_encoder(recipe))
+    check_addresses(recipe, "encoder.weights", "reference.weights")
+    recipe, untrusted = trusted_part(with_encoders(recipe))
     if untrusted and not recipe.algorithms:
         raise untrusted[0]
     for error in untrusted:

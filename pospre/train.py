@@ -103,10 +103,10 @@ def _run(arguments: argparse.Namespace) -> int:
     from pospre.reporting.live_page import LivePage
     from pospre.run.run import Run
     from pospre.scratch import remove_folder_of_torch
-    from pospre.training.start_encoder import with_encoder
+    from pospre.training.reference import with_encoders
     from pospre.training.train import train_in
 
-    recipe = with_encoder(recipe)
+    recipe = with_encoders(recipe)
     check_evaluations(recipe)
     with Run(recipe) as run:
         remove_folder_of_torch()

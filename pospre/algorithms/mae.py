@@ -120,6 +120,7 @@ class MAE(PretrainAlgorithm):
             hides=Hides.by(self._masking(encoder)),
             passes={"student": Pass(over=SEEN, edits_content=masks)},
             keys={MASKED: None} if masks else {},
+            masked={"view": 1.0} if masks else {},
             widths={"decoder": (self.decoder_dim, self.decoder_heads)},
         )
 

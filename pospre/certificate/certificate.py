@@ -19,7 +19,7 @@ from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device
 from pospre.training.data import rank_batch
 from pospre.training.precision import decide_precision
-from pospre.training.start_encoder import with_encoder
+from pospre.training.reference import with_encoders
 
 KINDS = ("step", "save", "start", "SIGTERM")
 _OTHER_SUMS = ("trainer.microbatch_size", "trainer.compile", "trainer.fsdp")
@@ -74,7 +74,7 @@ def certify(request: Request, work: Callable[[Job], None]) -> tuple[Certificate,
     the recipe's run folder, is returned as well. A recipe that cannot be trained, or a run that
     ends unexpectedly, is a ``UserError``.
     """
-    recipe = with_encoder(load_recipe(request.recipe, request.overrides))
+    recipe = with_encoders(load_recipe(request.recipe, request.overrides))
     folder = recipe.run_path() / "certificate"
     check_output("the certificate", folder / "certificate.json")
     for keys in request.also:

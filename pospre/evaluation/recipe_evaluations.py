@@ -28,7 +28,7 @@ from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
 from pospre.training.build import build_model, model_of, resolve
 from pospre.training.data import open_data
-from pospre.training.start_encoder import with_encoder
+from pospre.training.reference import with_encoders
 from pospre.untrusted_json import parse_object
 
 _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")
@@ -99,7 +99,7 @@ def _declared(verdict: Verdict) -> dict[str, dict[str, Any]]:
 def check_evaluations(recipe: Recipe) -> None:
     """Raise a ``UserError`` before training if an evaluation after it would fail."""
     if recipe.evaluation or recipe.verdict:
-        recipe = resolve(with_encoder(recipe), open_data(recipe))
+        recipe = resolve(with_encoders(recipe), open_data(recipe))
     if recipe.verdict is not None:
         _check_verdict(recipe.verdict, recipe)
     images: dict[str, int] = {}

@@ -20,7 +20,7 @@ from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.recipe.yaml_text import read_mapping
 from pospre.training.build import resolve
 from pospre.training.data import open_data
-from pospre.training.start_encoder import with_encoder
+from pospre.training.reference import with_encoders
 
 
 class Cell(NamedTuple):
@@ -39,7 +39,7 @@ class Cell(NamedTuple):
         if any(key in self.recipe.environment for key in COMPARED):
             return False  # only its checkpoints show whether they are the same
         trained = read_mapping(self.recipe.run_path() / "recipe.yaml")
-        recipe = with_encoder(self.recipe)
+        recipe = with_encoders(self.recipe)
         return trained == resolve(recipe, open_data(recipe)).record()
 
 

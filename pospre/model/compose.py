@@ -16,7 +16,10 @@ from pospre.nn.encoder_interface import PatchEncoder
 
 
 def compose(
-    methods: Sequence[Method], encoder: PatchEncoder, views: Mapping[str, ViewGroup]
+    methods: Sequence[Method],
+    encoder: PatchEncoder,
+    views: Mapping[str, ViewGroup],
+    reference: PatchEncoder | None = None,
 ) -> Layout:
     """Lay out the passes of these methods, in any order.
 
@@ -24,6 +27,7 @@ def compose(
         methods: the methods, with their options.
         encoder: the encoder, of whose weights nothing is read.
         views: the view groups by name.
+        reference: the frozen encoder, if there is one.
 
     Raises:
         UserError: they do not work together, or not with this encoder or these views.
@@ -46,6 +50,7 @@ def compose(
     layout = Layout(
         encoder,
         views,
+        reference,
         methods={name: named[name] for name in order},
         uses={name: uses[name] for name in order},
         hider=hider,
@@ -113,7 +118,7 @@ def _passes(layout: Layout) -> dict[str, EncoderPass]:
     ]
     for name, method, own in sorted(declared, key=lambda each: each[2].joins):  # joins come last
         refusals.check_group(layout, method, name, own)
-        if own.joins:
+        if own.joins and not own.or_all:
             refusals.check_joined(passes, method, name)
         laid = _laid_out(layout, method, own)
         before = passes.get(name, laid)
@@ -140,6 +145,9 @@ def _left_out(layout: Layout) -> bool:
 def _laid_out(layout: Layout, method: str, own: Pass) -> EncoderPass:
     """Return the pass that ``method`` declares, as if it were alone."""
     seen = f"{own.group}/visible" if _left_out(layout) else None
+    if own.reference:
+        group = layout.seen_by_reference(own.group)
+        return EncoderPass(group, reference=True, needs_patches=own.needs_patches)
     visible = {ALL: None, SEEN: seen}.get(own.over, own.over)
     count: int | None = None
     if visible is None:

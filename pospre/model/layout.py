@@ -16,6 +16,7 @@ class Layout:
     Attributes:
         encoder: the encoder of the passes.
         views: the view groups by name.
+        reference: the frozen encoder of the passes that ask for it; None: there is none.
         methods: the methods by name, in the order in which they draw and their heads run.
         uses: what each declares.
         hider: the method that hides patches of ``view``; None: all are visible.
@@ -28,6 +29,7 @@ class Layout:
 
     encoder: PatchEncoder
     views: Mapping[str, ViewGroup]
+    reference: PatchEncoder | None = None
     methods: Mapping[str, Method] = field(default_factory=dict)
     uses: Mapping[str, Uses] = field(default_factory=dict)
     hider: str | None = None
@@ -77,6 +79,16 @@ class Layout:
         if group == "view":
             return self.encoder.grid
         return self.encoder.grid_of(*self.views[group].shape)
+
+    def seen_by_reference(self, group: str) -> str:
+        """Return the group that the reference sees in place of a group: one that is of it."""
+        return next((name for name, each in self.views.items() if each.of == group), group)
+
+    def masked(self, group: str) -> float:
+        """Return the share of a group's views in which patches are replaced by a mask token."""
+        if group == "view" and self.hides is not None and not self.hides.left_out:
+            return 1.0
+        return max((each.masked.get(group, 0.0) for each in self.uses.values()), default=0.0)
 
     def named(self, kind: str) -> str | None:
         """Return the name of the method ``kind``, or of a class derived from it; None: absent."""

@@ -22,6 +22,7 @@ from pospre.model.parts import make_parts
 from pospre.model.passes import EncoderPass
 from pospre.model.prepare import check_batch, check_normalised, lacking, write_draws
 from pospre.model.progress import Progress, as_progress
+from pospre.model.reference import Reference
 from pospre.model.sample_numbers import SampleNumbers
 from pospre.model.uses import Method
 from pospre.nn.build import check_divides
@@ -52,6 +53,8 @@ class PretrainModel(ComposerModel):
             weights (of the wrapped timm model, or of what ``load_weights`` loads), if known, else
             ImageNet's, or 0 if there are not three channels.
         std: for normalisation, as ``mean``; else ImageNet's, or 1.
+        reference: the encoder of published weights that methods such as ``gram`` compare with: a
+            model, an encoder or a timm ViT, which is copied and never changes.
 
     Raises:
         UserError: the methods do not work together, or not with this encoder or these views.
@@ -66,6 +69,7 @@ class PretrainModel(ComposerModel):
         views: Views | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        reference: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(encoder, nn.Module):
@@ -80,11 +84,14 @@ class PretrainModel(ComposerModel):
         self.augment.expect(encoder.pixels_expected, "timm's")
         self.seed = seed
         self.views = named_groups(views or [ViewGroup(size=encoder.image_size)])
+        self.reference = None if reference is None else Reference.of(reference)
         for name, group in self.views.items():
-            for side, patch in zip(group.shape, encoder.patch_size, strict=True):
-                check_divides(side, patch, key=f"data.views.{name}.size")
+            if group.of is None:  # the reference sees the others, with patches of its own
+                for side, patch in zip(group.shape, encoder.patch_size, strict=True):
+                    check_divides(side, patch, key=f"data.views.{name}.size")
             group.augment.check_channels(name, encoder.channels)
-        self.layout = compose(algorithms, encoder, self.views)
+        frozen = None if self.reference is None else self.reference.module
+        self.layout = compose(algorithms, encoder, self.views, frozen)
         self.algorithms: list[Any] = [*self.layout.methods.values()]
         self.is_one_graph = False  # of ``run_step``: forward also returns the losses
         self.draw_stream: Callable[[Callable[[], Batch]], Batch] = _at_once  # or on a stream
@@ -125,6 +132,13 @@ class PretrainModel(ComposerModel):
         source = ViewDraws(self.seed, batch[EPOCH], batch[INDEX], first, chosen.count)
         return self.augment(views, flips, chosen.augment, source)
 
+    def pass_images(self, declared: EncoderPass, batch: Batch) -> Tensor:
+        """Return the images (B, V, C, H, W) of a pass; the reference's are without colours."""
+        if self.reference is None or not declared.reference:
+            return self.images(batch, declared.group)
+        source = self.views[declared.group].of or declared.group
+        return self.reference.augment(batch[image_key(declared.group)], batch[flip_key(source)])
+
     def features(
         self, images_BCHW: Tensor, layers: Sequence[int], places: Places | None = None
     ) -> list[Tensor]:
@@ -158,6 +172,9 @@ class PretrainModel(ComposerModel):
     def run_pass(self, name: str, images_BVCHW: Tensor, batch: Batch) -> Tensor:
         """Run the declared pass ``name``: (B·V, P+K, D) tokens, or (B·V, P, D)."""
         declared = self.layout.passes[name]
+        if declared.reference:
+            assert self.reference is not None
+            return self.reference(images_BVCHW, prefix_only=not declared.needs_patches)
         images = images_BVCHW.flatten(0, 1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and declared.has_grad):
             encoder = self.teacher if declared.teacher else self.encoder
@@ -275,21 +292,32 @@ class PretrainModel(ComposerModel):
     def _run(self, batch: Batch) -> dict[str, Outputs]:
         check_batch(self.layout, batch)
         declared = self.layout.passes
-        groups = dict.fromkeys(each.group for each in declared.values())
-        pixels = {group: self.images(batch, group) for group in groups}
-        if self.training:
-            for group in groups:
-                if (mixer := self.layout.mixer(group)) is not None:
-                    pixels[group] = mixer.mix(pixels[group], batch)
+        frozen = {name for name, each in declared.items() if each.reference}
+        groups = dict.fromkeys(declared[name].group for name in declared if name not in frozen)
+        pixels = {group: self._mixed(self.images(batch, group), batch, group) for group in groups}
         batch = {**batch, **{f"{group}/pixels": views for group, views in pixels.items()}}
         if self.training and self.encoder.positions.is_drawn:
             for group, views in pixels.items():
                 batch[place_keys(group)] = view_keys(batch, views.shape[1], self.seed, "places")
         # autocast caches cast weights: if first cast without gradient, they would never learn
         order = sorted(declared, key=lambda name: not declared[name].has_grad)
-        passes = {name: self.run_pass(name, pixels[declared[name].group], batch) for name in order}
+        passes = {
+            name: self.run_pass(name, pixels[declared[name].group], batch)
+            for name in order
+            if name not in frozen
+        }
         features = {name: self._features(tokens) for name, tokens in passes.items()}
+        for name in frozen:
+            views = self._mixed(
+                self.pass_images(declared[name], batch), batch, declared[name].group
+            )
+            passes[name] = self.run_pass(name, views, batch)
         return {**self.objectives(passes, batch, declared), FEATURES: features}
+
+    def _mixed(self, pixels_BVCHW: Tensor, batch: Batch, group: str) -> Tensor:
+        """Return the views of a group as a method mixes them in training, if one does."""
+        mixer = self.layout.mixer(group) if self.training else None
+        return pixels_BVCHW if mixer is None else mixer.mix(pixels_BVCHW, batch)
 
     def _features(self, tokens_RND: Tensor) -> Tensor:
         """Return the mean of the patch tokens, or the class token of a pass without these."""

@@ -21,6 +21,7 @@ class EncoderPass:
         content: the methods that edit patch embeddings, in order.
         places: the methods that edit places.
         teacher: run the teacher instead of the trained encoder, without gradient.
+        reference: run the reference encoder instead, over all patches.
         grad: whether gradients flow through the trained encoder here.
         needs_patches: whether any objective reads patch tokens. If not, the pass returns only
             prefix tokens, and the last block computes no others.
@@ -34,6 +35,7 @@ class EncoderPass:
     content: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
     teacher: bool = False
+    reference: bool = False
     grad: bool = True
     needs_patches: bool = True
     count: int | None = field(default=None, compare=False)
@@ -42,7 +44,7 @@ class EncoderPass:
     @property
     def has_grad(self) -> bool:
         """Whether gradients flow through this pass."""
-        return self.grad and not self.teacher
+        return self.grad and not self.teacher and not self.reference
 
 
 T = TypeVar("T", Tensor, Places)

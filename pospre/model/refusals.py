@@ -7,6 +7,7 @@ import torch
 
 from pospre.batch import MASKED
 from pospre.errors import UserError, suggestion
+from pospre.model import reference
 from pospre.model.layout import Layout
 from pospre.model.passes import EncoderPass
 from pospre.model.uses import Method, Pass, Predicts, Uses
@@ -134,6 +135,11 @@ def check_options(layout: Layout) -> None:
 def check_group(layout: Layout, method: str, name: str, own: Pass) -> None:
     """Raise ``UserError`` if the views or the positions do not allow this pass of ``method``."""
     check_group_exists(layout, method, own.group)
+    if own.reference:
+        reference.check_pass(layout, method, name, own)
+        return
+    if own.or_all and own.group == "view":
+        _check_views(layout, method, "view", None)
     positions, grid = layout.encoder.positions, layout.grid(own.group)
     if grid != layout.encoder.grid and not positions.takes_any_grid:
         raise UserError(
@@ -175,6 +181,7 @@ def _tokens(laid: EncoderPass) -> str:
     words += f" of '{laid.group}'" if laid.visible is None else ""
     words += f", with keys from '{laid.context}' alone" if laid.context else ""
     words += " in the teacher" if laid.teacher else ""
+    words += " in the reference" if laid.reference else ""
     return words if laid.grad else f"{words}, without gradient"
 
 
@@ -215,7 +222,13 @@ def check_complete(layout: Layout) -> None:
         )
     read = {laid.group for laid in layout.passes.values()}
     for name in having:
+        wanted = sorted({each.group for each in layout.uses[name].passes.values()})
         if not any(name in laid.readers for laid in layout.passes.values()):
+            if wanted:
+                raise UserError(
+                    f"algorithms.{name} reads one of the view groups {' and '.join(wanted)}, but "
+                    f"data.views has {', '.join(layout.views)}. Name one of them so."
+                )
             raise UserError(
                 f"algorithms.{name} has a loss, but reads no pass of the encoder. Declare one in "
                 'its uses: passes={"student": Pass()}.'
@@ -225,6 +238,11 @@ def check_complete(layout: Layout) -> None:
         raise UserError(
             f"data.views.{group} is not read by any algorithm listed; only "
             f"{', '.join(sorted(read))} is. Remove it, or add an algorithm that needs it."
+        )
+    if layout.reference is not None and not any(p.reference for p in layout.passes.values()):
+        raise UserError(
+            "reference: none of the algorithms listed reads it. Remove it, or add one that does, "
+            "such as gram or distill."
         )
     _check_placer(layout)
     for name, laid in layout.passes.items():

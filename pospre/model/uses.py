@@ -65,6 +65,9 @@ class Pass:
         edits_places: its ``place_editor`` changes places here.
         optional: left out if the data have no such view group.
         joins: take the patches of another method's pass of this name.
+        or_all: with ``joins``, if no other method runs such a pass: all patches.
+        reference: run the reference encoder instead, over all patches of whole, unmasked views, and
+            without changed colours. It sees the group that is ``of`` this one, if there is one.
         twin_of: the pass of another group whose editors also apply here.
         if_left_out: declared only if hidden patches are left out (True), or only if they are masked
             (False); None: always.
@@ -81,6 +84,8 @@ class Pass:
     edits_places: bool = False
     optional: bool = False
     joins: bool = False
+    or_all: bool = False
+    reference: bool = False
     twin_of: str | None = None
     if_left_out: bool | None = None
 
@@ -110,6 +115,7 @@ class Uses:
             ``*/field_box`` places the views. Who writes ``g/pixels`` changes them in ``mix``.
         predicts: ``places`` of patches in their view; ``view_places`` of views in the image or in
             each other; or ``content``, anything else. Required if it edits places.
+        masked: by view group, the share of views in which it replaces patches by a mask token.
         teacher: momentum of the teacher that it has; None: it has none of its own.
         averages: the teacher also follows the heads of other methods.
         widths: by part of its head, such as ``decoder``: width and attention heads, which must
@@ -135,6 +141,7 @@ class Uses:
     passes: Mapping[str, Pass] = field(default_factory=dict)
     keys: Mapping[str, str | None] = field(default_factory=dict)
     predicts: Predicts | None = None
+    masked: Mapping[str, float] = field(default_factory=dict)
     teacher: Momentum | None = None
     averages: bool = False
     widths: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -81,11 +81,13 @@ def _parts(model: PretrainModel) -> dict[str, int]:
         return sum(one.numel() for one in every if one.requires_grad is trained)
 
     teachers = [] if model.teacher is None else [model.teacher]
+    references = [] if model.reference is None else [model.reference]
     parts = {
         "encoder": numel(model.encoder),
         **{f"head of {name}": numel(model.objectives[name]) for name in model.objectives},
         "tokens and positions": numel(model.contents, model.places),
         "teachers": numel(*teachers, model.objectives, trained=False),
+        "reference": numel(*references, trained=False),
     }
     return {name: number for name, number in parts.items() if number}
 

@@ -247,7 +247,7 @@ def count_passes(model: PretrainModel, batch: Batch) -> dict[str, PassCounts]:
     """Return the encoder's passes over a prepared batch."""
     passes = {}
     for name, declared in model.layout.passes.items():
-        views = model.images(batch, declared.group)
+        views = model.pass_images(declared, batch)
         seen = {**batch, f"{declared.group}/pixels": views}
         flops = count_flops(partial(model.run_pass, name, views, seen)) / LARGE
         number = model.views[declared.group].count

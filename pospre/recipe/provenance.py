@@ -20,13 +20,14 @@ PRIVATE = (
     "data.labels",
     "data.cache_dir",
     "encoder.weights",
+    "reference.weights",
     "trainer.run_folder",
     "trainer.save_folder",
     "loggers",
     "evaluation",
     "verdict.data",
 )
-COMPARED = ("data.labels", "encoder.weights")
+COMPARED = ("data.labels", "encoder.weights", "reference.weights")
 """Private keys that must not change between two starts of a run."""
 
 _COLUMN = 48  # of the comments

@@ -22,6 +22,7 @@ from pospre.recipe.sections import (
     Encoder,
     Loggers,
     Optimizer,
+    Reference,
     Schedule,
     Stage,
     Trainer,
@@ -37,6 +38,7 @@ class Recipe(Section):
     seed: int = Field(default=0, ge=0, lt=2**32)
     data: Data
     encoder: Encoder
+    reference: Reference | None = None
     algorithms: dict[str, Arguments] = Field(min_length=1)
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()

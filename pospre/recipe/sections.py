@@ -90,6 +90,26 @@ class Encoder(Section, EncoderOptions):
         return self.model_dump(exclude={*OF_WEIGHTS})
 
 
+class Reference(Section):
+    """The reference: an encoder that stays as it is, which methods such as ``gram`` compare with.
+
+    Every checkpoint has the hash of its tensors, and a run resumes with no other one.
+    """
+
+    weights: str
+    """``start``: the encoder that ``encoder.weights`` gives, as published; or a run, a checkpoint,
+    a file of weights, or timm:NAME,FILE.
+    """
+    weights_from: Literal["student", "teacher"] = "student"
+    """Which encoder of a run or a file; of ``start``, ``encoder.weights_from`` says it."""
+    store: bool = True
+    """Keep a copy of its tensors in the run's folder, for resumed runs; otherwise these read
+    ``weights`` again.
+    """
+    encoder: Encoder | None = None
+    """Its encoder's options; None: as its weights show."""
+
+
 class Optimizer(Section):
     """The optimiser; its peak rate is ``base_lr`` × ``data.batch_size`` / ``lr_batch``."""
 

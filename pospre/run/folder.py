@@ -34,6 +34,8 @@ from pospre.untrusted_json import parse_steps
 
 _HALF_WRITTEN = f"recipe.yaml*{PARTIAL}", f"{PRETEXT_TASKS}*{PARTIAL}"
 LOCK = "run.lock"
+REFERENCE = "reference.safetensors"
+"""The reference's tensors, written once."""
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 _NAMES = ("recipe.yaml", PRETEXT_TASKS, "metrics.jsonl", "watch.jsonl", "report.html")
 _FOLDERS = ("evaluation", "bad_steps")
@@ -238,9 +240,10 @@ def mirror_run(run_folder: Path, remote: Bucket) -> None:
 
 def remove_mirrored(remote: str) -> None:
     """Delete a run's small files from its bucket."""
+    below = tuple(f"{folder}/" for folder in _FOLDERS)
     with Bucket(remote) as bucket:
         for name in bucket.list(below=True):
-            if name in _NAMES or name.startswith(tuple(f"{folder}/" for folder in _FOLDERS)):
+            if name in (*_NAMES, REFERENCE) or name.startswith(below):
                 bucket.delete(name)
 
 

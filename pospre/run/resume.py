@@ -30,6 +30,7 @@ FREE_KEYS = (
     "data.bad_samples",  # so that a run that met one can resume as the message says
     "data.cache_dir",
     "data.cache_limit",
+    "reference.store",
     "callbacks",
     "loggers",
     "evaluation",
@@ -69,6 +70,7 @@ class Recorded(NamedTuple):
     classes: list[str] | None  # names by label
     starts: list[int]  # first steps of the stages that the run has entered
     fresh: list[str]  # with stages, tensors of the encoder that the start did not give
+    reference: str | None  # SHA-256 of its tensors
 
 
 class RecipeRecord(Callback):
@@ -78,7 +80,12 @@ class RecipeRecord(Callback):
     """
 
     def __init__(
-        self, recipe: Recipe, loader: ViewLoader, stages: Stages | None = None, step: int = 0
+        self,
+        recipe: Recipe,
+        loader: ViewLoader,
+        reference: str | None,
+        stages: Stages | None = None,
+        step: int = 0,
     ) -> None:
         fingerprints = {
             key: fingerprint(recipe.run_name, key, recipe.environment[key].value)
@@ -93,6 +100,7 @@ class RecipeRecord(Callback):
             loader.classes,
             [] if stages is None else stages.starts[: stages.at(step) + 1],
             [] if stages is None else stages.fresh,
+            reference,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,6 +173,14 @@ def check_checkpoint(start: Checkpoint, training: Training) -> None:
             f"data.path = {recipe.data.path} holds: {other}. Give the data that the run began "
             "with, or choose another run_name"
         )
+    now, reference = reference_hash(training.model), recipe.reference
+    if before.reference != now:
+        address = None if reference is None else reference.weights
+        raise UserError(
+            f"{start.uri} was trained with another reference: the hash of its tensors was "
+            f"{before.reference}, that of reference.weights = {address} is {now}. Give the weights "
+            "that the run began with, or choose another run_name"
+        )
     weights: dict[str, Tensor] = start.content["state"]["model"]
     compare_tensors(training.model.state_dict(), weights, start.uri)
     warn_of_other_versions(start.content, start.uri)
@@ -182,6 +198,11 @@ def _check_stages(training: Training, before: Recorded, step: int) -> None:
                 f"ended at step {end}. Give {old['until']} to resume, or choose another run_name"
             )
     training.stages.resumed(before.starts, before.fresh, step)
+
+
+def reference_hash(model: PretrainModel) -> str | None:
+    """Return the hash of a model's reference, if it has one."""
+    return None if model.reference is None else model.reference.sha256
 
 
 def compare_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], name: str) -> None:

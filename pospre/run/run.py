@@ -25,7 +25,13 @@ from pospre.run.device import build_device
 from pospre.run.folder import check_folder, clear, hold_run, restore_run, starts_over, write_recipe
 from pospre.run.peers.peers import joined
 from pospre.run.peers.ranks import check_data
-from pospre.run.resume import RecipeRecord, Resume, Training, check_checkpoint
+from pospre.run.resume import (
+    RecipeRecord,
+    Resume,
+    Training,
+    check_checkpoint,
+    reference_hash,
+)
 
 _LATE = 60.0  # seconds after which NFS shows a new file at the latest
 _PAUSE = 0.5
@@ -133,7 +139,8 @@ class Run:
         elif self._uploads is not None:
             saver.after_save.append(self._uploads.offer)
         step = from_rank_zero(lambda: 0 if start is None else start.batch)
-        record = RecipeRecord(recipe, loader, stages, step)
+        reference = reference_hash(self._training.model)
+        record = RecipeRecord(recipe, loader, reference, stages, step)
         content = read_on_every_rank(start)
         if content is None:
             return [record, saver]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from composer.devices import Device
+from torch import nn
 from torch.optim import Optimizer
 
 from pospre.arguments import check_arguments
@@ -189,7 +190,9 @@ class Components:
         return self.schedule.total_steps
 
 
-def build_components(recipe: Recipe, device: Device | None = None) -> Components:
+def build_components(
+    recipe: Recipe, device: Device | None = None, reference: PretrainModel | None = None
+) -> Components:
     """Return the recipe, resolved with its data, and its components.
 
     Classes of other packages are imported: who trains a recipe trusts it.
@@ -201,12 +204,14 @@ def build_components(recipe: Recipe, device: Device | None = None) -> Components
         num_copies(recipe.trainer.fsdp)  # raises if it does not divide
     loader = build_data(recipe)
     recipe = decide_precision(resolve(recipe, loader.reader), device)
-    return make_components(recipe, device, loader)
+    return make_components(recipe, device, loader, reference)
 
 
-def make_components(recipe: Recipe, device: Device, loader: ViewLoader) -> Components:
+def make_components(
+    recipe: Recipe, device: Device, loader: ViewLoader, reference: PretrainModel | None = None
+) -> Components:
     """Return the components of a resolved recipe, built around an existing loader."""
-    model = build_model(recipe)
+    model = build_model(recipe, reference)
     stages = build_stages(model, recipe, len(loader))
     return Components(recipe, device, loader, model, *_rates(recipe, loader, model, stages), stages)
 
@@ -278,15 +283,20 @@ def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
     return made
 
 
-def build_model(recipe: Recipe) -> PretrainModel:
+def build_model(recipe: Recipe, reference: PretrainModel | None = None) -> PretrainModel:
     """Return a resolved recipe's model.
 
-    The weights are a function of the recipe's seed: the same on every rank and at every start.
+    Without its ``reference``, one with random weights and of the shape that the recipe says takes
+    its place, or of the encoder's. The weights are a function of the recipe's seed: the same on
+    every rank and at every start.
     """
     algorithms = build_algorithms(recipe)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         encoder = build_encoder(**recipe.encoder.arguments())
+        frozen: nn.Module | None = reference
+        if recipe.reference is not None and reference is None:
+            frozen = build_encoder(**(recipe.reference.encoder or recipe.encoder).arguments())
     model = PretrainModel(
         encoder,
         algorithms,
@@ -294,6 +304,7 @@ def build_model(recipe: Recipe) -> PretrainModel:
         views=build_views(recipe),
         mean=recipe.data.mean,
         std=recipe.data.std,
+        reference=frozen,
     )
     set_residual(model, recipe)
     return model
@@ -326,6 +337,11 @@ def model_of(
         compare_tensors(build_model(recipe).state_dict(), found, uri)
     model = build_model(recipe)
     model.load_state_dict(found)
+    if model.reference is not None:
+        model.reference.missing = (
+            f"{uri} has no tensors of its reference, only their hash. Open it beside the run's "
+            "training, or make a model with PretrainModel(…, reference=…)."
+        )
     if weights == "teacher":
         _take_teacher(model, uri)
     return model.eval(), recipe

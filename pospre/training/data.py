@@ -72,7 +72,7 @@ def open_data(recipe: Recipe) -> Reader:
     return open_reader(recipe.data.path, **storage(recipe))
 
 
-_READ = ("data.path", "data.labels", "encoder.weights")
+_READ = ("data.path", "data.labels", "encoder.weights", "reference.weights")
 
 
 def check_addresses(recipe: Recipe, *keys: str) -> None:

@@ -24,6 +24,7 @@ from pospre.scratch import scratch
 from pospre.training.build import build_components, in_stages
 from pospre.training.callbacks.metrics import plain_losses
 from pospre.training.callbacks.stop_signals import StopSignals
+from pospre.training.reference import open_reference
 from pospre.training.start_weights import start_from
 from pospre.training.train import build_trainer
 from pospre.untrusted_json import parse_object
@@ -77,6 +78,8 @@ def replay(path: str | Path, *overrides: str) -> Replay:
     _check_address("data.labels", recipe.data.labels, named)
     if start is None:
         _check_address("encoder.weights", recipe.encoder.weights, named)
+    if recipe.reference is not None:
+        _check_address("reference.weights", recipe.reference.weights, named)
     with scratch() as folder:
         held = _train(_apart(recipe, str(folder)), start, step)
     samples = sorted(held.batch[INDEX].tolist())
@@ -130,7 +133,8 @@ def _apart(recipe: Recipe, folder: str) -> Recipe:
 
 
 def _train(recipe: Recipe, start: Checkpoint | None, step: int) -> Replay:
-    run, fresh = build_components(recipe), list[str]()
+    run = build_components(recipe, reference=open_reference(recipe, resumes=False))
+    fresh: list[str] = []
     if start is None and recipe.encoder.weights is not None:
         fresh = start_from(run.model, recipe.encoder)[1]
     name, begun = ("the start", 0) if start is None else (start.uri, start.batch)

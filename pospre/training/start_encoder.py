@@ -25,7 +25,7 @@ from pospre.nn.weights.timm_models import PREFIX
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.sections import OF_WEIGHTS, Encoder
 from pospre.run.checkpoints.folders import checkpoints_of
-from pospre.run.checkpoints.reading import recorded_encoder
+from pospre.run.checkpoints.reading import recorded_section
 from pospre.run.folder import starts_over
 from pospre.training.weight_files import Keys, Source, read_source
 from pospre.training.weight_records import grid_and_heads
@@ -69,7 +69,7 @@ def with_encoder(recipe: Recipe) -> Recipe:
 
 def _recorded(recipe: Recipe) -> dict[str, Any] | None:
     """Return the encoder in the run's newest readable checkpoint."""
-    encoders = map(recorded_encoder, (each.uri for each in checkpoints_of(recipe)))
+    encoders = (recorded_section(each.uri, "encoder") for each in checkpoints_of(recipe))
     return next((encoder for encoder in encoders if encoder is not None), None)
 
 

@@ -42,31 +42,35 @@ from pospre.training.precision import (
     slow_precision,
     uses_cudnn,
 )
+from pospre.training.reference import open_reference, store_reference, with_encoders
 from pospre.training.scale.blocks import recompute_blocks, use_float8
 from pospre.training.scale.compilation import Compiling, choose_parts, compile_model, open_cache
 from pospre.training.scale.fsdp import MeanOverRanks, build_sharding
 from pospre.training.scale.microbatch import microbatch_size, out_of_memory
-from pospre.training.start_encoder import with_encoder
 from pospre.training.start_weights import start_from
 from pospre.training.step_trainer import StepTrainer
 
 
 def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
     """Train a recipe to its end, or resume it; return whether it was already finished."""
-    with Run(with_encoder(recipe)) as run:
+    with Run(with_encoders(recipe)) as run:
         return train_in(run, more_callbacks)
 
 
 def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     """Train like ``train``, in an entered run; ``more_callbacks`` run before each save."""
     recipe = run.recipe
-    parts = build_components(recipe, run.device)
+    is_new = run.is_new()
+    reference = open_reference(recipe, resumes=not is_new)
+    parts = build_components(recipe, run.device, reference)
     estimate_memory(parts.loader).check()
     fresh: list[str] = []
-    if recipe.encoder.weights is not None and run.is_new():
+    if recipe.encoder.weights is not None and is_new:
         said, fresh = start_from(parts.model, recipe.encoder)
         print_once(said)
     step = run.find(parts)
+    if is_new:
+        store_reference(recipe, parts.model.reference)
     parts = from_checkpoint(parts, run, step, fresh)
     is_finished = step >= parts.total_steps
     if is_finished:
@@ -103,7 +107,8 @@ def _next_stage(parts: Components, run: Run, step: int) -> Components:
     there differs in nothing.
     """
     run.find_again(step)
-    parts = make_components(parts.recipe, parts.device, parts.loader)
+    reference = open_reference(parts.recipe, resumes=True)
+    parts = make_components(parts.recipe, parts.device, parts.loader, reference)
     gc.collect()  # the last stage's trainer, with its memory on the device
     return from_checkpoint(parts, run, step, [])
 

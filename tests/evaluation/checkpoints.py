@@ -59,6 +59,7 @@ def save_checkpoint(
         "starts": [],
         "fresh": [],
         "classes": classes and [*classes],
+        "reference": None,
     }
     run = recipe.run_path()
     (run / "checkpoints").mkdir(parents=True)

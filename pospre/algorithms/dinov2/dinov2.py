@@ -161,6 +161,7 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
             views={"global": NUM_CROPS},
             passes=PASSES,
             keys={MASK_KEY: "the content is masked"},
+            masked={"global": self.mask_crop_rate},
             teacher=Momentum.given(self.momentum_start, self.momentum_end),
             couples=self._couples,
             entropies={"entropy": math.log(self.num_prototypes)},

@@ -65,7 +65,8 @@ def _is_record(record: Any) -> bool:
     is_length = isinstance(recipe["trainer"]["max_duration"], str)
     hashes = [record["data"], record["fingerprints"]]
     is_whole = record.keys() == {
-        *("recipe", "num_samples", "data", "fingerprints", "classes", "starts", "fresh")
+        *("recipe", "num_samples", "data", "fingerprints", "classes", "starts", "fresh"),
+        "reference",
     }
     return (
         is_whole
@@ -79,6 +80,7 @@ def _is_record(record: Any) -> bool:
             and isinstance(record["classes"], list | None)
             and all(type(name) is str for name in [*(record["classes"] or []), *record["fresh"]])
             and all(type(start) is int for start in record["starts"])
+            and isinstance(record["reference"], str | None)
         )
     )
 

@@ -109,15 +109,15 @@ def _read(uri: str) -> Checkpoint:
     return Checkpoint(uri, sha256, content, files if is_shared else None)
 
 
-def recorded_encoder(uri: str) -> dict[str, Any] | None:
-    """Return the ``encoder`` section that a checkpoint records, without reading its tensors.
+def recorded_section(uri: str, name: str) -> dict[str, Any] | None:
+    """Return a section of the recipe that a checkpoint records, without reading its tensors.
 
     None if it cannot be read. Nothing is verified: the whole checkpoint is, before it is used.
     """
     try:
         state = _read_files(uri, [STATE], _sizes_in(uri))[STATE]
         recipe = parse_object(state)["content"]["state"]["callbacks"]["RecipeRecord"]["recipe"]
-        return dict(recipe["encoder"])
+        return dict(recipe[name])
     except (UserError, OSError, ValueError, LookupError, TypeError):
         return None
 

@@ -18,6 +18,7 @@ _RECORD = {
     "starts": [],
     "fresh": [],
     "classes": None,
+    "reference": None,
 }
 CONTENT: dict[str, Any] = {
     "state": {
