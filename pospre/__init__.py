@@ -11,7 +11,7 @@
 ``load_run``          the trained model of a run
 ``load_weights``      load the encoder of a checkpoint or file into the model
 ``parameter_groups``  optimiser groups: layer decay, no weight decay for vectors
-``Stages``            which tensors train when, with ramps, as a recipe's ``stages``
+``Stages``            which tensors train when, with ramps, as a recipe's stages
 ``build_loader``      batches of views from a folder, ``.beton`` or MDS shards
 ``ViewGroup``         the views that this loader crops from every image
 ``from_images``       a batch from the images of any other loader
@@ -22,6 +22,7 @@
 ``PositionObjective`` kinds of objectives that evaluations measure, by their ``Answers``; and
                       ``PixelObjective``
 ``Places``            where tokens are, for editors that move or forget them
+``Scheme``            base class of your own position schemes, made of ``TransformerDims``
 ``TaskDescription``   a method's task, at the top of a run's page
 ``UserError``         raised for users' mistakes; its message names the remedy
 ====================  =============================================================================
@@ -68,6 +69,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.model.uses import Uses as Uses
     from pospre.nn.build import build_encoder as build_encoder
     from pospre.nn.places import Places as Places
+    from pospre.nn.positions.scheme import Scheme as Scheme
+    from pospre.nn.positions.scheme import TransformerDims as TransformerDims
     from pospre.nn.weights.timm_models import wrap_encoder as wrap_encoder
     from pospre.training.optimizer.optim import parameter_groups as parameter_groups
     from pospre.training.start_weights import load_run as load_run
@@ -110,6 +113,8 @@ _HOMES = {
     "Answers": "model.position_task",
     "PixelObjective": "model.objective",
     "Places": "nn.places",
+    "Scheme": "nn.positions.scheme",
+    "TransformerDims": "nn.positions.scheme",
     "TaskDescription": "model.task_description",
     "Uses": "model.uses",
     "Pass": "model.uses",

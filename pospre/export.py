@@ -19,7 +19,8 @@ formats:
                "supervised", otherwise one of zeros (--num-classes). OUT ends in .pth or
                .safetensors.
   safetensors  the encoder alone under timm's names, with recipe, architecture and pixel
-               normalisation as metadata. OUT ends in .safetensors.
+               normalisation as metadata; of an encoder that timm lacks, for pospre alone. OUT ends
+               in .safetensors.
   hf           a folder for transformers' AutoModel.from_pretrained(OUT), which loads every tensor,
                with an image processor. The class is ViTModel, IJepaModel (no class token),
                Dinov2Model (layer scale), Dinov2WithRegistersModel (registers) or DINOv3ViTModel

@@ -48,9 +48,14 @@ def options_of(kind: type) -> dict[str, Option]:
     }
 
 
-def option_lines(kind: type) -> Iterator[str]:
-    """Yield the lines of each option: its name, values and default, then its meaning."""
+def option_lines(kind: type, *others: str) -> Iterator[str]:
+    """Yield the lines of each option: its name, values and default, then its meaning.
+
+    ``others`` are arguments of the class that are no options.
+    """
     for name, option in options_of(kind).items():
+        if name in others:
+            continue
         default = " (required)" if option.default is None else f" = {option.default}"
         yield f"\n  {name}: {option.takes}{default}"
         if option.meaning:

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
     cells = cells_of(arguments.recipe, arguments.overrides)
     for cell in cells:
-        trust_classes(cell.recipe.algorithms)
+        trust_classes(cell.recipe.class_names)
     check_cells(cells)
     for cell in tqdm(cells, desc="sweep", unit="run"):
         if cell.is_done:

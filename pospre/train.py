@@ -53,8 +53,8 @@ def main(argv: list[str] | None = None) -> int:
         action=_Options,
         nargs="?",
         metavar="NAME",
-        help="train nothing: print the options of an algorithm or a section; without NAME, list "
-        "their names",
+        help="train nothing: print the options of a section, an algorithm or a scheme of "
+        "positions; without NAME, list their names",
     )
     add_trust(parser)
     arguments = parser.parse_intermixed_args(argv)
@@ -95,7 +95,7 @@ def _print(text: str) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.recipe, arguments.overrides)
-    trust_classes(recipe.algorithms)
+    trust_classes(recipe.class_names)
     # late imports, so that --help and mistyped keys are fast
     from pospre.collectives import print_once
     from pospre.evaluation.during_training import online_evaluations

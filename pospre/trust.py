@@ -20,9 +20,9 @@ def trust(names: Iterable[str]) -> None:
     _trusted.update(name.partition(":")[0] for name in names)
 
 
-def trust_classes(algorithms: Iterable[str]) -> None:
-    """Trust the modules of other packages among the algorithms of a recipe that is trained."""
-    trust(name for name in algorithms if ":" in name)
+def trust_classes(names: Iterable[str]) -> None:
+    """Trust the modules of the classes of other packages that a recipe to train names."""
+    trust(name for name in names if ":" in name)
 
 
 def is_trusted(name: str) -> bool:

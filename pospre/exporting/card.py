@@ -86,7 +86,9 @@ def _encoder(parts: Parts) -> str:
     count = sum(value.numel() for value in parts.tensors.values())
     positions = parts.model.layout.placer or encoder.positions.name
     facts = {
-        "architecture": f"`{parts.timm_name}` of timm, with `{parts.kwargs}`",
+        "architecture": f"`{parts.timm_name}` of timm, with `{parts.kwargs}`"
+        if parts.is_timms
+        else f"`{parts.recipe.encoder.name}` of pospre; timm has no such model",
         "tensors": f"{len(parts.tensors)} of {count:,} numbers, float32",
         "tokens": f"{encoder.num_prefix_tokens} + {parts.grid[0]} × {parts.grid[1]} patches, "
         f"{encoder.embed_dim} wide",

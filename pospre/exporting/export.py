@@ -16,7 +16,7 @@ from pospre.errors import UserError
 from pospre.evaluation.models import open_model
 from pospre.evaluation.run import require_finite
 from pospre.evaluation.verdict import Judgement
-from pospre.exporting import hf_folder, onnx_file, timm_file
+from pospre.exporting import hf_folder, onnx_file, own_file, timm_file
 from pospre.exporting.card import judged, make_card, measurements_of
 from pospre.exporting.target import CARD, card_of, check_target, parse_grid
 from pospre.exporting.timm_encoder import Parts, take_parts
@@ -74,7 +74,7 @@ def export(
     parts = take_parts(model, recipe, format=format, num_classes=num_classes, grid=wanted)
     measured = measurements_of(parts, checkpoint, weights, source.step)
     judgement = judged(parts, measured, weights)
-    kind = _FORMATS[format]
+    kind = _FORMATS[format] if parts.is_timms or format == "onnx" else own_file
     partial, card = out.with_name(f".partial-{os.getpid()}-{out.name}"), card_of(out, format)
     try:
         kind.write(parts, partial)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pospre.atomic_file import write_atomic
 from pospre.errors import UserError, needing
-from pospre.exporting.timm_encoder import Parts, TimmOutputs
+from pospre.exporting.timm_encoder import OwnOutputs, Parts, TimmOutputs
 
 LIBRARY = "onnx"
 TOLERANCE = 1e-4  # other kernels, in float32 as well
@@ -21,7 +21,11 @@ _INPUT = "images"
 
 
 def write(parts: Parts, path: Path) -> None:
-    """Write the graph of timm's model; ``UserError`` if it is too large for one file."""
+    """Write the graph of timm's model, or of ours if timm has none.
+
+    Raises:
+        UserError: it is too large for one file.
+    """
     size = sum(tensor.nbytes for tensor in parts.tensors.values())
     if size >= _LIMIT:
         raise UserError(
@@ -38,12 +42,12 @@ def write(parts: Parts, path: Path) -> None:
 
 def _traced(parts: Parts) -> bytes:
     """Return the bytes of the exported graph."""
-    vit = _for_one_size(parts)
     names = parts.output_names
+    shown = TimmOutputs(_for_one_size(parts), names) if parts.is_timms else OwnOutputs(parts)
     buffer: Any = io.BytesIO()  # the argument is annotated as a path
     with warnings.catch_warnings(action="ignore"):  # the sizes that it takes for constants are
         torch.onnx.export(
-            TimmOutputs(vit, names),
+            shown,
             (parts.sample_images(1),),
             buffer,
             dynamo=False,  # the other exporter needs onnxscript

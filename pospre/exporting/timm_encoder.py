@@ -13,9 +13,12 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.foreign import table_grid
+from pospre.nn.vit import as_vit
 from pospre.recipe.recipe import Recipe
 
 _WITH_CLASSIFIER = ("timm", "onnx")
+_OF_OWN = ("safetensors", "onnx")
+"""Formats of our own models, too."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Parts:
     kwargs: dict[str, Any]
     grid: tuple[int, int]
     classifier: Any
+
+    @property
+    def is_timms(self) -> bool:
+        """Whether timm has a model of this architecture."""
+        return not self.model.encoder.unknown_to_timm()
 
     @property
     def timm_name(self) -> str:
@@ -70,7 +78,7 @@ class Parts:
     def metadata(self) -> dict[str, str]:
         """Return the metadata for the header of a file: text by key."""
         return {
-            "timm_name": self.timm_name,
+            **({"timm_name": self.timm_name} if self.is_timms else {}),
             "timm_kwargs": json.dumps(self.kwargs),
             "mean": json.dumps(self.mean),
             "std": json.dumps(self.std),
@@ -91,6 +99,18 @@ class Parts:
         if not self.classifier:
             return {"tokens": tokens}
         return {"tokens": tokens, **self.classifier({"student": tokens}, {})}
+
+
+class OwnOutputs(torch.nn.Module):
+    """Our model with the same outputs."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__()
+        self.model, self.outputs = parts.model, parts.outputs
+
+    def forward(self, images_BCHW: Tensor) -> tuple[Tensor, ...]:
+        """Return the results of ``Parts.outputs``, in order."""
+        return tuple(self.outputs(images_BCHW).values())
 
 
 class TimmOutputs(torch.nn.Module):
@@ -122,6 +142,8 @@ def take_parts(
     none. None takes the trained classifier, or timm's usual number.
     """
     encoder = model.encoder
+    if encoder.unknown_to_timm() and format in _OF_OWN:
+        return _own_parts(model, recipe, grid or encoder.grid, format)
     own = None if model.layout.placer else table_grid(encoder.options.positions)
     shown = grid or own or encoder.grid
     tensors = _with_positions(model, shown)
@@ -148,19 +170,31 @@ def take_parts(
     return Parts(model, recipe, tensors, kwargs, shown, classifier)
 
 
+def _own_parts(model: PretrainModel, recipe: Recipe, grid: tuple[int, int], format: str) -> Parts:
+    """Return the parts of a model that timm lacks, for our own code."""
+    encoder = as_vit(model.encoder)
+    _check_grid(encoder, grid)
+    classifier = _classifier(model) if format in _WITH_CLASSIFIER else None
+    size = {"img_size": _image_size(encoder, grid)}
+    return Parts(model, recipe, encoder.named_state(), size, grid, classifier)
+
+
 def _with_positions(model: PretrainModel, grid: tuple[int, int]) -> dict[str, Tensor]:
     """Return the encoder's tensors, with the positions of ``grid``."""
     encoder = model.encoder
-    if grid == encoder.grid:
-        return encoder.timm_state()
-    if not encoder.positions.takes_any_grid:
+    _check_grid(encoder, grid)
+    return encoder.timm_state() if grid == encoder.grid else encoder.timm_state(grid=grid)
+
+
+def _check_grid(encoder: PatchEncoder, grid: tuple[int, int]) -> None:
+    """Raise ``UserError`` if the positions do not support this grid."""
+    if grid != encoder.grid and not encoder.positions.takes_any_grid:
         own = "x".join(map(str, encoder.grid))
         raise UserError(
             f"--grid {grid[0]}x{grid[1]} needs positions that take any grid, but "
             f"encoder.positions = {encoder.positions.name} takes a grid of {own} only. Leave out "
             "--grid."
         )
-    return encoder.timm_state(grid=grid)
 
 
 def _digits(values: Tensor) -> list[float]:

@@ -17,7 +17,7 @@ from pospre import algorithms
 from pospre.arguments import check_arguments
 from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
-from pospre.model.external_class import UntrustedClass, load_class
+from pospre.external_class import UntrustedClass, load_class
 from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective
@@ -263,7 +263,7 @@ def method_of(
 
 def _outside_class(address: str) -> type[PretrainAlgorithm]:
     """Return the class of ``package.module:Class``."""
-    found = load_class(address)
+    found = load_class(address, "algorithms", "mylab.loca:LOCA")
     if not issubclass(found, PretrainAlgorithm):
         raise UserError(
             f"algorithms: '{address}' is not an algorithm; derive it from "

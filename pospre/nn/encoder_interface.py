@@ -144,6 +144,10 @@ class PatchEncoder(nn.Module, ABC):
     ) -> Tensor | list[Tensor]:
         """Return the tokens of the visible patches of normalised images; see ``Encoder``."""
 
+    def unknown_to_timm(self, *, wrapped: bool = False) -> str:
+        """Return the option that no model of timm has, or none; see ``Encoder``."""
+        return ""
+
     @abstractmethod
     def as_timm(self) -> tuple[str, dict[str, Any]]:
         """Return ``timm_name`` and ``timm_kwargs``."""

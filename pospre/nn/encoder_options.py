@@ -2,21 +2,35 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 from pydantic_core import PydanticCustomError
 
+from pospre.external_class import address_of
 from pospre.ranges import Count, PositiveDepth, Ratio, Size
 
 Init = Literal["xavier", "trunc_normal", "deit", "dinov2", "beit"]
 Kernel = Literal["bicubic", "pinv", "timm"]
 Positions = str | Mapping[str, Mapping[str, Any]]
 """A scheme's name, or ``{name: its options}``."""
+if TYPE_CHECKING:
+    GivenPositions = Positions | type | Mapping[type, Mapping[str, Any]]
+else:  # pydantic gets them from ``_scheme``, and a JSON schema has no classes
+    GivenPositions = Positions
+
+
+def named(positions: GivenPositions) -> Positions:
+    """Return positions with a class named by its address."""
+    if isinstance(positions, Mapping):
+        return {address_of(scheme): options for scheme, options in positions.items()}
+    address: str = address_of(positions)
+    return address
 
 
 def _scheme(value: Any) -> Any:
-    """Return a scheme as it was given; of two forms in one type, pydantic explains each."""
+    """Return a scheme by its name; of two forms in one type, pydantic explains each."""
+    value = named(value)
     options = value.values() if isinstance(value, Mapping) else ()
     if not isinstance(value, str | Mapping) or not all(isinstance(o, Mapping) for o in options):
         words = "Input should be a scheme's name, or {name: its options}"
@@ -45,8 +59,9 @@ class EncoderOptions:
     """Attention heads of each block; None: those of ``name``."""
     channels: Annotated[Count, Field(ge=1)] = 3
     """Input channels, 3 for images."""
-    positions: Annotated[Positions, BeforeValidator(_scheme)] = "sincos"
-    """A scheme of ``pospre.nn.positions``, by name or as ``{name: its options}``. Added to tokens:
+    positions: Annotated[GivenPositions, BeforeValidator(_scheme)] = "sincos"
+    """A scheme of ``pospre.nn.positions``, by name or as ``{name: its options}``; or a class of
+    your own, ``mylab.spiral:Spiral`` (in Python, also the class itself). Added to tokens:
     ``sincos`` (fixed table, MAE's order), ``learned`` (from N(0, 0.02²)) and ``learned_sincos``
     (starts as the fixed table; the class token's row starts at 0). Added to attention: ``relative``
     (learned from 0, one table per block), ``shared_relative`` (one table for all blocks, as in

@@ -26,7 +26,7 @@ from pospre.nn.positions.scheme import PositionTerms, TransformerDims, in_order
 from pospre.nn.projections import PatchConv, check_parts, parts_of
 from pospre.nn.sizes import EncoderSize, pair, timm_model
 from pospre.nn.weights.names import timm_name
-from pospre.nn.weights.timm_eva import eva_model, eva_state, is_eva
+from pospre.nn.weights.timm_eva import eva_model, eva_state, is_eva, odd_option
 
 _GATE = -5.0  # logit: new registers get e⁻⁵ of a patch's attention at first
 
@@ -41,7 +41,7 @@ class PatchEmbed(nn.Module):
     def forward(self, pixels_BKCHW: Tensor) -> Tensor:
         """Return the embeddings (B, K, D) of patches."""
         embedded = self.proj(pixels_BKCHW.flatten(0, 1)).flatten(1)
-        return embedded.unflatten(0, pixels_BKCHW.shape[:2])
+        return embedded.unflatten(0, (-1, pixels_BKCHW.shape[1]))
 
 
 class Encoder(PatchEncoder):
@@ -147,7 +147,7 @@ class Encoder(PatchEncoder):
         tokens = self.patch_embed(self.pixels(images_BCHW, visible_BK))
         tokens = self.positions.added(tokens if content is None else content(tokens), places)
         # under autocast the sum is float32, and so is the residual stream unless ``half_residual``
-        tokens = self.norm_pre(torch.cat([*self._prefix(len(tokens)), tokens], dim=1))
+        tokens = self.norm_pre(torch.cat([*self._prefix(images_BCHW.shape[0]), tokens], dim=1))
         dropping_B = keys_B if self.dropout else None  # a key is 18 kernels
         tokens = dropout(tokens, dropout_keys(dropping_B, 0), self.dropout, index=0)
         if self.half_residual and torch.is_autocast_enabled(tokens.device.type):
@@ -245,6 +245,33 @@ class Encoder(PatchEncoder):
         """Return timm's name of a tensor of this encoder."""
         return timm_name(name)
 
+    def unknown_to_timm(self, *, wrapped: bool = False) -> str:
+        """Return the option that no model of timm has, such as ``positions = alibi``, or none.
+
+        A model that was ``wrapped`` has the periods and norms of its encoder.
+        """
+        if self.gated:
+            return f"gated_registers = {self.gated}"
+        if self.positions.timm is None:
+            return f"positions = {self.positions.name}"
+        odd = is_eva(self.size, self.positions) and not wrapped
+        return odd_option(self) if odd else ""
+
+    def _instead(self, odd: str) -> str:
+        if "bf16" in odd:
+            return "Read the file as timm:NAME,FILE, with the exact periods that timm has."
+        usable = f"Positions that it has: {schemes_that('timm')}. " if "positions =" in odd else ""
+        return f"{usable}pospre.export --format safetensors or onnx writes this encoder."
+
+    def named_state(self) -> dict[str, Tensor]:
+        """Return the weights by timm's names; what timm lacks has ours.
+
+        Raises:
+            UserError: parts were replaced.
+        """
+        check_parts(self, self.built, "encoder")
+        return {self.timm_name_of(key): v.contiguous() for key, v in self.state_dict().items()}
+
     def timm_state(
         self, vit: nn.Module | None = None, grid: tuple[int, int] | None = None
     ) -> dict[str, Tensor]:
@@ -258,19 +285,12 @@ class Encoder(PatchEncoder):
         Raises:
             UserError: timm has no model with this position scheme, or parts were replaced.
         """
-        check_parts(self, self.built, "encoder")
-        if self.gated:
+        state = self.named_state()
+        if odd := self.unknown_to_timm(wrapped=vit is not None):
             raise UserError(
-                f"encoder.gated_registers = {self.gated} cannot be exported: timm has no such "
-                "model. Use this encoder through its run or checkpoint."
+                f"encoder.{odd} cannot be exported for timm, which has no such model. "
+                f"{self._instead(odd)}"
             )
-        if self.positions.timm is None:
-            raise UserError(
-                f"encoder.positions = {self.positions.name} cannot be exported: timm has no such "
-                f"model. {schemes_that('timm')} can be exported. Use this encoder "
-                "through its run or checkpoint."
-            )
-        state = {self.timm_name_of(key): v.contiguous() for key, v in self.state_dict().items()}
         for key, tensor in self.positions.exported(grid or self.grid).items():
             state[key] = tensor.to(next(self.parameters()).device)
         if vit is not None:

@@ -4,7 +4,7 @@ Sections hold constructor arguments under the same names. ``pospre.arguments.che
 compares algorithms' options with their constructors.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,6 +74,11 @@ class Recipe(Section):
         """Values from environment variables, by dotted key."""
         return self._taken
 
+    @property
+    def class_names(self) -> list[str]:
+        """Names of algorithms and position schemes, which may be classes of other packages."""
+        return [*self.algorithms, *_names(self.encoder.positions)]
+
     def dump(self) -> dict[str, Any]:
         """Return the recipe with all defaults as dicts, lists, strings, numbers, bools and None."""
         return self.model_dump(mode="json")
@@ -102,6 +107,16 @@ class Recipe(Section):
         """Return the folder of the latest checkpoints on this machine, even with a bucket."""
         folder = self.checkpoint_folder()
         return self.run_path() / "checkpoints" if folder.startswith("s3://") else Path(folder)
+
+
+def _names(positions: Any) -> Iterator[str]:
+    """Yield the names of schemes; one may have another as an option."""
+    if isinstance(positions, str):
+        yield positions
+    elif isinstance(positions, Mapping):
+        for name, options in positions.items():
+            yield name
+            yield from _names(options)
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:

@@ -12,7 +12,7 @@ from pospre.errors import UserError
 from pospre.text_lists import decode_text
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^{}]*))?\}")
-_KEY_PART = re.compile(r"(?<=^algorithms\.)[\w.]+:[^.]+|[^.]+")
+_KEY_PART = re.compile(r"(?:(?<=^algorithms\.)|(?<=^encoder\.positions\.))[\w.]+:[^.]+|[^.]+")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _GLUED = re.compile(r"\w+:(?:[^A-Za-z_].*|true|false|null)")  # package.module:Class is one key
 _RANGE = re.compile(r"-?\d+\.\.-?\d+")

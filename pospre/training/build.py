@@ -197,7 +197,7 @@ def build_components(
 
     Classes of other packages are imported: who trains a recipe trusts it.
     """
-    trust_classes(recipe.algorithms)
+    trust_classes(recipe.class_names)
     check_loggers(recipe)
     device = device or build_device(recipe)
     if recipe.trainer.fsdp is not None:

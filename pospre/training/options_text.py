@@ -1,4 +1,4 @@
-"""The options of a section or an algorithm, read from their declaration, for ``--options``."""
+"""The options of a section, algorithm or position scheme, for ``--options``."""
 
 import inspect
 from collections.abc import Iterator
@@ -7,33 +7,49 @@ from typing import Any
 from pydantic import BaseModel
 
 from pospre.errors import UserError, suggestion
+from pospre.external_class import load_class
 from pospre.model.algorithm import algorithm_class, algorithm_names
+from pospre.nn.positions import SCHEMES, scheme_class
+from pospre.nn.positions.scheme import Scheme
 from pospre.option_texts import option_lines
 from pospre.recipe.recipe import Recipe
 from pospre.trust import trust_classes
 
 
 def options_text(name: str | None) -> str:
-    """Return the options of a section or an algorithm, one per line; None: all names.
+    """Return the options of a part of a recipe, one per line; None: all names.
 
-    A section is dotted (``encoder``, ``data.views``, ``trainer``), an algorithm is named as in
-    recipes.
+    A section is dotted (``encoder``, ``data.views``, ``trainer``), an algorithm or position scheme
+    is named as in recipes.
     """
-    sections = recipe_sections()
+    names = {
+        "sections": [*recipe_sections()],
+        "algorithms": algorithm_names(),
+        "positions": [*SCHEMES],
+    }
     if name is None:
-        return f"sections: {', '.join(sections)}\nalgorithms: {', '.join(algorithm_names())}"
-    if name in sections:
-        kind: type = sections[name]
-    elif name in algorithm_names() or ":" in name:
-        trust_classes([name])
-        kind = algorithm_class(name)
-    else:
-        known = [*sections, *algorithm_names()]
+        return "\n".join(f"{kind}: {', '.join(known)}" for kind, known in names.items())
+    known = [each for kind in names.values() for each in kind]
+    if name not in known and ":" not in name:
         raise UserError(
-            f"--options: '{name}' is not a section or algorithm.{suggestion(name, known)}"
+            f"--options: '{name}' is no section, algorithm or position scheme."
+            f"{suggestion(name, known)}"
         )
+    kind = _class_of(name)
     first = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
-    return "\n".join([f"{name}: {first}", *option_lines(kind)])
+    return "\n".join([f"{name}: {first}", *option_lines(kind, "dims")])
+
+
+def _class_of(name: str) -> type:
+    """Return what declares the options of ``name``."""
+    if name in (sections := recipe_sections()):
+        return sections[name]
+    trust_classes([name])
+    if name in SCHEMES:
+        return scheme_class(name)
+    if ":" in name and issubclass(kind := load_class(name, "--options", "mylab.loca:LOCA"), Scheme):
+        return kind
+    return algorithm_class(name)
 
 
 def recipe_sections() -> dict[str, type[BaseModel]]:

@@ -60,8 +60,8 @@ GRIDS = (
     r"only\. Leave out --grid\.$"
 )
 ALIBI = (
-    "^encoder.positions = alibi cannot be exported.*none, sincos, learned.*"
-    "through its run or checkpoint"
+    "^encoder.positions = alibi cannot be exported for timm.*none, sincos, learned.*"
+    "--format safetensors or onnx"
 )
 GRID = "give rows and columns of patches, such as 14x14"
 ROWS: list[tuple[str, Made, str, str, dict[str, Any]]] = [
@@ -74,7 +74,7 @@ ROWS: list[tuple[str, Made, str, str, dict[str, Any]]] = [
     *((GRID, whole, "timm", "e.pth", {"grid": grid}) for grid in ("6", "0x4", "axb", "4x4x4")),
     *((f"^--grid 3x5 {GRIDS}", scheme("relative"), format, FILES[format], {"grid": "3x5"})
       for format in ("timm", "onnx")),
-    *((ALIBI, scheme("alibi"), format, name, {}) for format, name in FILES.items()),
+    *((ALIBI, scheme("alibi"), format, FILES[format], {}) for format in ("timm", "hf")),
     (r"positions\.rotary\.normalize cannot be exported(?!.*exact periods)",
      scheme({"rotary": {"normalize": "max"}}), "timm", "e.pth", {}),
     (r"positions\.rotary\.bf16_periods cannot be exported.*exact periods",

@@ -28,7 +28,7 @@ POSITIONS: list[Any] = [
 ]
 FORMATS = {"timm": "e.pth", "safetensors": "e.safetensors", "hf": "e"}
 CLASSIFIER = {"supervised": {"num_classes": 3}}
-LACKING = ("no model of transformers has", "timm has no such model")
+LACKING = ("no model of transformers has", "timm, which has no such model")
 
 
 def read_back(file: Path, positions: Any, **options: Any) -> tuple[Subject, PretrainModel]:
@@ -57,6 +57,25 @@ def test_every_export_is_read_back_by_every_door(positions: Any, tmp_path: Path)
         assert "assumed" not in subject.origin and subject.recipe.encoder.num_heads == 6
         for model in (subject.model.eval(), started):
             close(model.encoder(images), ours(images))
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        {"positions": "alibi"},
+        {"positions": {"rotary": {"normalize": "max"}}},
+        {"num_registers": 2, "gated_registers": 1},
+    ],
+)
+@pytest.mark.parametrize("format", ["safetensors", "onnx"])
+def test_what_timm_lacks_is_written_as_our_own_model(
+    format: str, encoder: dict[str, Any], tmp_path: Path
+) -> None:
+    """The export itself compares what it wrote with ours."""
+    run = save_checkpoint(tiny_recipe(tmp_path, CLASSIFIER, **encoder))
+    checked = export(str(run), tmp_path / f"e.{format}", format=format)[1]
+    reader = "pospre loads all" if format == "safetensors" else "onnxruntime"
+    assert reader in checked and ("logits" in checked) == (format == "onnx")
 
 
 def test_a_graph_is_no_file_of_weights(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_without_a_name_all_names_are_listed(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_unknown_name_is_a_user_error() -> None:
-    with pytest.raises(UserError, match=r"'dropos' is not a section or algorithm.*droppos"):
+    with pytest.raises(UserError, match=r"'dropos' is no section, algorithm or.*droppos"):
         options_text("dropos")
 
 

@@ -1,4 +1,4 @@
-"""Position schemes of encoders: one file per scheme, all listed here by name."""
+"""Position schemes of encoders: one file per scheme, ours listed here by name."""
 
 import importlib
 from collections.abc import Mapping
@@ -7,7 +7,8 @@ from typing import Any
 
 from pospre.arguments import check_arguments
 from pospre.errors import UserError, suggestion
-from pospre.nn.encoder_options import Positions
+from pospre.external_class import load_class
+from pospre.nn.encoder_options import GivenPositions, named
 from pospre.nn.positions.scheme import Scheme, TransformerDims
 from pospre.nn.positions.sincos import DecoderSinCos
 
@@ -24,10 +25,16 @@ SCHEMES = {
     "relative": "relative:Relative",
     "shared_relative": "relative:SharedRelative",
 }
-"""Names in recipes (``encoder.positions``), and the file and class of each."""
+"""Names in recipes (``encoder.positions``), and the file and class of each.
+
+A class of another package is named by its address, ``package.module:Class``.
+"""
+
+_OURS = {f"{__name__}.{place}": name for name, place in SCHEMES.items()}
+"""The names of our classes by their addresses."""
 
 
-def build_positions(positions: Positions, dims: TransformerDims) -> Scheme:
+def build_positions(positions: GivenPositions, dims: TransformerDims) -> Scheme:
     """Return a scheme by name, not initialised yet; ``UserError`` if an option is wrong."""
     name, options = named_scheme(positions)
     kind = scheme_class(name)
@@ -43,16 +50,19 @@ def build_positions(positions: Positions, dims: TransformerDims) -> Scheme:
     return scheme
 
 
-def named_scheme(positions: Positions) -> tuple[str, Mapping[str, Any]]:
+def named_scheme(positions: GivenPositions) -> tuple[str, Mapping[str, Any]]:
     """Return a scheme's name and options; ``UserError`` if there is no such scheme."""
+    positions = named(positions)
     given = {positions: {}} if isinstance(positions, str) else {**positions}
     if len(given) != 1:
         raise UserError(
             f"encoder.positions is {given}; give a scheme's name, or {{name: its options}}."
         )
     (name, options), *_ = given.items()
-    if name not in SCHEMES:
-        raise UserError(f"encoder.positions is '{name}'.{suggestion(name, SCHEMES)}")
+    name = _OURS.get(name, name)
+    if name not in SCHEMES and ":" not in name:
+        own = " Write your own class as package.module:Class." if "." in name else ""
+        raise UserError(f"encoder.positions is '{name}'.{own}{suggestion(name, SCHEMES)}")
     return name, options
 
 
@@ -70,7 +80,21 @@ def schemes_that(flag: str, value: bool = True) -> str:
 
 
 def scheme_class(name: str) -> type[Scheme]:
-    """Return the class of the scheme ``name`` in ``SCHEMES``."""
+    """Return the class of a scheme, by its name or address.
+
+    Raises:
+        UserError: another package has no such scheme, or is not trusted.
+    """
+    if name not in SCHEMES:
+        return _outside_class(name)
     module, _, title = SCHEMES[name].partition(":")
     scheme: type[Scheme] = getattr(importlib.import_module(f"{__name__}.{module}"), title)
+    return scheme
+
+
+def _outside_class(address: str) -> type[Scheme]:
+    key = "encoder.positions"
+    scheme = load_class(address, key, "mylab.spiral:Spiral")
+    if not issubclass(scheme, Scheme):
+        raise UserError(f"{key}: '{address}' is no position scheme; derive it from pospre.Scheme.")
     return scheme

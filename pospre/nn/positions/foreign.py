@@ -7,7 +7,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from pospre.nn.encoder_options import Positions
+from pospre.nn.encoder_options import GivenPositions, Positions
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions, named_scheme, scheme_class
 from pospre.nn.positions.rotary import Rotary
@@ -56,7 +56,7 @@ def rotation_of(positions: Positions) -> tuple[str, dict[str, Any]] | None:
     name, options = named_scheme(positions)
     if name == _BOTH:
         return rotation_of(options.get("rotation", "rotary"))
-    return (name, {**options}) if name.startswith("rotary") else None
+    return (name, {**options}) if name in ("rotary", "rotary_mixed") else None
 
 
 def turns(positions: Positions) -> bool:
@@ -69,7 +69,7 @@ def has_table(positions: Positions) -> bool:
     return positions == _BOTH or (not isinstance(positions, str) and _BOTH in positions)
 
 
-def table_grid(positions: Positions) -> tuple[int, int] | None:
+def table_grid(positions: GivenPositions) -> tuple[int, int] | None:
     """Return the grid that a table keeps whatever the images' is; None: it has theirs."""
     _, options = named_scheme(positions)
     sides = options.get("table_grid")

@@ -171,8 +171,6 @@ def is_eva(size: EncoderSize, positions: Scheme) -> bool:
 
 def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> dict[str, Tensor]:
     """Return the tensors ``state`` of an encoder for its timm model ``vit``; None: a new one."""
-    if vit is None:
-        _refuse_odd(encoder)
     frequencies = constant_frequencies(encoder.positions)
     if frequencies is not None:
         state = {**state, "rope.freqs": frequencies}
@@ -193,8 +191,8 @@ def eva_state(encoder: Any, state: dict[str, Tensor], vit: nn.Module | None) -> 
     return {key: tensor for key, tensor in result.items() if key in names}
 
 
-def _refuse_odd(encoder: Any) -> None:
-    """Raise ``UserError`` for an encoder that no timm model matches."""
+def odd_option(encoder: Any) -> str:
+    """Return the option of an encoder that no timm model has, or none."""
     _, turn = rotation_of(encoder.positions.as_given()) or ("", {})
     usual = {"normalize": "separate", "period_range": None, "bf16_periods": False}
     if _is_directed(turn):  # exact as mixed positions, which count cells
@@ -202,9 +200,4 @@ def _refuse_odd(encoder: Any) -> None:
     odd = [f"positions.rotary.{key}" for key, own in usual.items() if turn.get(key, own) != own]
     if (encoder.size.eps, encoder.layer_scale is not None) not in _NAMES:
         odd.append(f"layer_scale = {encoder.layer_scale} with norms of ε = {encoder.size.eps}")
-    if odd:
-        exact = "read the file as timm:NAME,FILE, with the exact periods that timm has"
-        remedy = exact if "bf16" in odd[0] else "use the encoder through its run or checkpoint"
-        raise UserError(
-            f"encoder.{odd[0]} cannot be exported: timm has no such model. Instead, {remedy}."
-        )
+    return next(iter(odd), "")
