@@ -140,7 +140,8 @@ class LUT(PretrainAlgorithm):
     forward pass. It thus depends slightly on the microbatch size and the number of ranks.
 
     Writes for ``symmetric`` the visible patches of the second view, none of which is visible in
-    the first: ``second/visible``, and with simmim ``second/masked``.
+    the first: ``second/visible``, and with simmim ``second/masked``. With a ``target_mask_ratio``,
+    ``g/target``, the patches that the teacher sees.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
