@@ -5,7 +5,7 @@
 ``MAE``               the algorithms with their options: ``MAE(mask_ratio=0.75)``; the others:
                       ``SimMIM`` ``IJEPA`` ``DINOv2`` ``Supervised`` ``DropPos`` ``MP3``
                       ``MaskedPosition`` ``CropField`` ``StoP`` ``LUT`` ``EmaTeacher`` ``Gram``
-                      ``Distill``
+                      ``Distill`` ``DIET``
 ``build_encoder``     an encoder by name: ``vits16``, ``timm:vit_small_patch16_224``, …
 ``wrap_encoder``      the encoder of a ``timm.create_model`` model, with its weights
 ``load_run``          the trained model of a run
@@ -37,6 +37,7 @@ from pospre.installed import check_installed
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not see late imports
     from pospre.algorithms.crop_field import CropField as CropField
+    from pospre.algorithms.diet import DIET as DIET
     from pospre.algorithms.dinov2.dinov2 import DINOv2 as DINOv2
     from pospre.algorithms.distill import Distill as Distill
     from pospre.algorithms.droppos import DropPos as DropPos
@@ -94,6 +95,7 @@ _HOMES = {
     "StoP": "algorithms.stop.stop",
     "LUT": "algorithms.lut.lut",
     "EmaTeacher": "algorithms.ema_teacher",
+    "DIET": "algorithms.diet",
     "Gram": "algorithms.gram",
     "Distill": "algorithms.distill",
     "build_encoder": "nn.build",

@@ -187,6 +187,8 @@ def with_imagenet_classes(recipe: Recipe) -> Recipe:
     for name, given in algorithms.items():
         with suppress(UserError):  # it says how many
             algorithms[name] = with_classes(name, given, _CLASSES, recipe.data.path)
+        if algorithms[name].get("num_images", 0) is None:
+            algorithms[name] = {**algorithms[name], "num_images": len(_CLASSES)}
     return recipe.model_copy(update={"algorithms": algorithms})
 
 

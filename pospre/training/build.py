@@ -62,6 +62,7 @@ def resolve(recipe: Recipe, reader: Reader | None = None) -> Recipe:
         arguments = check_arguments(f"algorithms.{name}", kind, given)
         if reader is not None:
             arguments = with_classes(name, arguments, reader.classes, data.path)
+            arguments = with_images(name, arguments, len(reader), data.path)
         algorithms[name] = arguments
     resolved = recipe.model_copy(update={"data": data, "algorithms": algorithms})
     if reader is None:
@@ -98,6 +99,21 @@ def with_classes(
             "it to null to take theirs."
         )
     return {**arguments, "num_classes": given or len(classes)}
+
+
+def with_images(name: str, arguments: dict[str, Any], count: int, path: str) -> dict[str, Any]:
+    """Return an algorithm's arguments; ``num_images``, if it is one and null, is ``count``.
+
+    Raises:
+        UserError: the data have more images than ``num_images``.
+    """
+    given = arguments.get("num_images", count)
+    if given is not None and given < count:
+        raise UserError(
+            f"{name}.num_images = {given}, but data.path = {path} has {count}; set it to null to "
+            "take theirs."
+        )
+    return {**arguments, "num_images": given or count} if "num_images" in arguments else arguments
 
 
 def _statistics(recipe: Recipe, reader: Reader) -> dict[str, tuple[float, ...] | None]:

@@ -40,6 +40,7 @@ OPTIONS: Options = {
     "supervised": {"num_classes": 3},
     "lut": {"hidden_dim": 32},
     "crop_field": {"field_size": 9},
+    "diet": {"num_images": 120, "mixup": 0.0, "cutmix": 0.0},
 }
 
 HOST_OF = {

@@ -26,6 +26,7 @@ DRAWING: Options = {
     "mp3": {"position_rate": 0.5},
     "lut": {"symmetric": True, "target_mask_ratio": 0.5},
     "stop": {"variant": "both"},
+    "diet": {"mixup": 1.0, "cutmix": 1.0},
     "supervised": {"mixup": 0.8, "cutmix": 1.0, "mask_ratio": 0.5},
 }
 """Options with which an algorithm draws all that it can draw."""

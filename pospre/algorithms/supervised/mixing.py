@@ -11,6 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pospre import draws
+from pospre.batch import EPOCH, INDEX, Batch
+from pospre.model.model import PretrainModel
+
 _STEPS = 4096
 
 
@@ -26,6 +30,23 @@ class Mix(NamedTuple):
     blend: Tensor
     box: Tensor
     share: Tensor
+
+
+def mixing_keys(name: str) -> tuple[str, ...]:
+    """Return the batch keys that the method ``name`` writes if it mixes the views ``view``."""
+    return ("view/pixels", *(f"{name}/{part}" for part in Mix._fields))
+
+
+def mixing_of(batch: Batch, name: str) -> Mix:
+    """Return what ``write_mixing`` has written."""
+    return Mix(*(batch[f"{name}/{part}"] for part in Mix._fields))
+
+
+def write_mixing(batch: Batch, model: PretrainModel, name: str, **options: float) -> None:
+    """Draw how the views ``view`` are mixed, with the options of ``draw_mix``."""
+    keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, f"{name}/mix")
+    mix = draw_mix(draws.uniform(keys, 5), model.views["view"].shape, **options)
+    batch.update({f"{name}/{part}": value for part, value in mix._asdict().items()})
 
 
 @cache

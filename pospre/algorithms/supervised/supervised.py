@@ -11,10 +11,14 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
-from pospre import draws
 from pospre.algorithms.supervised.head import Head, checked_labels
-from pospre.algorithms.supervised.mixing import Mix, draw_mix, mix_pixels
-from pospre.batch import EPOCH, INDEX, LABEL, Batch
+from pospre.algorithms.supervised.mixing import (
+    mix_pixels,
+    mixing_keys,
+    mixing_of,
+    write_mixing,
+)
+from pospre.batch import LABEL, Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.layout import Layout
@@ -134,7 +138,7 @@ class Supervised(PretrainAlgorithm):
         hides = Hides.by(masking) if self.mask_ratio else None
         read = "supervised.pooling = cls" if self.pooling == "cls" else None
         over = ALL if hides is None else SEEN
-        mixing = ("view/pixels", *map("supervised/{}".format, Mix._fields)) if self._mixes else ()
+        mixing = mixing_keys("supervised") if self._mixes else ()
         return Uses(
             hides=hides,
             passes={"student": Pass(over=over, class_token=read, needs_patches=read is None)},
@@ -157,7 +161,7 @@ class Supervised(PretrainAlgorithm):
 
     def mix(self, pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
         """Return the views mixed as drawn."""
-        return mix_pixels(pixels_BVCHW, Mix(*(batch[f"supervised/{key}"] for key in Mix._fields)))
+        return mix_pixels(pixels_BVCHW, mixing_of(batch, "supervised"))
 
     @property
     def _mixes(self) -> bool:
@@ -167,13 +171,12 @@ class Supervised(PretrainAlgorithm):
         """Check the labels; draw how samples are mixed."""
         batch[LABEL] = checked_labels(batch[LABEL], self.num_classes)
         if self._mixes:
-            keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, "supervised/mix")
-            mix = draw_mix(
-                draws.uniform(keys, 5),
-                model.views["view"].shape,
+            write_mixing(
+                batch,
+                model,
+                "supervised",
                 mixup=self.mixup,
                 cutmix=self.cutmix,
                 rate=self.mix_rate,
                 switch_rate=self.switch_rate,
             )
-            batch.update({f"supervised/{name}": value for name, value in mix._asdict().items()})
