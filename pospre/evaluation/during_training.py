@@ -72,6 +72,7 @@ class OnlineEvaluations(Callback):
         self.metrics = recipe.run_path() / "metrics.jsonl"
         self.best: BestCheckpoint | None = None
         self._waits_for_epoch = False
+        self._troubles: dict[str, set[str]] = {}  # at the last look, by evaluation
         figure = best_figure(recipe)
         if figure is not None:
             self.best = BestCheckpoint(self.metrics, recipe.local_checkpoints(), *figure)
@@ -213,9 +214,13 @@ class OnlineEvaluations(Callback):
         return signal
 
     def _warn(self, name: str, step: int, results: dict[str, Any]) -> None:
-        """Print and keep a line for each sign of trouble in the results."""
+        """Print and keep a line for each sign of trouble that the last look did not have."""
         module = evaluation_module(name)
-        for warning in module.alarms(results) if hasattr(module, "alarms") else []:
+        warnings = module.alarms(results) if hasattr(module, "alarms") else []
+        before, self._troubles[name] = self._troubles.get(name, set()), {*map(_trouble, warnings)}
+        for warning in warnings:
+            if _trouble(warning) in before:
+                continue
             tqdm.write(f"warning: step {step}: {name}: {warning}", file=sys.stderr)
             note(self.recipe.run_path() / WARNINGS, step, name, warning)
 
@@ -234,6 +239,11 @@ class OnlineEvaluations(Callback):
         _note(entry.output.with_name(HISTORY), document)
         results: dict[str, Any] = document["results"]
         return results
+
+
+def _trouble(warning: str) -> str:
+    """Return what a warning is about, without its numbers."""
+    return warning.partition(":")[0]
 
 
 @contextmanager

@@ -17,8 +17,8 @@ An evaluation has a settings class of the same name in ``pospre/evaluation/<kind
   evaluation's name;
 - ``OWN_DATA = True`` if the data are not labelled images; ``check`` then opens them;
 - ``images(opened) -> int``, if the measured images are not all of the data: their number;
-- ``alarms(results) -> list[str]``, if results can mean trouble: a line for each, which training
-  prints and keeps.
+- ``alarms(results) -> list[str]``, if results can mean trouble: a line for each, its numbers after
+  a colon, which training prints and keeps when it is new.
 """
 
 import re

@@ -34,6 +34,7 @@ FREE_KEYS = (
     "callbacks",
     "loggers",
     "evaluation",
+    "verdict.data",
     "trainer.max_duration",  # a longer run differs from there on; a line says so
     "trainer.device",
     "trainer.run_folder",

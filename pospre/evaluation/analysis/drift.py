@@ -188,13 +188,19 @@ def alarms(results: Mapping[str, Any]) -> list[str]:
         (gram > 0.05, f"patches lose their relations: Gram {gram:.3f} (a mirror image: 0.025)"),
         (
             patch < 0.6 and results.get("class_cosine", 0.0) > 0.8,
-            f"patches have left the start (cosine {patch:.2f}), and the class token has not",
+            f"patches have left the start, and the class token has not: cosine {patch:.2f}",
         ),
         (blur > 0.1, f"patches of an image become alike: cosine up by {blur:.2f}"),
-        (own["norm"] > 2 * start["norm"], "a few patches are far longer than the others"),
+        (
+            own["norm"] > 2 * start["norm"],
+            "a few patches are far longer than the others: outliers in the norm",
+        ),
         (place > 0.2, f"patches tell their place more than in the start: R² up by {place:.2f}"),
-        (near < 0.5, f"only {near:.0%} of the start's nearest patches are still nearest"),
-        (same > 0.05, f"{same:.0%} of the images have a near duplicate"),
+        (
+            near < 0.5,
+            f"patches have new neighbours: {near:.0%} of the start's nearest are still nearest",
+        ),
+        (same > 0.05, f"near duplicates: {same:.0%} of the images have one"),
     ]
     return [text for is_wrong, text in signs if is_wrong]
 

@@ -82,8 +82,8 @@ def alarms(results: Mapping[str, Any]) -> list[str]:
     if start is None or start >= 2 * chance:
         return []
     return [
-        f"the start has only {start:.1%} top-1 here, guessing {chance:.1%}: its weights may be "
-        "loaded wrongly, or are of no use for these classes"
+        "the start hardly tells these classes apart: its weights may be loaded wrongly, or of no "
+        f"use here (top-1 {start:.1%}, guessing {chance:.1%})"
     ]
 
 

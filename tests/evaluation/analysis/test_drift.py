@@ -1,0 +1,85 @@
+"""Drift from the start: planted changes have known figures, and signs of trouble are told."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pospre.errors import UserError
+from pospre.evaluation.analysis.drift import alarms, kept, near_duplicates
+from pospre.evaluation.models import Start
+from pospre.evaluation.run import run_evaluation
+from pospre.training.build import build_model
+from tests.evaluation.analysis.small import small_recipe
+
+FINE = {
+    **{f"{name}patch_rank": 60.0 for name in ("", "start_")},
+    **{f"{name}patch_norm": 1.2 for name in ("", "start_")},
+    **{f"{name}patch_blur": 0.5 for name in ("", "start_")},
+    **{f"{name}patch_r2": 0.6 for name in ("", "start_")},
+    **{"patch_cosine": 0.9, "class_cosine": 0.9, "patch_kept": 0.8, "patch_gram": 0.02},
+    "near_duplicates": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"patch_rank": 29.0}, "features collapse: rank 29, in the start 60"),
+        ({"patch_gram": 0.06}, "patches lose their relations: Gram 0.060"),
+        ({"patch_cosine": 0.5}, "patches have left the start, and the class token has not: cosine"),
+        ({"patch_blur": 0.65}, "patches of an image become alike: cosine up by 0.15"),
+        ({"patch_norm": 2.5}, "a few patches are far longer than the others: outliers"),
+        ({"patch_r2": 0.85}, r"patches tell their place more than in the start: R² up by 0.25"),
+        ({"patch_kept": 0.4}, "patches have new neighbours: 40% of the start's nearest"),
+        ({"near_duplicates": 0.1}, "near duplicates: 10% of the images have one"),
+    ],
+)
+def test_signs_of_trouble(changed: dict[str, float], said: str) -> None:
+    assert alarms(FINE) == []
+    (line,) = alarms({**FINE, **changed})
+    assert line.startswith(said)
+
+
+def test_neighbours_and_duplicates() -> None:
+    line = -(torch.arange(12.0)[:, None] - torch.arange(12.0)).abs()[None]
+    assert kept(line, line).item() == 1
+    far = line.clone()
+    far[0, 0] = torch.arange(12.0)  # of one of twelve tokens, the farthest are nearest
+    assert kept(far, line).item() == pytest.approx(11 / 12)
+    vectors = torch.eye(4)
+    vectors[3] = vectors[2] + 0.01 * vectors[0]
+    assert near_duplicates(vectors) == 0.5
+
+
+def test_a_scale_is_no_drift_and_a_shift_only_of_the_mean(
+    image_folder: Callable[..., Path],
+) -> None:
+    recipe, data = small_recipe(), image_folder(24)
+    start, shifted, scaled = (build_model(recipe).eval() for _ in range(3))
+    draw = torch.Generator().manual_seed(0)
+    width = start.encoder.embed_dim
+    with torch.no_grad():
+        scaled.encoder.norm.weight.mul_(3)
+        scaled.encoder.norm.bias.mul_(3)
+        shifted.encoder.norm.bias.add_(torch.randn(width, generator=draw))
+    settings: dict[str, Any] = {"num_samples": 24, "baseline": False, "layers": (2,)}
+    figures = {}
+    for name, model in (("scaled", scaled), ("shifted", shifted)):
+        options: dict[str, Any] = {
+            "start": Start(start, "file"),
+            "progress": False,
+            "device": "cpu",
+        }
+        document = run_evaluation("drift", model, recipe, str(data), settings, **options)
+        figures[name] = document["results"]
+        assert document["start"] == "file" and document["start_sha256"]
+    assert figures["scaled"]["patch_cosine"] == pytest.approx(1, abs=1e-6)
+    assert figures["scaled"]["patch_gram"] == pytest.approx(0, abs=1e-9)
+    assert figures["shifted"]["patch_cosine"] < 0.9
+    assert figures["shifted"]["patch_centred"] == pytest.approx(1, abs=1e-5)
+    assert figures["shifted"]["patch_cka"] == pytest.approx(1, abs=1e-5)
+    with pytest.raises(UserError, match="drift: it compares with the weights that training"):
+        run_evaluation("drift", shifted, recipe, str(data), settings, progress=False, device="cpu")
