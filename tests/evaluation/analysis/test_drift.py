@@ -60,11 +60,11 @@ def test_a_scale_is_no_drift_and_a_shift_only_of_the_mean(
     recipe, data = small_recipe(), image_folder(24)
     start, shifted, scaled = (build_model(recipe).eval() for _ in range(3))
     draw = torch.Generator().manual_seed(0)
-    width = start.encoder.embed_dim
+    norms: list[Any] = [each.encoder.norm for each in (shifted, scaled)]
     with torch.no_grad():
-        scaled.encoder.norm.weight.mul_(3)
-        scaled.encoder.norm.bias.mul_(3)
-        shifted.encoder.norm.bias.add_(torch.randn(width, generator=draw))
+        norms[0].bias.add_(torch.randn(start.encoder.embed_dim, generator=draw))
+        norms[1].weight.mul_(3)
+        norms[1].bias.mul_(3)
     settings: dict[str, Any] = {"num_samples": 24, "baseline": False, "layers": (2,)}
     figures = {}
     for name, model in (("scaled", scaled), ("shifted", shifted)):
