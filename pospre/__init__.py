@@ -8,6 +8,7 @@
                       ``Distill`` ``DIET``
 ``build_encoder``     an encoder by name: ``vits16``, ``timm:vit_small_patch16_224``, …
 ``wrap_encoder``      the encoder of a ``timm.create_model`` model, with its weights
+``add_lora``          LoRA pairs beside an encoder's weights; ``merge_lora`` puts them in
 ``load_run``          the trained model of a run
 ``load_weights``      load the encoder of a checkpoint or file into the model
 ``parameter_groups``  optimiser groups: layer decay, no weight decay for vectors
@@ -69,6 +70,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.model.uses import Pass as Pass
     from pospre.model.uses import Uses as Uses
     from pospre.nn.build import build_encoder as build_encoder
+    from pospre.nn.lora import add_lora as add_lora
+    from pospre.nn.lora import merge_lora as merge_lora
     from pospre.nn.places import Places as Places
     from pospre.nn.positions.scheme import Scheme as Scheme
     from pospre.nn.positions.scheme import TransformerDims as TransformerDims
@@ -100,6 +103,8 @@ _HOMES = {
     "Distill": "algorithms.distill",
     "build_encoder": "nn.build",
     "wrap_encoder": "nn.weights.timm_models",
+    "add_lora": "nn.lora",
+    "merge_lora": "nn.lora",
     "load_run": "training.start_weights",
     "load_weights": "training.start_weights",
     "parameter_groups": "training.optimizer.optim",

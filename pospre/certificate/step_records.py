@@ -138,10 +138,14 @@ def hash_rows(values: Mapping[str, Tensor]) -> list[str]:
 
 
 def hash_tensors(tree: Any) -> str:
-    """Return a hash of nested dicts and lists, with tensors by their bytes."""
+    """Return a hash of nested dicts, in any order of keys, and lists; with tensors by their bytes.
+
+    An optimiser orders its moments by when they began.
+    """
     digest = hashlib.blake2b(digest_size=16)
-    for path, leaf in tree_flatten_with_path(tree)[0]:
-        digest.update(keystr(path).encode())
+    leaves = {keystr(path): leaf for path, leaf in tree_flatten_with_path(tree)[0]}
+    for path, leaf in sorted(leaves.items()):
+        digest.update(path.encode())
         if isinstance(leaf, np.ndarray):
             leaf = torch.from_numpy(np.ascontiguousarray(leaf).view(np.uint8))
         if isinstance(leaf, Tensor):

@@ -23,6 +23,7 @@ from pospre.model.optimizer_checks import (
 )
 from pospre.model.sample_numbers import SampleNumbers
 from pospre.model.teacher import TeacherManager, local
+from pospre.nn.lora import adapted
 
 _UNCALLED = 3
 """Changes of the weights without ``after_step``; loading weights also changes them, but once."""
@@ -88,6 +89,12 @@ class LoopWatch:
                 "teacher still use the old one. Make a new model: pospre.PretrainModel(encoder, "
                 "algorithms, seed=…)."
             )
+        for layer in adapted(inside):
+            if layer.weight.requires_grad:
+                raise UserError(
+                    "a weight of the encoder has LoRA pairs, and is trained itself. Freeze it: "
+                    "pospre.add_lora does; or merge the pairs first: pospre.merge_lora(encoder)."
+                )
         is_first, self._has_started = not self._has_started, True
         if is_first and inside.copied_from.has_changed():
             self.warn(

@@ -19,6 +19,7 @@ from pospre.command_line import spelled
 from pospre.errors import UserError
 from pospre.model.algorithm import unwrapped
 from pospre.model.model import PretrainModel
+from pospre.nn.lora import PAIRS
 from pospre.recipe.sections import Stage, Trained
 from pospre.schedules import duration_steps
 
@@ -184,18 +185,46 @@ class Stages:
             )
         norms = [part for part in encoder.modules() if isinstance(part, nn.LayerNorm)]
         normed = {id(each) for norm in norms for each in norm.parameters()}
+        pairs = [name.removeprefix("encoder.") for name in own if PAIRS in name]
+        paired = {encoder.block_of(name) for name in pairs}
+        self._check_pairs(pairs, paired, train, key)
 
         def trains(name: str, parameter: nn.Parameter) -> bool:
             inner = name.removeprefix("encoder.")
-            if train.all or inner == name or encoder.timm_name_of(inner) in self.fresh:
+            if inner == name or encoder.timm_name_of(inner) in self.fresh:
                 return True
             block = encoder.block_of(inner)
+            if (train.all and not pairs) or (PAIRS in name and (train.all or train.lora)):
+                return True
+            if (train.all or train.norms) and id(parameter) in normed:
+                return True
+            if train.all:  # the blocks without pairs, which some stage trains whole
+                return block is not None and block not in paired
             is_last = inner.startswith("norm.") if block is None else block >= encoder.depth - last
-            return (last > 0 and is_last) or (train.norms and id(parameter) in normed)
+            return last > 0 and is_last
 
         return frozenset(name for name, parameter in own.items() if trains(name, parameter))
 
+    def _check_pairs(
+        self, pairs: Sequence[str], paired: Collection[int | None], train: Trained, key: str
+    ) -> None:
+        if train.lora and not pairs:
+            raise UserError(
+                f"{key}.lora = true, but there are no pairs; add the section lora: {{}}"
+            )
+        first = self._model.encoder.depth - (train.last or 0)
+        twice = [block for block in paired if block is not None and block >= first]
+        if twice:
+            raise UserError(
+                f"{key}.last = {train.last} trains block {min(twice)} whole, which has LoRA pairs. "
+                "Train its pairs (lora: true), or add no pairs there"
+            )
+
     def _check_trained(self) -> None:
+        if any(PAIRS in name for name in self._sizes) and not any(
+            PAIRS in name for names in self.trained for name in names
+        ):
+            raise UserError("lora has no effect: no stage trains the pairs; add lora: true, or all")
         for number, names in enumerate(self.trained):
             key = f"stages.{number}.train = {self.words(number)}"
             if not names:

@@ -21,6 +21,7 @@ from pospre.recipe.sections import (
     Data,
     Encoder,
     Loggers,
+    Lora,
     Optimizer,
     Reference,
     Schedule,
@@ -42,6 +43,7 @@ class Recipe(Section):
     algorithms: dict[str, Arguments] = Field(min_length=1)
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
+    lora: Lora | None = None
     stages: Annotated[tuple[Stage, ...], Field(strict=False)] = ()
     trainer: Trainer
     callbacks: Callbacks = Callbacks()

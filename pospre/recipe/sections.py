@@ -12,6 +12,7 @@ from pospre.arguments import Section
 from pospre.data.reading import Reading
 from pospre.data.views import options
 from pospre.nn.encoder_options import EncoderOptions, Kernel
+from pospre.nn.lora_options import LoraOptions
 from pospre.recipe.values import (
     AllOrSome,
     Betas,
@@ -190,8 +191,10 @@ class Trained(Section):
     """Number of last blocks; the final norm trains with them."""
     norms: bool = False
     """Every LayerNorm of the encoder."""
+    lora: bool = False
+    """The pairs of section ``lora``."""
     all: bool = False
-    """Everything."""
+    """Everything; with ``lora`` all pairs, norms, heads, and blocks that a stage trains whole."""
 
     @model_validator(mode="before")
     @classmethod
@@ -203,13 +206,17 @@ class Trained(Section):
         return value
 
 
+class Lora(Section, LoraOptions):
+    """Low-rank pairs beside frozen weights, in blocks that no stage trains whole."""
+
+
 class Stage(Section):
     """A part of the run in which some tensors train, and all others are frozen."""
 
     until: ShareOrDuration | None = None
     """Its end: a duration, or a share of the whole run; the last stage has none."""
     train: Trained = Trained(all=True)
-    """What trains: ``heads``, ``all``, or ``{last: 4, norms: true}``."""
+    """What trains: ``heads``, ``all``, or ``{last: 4, norms: true, lora: true}``."""
     ramp: ShareOrDuration | None = None
     """For how long the rate of tensors that begin to train rises; None: for 2 % of the run, but at
     least 50 steps, and at most the stage.

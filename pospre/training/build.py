@@ -23,10 +23,12 @@ from pospre.model.algorithm import PretrainAlgorithm, algorithm_class, untrusted
 from pospre.model.model import PretrainModel
 from pospre.model.stages import Stages
 from pospre.nn.build import build_encoder
+from pospre.nn.lora import add_lora, merged_state
+from pospre.nn.lora_options import LoraOptions
 from pospre.recipe.files import find_recipe
 from pospre.recipe.provenance import annotate, origins, values
 from pospre.recipe.recipe import Recipe, load_recipe, recorded_recipe
-from pospre.recipe.sections import Encoder
+from pospre.recipe.sections import Encoder, Stage
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.run.device import build_device
 from pospre.run.resume import compare_tensors, recorded
@@ -251,13 +253,14 @@ def _rates(
 
 
 def build_stages(model: PretrainModel, recipe: Recipe, steps_per_epoch: int) -> Stages | None:
-    """Return the stages of a recipe as if it began; None if it has none."""
-    if not recipe.stages:
+    """Return the stages of a recipe as if it began; None if it freezes nothing."""
+    if not recipe.stages and recipe.lora is None:
         return None
     if recipe.encoder.weights is None:
+        key = "stages" if recipe.stages else "lora"
         raise UserError(
-            "stages freeze parts of an encoder, but encoder.weights is null, and all weights are "
-            "random. Give the weights to continue from, or remove stages"
+            f"{key}: parts of the encoder are frozen, but encoder.weights is null, and all weights "
+            f"are random. Give the weights to continue from, or remove {key}"
         )
     batch_size = recipe.data.batch_size
     total_steps = duration_steps(
@@ -265,7 +268,7 @@ def build_stages(model: PretrainModel, recipe: Recipe, steps_per_epoch: int) -> 
     )
     return Stages(
         model,
-        recipe.stages,
+        recipe.stages or [Stage()],
         total_steps=total_steps,
         steps_per_epoch=steps_per_epoch,
         batch_size=batch_size,
@@ -313,6 +316,10 @@ def build_model(recipe: Recipe, reference: PretrainModel | None = None) -> Pretr
         frozen: nn.Module | None = reference
         if recipe.reference is not None and reference is None:
             frozen = build_encoder(**(recipe.reference.encoder or recipe.encoder).arguments())
+    if recipe.lora is not None:
+        whole = max((stage.train.last or 0 for stage in recipe.stages), default=0)
+        pairs = recipe.lora.model_dump()
+        add_lora(encoder, blocks=encoder.depth - whole, seed=recipe.seed, **pairs)
     model = PretrainModel(
         encoder,
         algorithms,
@@ -328,6 +335,8 @@ def build_model(recipe: Recipe, reference: PretrainModel | None = None) -> Pretr
 
 def load_model(uri: str, *, weights: Weights = "student") -> tuple[PretrainModel, Recipe]:
     """Return the model of a checkpoint, in eval mode on the CPU, and its recipe.
+
+    Pairs of LoRA are merged into the weights, and the recipe has none.
 
     Args:
         uri: a checkpoint, a folder of them or a run folder (the newest counts), local or S3.
@@ -349,6 +358,9 @@ def model_of(
     recipe = resolve(recorded_recipe(record.recipe, source=f"recipe in {uri}"))
     recipe = recipe.with_training_data(TrainedOn(record.classes, record.data))
     found = content["state"]["model"]
+    if recipe.lora is not None:
+        found = merged_state(found, LoraOptions(**recipe.lora.model_dump()), uri)
+        recipe = recipe.model_copy(update={"lora": None})
     with torch.device("meta"):  # a hostile recipe may ask for more memory than its tensors have
         compare_tensors(build_model(recipe).state_dict(), found, uri)
     model = build_model(recipe)

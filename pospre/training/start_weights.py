@@ -23,6 +23,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.encoder_options import Kernel
+from pospre.nn.lora import PAIRS
 from pospre.nn.positions.foreign import constant_frequencies, is_rounded
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
@@ -172,7 +173,8 @@ def take_weights(model: PretrainModel, source: Source, kernel: Kernel = "bicubic
     source = in_our_layout(encoder, source)
     theirs = source.known.positions
     rounded = is_rounded(theirs) and not is_rounded(encoder.positions.as_given())
-    names = {encoder.timm_name_of(key): key for key in encoder.state_dict()}
+    own_names = [key for key in encoder.state_dict() if PAIRS not in key]
+    names = {encoder.timm_name_of(key): key for key in own_names}
     expected = {key: encoder.state_dict()[own] for key, own in names.items()}
     done = Loaded(source, len(expected), positions=other_scheme(encoder, source))
     if rounded:

@@ -13,9 +13,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pospre.arguments import check_arguments
 from pospre.command_line import weights_hint
 from pospre.errors import UserError
 from pospre.nn.encoder_options import Positions
+from pospre.nn.lora import merged_state
+from pospre.nn.lora_options import LoraOptions
 from pospre.nn.positions.file_tables import without_empty
 from pospre.nn.positions.foreign import turns
 from pospre.nn.weights.address import DROP, Address, bare_address, split_address
@@ -132,7 +135,10 @@ def _with_said(source: Source, said: Address) -> Source:
 def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
     checkpoint = open_checkpoint(uri)
     uri, content = checkpoint.uri, checkpoint.content
-    tensors = content["state"]["model"]
+    tensors, recipe = content["state"]["model"], recorded(content).recipe
+    if recipe.get("lora") is not None:
+        given = check_arguments("lora", LoraOptions, recipe["lora"], f"recipe in {uri}")
+        tensors = merged_state(tensors, LoraOptions(**given), uri)
     start = _PREFIX[which]
     own = {
         timm_name(key[len(start) :]): value
@@ -143,7 +149,7 @@ def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
         raise UserError(
             f"{keys.which} = {which}, but {uri} was trained without a teacher; use student"
         )
-    known = of_run(recorded(content).recipe, own, uri)
+    known = of_run(recipe, own, uri)
     pixels = {key: tensors.get(f"augment.{key}") for key in ("mean", "std")}
     numbers = {
         key: tuple(each.flatten().tolist()) for key, each in pixels.items() if each is not None

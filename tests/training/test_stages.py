@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 import pospre
 from pospre.errors import UserError
+from pospre.export import main as export
+from pospre.nn.lora import PAIRS
 from pospre.recipe.recipe import load_recipe
 from pospre.run.checkpoints.reading import read_checkpoint
-from pospre.training.build import build_model
+from pospre.training.build import build_model, load_model, resolve
 from pospre.training.replay import replay
 from tests.processes import finished
 from tests.training.tiny_runs import (
@@ -116,7 +119,8 @@ def state_of(state: dict[str, Any]) -> dict[str, Any]:
 def test_two_ranks_are_one_and_a_kill_changes_nothing(
     staged: Path, run: Run, tmp_path: Path
 ) -> None:
-    options = (MAE, STAGES, "trainer.save_interval=1ba")
+    stages = STAGES.replace("last: 1", "last: 1, lora: true")
+    options = (MAE, stages, "lora={rank: 2}", "trainer.save_interval=1ba")
     assert run(staged, *options, "run_name=one")[0] == 0
     one = losses_of(tmp_path / "runs" / "one")
     for name, more, steps in (("ddp", (), (12, 3)), ("fsdp2", ("trainer.fsdp={}",), (12,))):
@@ -220,12 +224,62 @@ def test_a_step_is_replayed_in_its_stage(staged: Path, run: Run, tmp_path: Path)
         replay(noted)
 
 
+def test_pairs_train_beside_frozen_weights_and_are_merged_for_others(
+    staged: Path, run: Run, tmp_path: Path
+) -> None:
+    folder, ema = tmp_path / "runs" / "tiny", "algorithms.ema_teacher={momentum_start: 0.5}"
+    options = (MAE, "lora={rank: 2, layers: [q, fc1]}", ema)
+    code, said = run(staged, *options)
+    assert code == 0 and "encoder: 29 of 30 tensors" in said and "stage 1 of 1" in said
+    tensors = saved(folder)[12]["model"]
+    start = torch.load(tmp_path / "start.pth")
+    for name, own in start.items():
+        is_norm = "norm" in name
+        assert torch.equal(tensors[f"encoder.{name}"], own) is not is_norm, name
+    pairs = {name for name in tensors if PAIRS in name}
+    assert len(pairs) == 2 * 2 * 2 * 2  # encoder and teacher, two blocks, q and fc1, A and B
+    assert all(tensors[name].any() for name in pairs)
+
+    recipe = load_recipe(staged, options)
+    unmerged = build_model(resolve(recipe))
+    unmerged.load_state_dict(tensors)
+    images = torch.randn(2, 3, 64, 64)
+    for which in ("student", "teacher"):
+        model, merged = load_model(str(folder), weights=which)
+        assert merged.lora is None and not any(PAIRS in name for name in model.state_dict())
+        trained: Any = unmerged.encoder if which == "student" else unmerged.teacher
+        expected = trained.eval()(images)
+        assert torch.allclose(model.eval().encoder(images), expected, atol=1e-4)
+        again = pospre.PretrainModel(
+            pospre.build_encoder("vit_tiny16", image_size=64, depth=2, positions="learned"), []
+        )
+        pospre.load_weights(again, str(folder), which)
+        for name, tensor in again.encoder.state_dict().items():
+            assert torch.equal(tensor, model.encoder.state_dict()[name]), name
+    written = []
+    for more in ((), ("--overwrite",)):
+        out = tmp_path / "encoder.safetensors"
+        assert export([str(folder), str(out), "--format", "safetensors", *more]) == 0
+        written.append(flat(load_file(out)))
+    assert written[0] == written[1] and not any(PAIRS in name for name in written[0])
+
+    before = contents(folder)
+    code, said = run(staged, *options, "lora.rank=3")
+    assert code == 2 and "lora.rank = 2, this one 3" in said and contents(folder) == before
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (("lora={}", "encoder.weights=null"), "lora: parts of the encoder are frozen"),
+        (("lora={rank: 96}",), "lora.rank = 96, but q is 192 × 192"),
+        (("lora={layers: [qkv]}",), "expected q, k, v, proj, fc1, fc2"),
+        (("lora={}", "stages=[{train: {last: 2}}]"), "stages train all blocks whole"),
+        (("lora={}", "stages=[{until: .5, train: heads}, {train: {last: 1}}]"), "lora has no eff"),
+        (("stages=[{train: {lora: true}}]",), "there are no pairs; add the section lora"),
         (
             (STAGES, "encoder.weights=null"),
-            "stages freeze parts of an encoder, but encoder.weights is null",
+            "stages: parts of the encoder are frozen, but encoder.weights is null",
         ),
         (("stages=[{until: 99ba, train: heads}, {}]",), "stages.0.until = 99ba is step 99"),
         (

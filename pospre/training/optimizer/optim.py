@@ -12,6 +12,7 @@ from pospre.model.algorithm import unwrapped
 from pospre.model.model import PretrainModel
 from pospre.model.stages import Stages
 from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.lora import PAIRS
 from pospre.nn.positions.scheme import Scheme
 from pospre.recipe.sections import Optimizer
 
@@ -52,7 +53,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return parameter groups for torch's optimisers, by learning rate and weight decay.
 
-    Vectors (biases, norms, layer scale) and a scheme's frequencies and slopes are never decayed.
+    Vectors (biases, norms, layer scale), a scheme's frequencies and slopes, and the pairs of LoRA
+    are never decayed.
     The class and mask tokens have three dimensions and are decayed, as in MAE's code. Besides
     torch's own keys, a group has the keys ``decayed`` and ``life``.
 
@@ -110,7 +112,7 @@ def _groups(
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        decayed = parameter.ndim > 1 and id(parameter) not in undecayed
+        decayed = parameter.ndim > 1 and id(parameter) not in undecayed and PAIRS not in name
         decayed = decayed and not any(part in name for part in options.no_decay)
         scale = rate_scale(model, name, options)
         frozen = max((e for start, e in waiting.items() if name.startswith(start)), default=0)

@@ -19,6 +19,7 @@ from pospre.collectives import print_once
 from pospre.errors import needing
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import Frozen
+from pospre.nn.projections import is_plain
 
 _MULTIPLE = 16
 """Widths that a GPU multiplies in 8 bits."""
@@ -90,9 +91,11 @@ def convert_blocks(model: PretrainModel, **options: Any) -> None:
 
 
 def _is_wide(module: nn.Module, name: str) -> bool:
-    # torchao would forget what a subclass computes
-    return type(module) is nn.Linear and not (
-        module.in_features % _MULTIPLE or module.out_features % _MULTIPLE
+    # torchao would forget what a subclass computes, or a hook, such as LoRA's
+    return (
+        type(module) is nn.Linear
+        and is_plain(module)
+        and not (module.in_features % _MULTIPLE or module.out_features % _MULTIPLE)
     )
 
 
