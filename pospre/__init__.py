@@ -32,6 +32,8 @@ They are imported on first use, so that ``--help`` does not wait for torch.
 """
 
 import importlib
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pospre.installed import check_installed
@@ -84,57 +86,16 @@ check_installed()
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "PretrainModel": "model.model",
-    "MAE": "algorithms.mae",
-    "SimMIM": "algorithms.simmim",
-    "IJEPA": "algorithms.ijepa.ijepa",
-    "DINOv2": "algorithms.dinov2.dinov2",
-    "Supervised": "algorithms.supervised.supervised",
-    "DropPos": "algorithms.droppos",
-    "MP3": "algorithms.mp3",
-    "MaskedPosition": "algorithms.masked_position",
-    "CropField": "algorithms.crop_field",
-    "StoP": "algorithms.stop.stop",
-    "LUT": "algorithms.lut.lut",
-    "EmaTeacher": "algorithms.ema_teacher",
-    "DIET": "algorithms.diet",
-    "Gram": "algorithms.gram",
-    "Distill": "algorithms.distill",
-    "build_encoder": "nn.build",
-    "wrap_encoder": "nn.weights.timm_models",
-    "add_lora": "nn.lora",
-    "merge_lora": "nn.lora",
-    "load_run": "training.start_weights",
-    "load_weights": "training.start_weights",
-    "parameter_groups": "training.optimizer.optim",
-    "Stages": "model.stages",
-    "build_loader": "data.loader",
-    "ViewGroup": "data.views.options",
-    "from_images": "batch",
-    "DeviceAugment": "augment.device",
-    "measure": "evaluation.run",
-    "PretrainAlgorithm": "model.algorithm",
-    "Objective": "model.objective",
-    "PositionObjective": "model.position_task",
-    "Answers": "model.position_task",
-    "PixelObjective": "model.objective",
-    "Places": "nn.places",
-    "Scheme": "nn.positions.scheme",
-    "TransformerDims": "nn.positions.scheme",
-    "TaskDescription": "model.task_description",
-    "Uses": "model.uses",
-    "Pass": "model.uses",
-    "Hides": "model.uses",
-    "UserError": "errors",
-}
+# the module of each name, from the lines above: named once
+_LINE = r"^    from (pospre\.\S+) import (\w+) as \2$"
+_HOMES = {name: home for home, name in re.findall(_LINE, Path(__file__).read_text("utf-8"), re.M)}
 __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pospre' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"pospre.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, BinaryIO, NamedTuple
 
 # boto3 comes with the extra s3 and is slow to import: it is imported when a bucket is opened
+from pospre.attempts import attempts
 from pospre.bucket_errors import (
     ENDPOINTS,
     MISSING,
@@ -292,18 +293,16 @@ def _stored(answer: Any, size: int) -> Stored:
 
 def patiently(work: Callable[[], None], patience: float) -> None:
     """Run ``work``; repeat it for ``patience`` seconds while the server does not answer."""
-    end, pause, has_warned = time.monotonic() + patience, 1.0, False
-    while True:
+    end = time.monotonic() + patience
+    failure = Unreachable("nothing was tried")
+    for number in attempts(lambda: end, 1.0, 10.0):
+        if number == 2:
+            print(f"warning: {failure}; trying again for {patience:g} s", file=sys.stderr)
         try:
             return work()
         except Unreachable as error:
-            if time.monotonic() + pause > end:
-                raise
-            if not has_warned:
-                print(f"warning: {error}; trying again for {patience:g} s", file=sys.stderr)
-            has_warned = True
-        time.sleep(pause)
-        pause = min(2 * pause, 10.0)
+            failure = error
+    raise failure
 
 
 def check_writable(folder: str) -> None:

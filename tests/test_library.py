@@ -1,6 +1,5 @@
 """pospre as a library: under a plain Composer Trainer, in a plain loop, with timm's models."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from pospre.model.algorithm import algorithm_names
 from tests.algorithms.cases import DECODER, HOST_OF, Case
 
 ROOT = Path(__file__).parents[1]
-SOURCE = Path(pospre.__file__).read_text("utf-8")
 UNTYPED: Any = pospre  # as who has no type checker uses it
 READMES = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "pospre/README.md")]
 PIECES = re.findall(r"^```python\n(.*?)^```", "".join(READMES), re.M | re.S)
@@ -234,12 +232,6 @@ def test_the_names_of_the_package_are_documented_and_import_nothing_before_use()
     told = set(re.findall(r"``([A-Za-z]\w+)``", pospre.__doc__ or "")) - {"vits16", "ComposerModel"}
     assert told == set(pospre.__all__) <= set(dir(pospre))
     assert all(callable(getattr(pospre, name)) for name in pospre.__all__)
-    (shown,) = (node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
-    typed = [node for node in shown.body if isinstance(node, ast.ImportFrom)]
-    homes = {
-        each.name: (node.module or "")[len("pospre.") :] for node in typed for each in node.names
-    }
-    assert homes == pospre._HOMES  # what editors are told is what is imported
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = UNTYPED.nothing
     seen = "import sys, pospre; sys.exit('torch' in sys.modules or 'timm' in sys.modules)"

@@ -22,7 +22,8 @@ from data_prep.plan.plan import Block, Plan, Share, check_complete, check_sample
 from data_prep.plan.records import Record, Settings, Summary
 from data_prep.publish.atomic import writing
 from data_prep.publish.description import describe
-from data_prep.publish.destination import Destination, open_destination
+from data_prep.publish.destination import Destination
+from data_prep.publish.opening import open_destination
 from data_prep.sources.source import Item
 from pospre.errors import UserError
 

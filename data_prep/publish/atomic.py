@@ -10,11 +10,12 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pospre.atomic_file import sync
+from pospre.attempts import attempts
 from pospre.errors import UserError
 
 _LOCK_SECONDS = 3.0  # workers of a killed run need a moment to end
@@ -40,22 +41,17 @@ def locked(path: Path, guarded: Path, *, shared: bool) -> Iterator[None]:
 
 
 def _open_locked(path: Path, guarded: Path, kind: int) -> Any:
-    end = time.monotonic() + _LOCK_SECONDS
-    while True:
-        file = path.open("a+")
-        try:
+    end, other = time.monotonic() + _LOCK_SECONDS, ""
+    for _ in attempts(lambda: end, 0.05, 0.05):
+        with ExitStack() as stack:
+            file = stack.enter_context(path.open("a+"))
             if not _try_lock(file, kind):
-                if time.monotonic() > end:
-                    file.seek(0)
-                    other = file.read().strip() or "another process"
-                    raise UserError(f"{other} is writing {guarded}; wait for it.")
+                file.seek(0)
+                other = file.read().strip() or other
             elif _is_there(file, path):
+                stack.pop_all()
                 return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-        time.sleep(0.05)
+    raise UserError(f"{other or 'another process'} is writing {guarded}; wait for it.")
 
 
 def _try_lock(file: Any, kind: int) -> bool:

@@ -117,9 +117,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values adjusted for their number by Holm's method, in the same order."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = largest
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
     return adjusted
 
 

@@ -8,18 +8,9 @@ from itertools import product
 from pospre.data.stores.subset import subset
 from pospre.errors import UserError
 from pospre.planning.counts import Counts, count
-from pospre.planning.gpus import (
-    GIB,
-    GPUS,
-    IMAGENET,
-    Assumptions,
-    Held,
-    Layout,
-    Machine,
-    StepTime,
-    layouts,
-)
+from pospre.planning.gpus import GIB, GPUS, IMAGENET, Assumptions, Machine
 from pospre.planning.kernels import floor_seconds
+from pospre.planning.layouts import Held, Layout, StepTime, layouts
 from pospre.recipe.recipe import Recipe
 from pospre.schedules import duration_steps
 from pospre.training.data import check_addresses, open_data, rank_batch

@@ -17,7 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from pospre.output import markdown_row, markdown_table
 from pospre.planning.counts import count
-from pospre.planning.gpus import GIB, GIGA, Assumptions, Held, Layout
+from pospre.planning.gpus import GIB, GIGA, Assumptions
+from pospre.planning.layouts import Held, Layout
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 from tests.benchmarks.bench_methods import OURS, count_flops, make_step, peak_memory, views_of
 

@@ -14,19 +14,9 @@ from pospre.planning import estimate as estimating
 from pospre.planning.counts import Counts, Parameters, count
 from pospre.planning.estimate import Choice
 from pospre.planning.estimate import plan as estimate
-from pospre.planning.gpus import (
-    GIB,
-    GPUS,
-    IMAGENET,
-    Assumptions,
-    Held,
-    Layout,
-    Machine,
-    StepTime,
-    bus_bandwidth,
-    layouts,
-)
+from pospre.planning.gpus import GIB, GPUS, IMAGENET, Assumptions, Machine
 from pospre.planning.kernels import floor_seconds, fused
+from pospre.planning.layouts import Held, Layout, StepTime, bus_bandwidth, layouts
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals

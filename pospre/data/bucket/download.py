@@ -5,8 +5,6 @@ its threads ended a process 98 s after Ctrl-C; these end it after 1 s. It restar
 (25 MB for an object of 20 MB cut at 5 MB). It fails after five attempts even if an outage is short.
 """
 
-import itertools
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
+from pospre.attempts import attempts
 from pospre.bucket_errors import code_of, explain, is_credential_fault, may_pass, status_of
 from pospre.data.bucket.cache import ShardCache
 from pospre.data.bucket.checks import unpack
@@ -106,19 +105,21 @@ class Download:
             OSError: the file cannot be written.
         """
         start = self._heard = time.monotonic()
-        for self.attempts in itertools.count(1):
+
+        def rest(pause: float) -> None:
+            if stop.wait(pause):
+                raise Stopped
+
+        def end() -> float:
+            return min(start + patience, self._heard + silence)
+
+        for self.attempts in attempts(end, _FIRST_PAUSE, _LONGEST_PAUSE, rest):
             try:
                 return self._attempt(target, start + patience, stop)
             except FlexibleChecksumError:
                 return "it does not have the checksum stored in the bucket"
             except (BotoCoreError, ClientError, HTTPError, ResponseParserError) as error:
                 self.cause = self._passing_cause(error)
-            pause = min(_FIRST_PAUSE * 2.0 ** min(self.attempts - 1, 10), _LONGEST_PAUSE)
-            pause *= random.uniform(0.5, 1)  # ranks that failed together should not retry together
-            if time.monotonic() + pause > min(start + patience, self._heard + silence):
-                break
-            if stop.wait(pause):
-                raise Stopped
         raise Unreachable(
             f"{self.address} could not be downloaded: gave up after {self.attempts} attempts in "
             f"{time.monotonic() - start:.0f} s ({PATIENCE_HINT}); the last one: {self.cause}"

@@ -177,7 +177,7 @@ def alarms(results: Mapping[str, Any]) -> list[str]:
     """Return a line for each sign of trouble."""
     keys = ("rank", "norm", "blur", "r2")
     start, own = ({key: results[f"{one}patch_{key}"] for key in keys} for one in (START, ""))
-    blur, place = own["blur"] - start["blur"], own["r2"] - start["r2"]
+    blur, r2 = own["blur"] - start["blur"], own["r2"] - start["r2"]
     gram, near, patch = (results[f"patch_{key}"] for key in ("gram", "kept", "cosine"))
     same = results["near_duplicates"]
     signs = [
@@ -195,7 +195,7 @@ def alarms(results: Mapping[str, Any]) -> list[str]:
             own["norm"] > 2 * start["norm"],
             "a few patches are far longer than the others: outliers in the norm",
         ),
-        (place > 0.2, f"patches tell their place more than in the start: R² up by {place:.2f}"),
+        (r2 > 0.2, f"patches tell their place more than in the start: R² up by {r2:.2f}"),
         (
             near < 0.5,
             f"patches have new neighbours: {near:.0%} of the start's nearest are still nearest",

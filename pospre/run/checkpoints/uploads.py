@@ -6,6 +6,7 @@ uploads the newest one, however long that takes, and no step waits for it.
 """
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 from composer.utils import dist
 
+from pospre.attempts import attempts
 from pospre.collectives import on_every_rank
 from pospre.errors import Unreachable, UserError
 from pospre.object_store import Bucket, s3_patience, seconds_in
@@ -155,9 +157,13 @@ class Uploads:
         )
 
     def _work(self) -> None:
-        pause = _FIRST_PAUSE
+        while not self._over.is_set():
+            self._upload_next()
+
+    def _upload_next(self) -> None:
+        """Wait for a checkpoint, and upload it or a newer one, however often it fails."""
         failed: _Upload | None = None
-        while True:
+        for _ in attempts(lambda: math.inf, _FIRST_PAUSE, _LONGEST_PAUSE, self._rest):
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._over.is_set())
                 upload = self._begun = failed or self._waiting
@@ -167,18 +173,14 @@ class Uploads:
             try:
                 self._upload(upload)
                 self._remove_oldest(upload.checkpoint, self._keep_best(upload.checkpoint))
-                self._done(upload)
+                return self._done(upload)
             except FileNotFoundError:  # newer ones have pushed it out
-                self._forget(upload)
+                return self._forget(upload)
             except Exception as error:  # whatever it is: the run must not lose its uploads by it
                 if self._over.is_set():
                     return
                 self._warn(error)
-                self._rest(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
                 failed = upload if upload.together else None
-                continue
-            pause, failed = _FIRST_PAUSE, None
 
     def _upload(self, upload: _Upload) -> None:
         """Upload the small files, then the checkpoint, and the manifest last."""

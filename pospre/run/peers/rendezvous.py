@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from pospre.attempts import attempts
 from pospre.collectives import wait_until
 from pospre.errors import Unreachable, UserError
 from pospre.recipe.recipe import Recipe
@@ -52,7 +53,7 @@ def meet(process: Process, recipe: Recipe, device: str) -> Meeting:
     serves = process.rank == 0 and not process.is_served
     server = _serve(process) if serves else None
     note = Note(socket.gethostname(), os.getpid(), facts_of(recipe, process.world_size, device))
-    while True:
+    for _ in attempts(lambda: end, _AGAIN, _AGAIN):
         own_address = _reach(process, limit, end)
         if process.world_size > process.local_world_size:
             _use_interface(own_address)
@@ -60,11 +61,11 @@ def meet(process: Process, recipe: Recipe, device: str) -> Meeting:
             store, verdict = _join(process, note, limit, end)
             break
         except _OfAnother as error:
-            # rank 0 knows that its port is its own
-            is_final = process.rank == 0 and not (serves and isinstance(error, _Broken))
-            if is_final or time.monotonic() + _AGAIN > end:
-                raise
-            time.sleep(_AGAIN)
+            failure = error
+            if process.rank == 0 and not (serves and isinstance(error, _Broken)):
+                raise  # it knows that its port is its own
+    else:
+        raise failure
     if verdict["error"]:
         raise (Unreachable if verdict["is_short"] else UserError)(verdict["error"])
     return Meeting([host for host, _ in verdict["ranks"]], store, server)
@@ -144,15 +145,12 @@ def _connect(process: Process, limit: float) -> Store:
 
 def _reach(process: Process, limit: float, end: float) -> str:
     """Wait until rank 0 answers; return the address that led there."""
-    while True:
+    for _ in attempts(lambda: end, _PAUSE, _PAUSE):
         try:
             with socket.create_connection((process.address, process.port), timeout=5) as connection:
                 return str(connection.getsockname()[0])
         except OSError as error:
             failure = error.strerror or str(error)
-        if time.monotonic() >= end:
-            break
-        time.sleep(_PAUSE)
     host = socket.gethostname()
     if process.rank == 0:
         raise UserError(

@@ -82,7 +82,7 @@ def test_an_index_that_is_replaced_by_a_shorter_one_while_it_comes(
         bucket.put_object(**place, Body=index)
         return 0.01
 
-    monkeypatch.setattr("pospre.data.bucket.download.random.uniform", replaced)
+    monkeypatch.setattr("pospre.attempts._CHANCE.uniform", replaced)
     check(open_remote())
 
 

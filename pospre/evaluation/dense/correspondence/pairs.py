@@ -196,7 +196,7 @@ def open_spair(
     if not names:
         raise UserError(f"{path} lists no pairs.")
     if half is not None:
-        names = [names[place] for place in half_indices(len(names), half, str(path))]
+        names = [names[index] for index in half_indices(len(names), half, str(path))]
     if count is not None and count < len(names):
         chosen = np.sort(draws.order(seed, 0, len(names))[:count])
         names = [names[index] for index in chosen]
