@@ -1,9 +1,8 @@
 """Features of all images of a data set, by any encoder."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -103,8 +102,7 @@ def _subject(
 
 def _say_size(folder: Folder, ranks: Ranks) -> None:
     if ranks.rank == 0:
-        parts = (f"{each.name} {' × '.join(map(str, each.shape))}" for each in folder.arrays)
-        text = f"{folder.out}: {gigabytes(folder.num_bytes)} ({', '.join(parts)})"
+        text = f"{folder.out}: {gigabytes(folder.num_bytes)} ({_shapes(folder)})"
         print(f"{text}, {folder.arrays[0].dtype}", file=sys.stderr)
 
 
@@ -116,7 +114,7 @@ def _bad(folder: Folder) -> Iterator[str]:
 
 def _report(folder: Folder, settings: Embed) -> None:
     """Print what is written; raise a ``UserError`` if images could not be read."""
-    print(f"written: {folder.out}: {folder.rows:,} images, {', '.join(_names(folder.plan))}")
+    print(f"written: {folder.out}: {folder.rows:,} images, {_shapes(folder)}")
     bad = list(_bad(folder))
     if bad:
         more = f"\n  and {len(bad) - _LISTED} more" if len(bad) > _LISTED else ""
@@ -128,5 +126,6 @@ def _report(folder: Folder, settings: Embed) -> None:
         print(f"warning: {text}", file=sys.stderr)
 
 
-def _names(plan: Mapping[str, Any]) -> list[str]:
-    return [f"{name} {' × '.join(map(str, shape))}" for name, shape in plan["features"].items()]
+def _shapes(folder: Folder) -> str:
+    features = folder.plan["features"].items()
+    return ", ".join(f"{name} {' × '.join(map(str, shape))}" for name, shape in features)

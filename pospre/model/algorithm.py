@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from inspect import isabstract, signature
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from pospre import algorithms
 from pospre.arguments import check_arguments
 from pospre.batch import Batch, numbered
 from pospre.errors import UserError, suggestion
-from pospre.external_class import UntrustedClass, load_class
+from pospre.external_class import load_class
 from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective
@@ -231,17 +231,6 @@ def algorithm_class(name: str) -> type[PretrainAlgorithm]:
         ):
             return member
     raise UserError(f"algorithms: {module.__file__} defines no PretrainAlgorithm with uses.")
-
-
-def untrusted_classes(algorithms: Iterable[str]) -> dict[str, UserError]:
-    """Return what is said of each algorithm that ``pospre.trust`` keeps from being imported."""
-    found: dict[str, UserError] = {}
-    for name in algorithms:
-        try:
-            algorithm_class(name)
-        except UntrustedClass as error:
-            found[name] = error
-    return found
 
 
 def method_of(

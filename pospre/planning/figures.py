@@ -64,11 +64,6 @@ def counted(step: str) -> dict[str, Any]:
     return content()["counted"].get(step, {})
 
 
-def all_floors() -> dict[str, dict[str, dict[str, float]]]:
-    """Return the floors by step, setting and GPU."""
-    return {step: one["floors"] for step, one in content()["counted"].items()}
-
-
 def floor(step: str, setting: str, gpu: str | None) -> float | None:
     """Return the images/s that a GPU allows at most; None: not counted."""
     floors: dict[str, dict[str, float]] = counted(step).get("floors", {})

@@ -19,7 +19,8 @@ from pospre.data.loader import ViewLoader
 from pospre.data.stores.description import TrainedOn
 from pospre.data.stores.reader import Features, Reader
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm, algorithm_class, untrusted_classes
+from pospre.external_class import UntrustedClass
+from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.model.stages import Stages
 from pospre.nn.build import build_encoder
@@ -146,9 +147,14 @@ def _statistics(recipe: Recipe, reader: Reader) -> dict[str, tuple[float, ...] |
 
 def trusted_part(recipe: Recipe) -> tuple[Recipe, list[UserError]]:
     """Return a recipe without the classes that are not trusted, and what is said of each."""
-    found = untrusted_classes(recipe.algorithms)
-    kept = {name: given for name, given in recipe.algorithms.items() if name not in found}
-    return recipe.model_copy(update={"algorithms": kept}), [*found.values()]
+    kept, errors = dict(recipe.algorithms), list[UserError]()
+    for name in recipe.algorithms:
+        try:
+            algorithm_class(name)
+        except UntrustedClass as error:
+            del kept[name]
+            errors.append(error)
+    return recipe.model_copy(update={"algorithms": kept}), errors
 
 
 def describe(path: Path, overrides: Sequence[str] = ()) -> str:

@@ -80,9 +80,8 @@ def _of_file(given: Encoder) -> dict[str, Any]:
     options = fitting(source)
     grid = grid_of_table(options)
     if "patch_size" in given.model_fields_set and "image_size" not in given.model_fields_set:
-        patch = pair(given.patch_size or 1)
-        sides = zip(pair(options["image_size"]), patch, strict=True)
-        options["image_size"] = tuple(max(1, side // part) * part for side, part in sides)
+        size = pair(options["image_size"])
+        options["image_size"] = _whole_patches(size, pair(given.patch_size or 1))
     shape = {key: getattr(given, key) for key in _SIZES if key in given.model_fields_set}
     options = keeping_table({**options, **shape}, grid, source)
     own = {key: getattr(given, key) for key in given.model_fields_set.difference(OF_WEIGHTS)}
@@ -129,7 +128,12 @@ def usual_views(options: Mapping[str, Any]) -> tuple[int, int]:
     size, patch = pair(options["image_size"]), pair(options["patch_size"])
     if not adds_table(options["positions"]) or size[0] != size[1] or size[0] <= USUAL_SIDE:
         return size
-    down, across = (max(1, USUAL_SIDE // part) * part for part in patch)
+    return _whole_patches((USUAL_SIDE, USUAL_SIDE), patch)
+
+
+def _whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
+    """Return the largest size of whole patches, at least one, within ``size``."""
+    down, across = (max(1, side // part) * part for side, part in zip(size, patch, strict=True))
     return down, across
 
 

@@ -219,8 +219,8 @@ def rendered() -> str:
     done = figures.measured()
     rows = [_figure_row(one) for one in done]
     seen = {(one.step, one.setting) for one in done if one.loop == "trainer"}
-    for step, settings in figures.all_floors().items():
-        for setting, floors in settings.items():
+    for step, counted in figures.content()["counted"].items():
+        for setting, floors in counted["floors"].items():
             if setting != figures.EAGER and (step, setting) not in seen:
                 gpu = "h100" if "h100" in floors else next(iter(floors))
                 expected = _number(figures.predicted(step, setting, gpu))
