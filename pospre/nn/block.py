@@ -61,9 +61,13 @@ class Attention(nn.Module):
 
     def weights(self, x_BTD: Tensor, terms: PositionTerms = NO_TERMS) -> Tensor:
         """Return the attention weights (B, heads, T, T); rows sum to 1."""
+        return self.logits(x_BTD, terms).softmax(dim=-1)
+
+    def logits(self, x_BTD: Tensor, terms: PositionTerms = NO_TERMS) -> Tensor:
+        """Return the logits (B, heads, T, T) of attention, with the bias of positions."""
         query, key, _ = self._heads(x_BTD, terms, None, None)
         logits = query @ key.transpose(-2, -1) / self.head_dim**0.5
-        return (logits if terms.bias is None else logits + terms.bias).softmax(dim=-1)
+        return logits if terms.bias is None else logits + terms.bias
 
     def _heads(
         self, x_BTD: Tensor, terms: PositionTerms, num_keys: int | None, num_queries: int | None

@@ -65,9 +65,10 @@ class EncoderOptions:
     ``sincos`` (fixed table, MAE's order), ``learned`` (from N(0, 0.02²)) and ``learned_sincos``
     (starts as the fixed table; the class token's row starts at 0). Added to attention: ``relative``
     (learned from 0, one table per block), ``shared_relative`` (one table for all blocks, as in
-    BEiT), ``alibi`` (fixed, by distance) and ``lookhere`` (fixed, by direction and distance).
-    Rotating queries and keys: ``rotary`` (DINOv3, EVA-02, RoPE-ViT), ``rotary_mixed`` (RoPE-ViT,
-    learned) and ``learned_rotary`` (with a table as well). ``none``: no positions.
+    BEiT), ``alibi`` (fixed, by distance), ``torus`` (the same without borders) and ``lookhere``
+    (fixed, by direction and distance). Rotating queries and keys: ``rotary`` (DINOv3, EVA-02,
+    RoPE-ViT), ``rotary_mixed`` (RoPE-ViT, learned) and ``learned_rotary`` (with a table as well).
+    ``none``: no positions.
     """
     class_token: bool = True
     """Have a class token."""

@@ -59,7 +59,7 @@ class Data(Section, Reading):
     """As ``mean``."""
 
 
-OF_WEIGHTS = ("weights", "weights_from", "kernel")
+OF_WEIGHTS = ("weights", "weights_from", "kernel", "keep")
 """Keys of the encoder's section that are not arguments of ``build_encoder``."""
 
 
@@ -79,10 +79,19 @@ class Encoder(Section, EncoderOptions):
     ``pinv``, FlexiViT's pseudo-inverse; ``timm``, timm's.
     """
 
+    keep: Literal["fit"] | None = None
+    """What ``positions`` that are not those of the weights keep of them: ``fit``, biases (of
+    ``alibi``, ``torus`` or ``relative``) fitted to what the weights' own positions do to attention;
+    the default of these three.
+    """
+
     @model_validator(mode="after")
     def _is_named(self) -> Self:
         if not self.name and self.weights is None:
             words = "a section with name, such as vitb16, or with weights, which show the encoder"
+            raise PydanticCustomError("range", words)
+        if self.keep is not None and self.weights is None:
+            words = "a section with weights if it has keep: there is nothing to keep without"
             raise PydanticCustomError("range", words)
         return self
 

@@ -244,8 +244,11 @@ def _rates(
     recipe: Recipe, loader: ViewLoader, model: PretrainModel, stages: Stages | None
 ) -> tuple[Optimizer, StepSchedule]:
     """Return the optimiser, which holds all tensors that train in some stage, and its schedule."""
-    batch_size = recipe.data.batch_size
-    optimizer = build_optimizer(model, recipe.optimizer, batch_size=batch_size, stages=stages)
+    batch_size, options = recipe.data.batch_size, recipe.optimizer
+    if recipe.encoder.keep is not None:  # decay would take back what was fitted
+        undecayed = (*options.no_decay, "encoder.positions.")
+        options = options.model_copy(update={"no_decay": undecayed})
+    optimizer = build_optimizer(model, options, batch_size=batch_size, stages=stages)
     schedule = build_schedule(
         optimizer,
         recipe.schedule,

@@ -25,7 +25,7 @@ from pospre.training.build import build_components, in_stages
 from pospre.training.callbacks.metrics import plain_losses
 from pospre.training.callbacks.stop_signals import StopSignals
 from pospre.training.reference import open_reference
-from pospre.training.start_weights import start_from
+from pospre.training.start import start_from
 from pospre.training.train import build_trainer
 from pospre.untrusted_json import parse_object
 
@@ -136,7 +136,7 @@ def _train(recipe: Recipe, start: Checkpoint | None, step: int) -> Replay:
     run = build_components(recipe, reference=open_reference(recipe, resumes=False))
     fresh: list[str] = []
     if start is None and recipe.encoder.weights is not None:
-        fresh = start_from(run.model, recipe.encoder)[1]
+        fresh = start_from(run)[1]
     name, begun = ("the start", 0) if start is None else (start.uri, start.batch)
     before = None if start is None else recorded(start.content)
     starts, fresh = ([], fresh) if before is None else (before.starts, before.fresh)

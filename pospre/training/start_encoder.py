@@ -16,8 +16,9 @@ from pospre.command_line import spelled
 from pospre.errors import UserError
 from pospre.nn.build import encoder_size
 from pospre.nn.encoder_options import EncoderOptions
+from pospre.nn.positions import named_scheme, scheme_class
 from pospre.nn.positions.file_tables import Grid
-from pospre.nn.positions.foreign import adds_table, keeping_grid, without_grid
+from pospre.nn.positions.foreign import adds_table, keeping_grid
 from pospre.nn.sizes import EncoderSize, pair
 from pospre.nn.swin.encoder import SWIN
 from pospre.nn.weights.encoder_from_tensors import encoder_options, shown_heads
@@ -60,9 +61,10 @@ def with_encoder(recipe: Recipe) -> Recipe:
         assert given.weights is not None  # the section checks it
         recorded = _of_file(given)
     keys = given.model_fields_set
-    if "positions" in keys and given.positions == without_grid(recorded["positions"]):
-        keys = keys - {"positions"}
-    chosen = {key: value for key, value in recorded.items() if key in _SHOWN and key not in keys}
+    if given.positions == named_scheme(recorded["positions"])[0]:
+        keys = keys - {"positions"}  # the options are those of the weights, or of a fit
+    shown = (*_SHOWN, "keep")
+    chosen = {key: value for key, value in recorded.items() if key in shown and key not in keys}
     encoder = Encoder.model_validate({**given.model_dump(exclude_unset=True), **chosen})
     return recipe.with_encoder(encoder)
 
@@ -89,7 +91,17 @@ def _of_file(given: Encoder) -> dict[str, Any]:
     if more > 0:
         options["gated_registers"] += more
     check_fits(EncoderOptions(**{**_shown(options), **own}), source)
-    return options
+    return options if "positions" not in own else {**options, **_repositioned(given, options)}
+
+
+def _repositioned(given: Encoder, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what other positions than those of the weights need to be fitted to them."""
+    (name, own), (theirs, _) = map(named_scheme, (given.positions, options["positions"]))
+    scheme = scheme_class(name)
+    if not scheme.can_fit or theirs in (name, "none"):
+        return {}
+    wanted = {**scheme.fit_needs, **own}
+    return {"positions": {name: wanted} if wanted else name, "keep": "fit"}
 
 
 def fitting(source: Source) -> dict[str, Any]:

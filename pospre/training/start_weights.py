@@ -9,6 +9,7 @@ another grid are resampled as the code that trained them does (``resample_positi
 by timm's ``resize_rel_pos_bias_table``).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,8 @@ from pospre.nn.lora import PAIRS
 from pospre.nn.positions.foreign import constant_frequencies, is_rounded
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
-from pospre.nn.weights.kernels import KERNELS, resized_kernel, with_channels
 from pospre.nn.weights.layouts import shortened
 from pospre.nn.weights.timm_models import PREFIX, pixels_of
-from pospre.recipe.sections import Encoder as EncoderSection
 from pospre.training.build import load_model
 from pospre.training.start_encoder import FACTOR, KEYS, check_fits, fitting_section
 from pospre.training.start_positions import (
@@ -41,6 +40,7 @@ from pospre.training.start_positions import (
     in_our_layout,
     other_scheme,
 )
+from pospre.training.start_shapes import about_registers, added_registers, fitted_kernel
 from pospre.training.weight_files import Source, is_weights_file, read_source
 from pospre.training.weight_records import Weights
 
@@ -138,25 +138,23 @@ def load_weights(
     Raises:
         UserError: the file cannot be read, or does not fit; the first such tensor is named.
     """
-    return _load(model, str(uri), which, kernel)[0]
+    return load(model, str(uri), which, kernel, take_weights)[0]
 
 
-def start_from(model: PretrainModel, given: EncoderSection) -> tuple[str, list[str]]:
-    """Load the weights that a recipe's section of the encoder names; see ``load_weights``.
-
-    Also return timm's names of the tensors that are fresh.
-    """
-    assert given.weights is not None
-    return _load(model, given.weights, given.weights_from, given.kernel)
-
-
-def _load(model: PretrainModel, uri: str, which: Weights, kernel: Kernel) -> tuple[str, list[str]]:
+def load(
+    model: PretrainModel,
+    uri: str,
+    which: Weights,
+    kernel: Kernel,
+    take: Callable[[PretrainModel, Source, Kernel], Loaded],
+) -> tuple[str, list[str]]:
+    """Load weights as ``take`` does; return what is said of it, and the names of fresh tensors."""
     source = read_source(uri, which, KEYS)
     check_fits(model.encoder.options, source, getattr(model.encoder, "size", None))
     try:
         if model.encoder.positions.name == "sincos":
             check_fixed(model.encoder, source)
-        done = take_weights(model, source, kernel)
+        done = take(model, source, kernel)
     except UserError as error:
         section = fitting_section(model.encoder.options, source)
         raise error.restated(f"{error}{section}") from error
@@ -166,7 +164,14 @@ def _load(model: PretrainModel, uri: str, which: Weights, kernel: Kernel) -> tup
 
 def take_weights(model: PretrainModel, source: Source, kernel: Kernel = "bicubic") -> Loaded:
     """Load the tensors of ``source``; see ``load_weights``."""
-    encoder = model.encoder
+    done = take_encoder(model.encoder, source, kernel)
+    take_pixels(model, source)
+    follow(model.teachers.pairs, 0.0)
+    return done
+
+
+def take_encoder(encoder: PatchEncoder, source: Source, kernel: Kernel) -> Loaded:
+    """Load the tensors of ``source`` into an encoder alone."""
     _check_kind(encoder, source)
     _check_heads(encoder, source)
     _check_key_bias(encoder, source)
@@ -192,12 +197,10 @@ def take_weights(model: PretrainModel, source: Source, kernel: Kernel = "bicubic
     _check_unused(done.unused, encoder, source)
     taken = {names[key]: tensor for key, tensor in done.tensors.items()}
     encoder.load_state_dict(taken, strict=False)
-    _take_pixels(model, source)
-    follow(model.teachers.pairs, 0.0)
     return done
 
 
-def _take_pixels(model: PretrainModel, source: Source) -> None:
+def take_pixels(model: PretrainModel, source: Source) -> None:
     """Normalise as the weights expect; a file that does not say it has its timm model's."""
     encoder, name = model.encoder, model.encoder.options.name
     model.augment.expect(source.known.pixels, "the weights'")
@@ -270,11 +273,15 @@ def _matching(
     is_table = key.endswith(f"rel_pos.{_TABLE}")
     if found is None and is_table:
         found = source.tensors.get(_SHARED)  # SimMIM's fine-tuning: a copy for every block
-    added = _added_registers(encoder, source)
-    if found is None and (is_table or key == "pos_embed"):
+    added = added_registers(encoder, source)
+    may_lack = is_table or key == "pos_embed" or (added and key in ("reg_token", "register_gate"))
+    if key == "reg_token" and added:
+        done.differences.append(about_registers(own, added, source.name))
+        if found is not None:
+            found = torch.cat([found, own[:, found.shape[1] :]], dim=1)
+            done.fresh.append(key)
+    if found is None and may_lack:
         return None
-    if found is None and added and key in ("reg_token", "register_gate"):
-        found = own[:, :0] if key == "reg_token" else own
     if found is None:
         raise UserError(f"{source.named} lacks the tensor '{key}'; {_COMPARE}")
     old, changed = tuple(found.shape), ""
@@ -287,13 +294,8 @@ def _matching(
         if assumed and assumed not in done.assumed:
             done.assumed.append(assumed)
     elif key == _KERNEL and found.ndim == 4 and len(found) == len(own):
-        found = _fitted_kernel(found, own, kernel, done)
-    elif key == "reg_token" and added:
-        found = torch.cat([found, own[:, found.shape[1] :]], dim=1)
-        done.differences.append(
-            f"encoder.num_registers = {own.shape[1]}, but {source.name} has {old[1]}: {added} are "
-            "new, with a gate on attention to them"
-        )
+        found, lines = fitted_kernel(found, own, kernel, source.name)
+        done.differences += lines
     if found.shape != own.shape:
         raise UserError(
             f"{source.named}: tensor '{key}' has shape {old}, the encoder wants "
@@ -310,30 +312,3 @@ def _check_unused(unused: list[str], encoder: PatchEncoder, source: Source) -> N
     for key in unused:
         if not key.startswith(("norm.", "fc_norm.", "head.")):
             raise UserError(f"{source.named}: its tensor '{key}' is not in the encoder; {_COMPARE}")
-
-
-def _added_registers(encoder: PatchEncoder, source: Source) -> int:
-    """Return how many gated registers the encoder has that the weights lack."""
-    own = encoder.num_prefix_tokens - encoder.has_class_token
-    tokens = source.tensors.get("reg_token")
-    missing = own - (0 if tokens is None else tokens.shape[1])
-    return max(0, min(missing, encoder.options.gated_registers))
-
-
-def _fitted_kernel(found: Tensor, own: Tensor, kernel: Kernel, done: Loaded) -> Tensor:
-    """Return the file's patch kernel for the encoder's patches and channels."""
-    (old, *patch), (new, high, wide) = found.shape[1:], own.shape[1:]
-    name = done.source.name
-    if patch != [high, wide]:
-        found = resized_kernel(found, (high, wide), kernel)
-        done.differences.append(
-            f"encoder.patch_size = {high}×{wide}, but {name} has {patch[0]}×{patch[1]}: its kernel "
-            f"is resized, {KERNELS[kernel]}"
-        )
-    if new > old:
-        found = with_channels(found, new)
-        done.differences.append(
-            f"encoder.channels = {new}, but {name} has {old}: new channels have the mean of its "
-            f"kernels, and all are scaled by {old}/{new}"
-        )
-    return found

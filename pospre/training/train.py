@@ -47,7 +47,7 @@ from pospre.training.scale.blocks import recompute_blocks, use_float8
 from pospre.training.scale.compilation import Compiling, choose_parts, compile_model, open_cache
 from pospre.training.scale.fsdp import MeanOverRanks, build_sharding
 from pospre.training.scale.microbatch import microbatch_size, out_of_memory
-from pospre.training.start_weights import start_from
+from pospre.training.start import start_from
 from pospre.training.step_trainer import StepTrainer
 
 
@@ -66,7 +66,7 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     estimate_memory(parts.loader).check()
     fresh: list[str] = []
     if recipe.encoder.weights is not None and is_new:
-        said, fresh = start_from(parts.model, recipe.encoder)
+        said, fresh = start_from(parts)
         print_once(said)
     step = run.find(parts)
     if is_new:

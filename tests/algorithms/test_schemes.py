@@ -39,7 +39,7 @@ COVERING: list[tuple[str, Any]] = [
     ("ijepa", ROTARY),
     ("ijepa", "rotary_mixed"),
     ("dinov2", ROTARY),
-    ("dinov2", {"alibi": {"distance": "torus"}}),
+    ("dinov2", "torus"),
     ("supervised", "relative"),
     ("supervised", "lookhere"),
     ("droppos", "lookhere"),

@@ -171,7 +171,7 @@ SCHEME_ROWS: list[tuple[str, Any]] = [
     (r"positions = rotary .* 18 wide \(36 / 2\).*multiple of 4", "rotary"),
     (r"'encoder\.positions\.sincos\.base'\. Known: resampling", {"sincos": {"base": 3}}),
     (r"positions\.rotary_mixed\.theta.*base", {"rotary_mixed": {"theta": 10.0}}),
-    (r"alibi\.distance.*'cells' or 'torus'", {"alibi": {"distance": "euclid"}}),
+    (r"torus\.slopes.*'fixed', 'constant' or", {"torus": {"slopes": "steep"}}),
     (r"'halfs'\. Did you mean 'halves'\?", {"lookhere": {"fields": "halfs-none"}}),
     (r"names 3 .*8 heads\. Give at most 2", {"lookhere": {"fields": "halves-corners-none"}}),
     (r"positions\.lookhere\.slope.*greater than 0", {"lookhere": {"slope": 0.0}}),

@@ -287,7 +287,7 @@ def test_more_channels_and_registers_than_the_file(tmp_path: Path, positions: st
     encoder = build_encoder("vit_tiny16", **options, channels=4, num_registers=2, gated_registers=2)
     model = PretrainModel(encoder, seed=0, mean=[0.5] * 4, std=[0.2] * 4)
     said = load_weights(model, address)
-    assert "; fresh: register_gate, reg_token" in said or "; fresh" not in said
+    assert "; fresh: reg_token, register_gate;" in said
     assert f"encoder.channels = 4, but {path} has 3: new channels have the mean" in said
     assert f"encoder.num_registers = 2, but {path} has 0: 2 are new, with a gate" in said
     original = small(positions=positions)
@@ -303,6 +303,22 @@ def test_more_channels_and_registers_than_the_file(tmp_path: Path, positions: st
         encoder.get_parameter("register_gate").zero_()
         moved = F.cosine_similarity(encoder(grey.expand(-1, 4, -1, -1))[:, kept], expected, dim=-1)
     assert moved.min() < cosine.min()
+
+
+def test_further_registers_follow_those_of_the_file(tmp_path: Path) -> None:
+    path, weights = exported(tmp_path / "encoder.pth", positions="learned", num_registers=2)
+    weights["pos_embed"][:, 1:3] = 0
+    torch.save(weights, path)
+    model = small(positions="learned", num_registers=5, gated_registers=3)
+    said = load_weights(model, path)
+    assert f"encoder.num_registers = 5, but {path} has 2: 3 are new" in said
+    assert "; fresh: reg_token, register_gate;" in said
+    found = found_in(model)
+    assert torch.equal(found["reg_token"][:, :2], weights["reg_token"])
+    assert found["reg_token"][:, 2:].ne(weights["reg_token"][:, :1]).any()
+    rows = found["pos_embed"]
+    assert torch.equal(rows[:, :1], weights["pos_embed"][:, :1]) and not rows[:, 1:6].any()
+    assert torch.equal(rows[:, 6:], weights["pos_embed"][:, 3:])
 
 
 def test_a_training_starts_from_dinov2_with_registers(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ SCHEMES = {
     "rotary_mixed": "rotary_mixed:RotaryMixed",
     "learned_rotary": "learned_rotary:LearnedRotary",
     "alibi": "alibi:Alibi",
+    "torus": "alibi:Torus",
     "lookhere": "lookhere:LookHere",
     "relative": "relative:Relative",
     "shared_relative": "relative:SharedRelative",

@@ -16,17 +16,18 @@ On a larger grid, distances in cells grow; on a torus they keep their range. For
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pospre.nn.places import Places
-from pospre.nn.positions.scheme import Scheme
+from pospre.nn.positions.scheme import Scheme, centred
 
-Distance = Literal["cells", "torus"]
 Slopes = Literal["fixed", "constant", "learned"]
 
 
@@ -34,22 +35,18 @@ Slopes = Literal["fixed", "constant", "learned"]
 class Alibi(Scheme):
     """Attention biases by distance."""
 
-    distance: Distance = "cells"
-    """In ``cells`` (CROMA), or on a ``torus`` with opposite edges joined, divided by the longest
-    distance between cells (DINO-SAW).
-    """
-    slopes: Slopes | None = None
+    slopes: Slopes = "fixed"
     """``fixed``, ALiBi's 2^(−8i/heads), i = 1 … heads; ``constant``, 1 in every head; ``learned``
-    per head and block, from U(0, 1), without weight decay (DINO-SAW). None: the published choice,
-    ``fixed`` for cells and ``constant`` on a torus.
+    per head and block, from U(0, 1), without weight decay (DINO-SAW).
     """
 
     in_decoders: ClassVar[bool] = True
+    can_fit: ClassVar[bool] = True
+    fit_needs: ClassVar[Mapping[str, Any]] = MappingProxyType({"slopes": "learned"})
     undecayed: ClassVar[tuple[str, ...]] = ("slope",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.slopes = self.slopes or ("constant" if self.distance == "torus" else "fixed")
         self.shares_terms = self.slopes != "learned"
         self.slope: Tensor
         if self.slopes == "learned":
@@ -69,19 +66,41 @@ class Alibi(Scheme):
 
     def distances(self, places: Places, layer: int) -> Tensor:
         """Return −slope · distance: float32 (R, heads, T, T); R = 1 if all rows are alike."""
-        steps = places.steps(self.dims.grid, self.slope.device)
-        apart = (steps[:, :, None] - steps[:, None]).abs()  # R, queries, keys, (down, across)
-        if self.distance == "torus":
-            sides = self.dims.grid if places.box is not None else places.grid
-            down, across = apart.unbind(-1)
-            parts = torch.minimum(down, sides[0] - down), torch.minimum(across, sides[1] - across)
-            apart = torch.stack(parts, dim=-1)
-            longest = math.hypot(*(side // 2 for side in sides)) or 1.0
-            apart = apart / longest
-        distance = apart.square().sum(-1).sqrt().unsqueeze(1)
+        distance = self.apart(places).square().sum(-1).sqrt().unsqueeze(1)
         slope_H = self.slope[0 if self.shares_terms else layer]
         bias = -slope_H[:, None, None] * distance
         return F.pad(bias, (self.dims.num_prefix, 0, self.dims.num_prefix, 0))
+
+    def apart(self, places: Places) -> Tensor:
+        """Return the distances (R, queries, keys, 2) of rows and of columns."""
+        steps = places.steps(self.dims.grid, self.slope.device)
+        return (steps[:, :, None] - steps[:, None]).abs()
+
+    @torch.no_grad()
+    def fit(self, logits_HNN: Tensor, layer: int, grid: tuple[int, int]) -> None:
+        """Set the slopes by least squares, at least 0."""
+        distance = centred(self.apart(Places(grid)).square().sum(-1).sqrt())
+        slope_H = -(logits_HNN * distance).sum((1, 2)) / distance.square().sum().clamp_min(1e-9)
+        self.slope[layer] = slope_H.clamp_min(0)
+
+
+@dataclass(eq=False, repr=False)
+class Torus(Alibi):
+    """Attention biases by distance on a torus: opposite edges are joined (DINO-SAW).
+
+    Distances are divided by the longest one between cells.
+    """
+
+    slopes: Slopes = "constant"
+    """As in ``alibi``; ``constant`` is the published choice."""
+
+    def apart(self, places: Places) -> Tensor:
+        """Return the distances (R, queries, keys, 2), the shorter way round."""
+        sides = self.dims.grid if places.box is not None else places.grid
+        down, across = super().apart(places).unbind(-1)
+        parts = torch.minimum(down, sides[0] - down), torch.minimum(across, sides[1] - across)
+        longest = math.hypot(*(side // 2 for side in sides)) or 1.0
+        return torch.stack(parts, dim=-1) / longest
 
 
 def head_slopes(heads: int) -> list[float]:

@@ -56,6 +56,8 @@ class RelativeBias(Scheme):
 class Relative(RelativeBias):
     """One table for each block (BEiT's fine-tuning, MP3)."""
 
+    can_fit: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.tables = nn.ParameterList(_table(self.dims) for _ in range(self.dims.depth))
@@ -65,6 +67,14 @@ class Relative(RelativeBias):
         index = self.index(places)
         for table in self.tables:
             yield self.terms_of(places, None, _read(table, index))
+
+    @torch.no_grad()
+    def fit(self, logits_HNN: Tensor, layer: int, grid: tuple[int, int]) -> None:
+        """Set each bias to the mean over all pairs of its offset; those of prefix tokens to 0."""
+        table, prefix = self.tables[layer], self.dims.num_prefix
+        index = self.index(Places(grid))[0, prefix:, prefix:].flatten()
+        sums = torch.zeros_like(table).index_add(0, index, logits_HNN.flatten(1).T.to(table))
+        table.copy_(sums / index.bincount(minlength=len(table)).clamp_min(1)[:, None])
 
 
 class SharedRelative(RelativeBias):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from inspect import signature
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -119,6 +120,7 @@ class Scheme(nn.Module):
         learns: has a learned table, which ``enlarge`` moves to another grid.
         inputs: names of the parameters that are added to tokens.
         undecayed: names of the parameters without weight decay.
+        can_fit: ``fit`` can set its biases, with the options ``fit_needs``.
         name: the scheme's name in recipes; ``options`` are those that differ from the defaults.
     """
 
@@ -140,6 +142,8 @@ class Scheme(nn.Module):
     learns: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...]] = ()
     undecayed: ClassVar[tuple[str, ...]] = ()
+    can_fit: ClassVar[bool] = False
+    fit_needs: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -190,6 +194,10 @@ class Scheme(nn.Module):
         """Return the bias (R, heads, T, T) of block ``layer``, as if all places were known."""
         return None
 
+    def fit(self, logits_HNN: Tensor, layer: int, grid: tuple[int, int]) -> None:
+        """Set the bias of block ``layer`` to what is closest to ``centred`` logits of patches."""
+        raise NotImplementedError
+
     def check(self, places: Places) -> None:
         """Raise ``UserError`` for places that do not exist, or that this scheme cannot take."""
         places.check()
@@ -237,6 +245,15 @@ class Scheme(nn.Module):
             is_known = nn.functional.pad(known, (num_prefix, 0), value=True)
             bias = torch.where(is_known[:, None, :, None] & is_known[:, None, None, :], bias, 0)
         return PositionTerms(rotation, bias)
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Return logits (…, queries, keys) whose rows and columns have mean 0.
+
+    The softmax ignores a row's constant; a column's is no relation of two places.
+    """
+    rows = logits - logits.mean(-1, keepdim=True)
+    return rows - rows.mean(-2, keepdim=True)
 
 
 def in_order(

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
-from pospre.nn.positions.alibi import Alibi, head_slopes
+from pospre.nn.positions.alibi import Alibi, Slopes, Torus, head_slopes
 from pospre.nn.positions.scheme import TransformerDims
 from tests.nn.positions.golden import GRID, PLACES, check
 
 DIMS = TransformerDims(dim=16, num_heads=2, depth=2, grid=GRID)
 
 
-def alibi(dims: TransformerDims = DIMS, **options: str) -> Alibi:
-    scheme = Alibi(dims, **options)  # type: ignore[arg-type]
+def alibi(dims: TransformerDims = DIMS, kind: type[Alibi] = Alibi, **options: Slopes) -> Alibi:
+    scheme = kind(dims, **options)
     scheme.reset_parameters()
     return scheme
 
@@ -42,7 +42,7 @@ def test_in_cells() -> None:
 
 
 def test_on_a_torus() -> None:
-    bias = distances(alibi(distance="torus"))
+    bias = distances(alibi(kind=Torus))
     rows = (
         "0 -.447214 -.894427 -.447214",
         "-.447214 -.632456 -1 -.632456",
@@ -56,19 +56,19 @@ def test_on_a_torus() -> None:
     assert (plain.sort(-1).values - plain[:, :1].sort(-1).values).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("distance", ["cells", "torus"])
+@pytest.mark.parametrize("kind", [Alibi, Torus])
 @pytest.mark.parametrize("grid", [(5, 2), (1, 7), (1, 1)])
-def test_at_another_grid(distance: str, grid: tuple[int, int]) -> None:
-    bias = distances(alibi(distance=distance), Places(grid))
+def test_at_another_grid(kind: type[Alibi], grid: tuple[int, int]) -> None:
+    bias = distances(alibi(kind=kind), Places(grid))
     rows, cols = grid
     for one in range(rows * cols):
         for other in range(rows * cols):
             down, across = abs(one // cols - other // cols), abs(one % cols - other % cols)
-            if distance == "torus":
+            if kind is Torus:
                 down, across = min(down, rows - down), min(across, cols - across)
             found = float(bias[0, one, other])
             scale = 1 / 16
-            if distance == "torus":
+            if kind is Torus:
                 scale = 1 / max(((rows // 2) ** 2 + (cols // 2) ** 2) ** 0.5, 1)
             assert found == pytest.approx(-scale * (down**2 + across**2) ** 0.5, abs=1e-6)
 
@@ -85,23 +85,22 @@ def test_places_alike_for_all_rows_cost_one_bias() -> None:
 
 
 def test_a_decoder_has_slopes_of_its_heads() -> None:
-    other = alibi(distance="torus").companion(DIMS._replace(num_heads=4))
-    assert isinstance(other, Alibi)
-    assert other.distance == "torus"
+    other = alibi(kind=Torus).companion(DIMS._replace(num_heads=4))
+    assert isinstance(other, Torus)
     plain = alibi().companion(DIMS._replace(num_heads=4))
     assert isinstance(plain, Alibi)
     plain.reset_parameters()
     assert plain.slope.tolist() == [head_slopes(4)]
 
 
-@pytest.mark.parametrize("distance", ["cells", "torus"])
-def test_slopes_by_name(distance: str) -> None:
-    plain = distances(alibi(distance=distance, slopes="constant"))
+@pytest.mark.parametrize("kind", [Alibi, Torus])
+def test_slopes_by_name(kind: type[Alibi]) -> None:
+    plain = distances(alibi(kind=kind, slopes="constant"))
     slopes = torch.tensor(head_slopes(2))[:, None, None]
-    fixed = distances(alibi(distance=distance, slopes="fixed"))
+    fixed = distances(alibi(kind=kind, slopes="fixed"))
     torch.testing.assert_close(fixed, slopes * plain)
-    usual = distances(alibi(distance=distance))
-    assert torch.equal(usual, fixed if distance == "cells" else plain)
+    usual = distances(alibi(kind=kind))
+    assert torch.equal(usual, plain if kind is Torus else fixed)
 
 
 def test_every_head_of_every_block_learns_a_slope() -> None:

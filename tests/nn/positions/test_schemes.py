@@ -25,8 +25,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "eva_02": ("rotary", {"coordinates": "reference", "base": 10000.0}),
     "mixed": ("rotary_mixed", {}),
     "alibi": ("alibi", {}),
-    "torus": ("alibi", {"distance": "torus"}),
-    "learned_slopes": ("alibi", {"distance": "torus", "slopes": "learned"}),
+    "torus": ("torus", {}),
+    "learned_slopes": ("torus", {"slopes": "learned"}),
     "lookhere": ("lookhere", {"fields": "eighths1-none"}),
 }
 SEEDS = st.integers(0, 2**32)
