@@ -61,7 +61,7 @@ class Lost(PretrainAlgorithm):
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         return Uses(
-            hides=Hides(self._masking(encoder).num_visible),
+            hides=Hides.by(PatchMasking.by_ratio("lost", encoder.grid, self.mask_ratio)),
             passes={"student": Pass(over="seen", edits_places=True)},
             keys={"lost/known": "known"},
             predicts="places",
@@ -71,13 +71,9 @@ class Lost(PretrainAlgorithm):
         return ForgottenPlaces("lost/known", None)
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        batch.update(self._masking(model.encoder).draw(batch, model.seed))
         rows, visible = batch[VISIBLE].shape
         half = torch.arange(visible // 2, device=batch["index"].device)
         batch["lost/known"] = slot_mask(half.expand(rows, -1), visible)
-
-    def _masking(self, encoder: PatchEncoder) -> PatchMasking:
-        return PatchMasking.by_ratio("lost", encoder.grid, self.mask_ratio)
 
 
 class Placing(PositionObjective):
@@ -145,10 +141,8 @@ class Paints(PretrainAlgorithm):
     objective = Painter
 
     def uses(self, encoder: PatchEncoder) -> Uses:
-        return Uses(hides=Hides(4), passes={"student": Pass(over="seen")})
-
-    def write(self, batch: Batch, model: PretrainModel) -> None:
-        batch.update(PatchMasking(model.encoder.grid, 4).draw(batch, model.seed))
+        hides = Hides.by(PatchMasking(encoder.grid, 4))
+        return Uses(hides=hides, passes={"student": Pass(over="seen")})
 
 
 def recipe_of(folder: Path, kind: type[PretrainAlgorithm]) -> Recipe:

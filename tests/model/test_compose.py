@@ -25,6 +25,7 @@ from pospre.model.objective import Objective, Outputs
 from pospre.model.passes import EncoderPass
 from pospre.model.uses import Hides, Pass, Uses
 from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.masking import PatchMasking
 from tests.algorithms.cases import GROUPS, Case, made, tiny_model, written
 from tests.algorithms.composition import README, refusal_of
 
@@ -218,6 +219,25 @@ def test_keys_have_one_writer_and_captions() -> None:
         "droppos/known": "keep their position",
     }
     assert layout.passes["affinity"] == EncoderPass(grad=False, readers=("droppos",))
+
+
+def test_declared_masks_are_drawn_by_the_method_that_hides() -> None:
+    masking = PatchMasking((4, 4), 4, "uniform", in_rows=True)
+    own = reads(hides=Hides.by(masking, unless_host=True), passes={"student": Pass(over="seen")})
+    batch = Case(("supervised",)).batch()
+    model = tiny_model(own)
+    assert model.layout.hides is not None and not model.layout.hides.shuffled
+    drawn, alone = model.draw(dict(batch)), masking.draw(batch, model.seed)
+    assert all(torch.equal(drawn[key], alone[key]) for key in ("view/visible", "view/hidden"))
+    beside = tiny_model(own, made("mae", sampling="random"))
+    assert not torch.equal(beside.draw(dict(batch))["view/visible"], alone["view/visible"])
+
+
+def test_what_couples_the_samples_is_said_of_each_method() -> None:
+    coupled = {"the targets": True, "the masks": False, "the norms": True}
+    layout = laid(reads(couples=coupled), made("supervised"))
+    assert layout.coupled == "the targets and the norms of Reads"
+    assert not laid(reads(couples={"the masks": False}), made("supervised")).coupled
 
 
 def test_a_derived_class_is_extended_and_has_its_own_name() -> None:
