@@ -1,5 +1,6 @@
 """The card of an export: method, data, licence, figures, and lines that load what it describes."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 import timm
+import torch
 import yaml
 
+from pospre.evaluation.estimates import compared
 from pospre.evaluation.models import open_model
+from pospre.evaluation.registry import START
 from pospre.evaluation.run import encoder_hash, write_json
 from pospre.exporting.export import export
 from pospre.recipe.recipe import recipe_from_dict
@@ -113,3 +117,24 @@ def test_exports_into_a_checkout_are_not_linted(checkpoint: Path) -> None:
         ours.write_text("import os\nx=1\n")
         assert subprocess.run([*ruff, "."], cwd=checkout).returncode == 1
         ours.unlink()
+
+
+def test_it_has_the_verdict_and_a_worse_run_is_exported_with_a_warning(tmp_path: Path) -> None:
+    plain = tiny_recipe(tmp_path / "runs", "mae").dump()
+    plain["encoder"]["weights"], plain["verdict"] = "dino.pth", {"figure": "knn/top1"}
+    checkpoint = save_checkpoint(recipe_from_dict(plain))
+    assert "whether it helped: knn/top1 was not measured beside it." in card(checkpoint)
+    right = torch.arange(200) < 100
+    results = compared("top1", {"": right[:150], START: right[50:]})
+    measured(checkpoint, "knn", results, "student")
+    path = checkpoint.parents[1] / "evaluation" / "knn.json"
+    document = {**json.loads(path.read_text()), "settings": {"half": "judge"}}
+    write_json(path, document)
+    assert "## Verdict\n\nAdapted is better." in card(checkpoint)
+    worse = compared("top1", {"": right[50:], START: right[:150]})
+    write_json(path, {**document, "results": worse})
+    out = tmp_path / "worse.pth"
+    lines = export(str(checkpoint), out, format="timm")
+    assert any(line.startswith("warning: verdict: Worse than the frozen start.") for line in lines)
+    text = out.with_name("worse.pth.md").read_text(encoding="utf-8")
+    assert "Keep the frozen start: dino.pth." in text and "| knn | top1 | 0.3333 | 0.6667 |" in text
