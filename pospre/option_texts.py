@@ -83,6 +83,6 @@ def _takes(part: dict[str, Any], schema: dict[str, Any]) -> str:
     if kind == "array":
         each = [_takes(entry, schema) for entry in part.get("prefixItems", [])]
         return f"[{', '.join(each or [_takes(part.get('items', {}), schema), '…'])}]"
-    bounds = ", ".join(f"{sign} {part[key]:g}" for key, sign in _BOUNDS.items() if key in part)
+    bounds = ", ".join(f"{sign} {part[key]:.10g}" for key, sign in _BOUNDS.items() if key in part)
     word = _TYPES.get(str(kind), "any")
     return f"{word} {bounds}".strip()

@@ -36,20 +36,35 @@ class Recipe(Section):
     """All options of a run; ``dump`` returns them as plain values."""
 
     run_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run's folder."""
     seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of all random choices: weights, order, crops, masks."""
     data: Data
+    """The images, and the groups of views cropped from each."""
     encoder: Encoder
+    """The encoder, and the weights to start from."""
     reference: Reference | None = None
+    """A second encoder of published weights, which never changes; null: none."""
     algorithms: dict[str, Arguments] = Field(min_length=1)
+    """Options of each algorithm by its name; see ``--options NAME``."""
     optimizer: Optimizer = Optimizer()
+    """The optimiser and its rates."""
     schedule: Schedule = Schedule()
+    """The rate per step."""
     lora: Lora | None = None
+    """LoRA: small matrices that train beside the encoder's frozen weights; null: none."""
     stages: Annotated[tuple[Stage, ...], Field(strict=False)] = ()
+    """Parts of the run that train different tensors, in order."""
     trainer: Trainer
+    """Duration, device, speed, and output of the training."""
     callbacks: Callbacks = Callbacks()
+    """Monitoring of the run."""
     loggers: Loggers = Loggers()
+    """Logging besides ``metrics.jsonl``."""
     evaluation: dict[str, Arguments] = Field(default={})
+    """Settings of each evaluation by its name; see ``python -m pospre.evaluate --help``."""
     verdict: Verdict | None = None
+    """Whether training improved on the weights it started from; null: not asked."""
     _taken: dict[str, Taken] = PrivateAttr(default_factory=dict)
     _trained_on: TrainedOn = PrivateAttr(TrainedOn())
 

@@ -150,15 +150,13 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """The learning rate per step: a warm-up from ``start_lr``, then the schedule ``name``.
-
-    ``cosine``: half a cosine down to ``min_lr``. ``multistep``: × ``gamma`` at each of
-    ``milestones``. ``step``: × ``gamma`` after every ``every``, and the warm-up holds ``start_lr``.
-    ``constant``: the peak.
-    """
+    """The learning rate per step: a warm-up from ``start_lr``, then the schedule ``name``."""
 
     name: Literal["cosine", "multistep", "step", "constant"] = "cosine"
-    """The shape of the rate, see above."""
+    """``cosine``: half a cosine down to ``min_lr``; ``multistep``: × ``gamma`` at each of
+    ``milestones``; ``step``: × ``gamma`` after each interval ``every``, and the warm-up holds
+    ``start_lr``; ``constant``: the peak.
+    """
     warmup: Duration = "10ep"
     """Linear rise from ``start_lr`` to the peak."""
     start_lr: float = Field(default=0.0, ge=0)
@@ -248,14 +246,12 @@ class Fsdp(Section):
 
 
 class ClipGrad(Section):
-    """Gradient clipping by a norm.
-
-    ``norm``: over all parameters. ``per_tensor``: of each tensor separately, as in DropPos's code.
-    ``per_module``: of the encoder and of each head separately, as in DINOv2's.
-    """
+    """Gradient clipping by a norm."""
 
     mode: Literal["norm", "per_tensor", "per_module"] = "norm"
-    """Which gradients share a norm, see above."""
+    """``norm``: over all parameters; ``per_tensor``: of each tensor, as in DropPos's code;
+    ``per_module``: of the encoder and of each head, as in DINOv2's.
+    """
     threshold: float = Field(gt=0)
     """Largest norm."""
 

@@ -36,7 +36,7 @@ def options_text(name: str | None) -> str:
             f"{suggestion(name, known)}"
         )
     kind = _class_of(name)
-    first = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
+    first = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ").replace("``", "")
     return "\n".join([f"{name}: {first}", *option_lines(kind, "dims")])
 
 
@@ -53,8 +53,8 @@ def _class_of(name: str) -> type:
 
 
 def recipe_sections() -> dict[str, type[BaseModel]]:
-    """Return the sections of a recipe by their dotted names."""
-    return dict(_sections(Recipe))
+    """Return the sections of a recipe by their dotted names; ``recipe`` is all of it."""
+    return {"recipe": Recipe, **dict(_sections(Recipe))}
 
 
 def _sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:

@@ -17,6 +17,7 @@ def test_types_ranges_and_defaults_are_those_of_the_declaration() -> None:
     assert "\n  mask_ratio: [number, number] = [0.1, 0.5]\n" in options_text("dinov2")
     assert "\n  name: text = ''\n" in options_text("encoder")
     assert "\n  path: text (required)\n" in options_text("data")
+    assert "\n  seed: whole number ≥ 0, < 4294967296 = 0\n" in options_text("recipe")
     assert "\n  inside: text or null = null\n" in options_text("data.views")
 
 

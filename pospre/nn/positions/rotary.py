@@ -58,7 +58,8 @@ class Rotary(Scheme):
     period_range: tuple[PositiveFloat, PositiveFloat] | None = None
     """First and last period instead of ``base``, with a constant ratio between neighbours."""
     coordinates: Literal["centred", "cells", "reference"] = "centred"
-    """Of DINOv3, RoPE-ViT or EVA-02, see above."""
+    """``centred`` (DINOv3), ``cells`` (RoPE-ViT), or ``reference``: cells of a 16×16 grid (EVA-02).
+    """
     columns_first: bool = False
     """x comes before y in the angles."""
     directions: Annotated[int, Field(ge=2, multiple_of=2)] | Literal["golden"] = 2
