@@ -5,7 +5,7 @@
 ``MAE``               the algorithms with their options: ``MAE(mask_ratio=0.75)``; the others:
                       ``SimMIM`` ``IJEPA`` ``DINOv2`` ``Supervised`` ``DropPos`` ``MP3``
                       ``MaskedPosition`` ``CropField`` ``StoP`` ``LUT`` ``EmaTeacher`` ``Gram``
-                      ``Distill`` ``DIET``
+                      ``Distill`` ``DIET`` ``PaKA``
 ``build_encoder``     an encoder by name: ``vits16``, ``timm:vit_small_patch16_224``, …
 ``wrap_encoder``      the encoder of a ``timm.create_model`` model, with its weights
 ``add_lora``          LoRA pairs beside an encoder's weights; ``merge_lora`` puts them in
@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.algorithms.mae import MAE as MAE
     from pospre.algorithms.masked_position import MaskedPosition as MaskedPosition
     from pospre.algorithms.mp3 import MP3 as MP3
+    from pospre.algorithms.paka import PaKA as PaKA
     from pospre.algorithms.simmim import SimMIM as SimMIM
     from pospre.algorithms.stop.stop import StoP as StoP
     from pospre.algorithms.supervised.supervised import Supervised as Supervised

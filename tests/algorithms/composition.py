@@ -20,6 +20,7 @@ NEEDED: dict[tuple[str, ...], Options] = {
     ("supervised", "lut"): {"supervised": {"mask_ratio": 0.75}},
     ("simmim", "distill"): {"distill": {"on": "all"}},
     ("simmim", "gram"): {"gram": {"on": "all"}},
+    ("simmim", "paka"): {"paka": {"on": "all"}},
 }
 """Options without which a pair is refused: supervised hides no patches by default,
 and simmim masks some of every view."""
