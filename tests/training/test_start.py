@@ -8,6 +8,8 @@ import torch
 import yaml
 
 from pospre.errors import UserError
+from pospre.evaluation.models import open_model
+from pospre.exporting.export import export
 from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
 from pospre.training.build import Components, build_components
@@ -68,17 +70,29 @@ def test_biases_are_fitted_to_the_positions_of_the_weights(
         assert torch.equal(one, other)
 
 
-def test_a_fitted_run_resumes_without_the_weights(tiny: Path, tmp_path: Path, run: Run) -> None:
+def test_a_fitted_run_resumes_without_the_weights_and_is_exported(
+    tiny: Path, tmp_path: Path, run: Run
+) -> None:
     path = written(tmp_path / "w.pth", positions="learned", num_registers=1)
     content = yaml.safe_load(tiny.read_text())
-    content["encoder"] = {"weights": path, "positions": "torus", "patch_size": 32}
+    content["encoder"] = {"weights": path, "positions": "torus", "num_registers": 3}
     tiny.write_text(yaml.safe_dump(content))
     code, said = run(tiny, "trainer.max_duration=3ba")
     assert code == 0, said
-    assert "encoder.positions = torus, but" in said and "encoder.patch_size = 32×32" in said
+    assert "encoder.positions = torus, but" in said
+    assert f"encoder.num_registers = 3, but {path} has 1: 2 are new" in said
     Path(path).unlink()
     code, said = run(tiny, "trainer.max_duration=4ba")
     assert code == 0 and "resuming from" in said and "encoder.positions = torus" not in said
+    export(str(tmp_path / "runs" / "tiny"), tmp_path / "own.safetensors", format="safetensors")
+    models = (tmp_path / "runs" / "tiny", tmp_path / "own.safetensors")
+    first, second = (open_model(str(each)).model.vit.eval() for each in models)
+    assert first.gated == 2 and first.positions.name == "torus"
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(first(images), second(images))
+        moved = first(images.roll((16, 48), (2, 3)))
+    torch.testing.assert_close(moved[:, :4], first(images)[:, :4], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
