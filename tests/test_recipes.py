@@ -38,7 +38,8 @@ def test_recipe_builds(path: Path) -> None:
         recipe = load_recipe(path, ["algorithms.supervised.num_classes=2"])
     if not recipe.encoder.name:  # its weights say what it is
         patch = 16 if path.stem == "dinov3" else 14
-        recipe = load_recipe(path, ["encoder.name=vits16", f"encoder.patch_size={patch}"])
+        given = ["algorithms.diet.num_images=8"] if "diet" in recipe.algorithms else []
+        recipe = load_recipe(path, ["encoder.name=vits16", f"encoder.patch_size={patch}", *given])
     with torch.device("meta"):
         model = build_model(recipe)
     others = {"crop_field", "stop", "ema_teacher"}  # no loss of their own
