@@ -5,7 +5,6 @@ does not count for the norm by which gradients are clipped. When it begins to tr
 moments, and its rate rises to the others' over a ramp.
 """
 
-from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
@@ -19,9 +18,9 @@ from pospre.command_line import spelled
 from pospre.errors import UserError
 from pospre.model.algorithm import unwrapped
 from pospre.model.model import PretrainModel
+from pospre.model.stage_times import StageTimes
 from pospre.nn.lora import PAIRS
 from pospre.recipe.sections import Stage, Trained
-from pospre.schedules import duration_steps
 
 _RAMP, _RAMP_STEPS = 0.02, 50
 
@@ -30,7 +29,7 @@ class _Given(Section):
     stages: Annotated[tuple[Stage, ...], Field(strict=False)]
 
 
-class Stages:
+class Stages(StageTimes):
     """The stages of a training in steps, and the names of the tensors that train in each.
 
     Args:
@@ -64,12 +63,10 @@ class Stages:
         fresh: Collection[str] = (),
         passed: Sequence[int] = (),
     ) -> None:
-        self.options = validated(_Given, {"stages": [*stages]}, "Stages").stages
+        options = validated(_Given, {"stages": [*stages]}, "Stages").stages
+        super().__init__(options, total_steps, steps_per_epoch, batch_size, passed)
         self.fresh = [*fresh]
-        self._model, self._total = unwrapped(model), total_steps
-        self._epoch, self._batch = steps_per_epoch, batch_size
-        self.starts = self._find_starts(passed)
-        self._ramps = [self._ramp(number) for number in range(len(self.options))]
+        self._model = unwrapped(model)
         own = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._sizes = {name: parameter.numel() for name, parameter in own.items()}
         self.trained = [
@@ -77,16 +74,6 @@ class Stages:
             for number, stage in enumerate(self.options)
         ]
         self._check_trained()
-
-    # -- when ---------------------------------------------------------------------------------
-
-    def at(self, step: int) -> int:
-        """Return the number of the stage that a step, counted from 0, belongs to."""
-        return bisect_right(self.starts, step) - 1
-
-    def end(self, number: int) -> int:
-        """Return the number of steps after which a stage ends."""
-        return [*self.starts[1:], self._total][number]
 
     def resumed(self, starts: Sequence[int], fresh: Collection[str], step: int) -> "Stages":
         """Return the stages of a training that has reached ``step``.
@@ -99,9 +86,9 @@ class Stages:
         found = Stages(
             self._model,
             self.options,
-            total_steps=self._total,
-            steps_per_epoch=self._epoch,
-            batch_size=self._batch,
+            total_steps=self.total_steps,
+            steps_per_epoch=self.steps_per_epoch,
+            batch_size=self.batch_size,
             fresh=fresh,
             passed=starts,
         )
@@ -113,66 +100,6 @@ class Stages:
                 "and still in this stage. Give a later end, or choose another run_name"
             )
         return found
-
-    def _steps(self, length: float | str) -> int:
-        if isinstance(length, float):
-            return round(length * self._total)
-        return duration_steps(length, steps_per_epoch=self._epoch, batch_size=self._batch)
-
-    def _find_starts(self, passed: Sequence[int]) -> list[int]:
-        starts, last = [0], len(self.options) - 1
-        for number, stage in enumerate(self.options):
-            key, until = f"stages.{number}.until", stage.until
-            if (until is None) != (number == last):
-                raise UserError(
-                    f"{key} is missing; give the stage's end, such as 0.15 or 500ba: only the last "
-                    "stage ends with the run"
-                    if until is None
-                    else f"{key} = {until}, but the last stage ends with the run; leave it out, or "
-                    "add a stage after this one"
-                )
-            if until is None:
-                break
-            end, before = self._steps(until), self.options[number - 1].until if number else None
-            if len(passed) > number + 1:
-                starts.append(passed[number + 1])
-                continue
-            if isinstance(until, float) and isinstance(before, float):
-                rises = until > before
-            else:
-                rises = before is None or end > starts[-1]
-            if not rises:
-                raise UserError(
-                    f"{key} = {until} is step {end}, but the stage before ends at step "
-                    f"{starts[-1]}; the ends of stages must rise"
-                )
-            starts.append(max(starts[-1] + 1, end))
-            if starts[-1] + last - number > self._total:
-                raise UserError(
-                    f"{key} = {until} is step {starts[-1]}, but the run (trainer.max_duration) has "
-                    f"{self._total} steps, and each stage after it needs one. Give an earlier end, "
-                    "or a longer run"
-                )
-        return starts
-
-    def _ramp(self, number: int) -> int:
-        given, length = self.options[number].ramp, self.end(number) - self.starts[number]
-        if number == 0:
-            if given is not None:
-                raise UserError(
-                    f"stages.0.ramp = {given}, but the first stage begins with the warm-up: use "
-                    "schedule.warmup"
-                )
-            return 1
-        if given is None:
-            return min(max(_RAMP_STEPS, round(_RAMP * self._total)), length)
-        steps = max(1, self._steps(given))
-        if steps > length:
-            raise UserError(
-                f"stages.{number}.ramp = {given} is {steps} steps, but the stage has {length}; "
-                "give a shorter one, or null"
-            )
-        return steps
 
     # -- what ---------------------------------------------------------------------------------
 
@@ -243,19 +170,6 @@ class Stages:
         """Return for every stage whether a tensor trains in it."""
         return tuple(name in names for names in self.trained)
 
-    def factor(self, life: Sequence[bool], step: int) -> float:
-        """Return the factor of a tensor's rate at a step, counted from 0: its ramp, or 0.
-
-        ``life`` is the tensor's, and the key ``life`` of its group in the optimiser.
-        """
-        first = number = self.at(step)
-        if not life[number]:
-            return 0.0
-        while first > 0 and life[first - 1]:
-            first -= 1
-        done = step - self.starts[first] + 1
-        return 1.0 if first == 0 else min(1.0, done / self._ramps[first])
-
     def entering(self, step: int) -> frozenset[str]:
         """Return the names of tensors that train at a step, counted from 0, and not before it."""
         before = self.trained[self.at(step - 1)] if step else frozenset()
@@ -276,7 +190,7 @@ class Stages:
     def describe(self, number: int) -> str:
         """Return a line about a stage."""
         size, whole = self._size(number), sum(self._sizes.values())
-        ramp = f", new ones over a ramp of {self._ramps[number]} steps" if number else ""
+        ramp = f", new ones over a ramp of {self.ramps[number]} steps" if number else ""
         return (
             f"stage {number + 1} of {len(self.starts)}, steps {self.starts[number] + 1} to "
             f"{self.end(number)}: {self.words(number)}, {size / 1e6:.2f} of "

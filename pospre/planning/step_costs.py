@@ -29,8 +29,9 @@ from pospre.model.model import PretrainModel
 from pospre.model.prepare import write_keys
 from pospre.planning.kernels import Kernel, StepTrace, count_flops, fused, tensors
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_model, build_stages, resolve, with_classes
+from pospre.training.build import build_model, resolve, with_classes
 from pospre.training.optimizer.optim import build_optimizer
+from pospre.training.stages import build_stages
 
 _AUTOCAST = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 _CLASSES = [str(number) for number in range(1000)]  # ImageNet's, where the recipe leaves it open

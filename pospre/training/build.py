@@ -29,17 +29,16 @@ from pospre.nn.lora_options import LoraOptions
 from pospre.recipe.files import find_recipe
 from pospre.recipe.provenance import annotate, origins, values
 from pospre.recipe.recipe import Recipe, load_recipe, recorded_recipe
-from pospre.recipe.sections import Encoder, Stage
+from pospre.recipe.sections import Encoder
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.run.device import build_device
 from pospre.run.resume import compare_tensors, recorded
-from pospre.schedules import duration_steps
 from pospre.training.data import build_data, build_views, check_addresses, open_data
 from pospre.training.loggers import check_loggers
-from pospre.training.optimizer.optim import build_optimizer
-from pospre.training.optimizer.schedule import StepSchedule, build_schedule
+from pospre.training.optimizer.schedule import StepSchedule
 from pospre.training.precision import decide_precision, set_residual
 from pospre.training.scale.fsdp import num_copies
+from pospre.training.stages import build_rates, build_stages
 from pospre.training.start_encoder import with_encoder
 from pospre.training.weight_records import Weights
 from pospre.trust import trust_classes
@@ -237,51 +236,8 @@ def make_components(
     """Return the components of a resolved recipe, built around an existing loader."""
     model = build_model(recipe, reference)
     stages = build_stages(model, recipe, len(loader))
-    return Components(recipe, device, loader, model, *_rates(recipe, loader, model, stages), stages)
-
-
-def _rates(
-    recipe: Recipe, loader: ViewLoader, model: PretrainModel, stages: Stages | None
-) -> tuple[Optimizer, StepSchedule]:
-    """Return the optimiser, which holds all tensors that train in some stage, and its schedule."""
-    batch_size, options = recipe.data.batch_size, recipe.optimizer
-    if recipe.encoder.keep is not None:  # decay would take back what was fitted
-        undecayed = (*options.no_decay, "encoder.positions.")
-        options = options.model_copy(update={"no_decay": undecayed})
-    optimizer = build_optimizer(model, options, batch_size=batch_size, stages=stages)
-    schedule = build_schedule(
-        optimizer,
-        recipe.schedule,
-        rates=recipe.optimizer,
-        max_duration=recipe.trainer.max_duration,
-        steps_per_epoch=len(loader),
-        batch_size=batch_size,
-        stages=stages,
-    )
-    return optimizer, schedule
-
-
-def build_stages(model: PretrainModel, recipe: Recipe, steps_per_epoch: int) -> Stages | None:
-    """Return the stages of a recipe as if it began; None if it freezes nothing."""
-    if not recipe.stages and recipe.lora is None:
-        return None
-    if recipe.encoder.weights is None:
-        key = "stages" if recipe.stages else "lora"
-        raise UserError(
-            f"{key}: parts of the encoder are frozen, but encoder.weights is null, and all weights "
-            f"are random. Give the weights to continue from, or remove {key}"
-        )
-    batch_size = recipe.data.batch_size
-    total_steps = duration_steps(
-        recipe.trainer.max_duration, steps_per_epoch=steps_per_epoch, batch_size=batch_size
-    )
-    return Stages(
-        model,
-        recipe.stages or [Stage()],
-        total_steps=total_steps,
-        steps_per_epoch=steps_per_epoch,
-        batch_size=batch_size,
-    )
+    rates = build_rates(recipe, loader, model, stages)
+    return Components(recipe, device, loader, model, *rates, stages)
 
 
 def in_stages(
@@ -291,7 +247,7 @@ def in_stages(
     if parts.stages is None:
         return parts
     stages = parts.stages.resumed(starts, fresh, step)
-    optimizer, schedule = _rates(parts.recipe, parts.loader, parts.model, stages)
+    optimizer, schedule = build_rates(parts.recipe, parts.loader, parts.model, stages)
     return replace(parts, optimizer=optimizer, schedule=schedule, stages=stages)
 
 

@@ -72,6 +72,18 @@ def test_norms_and_short_runs() -> None:
     assert longer.starts == [0, 1, 2]
 
 
+def test_swins_blocks_count_over_its_stages() -> None:
+    encoder = build_encoder("swin_tiny", image_size=256, positions="relative", class_token=False)
+    model = PretrainModel(
+        encoder, [made("droppos", temperature=None, position_token="zeros")], seed=0
+    )
+    stages = staged(model, {"until": 0.2, **HEADS}, {"train": {"last": 2}})
+    parts = {name.split(".")[1] for name in stages.trained[1] if name.startswith("encoder.")}
+    assert parts == {"layers", "norm"}
+    last = {name for name in stages.trained[1] if ".layers." in name}
+    assert last and all(".layers.3." in name for name in last)
+
+
 def test_a_longer_run_keeps_the_ends_that_are_past() -> None:
     model = model_of()
     given = {"until": 0.2, **HEADS}, {"until": 0.5, **LAST}, ALL

@@ -76,9 +76,13 @@ def test_frozen_tensors_keep_their_bytes_and_a_kill_changes_nothing(
     staged: Path, run: Run, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / "tiny"
-    options = (MAE, STAGES, "trainer.save_interval=1ba", "trainer.clip_grad={threshold: 1.0}")
+    options = (
+        *(MAE, STAGES, "trainer.save_interval=1ba", "trainer.clip_grad={threshold: 1.0}"),
+        *("trainer.microbatch_size=auto", "trainer.activation_checkpointing=true"),
+    )
     code, said = run(staged, *options)
     assert code == 0 and "fresh: pos_embed" in said
+    assert said.count("trainer.microbatch_size = auto: 8 of a rank's 8") == 3
     assert "stage 2 of 3, steps 4 to 7: {last: 1}, 0.49 of 1.09 M parameters train" in said
     whole, losses, last_state = saved(folder), curve(folder), end(folder)
     assert sorted(whole) == [*range(1, 13)]
