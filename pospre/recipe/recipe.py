@@ -52,7 +52,7 @@ class Recipe(Section):
     schedule: Schedule = Schedule()
     """The rate per step."""
     lora: Lora | None = None
-    """LoRA: small matrices that train beside the encoder's frozen weights; null: none."""
+    """Low-rank pairs beside frozen weights of blocks (LoRA); null: none."""
     stages: Annotated[tuple[Stage, ...], Field(strict=False)] = ()
     """Parts of the run that train different tensors, in order."""
     trainer: Trainer
