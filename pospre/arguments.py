@@ -123,8 +123,8 @@ def taking(
             textwrap.fill(f"{name}: {text}", 100, initial_indent=" " * 4, subsequent_indent=" " * 8)
             for name, text in meanings(kind).items()
         )
-        told = [getdoc(function) or "", "Args:\n" + "\n".join(lines), getdoc(kind) or ""]
-        call.__doc__ = "\n\n".join(told)
+        docs = [getdoc(function) or "", "Args:\n" + "\n".join(lines), getdoc(kind) or ""]
+        call.__doc__ = "\n\n".join(docs)
         return call
 
     return wrap

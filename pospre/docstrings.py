@@ -44,13 +44,13 @@ def option_names(kind: type) -> list[str]:
 
 def meanings(kind: type) -> dict[str, str]:
     """Return what the options of a class mean, one line each, by the nearest base that says it."""
-    found: dict[str, str] = {}
+    described: dict[str, str] = {}
     options = option_names(kind)
     for base in reversed(kind.__mro__):
         declared = get_annotations(base).keys() & {*options}
         path = Path(getattr(sys.modules.get(base.__module__), "__file__", None) or "")
         if declared and path.suffix == ".py":
-            told = docstrings(path)
-            texts = {name: told.get(f"{base.__qualname__}.{name}") for name in declared}
-            found |= {name: " ".join(text.split()) for name, text in texts.items() if text}
-    return {name: found[name] for name in options if name in found}
+            texts_of = docstrings(path)
+            texts = {name: texts_of.get(f"{base.__qualname__}.{name}") for name in declared}
+            described |= {name: " ".join(text.split()) for name, text in texts.items() if text}
+    return {name: described[name] for name in options if name in described}

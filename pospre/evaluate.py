@@ -97,7 +97,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if output is None and run is not None:
         ending = "" if arguments.weights == "student" else f"_{arguments.weights}"
         newest = checkpoints_in(str(run / "checkpoints"))[:1]
-        if any(found.batch != subject.step for found in newest):  # the newest one's is NAME.json
+        if any(each.batch != subject.step for each in newest):  # the newest one's is NAME.json
             ending += f"_step{subject.step}"
         output = run / "evaluation" / f"{arguments.name}{ending}.json"
     document = run_evaluation(

@@ -34,7 +34,7 @@ class Option(NamedTuple):
 
 def options_of(kind: type) -> dict[str, Option]:
     """Return the options of a class by name, own ones before those of its bases."""
-    told, model = meanings(kind), kind
+    described, model = meanings(kind), kind
     if not issubclass(model, BaseModel):
         model = section_of(kind)
     schema = model.model_json_schema(mode="validation")
@@ -42,7 +42,7 @@ def options_of(kind: type) -> dict[str, Option]:
         name: Option(
             takes=_takes(schema["properties"][name], schema),
             default=_default(model.model_fields[name].default),
-            meaning=re.sub(r"\bNone\b", "null", told.get(name, "").replace("``", "")),
+            meaning=re.sub(r"\bNone\b", "null", described.get(name, "").replace("``", "")),
         )
         for name in option_names(kind)
     }

@@ -40,8 +40,8 @@ class GramAnchor(Comparison):
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return ``gram``, the mean over the passes."""
         with without_autocast(batch["index"]):
-            found = [self._difference(pair) for pair in self.pairs(passes, batch)]
-        return {"gram": torch.stack(found).mean()}
+            differences = [self._difference(pair) for pair in self.pairs(passes, batch)]
+        return {"gram": torch.stack(differences).mean()}
 
     def _difference(self, pair: Pair) -> Tensor:
         if self.level == "image":

@@ -91,12 +91,12 @@ class PatchPositions(RelaxedPositions):
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the top-1 ``accuracy``, also of the context and of the other patches alone."""
-        found = self.answers(outputs, batch)
-        accuracies = {"accuracy": found.accuracy()}
+        answers = self.answers(outputs, batch)
+        accuracies = {"accuracy": answers.accuracy()}
         if "mp3/context" in batch:
-            context = slot_mask(batch["mp3/context"].flatten(0, 1), found.places.shape[1])
-            accuracies["context_accuracy"] = found.accuracy(context)
-            accuracies["masked_accuracy"] = found.accuracy(~context)
+            context = slot_mask(batch["mp3/context"].flatten(0, 1), answers.places.shape[1])
+            accuracies["context_accuracy"] = answers.accuracy(context)
+            accuracies["masked_accuracy"] = answers.accuracy(~context)
         return accuracies
 
 

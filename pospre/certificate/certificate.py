@@ -151,30 +151,30 @@ def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:
     """
     near = [end + steps for end in request.ends for steps in (-1, 0, 1)]
     kills = tuple(draw_kills("killed", request.kills, request.steps, request.seed, near))
-    found = [Stage("killed", f"{request.kills} kills", kills=kills, reference=FIRST.name)]
+    killed = [Stage("killed", f"{request.kills} kills", kills=kills, reference=FIRST.name)]
     others: list[Stage] = []
     for number, keys in enumerate(request.also, 1):
         name, title = f"also{number}", f"every second process {' '.join(keys)}"
         exact = not any(key.startswith(_OTHER_SUMS) for key in keys)
         stage = Stage(name, title, (), _changes(name, 2, request), (1,), keys, exact, FIRST.name)
-        (found if exact else others).append(stage)
+        (killed if exact else others).append(stage)
     kills, most = _changes("ranks", len(request.ranks) - 1, request), max(request.ranks)
     if kills and (coupled or len({*request.ranks}) == 1):
         why = f": {coupled} couple the samples of a rank" if coupled else ""
         title = f"{most} ranks beside {most}{why}"
         again = Stage("undisturbed_ranks", f"undisturbed, {most} ranks", ranks=(most,))
-        found += [again, Stage("ranks", title, (), kills, (most,), (), most == 2, again.name)]
+        killed += [again, Stage("ranks", title, (), kills, (most,), (), most == 2, again.name)]
     elif kills:
         title = "ranks " + "→".join(map(str, request.ranks))
         others.append(Stage("ranks", title, (), kills, request.ranks, (), False, FIRST.name))
     if not others or not reduced:
-        return [*found, *others]
+        return [*killed, *others]
     again = replace(FIRST, name="undisturbed_fp32", title="undisturbed, fp32", overrides=_IN_FP32)
     in_fp32 = [
         replace(stage, title=f"{stage.title}, fp32", overrides=_IN_FP32, reference=again.name)
         for stage in others
     ]
-    return [*found, again, *in_fp32]
+    return [*killed, again, *in_fp32]
 
 
 def draw_kills(

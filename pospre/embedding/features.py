@@ -173,18 +173,18 @@ class Features:
         device = self.model.augment.mean.device
         flips = torch.zeros(len(pixels_BCHW), 1, dtype=torch.bool, device=device)
         images = self.model.augment(pixels_BCHW[:, None].to(device), flips)[:, 0]
-        found: list[tuple[str, Tensor]]
+        parts: list[tuple[str, Tensor]]
         if self.is_vit:
             tokens = layer_tokens(self.model, images, self.layers, norm=self.settings.norm)
             endings = [f"_l{layer}" if self.settings.layers else "" for layer in self.layers]
-            found = list(zip(endings, tokens, strict=True))
+            parts = list(zip(endings, tokens, strict=True))
         else:
-            found = [("", self.model.encoder(images))]
+            parts = [("", self.model.encoder(images))]
         prefix = self.model.encoder.num_prefix_tokens
         return {
             f"{kind}{ending}": _pooled(kind, tokens.float(), prefix).cpu()
             for kind in self.kinds
-            for ending, tokens in found
+            for ending, tokens in parts
         }
 
 

@@ -220,12 +220,12 @@ class Folder:
     def _compare(self, path: Path, folder: Path) -> None:
         """Raise a ``UserError`` that names the first difference from the plan in a file."""
         try:
-            found = parse_object(path.read_bytes())
+            noted = parse_object(path.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}); remove {folder}.") from error
         for key, wanted in self.plan.items():
-            if found.get(key) != wanted and key not in _NAMES:
-                before, now = (_short(each) for each in (found.get(key), wanted))
+            if noted.get(key) != wanted and key not in _NAMES:
+                before, now = (_short(each) for each in (noted.get(key), wanted))
                 raise UserError(
                     f"{folder} holds rows with {key} {before}, but now it is {now}; give another "
                     f"OUT, or remove {folder}."

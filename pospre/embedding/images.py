@@ -145,9 +145,9 @@ class Images:
             name = self.reader.name(index)
             text = str(error) if isinstance(error, DamagedSample) else f"{name}: {error}"
             return Row(None, {**line, "error": text})
-        found = hashlib.sha256(sample.encoded.numpy().tobytes()).hexdigest()
+        digest = hashlib.sha256(sample.encoded.numpy().tobytes()).hexdigest()
         sides = {"height": image.height, "width": image.width}
-        return Row(pixels, {**line, **sides, "box": box, "sha256": found})
+        return Row(pixels, {**line, **sides, "box": box, "sha256": digest})
 
     def _write(self, image: OpenedImage) -> tuple[Tensor, list[float]]:
         """Return an image's view, and its x0, y0, x1 and y1 in pixels of the upright image."""

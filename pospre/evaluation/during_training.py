@@ -264,8 +264,8 @@ def _note(path: Path, document: dict[str, Any]) -> None:
 
     The file is replaced atomically.
     """
-    found = document["name"], document["step"]
-    kept = [line for line in read_lines(path) if (line.get("name"), line["step"]) != found]
+    key = document["name"], document["step"]
+    kept = [line for line in read_lines(path) if (line.get("name"), line["step"]) != key]
     write_lines(path, [*kept, document])
 
 

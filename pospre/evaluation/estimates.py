@@ -83,21 +83,24 @@ def compared(name: str, values: Mapping[str, Tensor]) -> dict[str, Any]:
     means = {key: share(value_M, torch.ones(len(value_M))) for key, value_M in values.items()}
     results = {name: means[""].value, **against_untrained(name, means)}
     if START in values:
-        found = of_images(*(values[key].cpu().numpy() for key in ("", START)))
-        results |= {f"{START}{name}": means[START].value, f"{name}{OVER_START}": found.model_dump()}
+        change = of_images(*(values[key].cpu().numpy() for key in ("", START)))
+        results |= {
+            f"{START}{name}": means[START].value,
+            f"{name}{OVER_START}": change.model_dump(),
+        }
     return results
 
 
-def against_untrained(name: str, found: Mapping[str, Estimate]) -> dict[str, Any]:
+def against_untrained(name: str, by_model: Mapping[str, Estimate]) -> dict[str, Any]:
     """Return a figure of the untrained model, and the difference to it with its paired error.
 
-    ``found`` are the figures of ``Context.models``, by prefix, over the same images in the same
+    ``by_model`` are the figures of ``Context.models``, by prefix, over the same images in the same
     groups. The error of ``<name>_difference`` is that of the difference without each group in turn:
     most images are as easy for one model as for the other, so it is smaller than from two
     independent errors. It does not include how much another training would differ. Without an
     untrained model all are None.
     """
-    trained, untrained, gain = found[""], found.get(UNTRAINED), None
+    trained, untrained, gain = by_model[""], by_model.get(UNTRAINED), None
     if untrained is not None:
         without_G = trained.without_G - untrained.without_G
         gain = Estimate(trained.value - untrained.value, without_G)
@@ -108,26 +111,26 @@ def against_untrained(name: str, found: Mapping[str, Estimate]) -> dict[str, Any
     }
 
 
-def with_differences(found: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
+def with_differences(by_model: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
     """Return the figures of every model with their errors, and the differences between them.
 
-    ``found`` are the figures by name, of each model by prefix.
+    ``by_model`` are the figures by name, of each model by prefix.
     """
     results: dict[str, Any] = {}
-    for prefix, figures in found.items():
+    for prefix, figures in by_model.items():
         for name, figure in figures.items():
             results |= {f"{prefix}{name}": figure.value, f"{prefix}{name}_se": figure.error}
-    for name in found[""]:
-        of_models = {key: figures[name] for key, figures in found.items()}
+    for name in by_model[""]:
+        of_models = {key: figures[name] for key, figures in by_model.items()}
         results |= against_untrained(name, of_models) | _against_start(name, of_models)
     return results
 
 
-def _against_start(name: str, found: Mapping[str, Estimate]) -> dict[str, Any]:
+def _against_start(name: str, by_model: Mapping[str, Estimate]) -> dict[str, Any]:
     """Return the comparison with the start, by the jackknife; nothing without one."""
-    if START not in found:
+    if START not in by_model:
         return {}
-    own, start = found[""], found[START]
+    own, start = by_model[""], by_model[START]
     gain = Estimate(own.value - start.value, own.without_G - start.without_G)
     return {
         f"{name}{OVER_START}": of_jackknife(gain.value, gain.without_G, gain.error).model_dump()

@@ -143,13 +143,13 @@ def check_probe(plan: Plan[Any]) -> Reader:
 
 def check_images(plan: Plan[Any], least: int) -> int:
     """Return the number of images to measure; raise a ``UserError`` if there are too few."""
-    found = count_images(plan.data, getattr(plan.settings, "half", None))
-    found = min(found, plan.settings.num_samples or found)
-    if found < least:
+    count = count_images(plan.data, getattr(plan.settings, "half", None))
+    count = min(count, plan.settings.num_samples or count)
+    if count < least:
         raise UserError(
-            f"it needs {least} images or more, but only {found} of {plan.data} would be measured."
+            f"it needs {least} images or more, but only {count} of {plan.data} would be measured."
         )
-    return found
+    return count
 
 
 def count_images(data: str, half: Half | None) -> int:
@@ -227,7 +227,7 @@ def encode_parts(
     All models get the same pixels; ``options`` are those of ``centre_batches``. Return float32
     vectors by model name and part, and the labels (M,), on the CPU.
     """
-    found: dict[str, dict[Part, list[Tensor]]] = {
+    pooled_parts: dict[str, dict[Part, list[Tensor]]] = {
         name: {part: [] for part in parts} for name in models
     }
     labels = [torch.zeros(0, dtype=torch.int64)]
@@ -237,12 +237,12 @@ def encode_parts(
             tokens = _tokens(model, model.images(batch)[:, 0], parts)
             for layer, pooling in parts:
                 pooled = pool_tokens(model, tokens[layer], pooling)
-                found[name][layer, pooling].append(pooled.cpu())
+                pooled_parts[name][layer, pooling].append(pooled.cpu())
     label_M = torch.cat(labels)
     require_labels(label_M, data or context.data)
     return {
         name: {part: torch.cat(vectors) for part, vectors in by_part.items()}
-        for name, by_part in found.items()
+        for name, by_part in pooled_parts.items()
     }, label_M
 
 

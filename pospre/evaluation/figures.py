@@ -73,13 +73,13 @@ def read_documents(run_folder: Path, left_out: list[str]) -> dict[str, dict[str,
     files = sorted((run_folder / "evaluation").glob("*.json"))
     if len(files) > MOST_DOCUMENTS:
         left_out.append(f"{len(files) - MOST_DOCUMENTS} of {len(files)} evaluations")
-    found = {}
+    documents = {}
     for path in files[:MOST_DOCUMENTS]:
         try:
-            found[path.stem] = read_document(path, run_folder)
+            documents[path.stem] = read_document(path, run_folder)
         except UserError as error:
             left_out.append(str(error))
-    return found
+    return documents
 
 
 def read_document(path: Path, run_folder: Path | None = None) -> dict[str, Any]:

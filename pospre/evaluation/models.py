@@ -71,8 +71,8 @@ def open_model(
             size, mean or deviation is given for a run, whose recipe defines it.
     """
     if address.startswith(PREFIX) or is_weights_file(address):
-        found = open_foreign(address, weights, keys, shown=shown, seed=seed)
-        return _subject(found.model, seed, found.name, found.origin)
+        foreign = open_foreign(address, weights, keys, shown=shown, seed=seed)
+        return _subject(foreign.model, seed, foreign.name, foreign.origin)
     if shown != AS_NOTED:
         raise UserError(
             f"--image-size, --mean and --std are for foreign weights; {address} is measured with "

@@ -141,11 +141,11 @@ def _check_verdict(verdict: Verdict, recipe: Recipe) -> None:
 def _images(entry: Planned, settings: Any, opened: Any) -> int:
     """Return the number of images that an evaluation will measure."""
     module = evaluation_module(entry.name)
-    found: int | None = module.images(opened) if hasattr(module, "images") else None
-    if found is not None:
-        return found
-    found = count_images(entry.data, settings.half)
-    return min(found, settings.num_samples or found)
+    count: int | None = module.images(opened) if hasattr(module, "images") else None
+    if count is not None:
+        return count
+    count = count_images(entry.data, settings.half)
+    return min(count, settings.num_samples or count)
 
 
 def best_figure(recipe: Recipe) -> tuple[str, Literal["max", "min"]] | None:
@@ -175,7 +175,7 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
 
     With ``again``, evaluations that already have results of this checkpoint are repeated.
     """
-    newest = [found.batch for found in checkpoints_of(recipe)[:1]]
+    newest = [each.batch for each in checkpoints_of(recipe)[:1]]
     planned = planned_evaluations(recipe)
     due = [entry for entry in planned if again or [_existing(entry).get("step")] != newest]
     checkpoint = open_newest(checkpoint_folders(recipe)) if newest and due else None
@@ -240,9 +240,9 @@ def _done(entry: Planned, recipe: Recipe, step: int) -> dict[str, Any] | None:
     if entry.every is None:
         return None
     document, settings = _existing(entry), check_settings(entry.name, entry.settings).values()
-    found = [document.get(key) for key in ("step", "data", "weights", "settings")]
+    made = [document.get(key) for key in ("step", "data", "weights", "settings")]
     wanted = concealed([step, entry.data, entry.weights, settings], recipe.environment)
-    return document if found == json.loads(json.dumps(wanted)) else None
+    return document if made == json.loads(json.dumps(wanted)) else None
 
 
 def _has_teacher(recipe: Recipe) -> bool:

@@ -217,19 +217,19 @@ def _typed(what: str, hint: Any, value: Any) -> Any:
     adapter: TypeAdapter[Any] = TypeAdapter(hint)
     try:
         if not isinstance(value, str):
-            found = adapter.validate_python(value, strict=True)
+            typed = adapter.validate_python(value, strict=True)
         elif value in ("null", "none", "~"):
-            found = adapter.validate_python(None)
+            typed = adapter.validate_python(None)
         else:
-            found = adapter.validate_strings(value)
+            typed = adapter.validate_strings(value)
     except ValidationError as error:
         # a union reports one line per member; the first is the main type
         first = error.errors()[0]
         said = "Input should have more values" if first["type"] == "missing" else first["msg"]
         raise UserError(f"{what}: {said}.") from None
-    if isinstance(found, float) and not abs(found) < _LARGEST:
+    if isinstance(typed, float) and not abs(typed) < _LARGEST:
         raise UserError(f"{what}: Input should be a number below {_LARGEST:g}.")
-    return found
+    return typed
 
 
 def describe() -> str:
@@ -246,10 +246,10 @@ def summary(name: str) -> str:
 def describe_one(name: str) -> str:
     """Return the description, results and settings of evaluation ``name``, for its ``--help``."""
     kind, path = _found()[name]
-    told = docstrings(path)  # read without importing the module, which takes seconds
-    results = " ".join(told["evaluate"].partition("Returns:\n")[2].split())
+    texts = docstrings(path)  # read without importing the module, which takes seconds
+    results = " ".join(texts["evaluate"].partition("Returns:\n")[2].split())
     results = textwrap.fill(results, 98, initial_indent="  ", subsequent_indent="  ")
-    return "\n".join([told[""], "", "results:", results, "", describe_settings(kind)])
+    return "\n".join([texts[""], "", "results:", results, "", describe_settings(kind)])
 
 
 def describe_settings(kind: type[Settings]) -> str:
@@ -261,12 +261,12 @@ def describe_settings(kind: type[Settings]) -> str:
 @cache
 def _found() -> dict[str, tuple[type[Settings], Path]]:
     """Return the settings class and the module's file of every evaluation."""
-    found = {}
+    files = {}
     for path in _ROOT.glob("*/settings.py"):
         module = import_module(f"{pospre.evaluation.__name__}.{path.parent.name}.settings")
         for kind in vars(module).values():
             if isinstance(kind, type) and kind.__module__ == module.__name__:
                 name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
                 for file in path.parent.rglob(f"{name}.py"):
-                    found[name] = kind, file
-    return found
+                    files[name] = kind, file
+    return files

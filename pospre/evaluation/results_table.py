@@ -58,10 +58,12 @@ def _belongs(key: str, results: Mapping[str, Any]) -> bool:
 
 def _over_start(results: Mapping[str, Any], key: str) -> str:
     """Return the difference to the start with its paired error."""
-    found = results.get(f"{key}{OVER_START}")
-    if found is None:
+    change = results.get(f"{key}{OVER_START}")
+    if change is None:
         return "–"
-    return f"{found['difference']:+.3g}" + ("" if found["se"] is None else f" ± {found['se']:.2g}")
+    return f"{change['difference']:+.3g}" + (
+        "" if change["se"] is None else f" ± {change['se']:.2g}"
+    )
 
 
 def _is_table(value: object) -> bool:

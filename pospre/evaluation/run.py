@@ -89,10 +89,10 @@ def _say_once(text: str) -> None:
 def _check_replaced(name: str, output: Path) -> None:
     """Refuse to overwrite JSON of other kinds; earlier results, even damaged ones, are replaced."""
     try:
-        found = parse_json(output.read_bytes())
+        document = parse_json(output.read_bytes())
     except (OSError, ValueError):
         return
-    if not isinstance(found, dict) or found.get("name") != name:
+    if not isinstance(document, dict) or document.get("name") != name:
         raise UserError(
             f"--output {output} exists, but is not a result of {name}; give another file, or "
             "remove it."
@@ -185,11 +185,11 @@ def _described(start: Start, taken: Mapping[str, Taken]) -> dict[str, Any]:
 
 def encoder_hash(model: PretrainModel) -> str:
     """Return the SHA-256 of the encoder's tensors and names, for any file format."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in sorted(model.encoder.state_dict().items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return found.hexdigest()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -115,11 +115,11 @@ def _settings(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {
             "values": dict(setting),
             "figures": {
-                name: _spread([each[name] for each in found if name in each])
-                for name in dict.fromkeys(name for each in found for name in each)
+                name: _spread([each[name] for each in of_runs if name in each])
+                for name in dict.fromkeys(name for each in of_runs for name in each)
             },
         }
-        for setting, found in groups.items()
+        for setting, of_runs in groups.items()
     ]
 
 

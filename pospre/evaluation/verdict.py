@@ -135,12 +135,12 @@ def judge(verdict: Verdict, start: str, documents: Documents) -> Judgement:
     """
     if verdict.figure is None:
         return Judgement("unknown", f"{_NOTHING}{_kept(documents)}.")
-    found = {name: _measured(name, verdict, documents) for name in figures_to_judge(verdict)}
-    measured = [one for one in found.values() if one is not None]
-    if len(measured) < len(found):
-        missing = next(name for name, one in found.items() if one is None)
-        told = f"{_NOTHING}: {missing} was not measured beside it{_kept(documents)}."
-        return Judgement("unknown", told)
+    by_name = {name: _measured(name, verdict, documents) for name in figures_to_judge(verdict)}
+    measured = [one for one in by_name.values() if one is not None]
+    if len(measured) < len(by_name):
+        missing = next(name for name, one in by_name.items() if one is None)
+        sentence = f"{_NOTHING}: {missing} was not measured beside it{_kept(documents)}."
+        return Judgement("unknown", sentence)
     if len({one.start_sha256 for one in measured}) > 1:
         return Judgement("unknown", f"{_NOTHING}: its figures are beside different starts.")
     main, *guards = measured
@@ -151,14 +151,14 @@ def judge(verdict: Verdict, start: str, documents: Documents) -> Judgement:
     is_sure, gain = main.paired.is_sure, main.paired.difference
     if harmed or (is_sure and gain < 0):
         worst = harmed[0] if harmed else main
-        told = f"Worse than the frozen start. {text} {worst.compared()}. {keep}"
-        return Judgement("worse", told)
+        sentence = f"Worse than the frozen start. {text} {worst.compared()}. {keep}"
+        return Judgement("worse", sentence)
     if is_sure:
         return Judgement("better", f"Adapted is better. {text} {main.compared()}.")
     few = "Too few images: no" if is_few(main.paired.images) else "No"
     shown = main.points(main.paired.shown).lstrip("+")
-    told = f"{few} difference shown. {text} {main.compared()}; this many images show {shown} or"
-    return Judgement("none", f"{told} more. {keep}")
+    sentence = f"{few} difference shown. {text} {main.compared()}; this many images show {shown} or"
+    return Judgement("none", f"{sentence} more. {keep}")
 
 
 def _measured(name: str, verdict: Verdict, documents: Documents) -> Measured | None:

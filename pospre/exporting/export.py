@@ -105,14 +105,14 @@ def export(
         *([source.origin] if source.origin else []),
         f"written: {out}; its card: {card}",
         f"checked: {checked}",
-        *([] if judgement is None else [_told(judgement)]),
+        *([] if judgement is None else [_verdict_line(judgement)]),
         "",
         *loading,
         f"# pixels in [0, 1], normalised with mean={mean}, std={std}",
     ]
 
 
-def _told(judgement: Judgement) -> str:
+def _verdict_line(judgement: Judgement) -> str:
     """Return the line on the verdict."""
     warning = "warning: " if judgement.outcome == "worse" else ""
     return f"{warning}verdict: {judgement.sentence}"

@@ -216,7 +216,7 @@ def _timm_classes(timm_name: str) -> int:
 def _classifier(model: PretrainModel) -> Any:
     """Return the objective that has a head for timm's classifier, None without one."""
     objectives = (model.objectives[name] for name in model.objectives)
-    return next((found for found in objectives if hasattr(found, "timm_state")), None)
+    return next((each for each in objectives if hasattr(each, "timm_state")), None)
 
 
 def _add_classifier(classifier: Any, tensors: dict[str, Tensor], kwargs: dict[str, Any]) -> int:

@@ -252,13 +252,13 @@ def method_of(
 
 def _outside_class(address: str) -> type[PretrainAlgorithm]:
     """Return the class of ``package.module:Class``."""
-    found = load_class(address, "algorithms", "mylab.loca:LOCA")
-    if not issubclass(found, PretrainAlgorithm):
+    loaded = load_class(address, "algorithms", "mylab.loca:LOCA")
+    if not issubclass(loaded, PretrainAlgorithm):
         raise UserError(
             f"algorithms: '{address}' is not an algorithm; derive it from "
             "pospre.model.algorithm.PretrainAlgorithm."
         )
-    if isabstract(found):
-        lacks = " and ".join(sorted(found.__abstractmethods__))
+    if isabstract(loaded):
+        lacks = " and ".join(sorted(loaded.__abstractmethods__))
         raise UserError(f"algorithms: '{address}' lacks {lacks}; implement all abstract methods.")
-    return found
+    return loaded

@@ -139,12 +139,12 @@ def on_grid(
     picture = patches_RND.transpose(1, 2).unflatten(2, old)
     ratios = [before / after for before, after in zip(old, new, strict=True)]
     if how == "bicubic":
-        found = F.interpolate(picture, new, mode="bicubic", align_corners=False)
+        resized = F.interpolate(picture, new, mode="bicubic", align_corners=False)
     elif all(ratio >= 2 and ratio.is_integer() for ratio in ratios):
-        found = F.interpolate(picture, new, mode="area")
+        resized = F.interpolate(picture, new, mode="area")
     else:
-        found = F.interpolate(picture, new, mode="bilinear", align_corners=False)
-    return found.flatten(2).transpose(1, 2)
+        resized = F.interpolate(picture, new, mode="bilinear", align_corners=False)
+    return resized.flatten(2).transpose(1, 2)
 
 
 def half_squared_distance(first: Tensor, second: Tensor) -> Tensor:

@@ -62,8 +62,8 @@ class Layout:
             name: [what for what, is_coupled in uses.couples.items() if is_coupled]
             for name, uses in self.uses.items()
         }
-        found = (f"{' and '.join(what)} of {name}" for name, what in parts.items() if what)
-        return " and ".join(found)
+        lines = (f"{' and '.join(what)} of {name}" for name, what in parts.items() if what)
+        return " and ".join(lines)
 
     @property
     def frozen(self) -> dict[str, Mapping[str, int]]:

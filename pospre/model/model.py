@@ -157,8 +157,8 @@ class PretrainModel(ComposerModel):
         if isinstance(layers, int):
             raise UserError(f"layers = {layers}, but model.features takes a list: [{layers}].")
         check_normalised(images_BCHW)
-        found = vit(images_BCHW, places=places, layers=layers)
-        return [vit.norm(tokens)[:, vit.num_prefix_tokens :] for tokens in found]
+        hidden = vit(images_BCHW, places=places, layers=layers)
+        return [vit.norm(tokens)[:, vit.num_prefix_tokens :] for tokens in hidden]
 
     @property
     def vit(self) -> Encoder:

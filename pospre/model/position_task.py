@@ -56,8 +56,8 @@ class Answers(NamedTuple):
 
     def chance(self, times: int = 32) -> Tensor:
         """Return the mean accuracy of these predictions over this many ``redraw``s."""
-        found = [self.redraw(number).accuracy() for number in range(times)]
-        return torch.stack(found).mean()
+        accuracies = [self.redraw(number).accuracy() for number in range(times)]
+        return torch.stack(accuracies).mean()
 
 
 class PositionObjective(Objective):

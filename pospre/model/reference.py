@@ -56,10 +56,10 @@ class Reference(Frozen):
     @cached_property
     def sha256(self) -> str:
         """The hash of the tensors as they are used: of names, shapes and float32 bytes."""
-        found = {**self.module.state_dict(), "mean": self.augment.mean, "std": self.augment.std}
+        tensors = {**self.module.state_dict(), "mean": self.augment.mean, "std": self.augment.std}
         digest = hashlib.sha256()
-        for name in sorted(found):
-            tensor = found[name].detach().cpu().float().contiguous()
+        for name in sorted(tensors):
+            tensor = tensors[name].detach().cpu().float().contiguous()
             digest.update(f"{name} {tuple(tensor.shape)} ".encode())
             digest.update(tensor.flatten().view(torch.uint8).numpy())
         return digest.hexdigest()

@@ -64,16 +64,16 @@ def check_needs(layout: Layout) -> None:
 def _check_views(layout: Layout, name: str, group: str, count: int | None) -> None:
     """Raise ``UserError`` unless there is this view group, of the right count and size."""
     check_group_exists(layout, name, group, count or 1)
-    found, size = layout.views[group], layout.encoder.image_size
-    if count is not None and found.count != count:
+    needed, size = layout.views[group], layout.encoder.image_size
+    if count is not None and needed.count != count:
         views = "one view" if count == 1 else f"{count} views"
         raise UserError(
             f"algorithms.{name} works on {views} of the group '{group}', but "
-            f"data.views.{group}.count is {found.count}. Set it to {count}."
+            f"data.views.{group}.count is {needed.count}. Set it to {count}."
         )
-    if group == "view" and found.shape != size:
+    if group == "view" and needed.shape != size:
         raise UserError(
-            f"data.views.view.size = {list(found.shape)}, but algorithms.{name} needs the whole "
+            f"data.views.view.size = {list(needed.shape)}, but algorithms.{name} needs the whole "
             f"grid of encoder.image_size = {list(size)}. Remove the size."
         )
 

@@ -174,12 +174,12 @@ def _weights(module: nn.Module) -> list[Tensor]:
     parts = [*module.modules()]
     if any(isinstance(part, FSDPModule) for part in parts):  # its hooks reshard all of them
         return [*module.state_dict(keep_vars=True).values()]
-    found: list[Tensor | None] = []
+    tensors: list[Tensor | None] = []
     for part in parts:
         hidden = part._non_persistent_buffers_set
-        found += part._parameters.values()
-        found += [buffer for name, buffer in part._buffers.items() if name not in hidden]
-    return [tensor for tensor in found if tensor is not None]
+        tensors += part._parameters.values()
+        tensors += [buffer for name, buffer in part._buffers.items() if name not in hidden]
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def local(tensor: Tensor) -> Tensor:

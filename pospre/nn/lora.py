@@ -125,11 +125,11 @@ def add_lora(
 
 def _layers(options: LoraOptions, *, is_gated: bool) -> dict[str, list[str]]:
     """Return the parts with a pair, by the name of their layer."""
-    found: dict[str, list[str]] = {}
+    layers: dict[str, list[str]] = {}
     for given in options.layers:
         for part in ("gate", "value") if given == "fc1" and is_gated else (given,):
-            found.setdefault(_ROWS[part].layer, []).append(part)
-    return found
+            layers.setdefault(_ROWS[part].layer, []).append(part)
+    return layers
 
 
 def adapted(module: nn.Module) -> Iterator[Any]:
@@ -158,16 +158,16 @@ def merged_state(state: Mapping[str, Tensor], options: LoraOptions, name: str) -
 
     ``UserError`` if the tensors of ``name`` do not fit each other; they may be a stranger's.
     """
-    found = {key: tensor for key, tensor in state.items() if PAIRS not in key}
+    merged = {key: tensor for key, tensor in state.items() if PAIRS not in key}
     for key in (key for key in state if PAIRS in key and key.endswith(".a")):
         layer, _, rest = key.partition(PAIRS)
         part, weight = rest.removesuffix(".a"), f"{layer}.weight"
         try:
             factors = state[key], state[f"{key[:-1]}b"]
-            found[weight] = _merged(found[weight], part, *factors, options.scale)
+            merged[weight] = _merged(merged[weight], part, *factors, options.scale)
         except (KeyError, ValueError, RuntimeError) as error:
             raise UserError(f"{name} is of another model: '{key}' fits no weight") from error
-    return found
+    return merged
 
 
 def _merged(weight: Tensor, part: str, a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -161,13 +161,13 @@ class Encoder(PatchEncoder):
                 gather_tokens(tokens, order_BT),
                 in_order(layer_terms, order_BT, num_keys),
             )
-        found = self._through_blocks(
+        hidden = self._through_blocks(
             tokens, layer_terms, num_keys, keys_B, prefix_only=prefix_only, layers=layers
         )
         if order_BT is not None and not prefix_only:
             before_BT = order_BT.argsort(1)
-            found = [gather_tokens(each, before_BT) for each in found]
-        return self.norm(found[0]) if layers is None else found
+            hidden = [gather_tokens(each, before_BT) for each in hidden]
+        return self.norm(hidden[0]) if layers is None else hidden
 
     def _through_blocks(
         self,
@@ -183,7 +183,7 @@ class Encoder(PatchEncoder):
         branches = residual_factors(
             keys_B, self.drop_path, self.depth, uniform=self.uniform_drop_path
         )
-        found, last = [tokens_BTD], self.depth if layers is None else max(layers, default=0)
+        hidden, last = [tokens_BTD], self.depth if layers is None else max(layers, default=0)
         parts = zip(self.blocks, layer_terms, branches, strict=True)
         for number, (block, terms, branch) in enumerate(parts, start=1):
             if number > last:
@@ -195,8 +195,8 @@ class Encoder(PatchEncoder):
                 terms = terms.plus(self._gate(number - 1, num_keys or tokens_BTD.shape[1]))
             tokens_BTD = block(tokens_BTD, terms, num_keys, branch, num_queries, dropout_B)
             if layers is not None:
-                found.append(tokens_BTD)
-        return [tokens_BTD] if layers is None else [found[layer] for layer in layers]
+                hidden.append(tokens_BTD)
+        return [tokens_BTD] if layers is None else [hidden[layer] for layer in layers]
 
     def _prefix(self, num: int) -> list[Tensor]:
         """Return the class token, with its position, and the registers."""

@@ -120,34 +120,34 @@ def taken(
             yield key, Taken(own, value)
 
 
-def with_references(value: Any, found: Mapping[str, Taken], key: str = "") -> Any:
+def with_references(value: Any, taken: Mapping[str, Taken], key: str = "") -> Any:
     """Return a complete recipe, or its part at ``key``, with references for private keys."""
     if isinstance(value, dict):
         prefix = f"{key}." if key else ""
-        return {k: with_references(part, found, f"{prefix}{k}") for k, part in value.items()}
-    is_private = key in found and any(within(key, private) for private in PRIVATE)
+        return {k: with_references(part, taken, f"{prefix}{k}") for k, part in value.items()}
+    is_private = key in taken and any(within(key, private) for private in PRIVATE)
     # values changed by code since no longer come from the environment
-    return found[key].written if is_private and found[key].value == value else value
+    return taken[key].written if is_private and taken[key].value == value else value
 
 
-def concealed(value: Any, found: Mapping[str, Taken]) -> Any:
+def concealed(value: Any, taken: Mapping[str, Taken]) -> Any:
     """Return ``value`` with references in place of private texts and paths."""
     if isinstance(value, dict):
-        return {key: concealed(part, found) for key, part in value.items()}
+        return {key: concealed(part, taken) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [concealed(part, found) for part in value]
+        return [concealed(part, taken) for part in value]
     if isinstance(value, str):
-        for key, (written, secret) in found.items():
+        for key, (written, secret) in taken.items():
             is_text = isinstance(secret, str) and any(within(key, private) for private in PRIVATE)
             if is_text and secret and (value == secret or value.startswith(f"{secret}/")):
                 return f"{written}{value.removeprefix(secret)}"
     return value
 
 
-def annotated(text: str, found: Mapping[str, Taken]) -> str:
+def annotated(text: str, taken: Mapping[str, Taken]) -> str:
     """Return a recipe's text after comments that list values from the environment."""
     lines = []
-    for key, value in found.items():
+    for key, value in taken.items():
         names = ", ".join(f"${name}" for name in set_variables(value.written))
         lines.append(f"# {key}: from the environment, {names}\n")
     return "".join(lines) + text

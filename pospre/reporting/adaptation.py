@@ -73,9 +73,9 @@ def _table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Drift:
     for kind, title_of in _KINDS.items():
         for key, name in MEASURES.items():
             for own, whose in (("", ""), (START, " of the start")):
-                found = [column.get(f"{own}{kind}_{key}") for column in columns.values()]
-                if any(map(is_number, found)):
-                    rows.append([f"{title_of}: {name}{whose}", *_numbers(found)])
+                numbers = [column.get(f"{own}{kind}_{key}") for column in columns.values()]
+                if any(map(is_number, numbers)):
+                    rows.append([f"{title_of}: {name}{whose}", *_numbers(numbers)])
     return Drift(title, [*columns], rows)
 
 

@@ -206,17 +206,19 @@ def reference_hash(model: PretrainModel) -> str | None:
     return None if model.reference is None else model.reference.sha256
 
 
-def compare_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], name: str) -> None:
-    """Raise a ``UserError`` naming the first tensor of ``found`` that does not fit ``expected``."""
+def compare_tensors(
+    expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], name: str
+) -> None:
+    """Raise a ``UserError`` that names the first tensor of ``actual`` that does not fit."""
     for key, tensor in expected.items():
-        if key not in found:
+        if key not in actual:
             raise UserError(f"{name} is of another model: it lacks the tensor '{key}'")
-        if found[key].shape != tensor.shape:
+        if actual[key].shape != tensor.shape:
             raise UserError(
                 f"{name} is of another model: tensor '{key}' has shape "
-                f"{tuple(found[key].shape)}, the recipe's model wants {tuple(tensor.shape)}"
+                f"{tuple(actual[key].shape)}, the recipe's model wants {tuple(tensor.shape)}"
             )
-    for key in found:
+    for key in actual:
         if key not in expected:
             raise UserError(
                 f"{name} is of another model: its tensor '{key}' is not in the recipe's model"
@@ -286,8 +288,10 @@ def first_difference(old: Any, new: Any, key: str = "") -> str | None:
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return key
     names = [*new, *(name for name in old if name not in new)]
-    found = (first_difference(old.get(n), new.get(n), f"{key}.{n}" if key else n) for n in names)
-    return next((difference for difference in found if difference is not None), None)
+    differences = (
+        first_difference(old.get(n), new.get(n), f"{key}.{n}" if key else n) for n in names
+    )
+    return next((difference for difference in differences if difference is not None), None)
 
 
 def _numbered(value: Any) -> Any:

@@ -110,8 +110,8 @@ class Run:
             on_every_rank(lambda: however_long(self._wait_for_uploads))
         leads = dist.get_global_rank() == 0
         self.start = however_long(lambda: open_newest(folders) if leads else None)
-        found = from_rank_zero(lambda: self.start and self.start.batch)
-        assert found == step, f"the newest checkpoint is of step {found}, not {step}"
+        newest = from_rank_zero(lambda: self.start and self.start.batch)
+        assert newest == step, f"the newest checkpoint is of step {newest}, not {step}"
 
     def _wait_for_uploads(self) -> None:
         missing = None if self._uploads is None else self._uploads.finish()
@@ -200,7 +200,7 @@ def _open(training: Training) -> Checkpoint | None:
 def _earlier(recipe: Recipe, start: Checkpoint) -> list[Path]:
     """Return the local checkpoints up to ``start``, oldest first."""
     local = checkpoints_in(str(recipe.local_checkpoints()))
-    return [Path(found.uri) for found in reversed(local) if found.batch <= start.batch]
+    return [Path(each.uri) for each in reversed(local) if each.batch <= start.batch]
 
 
 def has_shards(recipe: Recipe) -> bool:

@@ -52,15 +52,15 @@ def with_encoders(recipe: Recipe) -> Recipe:
     recipe = with_encoder(recipe)
     if recipe.reference is None or recipe.reference.encoder is not None:
         return recipe
-    found = None
+    given_shape = None
     if not starts_over(recipe):
         sections = (recorded_section(each.uri, "reference") for each in checkpoints_of(recipe))
-        found = next((section["encoder"] for section in sections if section), None)
-    if found is None:
+        given_shape = next((section["encoder"] for section in sections if section), None)
+    if given_shape is None:
         opened, name = _opened(recipe)
         options = opened.encoder.options
-        found = asdict(replace(options, name=name or options.name))
-    kept = recipe.reference.model_copy(update={"encoder": Encoder.model_validate(found)})
+        given_shape = asdict(replace(options, name=name or options.name))
+    kept = recipe.reference.model_copy(update={"encoder": Encoder.model_validate(given_shape)})
     return recipe.model_copy(update={"reference": kept})
 
 
@@ -80,20 +80,20 @@ def open_reference(recipe: Recipe, *, resumes: bool) -> PretrainModel | None:
     content = from_rank_zero(lambda: _stored(recipe)) if resumes and options.store else None
     if content is None:
         return _opened(recipe)[0]
-    found = _restored(content, recipe)
+    reference = _restored(content, recipe)
     address = _source(recipe)[0]
     path = bare_address(address.removeprefix(PREFIX).rpartition(",")[2])
     if is_remote(path):
-        return found
+        return reference
     if not os.path.lexists(path):
         print_once(f"reference: {path} is gone; the run continues with its own copy")
-    elif (now := _hash(_opened(recipe)[0])) != (before := _hash(found)):
+    elif (now := _hash(_opened(recipe)[0])) != (before := _hash(reference)):
         raise UserError(
             f"reference.weights = {options.weights}: {path} has changed since the run began: the "
             f"hash of its tensors is {now}, and was {before}. Put the earlier file back, or choose "
             "another run_name"
         )
-    return found
+    return reference
 
 
 def store_reference(recipe: Recipe, reference: Reference | None) -> None:

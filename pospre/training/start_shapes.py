@@ -29,17 +29,17 @@ def fitted_kernel(
 ) -> tuple[Tensor, list[str]]:
     """Return the patch kernel of the weights ``name`` for the encoder, and lines about it."""
     (old, *patch), (new, high, wide) = theirs.shape[1:], own.shape[1:]
-    found, lines = theirs, []
+    kernel_there, lines = theirs, []
     if patch != [high, wide]:
-        found = resized_kernel(found, (high, wide), kernel)
+        kernel_there = resized_kernel(kernel_there, (high, wide), kernel)
         lines.append(
             f"encoder.patch_size = {high}×{wide}, but {name} has {patch[0]}×{patch[1]}: its kernel "
             f"is resized, {KERNELS[kernel]}"
         )
     if new > old:
-        found = with_channels(found, new)
+        kernel_there = with_channels(kernel_there, new)
         lines.append(
             f"encoder.channels = {new}, but {name} has {old}: new channels have the mean of its "
             f"kernels, and all are scaled by {old}/{new}"
         )
-    return found, lines
+    return kernel_there, lines

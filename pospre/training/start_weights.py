@@ -185,11 +185,11 @@ def take_encoder(encoder: PatchEncoder, source: Source, kernel: Kernel) -> Loade
     if rounded:
         done.resampled.append("rotary periods, bfloat16 in the file, exact here")
     for key, own in expected.items():
-        found = _matching(key, own, encoder, done, kernel)
-        if found is None:
+        matching = _matching(key, own, encoder, done, kernel)
+        if matching is None:
             done.fresh.append(key)
         else:
-            done.tensors[key] = found.to(own.dtype)
+            done.tensors[key] = matching.to(own.dtype)
     copied = any(key.endswith(f"rel_pos.{_TABLE}") for key in expected)
     used = {*expected, _SHARED} if copied else {*expected}
     used |= _factors_of_one(encoder, source) | _same_frequencies(encoder, source)
@@ -269,41 +269,41 @@ def _matching(
 ) -> Tensor | None:
     """Return the source's tensor for ``key``; None if it may be fresh."""
     source = done.source
-    found = source.tensors.get(key)
+    theirs = source.tensors.get(key)
     is_table = key.endswith(f"rel_pos.{_TABLE}")
-    if found is None and is_table:
-        found = source.tensors.get(_SHARED)  # SimMIM's fine-tuning: a copy for every block
+    if theirs is None and is_table:
+        theirs = source.tensors.get(_SHARED)  # SimMIM's fine-tuning: a copy for every block
     added = added_registers(encoder, source)
     may_lack = is_table or key == "pos_embed" or (added and key in ("reg_token", "register_gate"))
     if key == "reg_token" and added:
         done.differences.append(about_registers(own, added, source.name))
-        if found is not None:
-            found = torch.cat([found, own[:, found.shape[1] :]], dim=1)
+        if theirs is not None:
+            theirs = torch.cat([theirs, own[:, theirs.shape[1] :]], dim=1)
             done.fresh.append(key)
-    if found is None and may_lack:
+    if theirs is None and may_lack:
         return None
-    if found is None:
+    if theirs is None:
         raise UserError(f"{source.named} lacks the tensor '{key}'; {_COMPARE}")
-    old, changed = tuple(found.shape), ""
-    if key == "rope.freqs" and found.numel() == own.numel():
-        found = found.view_as(own)  # RoPE-ViT's own has heads and their channels in one
+    old, changed = tuple(theirs.shape), ""
+    if key == "rope.freqs" and theirs.numel() == own.numel():
+        theirs = theirs.view_as(own)  # RoPE-ViT's own has heads and their channels in one
     elif key == "pos_embed" or is_table:
         is_added = key == "pos_embed"
-        fitted = fitted_table if is_added else partial(fitted_relative, key, found)
-        found, changed, assumed = fitted(own, encoder, source)
+        fitted = fitted_table if is_added else partial(fitted_relative, key, theirs)
+        theirs, changed, assumed = fitted(own, encoder, source)
         if assumed and assumed not in done.assumed:
             done.assumed.append(assumed)
-    elif key == _KERNEL and found.ndim == 4 and len(found) == len(own):
-        found, lines = fitted_kernel(found, own, kernel, source.name)
+    elif key == _KERNEL and theirs.ndim == 4 and len(theirs) == len(own):
+        theirs, lines = fitted_kernel(theirs, own, kernel, source.name)
         done.differences += lines
-    if found.shape != own.shape:
+    if theirs.shape != own.shape:
         raise UserError(
             f"{source.named}: tensor '{key}' has shape {old}, the encoder wants "
             f"{tuple(own.shape)}; {_COMPARE}"
         )
     if changed:
         done.resampled.append(changed)
-    return found
+    return theirs
 
 
 def _check_unused(unused: list[str], encoder: PatchEncoder, source: Source) -> None:

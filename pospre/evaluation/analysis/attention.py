@@ -67,8 +67,8 @@ def evaluate(context: Context, settings: Attention) -> dict[str, Any]:
     batches = centre_batches(context, settings, size=size)
     grid = context.model.encoder.grid_of(*size)
     asked = list(settings.queries or three_patches(grid))
-    found, cells, arrays = _measure(context, batches, chosen, asked, settings.num_pictures)
-    results = _summarise(found, chosen)
+    figures, cells, arrays = _measure(context, batches, chosen, asked, settings.num_pictures)
+    results = _summarise(figures, chosen)
     pixels_NN = pixel_distances(grid, context.model.encoder.patch_size)
     results["uniform"] = {
         "distance": float(pixels_NN.mean()),
@@ -121,8 +121,8 @@ def _measure(
                     view = as_picture(image)
                     drawn.append(_cells(view, maps_BHNN[number].mean(0), queries, grid))
                 done += len(maps_BHNN)
-    found = {name: [torch.cat(each[layer]) for layer in layers] for name, each in parts.items()}
-    return found, drawn, arrays
+    by_layer = {name: [torch.cat(each[layer]) for layer in layers] for name, each in parts.items()}
+    return by_layer, drawn, arrays
 
 
 def pixel_distances(grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
@@ -164,18 +164,18 @@ def line_shares(maps_BNN: Tensor, grid: tuple[int, int]) -> dict[str, Tensor]:
     }
 
 
-def _summarise(found: Mapping[str, list[Tensor]], chosen: Sequence[int]) -> dict[str, Any]:
+def _summarise(figures: Mapping[str, list[Tensor]], chosen: Sequence[int]) -> dict[str, Any]:
     results: dict[str, Any] = {"layers": []}
     for index, layer in enumerate(chosen):
         row: dict[str, Any] = {"layer": layer, "heads": {}}
-        for name, values in found.items():
+        for name, values in figures.items():
             if name in PER_HEAD:
                 row["heads"] |= mean_and_error(name, values[index])
             row |= mean_and_error(name, values[index].unflatten(0, (-1, 1)).flatten(1).mean(1))
         results["layers"].append(row)
     for name in PER_HEAD:
-        results |= mean_and_error(name, torch.stack(found[name]).mean((0, 2)))
-    return results | {"samples": len(found["nmi"][0])}
+        results |= mean_and_error(name, torch.stack(figures[name]).mean((0, 2)))
+    return results | {"samples": len(figures["nmi"][0])}
 
 
 def _cells(view: Any, map_NN: Tensor, queries: Sequence[int], grid: tuple[int, int]) -> list[Cell]:

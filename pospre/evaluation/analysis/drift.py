@@ -79,8 +79,8 @@ class _Layer:
     def _map(self, kind: str) -> tuple[Tensor, Tensor, Tensor]:
         if kind not in self._maps:
             sums = self.turns[kind]
-            found = (*sums.means, rotation(*sums.centred()))
-            self._maps[kind] = tuple(each.float() for each in found)  # type: ignore[assignment]
+            parts = (*sums.means, rotation(*sums.centred()))
+            self._maps[kind] = tuple(each.float() for each in parts)  # type: ignore[assignment]
         return self._maps[kind]
 
     def _read_patches(self, name: str, patches_BND: Tensor, places_N2: Tensor) -> None:
@@ -98,7 +98,7 @@ class _Layer:
 
     def figures(self, names: Sequence[str], spread: float) -> dict[str, float]:
         """Return all figures of the layer; ``spread`` is the sum of squares of centred places."""
-        means = {key: float(torch.cat(found).mean()) for key, found in self.values.items()}
+        means = {key: float(torch.cat(batches).mean()) for key, batches in self.values.items()}
         for name in names:
             means[f"{name}patch_r2"] = 1 - means.pop(f"{name}patch_residual") / spread
         for (name, kind), parts in self.vectors.items():
@@ -153,13 +153,13 @@ def evaluate(context: Context, settings: Drift) -> dict[str, Any]:
             if cut < size:
                 layer.read(_rows(tokens, slice(cut, None)), places_N2)
     spread = float((places_N2 - places_N2.mean(0)).square().sum())
-    found = {number: layer.figures([*models], spread) for number, layer in layers.items()}
+    figures = {number: layer.figures([*models], spread) for number, layer in layers.items()}
     last = layers[numbers[-1]].vectors
     start_MD = torch.cat(next(each for (name, _), each in last.items() if name == START))
     return {
-        **found[numbers[-1]],
+        **figures[numbers[-1]],
         "near_duplicates": near_duplicates(start_MD),
-        "rows": [_row(number, kind, found[number]) for number in numbers for kind in kinds],
+        "rows": [_row(number, kind, figures[number]) for number in numbers for kind in kinds],
         "images": count,
         "grid": list(grid),
     }
@@ -216,12 +216,12 @@ def _by_layer(
 ) -> dict[int, dict[str, Tensor]]:
     """Return the class token (B, 1, D), if there is one, and the patches (B, N, D) by layer."""
     encoder = model.encoder
-    prefix, found = encoder.num_prefix_tokens, {}
+    prefix, tokens_of = encoder.num_prefix_tokens, {}
     for number, tokens in zip(numbers, layer_tokens(model, images_BCHW, numbers), strict=True):
         tokens = tokens.float()
         cls = {"class": tokens[:, :1]} if encoder.has_class_token else {}
-        found[number] = {**cls, "patch": tokens[:, prefix:]}
-    return found
+        tokens_of[number] = {**cls, "patch": tokens[:, prefix:]}
+    return tokens_of
 
 
 def _rows(tokens: Mapping[str, Mapping[str, Tensor]], rows: slice) -> dict[str, dict[str, Tensor]]:

@@ -51,11 +51,11 @@ def evaluate(context: Context, settings: GradCam) -> dict[str, Any]:
             asked = int(asked_B[row])
             cells.append(_cells(context, batch, row, maps_BN[row], classes.names[asked]))
     area_M = torch.cat(areas)
-    found = area_M > 0
+    is_mapped = area_M > 0
     none: dict[str, Any] = {"area": None, "area_se": None}
     return {
-        **(mean_and_error("area", area_M[found]) if found.any() else none),
-        "empty": float((~found).double().mean()),
+        **(mean_and_error("area", area_M[is_mapped]) if is_mapped.any() else none),
+        "empty": float((~is_mapped).double().mean()),
         "layer": layer,
         "samples": len(area_M),
         "pictures": save_groups(cells, IN_A_ROW, context.folder, "grad_cam.png", "Grad-CAM"),
@@ -79,12 +79,12 @@ def class_maps(
     ``layer`` is the block, counted from 1.
     """
     head = class_head(model)
-    found: dict[str, Tensor] = {}
+    kept: dict[str, Tensor] = {}
 
     def hold(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-        found["tokens"] = output.detach().requires_grad_()
+        kept["tokens"] = output.detach().requires_grad_()
         torch.set_grad_enabled(True)  # from here on: earlier blocks store nothing
-        return found["tokens"]
+        return kept["tokens"]
 
     block: Any = model.vit.blocks[layer - 1]
     hook = block.norm1.register_forward_hook(hold)
@@ -92,10 +92,10 @@ def class_maps(
         logits_BC = head({"student": model.encoder(images_BCHW)}, {})["logits"]
         asked_B = logits_BC.argmax(-1) if class_B is None else class_B
         asked = logits_BC.gather(1, asked_B[:, None]).sum()
-        (gradient_BTD,) = torch.autograd.grad(asked, found["tokens"])
+        (gradient_BTD,) = torch.autograd.grad(asked, kept["tokens"])
     patches = slice(model.encoder.num_prefix_tokens, None)
     weight_B1D = gradient_BTD[:, patches].mean(1, keepdim=True)
-    maps_BN = (found["tokens"].detach()[:, patches] * weight_B1D).sum(-1).clamp_min(0)
+    maps_BN = (kept["tokens"].detach()[:, patches] * weight_B1D).sum(-1).clamp_min(0)
     return maps_BN, asked_B
 
 

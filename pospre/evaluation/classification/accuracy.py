@@ -122,11 +122,11 @@ def load_classifiers(
                 f"ensemble={uri} was trained with {', '.join(recipe.algorithms)} and has no "
                 "class head; give a run of algorithms.supervised."
             )
-        found = class_head(model).num_classes, model.encoder.image_size
-        if found != (len(names), size):
+        theirs = class_head(model).num_classes, model.encoder.image_size
+        if theirs != (len(names), size):
             raise UserError(
-                f"ensemble={uri} has {found[0]} classes and images of {list(found[1])} pixels, the "
-                f"measured model {len(names)} and {list(size)}; they must agree."
+                f"ensemble={uri} has {theirs[0]} classes and images of {list(theirs[1])} pixels, "
+                f"the measured model {len(names)} and {list(size)}; they must agree."
             )
         own, others = measured.trained_on.classes, recipe.trained_on.classes
         if own and others and own != others:

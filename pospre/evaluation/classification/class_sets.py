@@ -59,25 +59,25 @@ def match_classes(plan: Plan) -> HeadClasses:
         UserError: a class of the data is not among the head's, or the numbers differ.
     """
     data, known = open_labelled(plan.data), plan.recipe.trained_on.classes
-    names, found = head_names(plan.recipe), data.classes
-    if found is not None and (known or {*found} <= {*names}):
-        numbers = _numbers(found, names)
-        unknown = [name for name in found if name not in numbers]
+    names, own = head_names(plan.recipe), data.classes
+    if own is not None and (known or {*own} <= {*names}):
+        numbers = _numbers(own, names)
+        unknown = [name for name in own if name not in numbers]
         if unknown:
             raise UserError(
                 f"the class '{unknown[0]}' of {plan.data} is not among the {len(names)} that the "
                 f"model was trained on ({_some(names)}); give data with folders of these names."
             )
-        if len(found) < len(names):
+        if len(own) < len(names):
             print(
-                f"{plan.name}: {plan.data} has {len(found)} of the head's {len(names)} classes; "
+                f"{plan.name}: {plan.data} has {len(own)} of the head's {len(names)} classes; "
                 "all of them are possible answers",
                 file=sys.stderr,
             )
-        return HeadClasses(names, torch.tensor([numbers[name] for name in found]))
-    if found is not None and len(found) != len(names):
+        return HeadClasses(names, torch.tensor([numbers[name] for name in own]))
+    if own is not None and len(own) != len(names):
         raise UserError(
-            f"{plan.data} has {len(found)} classes, but the head has {len(names)}; the names of "
+            f"{plan.data} has {len(own)} classes, but the head has {len(names)}; the names of "
             "the training classes are not known, so the data needs a folder for each of them."
         )
     where = plan.data if known else "the training data"
@@ -86,7 +86,7 @@ def match_classes(plan: Plan) -> HeadClasses:
         "number",
         file=sys.stderr,
     )
-    return HeadClasses(names if found is None else [*found], None)
+    return HeadClasses(names if own is None else [*own], None)
 
 
 def head_names(recipe: Recipe) -> list[str]:

@@ -99,10 +99,10 @@ def check(plan: Plan[Knn]) -> None:
             f"num_bank={plan.settings.num_bank}, but there is no bank: give bank=PATH; or give "
             "num_samples, and each image is classified by all others."
         )
-    found = len(check_probe(plan))
+    images = len(check_probe(plan))
     if bank is None:
-        found = count_images(plan.data, plan.settings.half)
-    voters = min(found, wanted or found) - (bank is None)
+        images = count_images(plan.data, plan.settings.half)
+    voters = min(images, wanted or images) - (bank is None)
     if voters < k:
         raise UserError(f"k={k}, but only {voters} images can vote; use k={max(1, voters)}.")
 

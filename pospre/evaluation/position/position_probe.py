@@ -72,8 +72,8 @@ def evaluate(context: Context, settings: PositionProbe) -> dict[str, Any]:
         size = grid[0] * encoder.patch_size[0], grid[1] * encoder.patch_size[1]
         batch = load_images(context, size, settings)
         for name, model in models.items():
-            found = probe_model(context, settings, name, model, batch, grid)
-            rows += [{"grid": list(grid), "model": name, **row} for row in found]
+            measured = probe_model(context, settings, name, model, batch, grid)
+            rows += [{"grid": list(grid), "model": name, **row} for row in measured]
     learn, measure = hold_out(batch, settings.seed)
     last = list(encoder.grid), max(row["layer"] for row in rows)
     start = {} if context.start is None else _figures(rows, "start", *last)
@@ -148,8 +148,8 @@ def probe_model(
             rows.append({**row, **scores(probes, asked.tokens[number], asked.shown, grid)})
             if shuffled is not None:
                 moved = shuffled.tokens[number], shuffled.shown
-                found = scores(probes, *moved, grid, shuffled.origin)
-                rows.append({"shown_as": "shuffled", "layer": layer, **found})
+                figures = scores(probes, *moved, grid, shuffled.origin)
+                rows.append({"shown_as": "shuffled", "layer": layer, **figures})
     return rows
 
 

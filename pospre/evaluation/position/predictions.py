@@ -152,22 +152,22 @@ def tally(
     }
 
 
-def _count(found: Placed, weight_BN: Tensor | None) -> dict[str, Tensor]:
-    best_BKT = found.logits.topk(min(TOP, found.logits.shape[-1]), dim=-1).indices
-    right_BKT = (best_BKT == found.places.unsqueeze(-1)) & found.asked.unsqueeze(-1)
+def _count(placed: Placed, weight_BN: Tensor | None) -> dict[str, Tensor]:
+    best_BKT = placed.logits.topk(min(TOP, placed.logits.shape[-1]), dim=-1).indices
+    right_BKT = (best_BKT == placed.places.unsqueeze(-1)) & placed.asked.unsqueeze(-1)
     first_BK = right_BKT[..., 0]
     counts = {
-        "visible": torch.ones_like(found.places).sum(1),
-        "context": found.context.sum(1),
-        "asked": found.asked.sum(1),
-        "asked_context": (found.asked & found.context).sum(1),
+        "visible": torch.ones_like(placed.places).sum(1),
+        "context": placed.context.sum(1),
+        "asked": placed.asked.sum(1),
+        "asked_context": (placed.asked & placed.context).sum(1),
         "top1": first_BK.sum(1),
         "top5": right_BKT.any(-1).sum(1),
-        "top1_context": (first_BK & found.context).sum(1),
+        "top1_context": (first_BK & placed.context).sum(1),
     }
     if weight_BN is not None:
-        weight_BK = weight_BN.double().gather(1, found.places)
+        weight_BK = weight_BN.double().gather(1, placed.places)
         weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
-        counts["weights"] = (weight_BK * found.asked).sum(1)
+        counts["weights"] = (weight_BK * placed.asked).sum(1)
         counts["weighted"] = (weight_BK * first_BK).sum(1)
     return counts

@@ -140,14 +140,14 @@ def _encode(
     move: Move | None = None,
 ) -> Tensor:
     """Return one feature (B, D) of each image, on the CPU."""
-    found = []
+    vectors = []
     for part in in_parts(context, batch, settings.batch_size, "encoding"):
         images = model.images(part)[:, 0]
         places = model.encoder.places_of(images)
         places = places if move is None else move(places, images.device)
         tokens_BND = model.encoder(images, places=places)
-        found.append(pool_tokens(model, tokens_BND, settings.features).cpu())
-    return torch.cat(found)
+        vectors.append(pool_tokens(model, tokens_BND, settings.features).cpu())
+    return torch.cat(vectors)
 
 
 def _figures(
@@ -170,5 +170,5 @@ def _of_others(usual_BD: Tensor) -> dict[str, float | None]:
     Each image is in a pair with all others, so its mean counts twice (a U-statistic's error).
     """
     unit_BD = F.normalize(usual_BD.double(), dim=-1)
-    found = mean_and_error("cosine", (unit_BD @ unit_BD.sum(0) - 1) / (len(unit_BD) - 1))
-    return {"cosine": found["cosine"], "cosine_se": 2 * found["cosine_se"], "top1": None}
+    similarity = mean_and_error("cosine", (unit_BD @ unit_BD.sum(0) - 1) / (len(unit_BD) - 1))
+    return {"cosine": similarity["cosine"], "cosine_se": 2 * similarity["cosine_se"], "top1": None}

@@ -163,7 +163,7 @@ def _size_of(
             f"of {hidden}. Give its timm model: timm:NAME,FILE"
         )
     sizes = [(key, SIZES[key] if key in SIZES else timm_size(key)) for key in fitting]
-    return next((found for found in sizes if found[1].num_heads == heads), sizes[0])
+    return next((each for each in sizes if each[1].num_heads == heads), sizes[0])
 
 
 def _rotary_sizes(
@@ -205,10 +205,10 @@ def _positions(
         return _Positions("sincos" if table.is_fixed else "learned", table.grid, table.is_assumed)
     for kind, key in (("relative", _OWN), ("shared_relative", _SHARED)):
         if key in tensors:
-            found = relative_grid(len(tensors[key]), class_token, known)
-            if found is None:
+            grid = relative_grid(len(tensors[key]), class_token, known)
+            if grid is None:
                 raise no_grid(name, name, key, tensors[key], known)
-            return _Positions(kind, *found)
+            return _Positions(kind, *grid)
     return _Positions("none", known)
 
 

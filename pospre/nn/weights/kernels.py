@@ -35,8 +35,8 @@ def resized_kernel(kernel_DCHW: Tensor, size: tuple[int, int], how: Kernel) -> T
         return resized * (math.prod(old) / math.prod(size))
     units = torch.eye(math.prod(old), dtype=torch.float64).view(-1, 1, *old)
     resize = F.interpolate(units, size, mode="bilinear", align_corners=False).flatten(1)
-    found = kernel.double().flatten(2) @ torch.linalg.pinv(resize).T
-    return found.unflatten(2, size).float()
+    flat = kernel.double().flatten(2) @ torch.linalg.pinv(resize).T
+    return flat.unflatten(2, size).float()
 
 
 def with_channels(kernel_DCHW: Tensor, count: int) -> Tensor:

@@ -166,29 +166,29 @@ def _choose(starts: list[str], name: str, which: str, key: str) -> str:
 
 
 def check_positions(
-    tensors: Mapping[str, Tensor], name: str, found: Positions | None, given: Positions | None
+    tensors: Mapping[str, Tensor], name: str, known: Positions | None, given: Positions | None
 ) -> Positions | None:
     """Return an encoder's positions when its tensors do not show them.
 
-    Missing tensors prove nothing: rotary positions and distance biases have none. ``found`` were
+    Missing tensors prove nothing: rotary positions and distance biases have none. ``known`` were
     inferred from tensor names, ``given`` comes from the user.
 
     Raises:
         UserError: positions are unknown, or those given contradict the file ``name``.
     """
     key = next(iter(position_names(tensors)), None)
-    if given == "none" and (key is not None or found is not None):
+    if given == "none" and (key is not None or known is not None):
         raise UserError(f"{name} holds positions ('{key or 'rope'}'); leave '{POSITIONS}none' out.")
-    if given is not None and found is not None and given != found:
-        raise UserError(f"{name} has positions {found}; leave '{POSITIONS}…' out.")
-    if given is None and found is None and key is None:
+    if given is not None and known is not None and given != known:
+        raise UserError(f"{name} has positions {known}; leave '{POSITIONS}…' out.")
+    if given is None and known is None and key is None:
         raise UserError(
             f"{name} holds no positions: no table, no bias, and no sign of rotary positions. "
             "Say which positions its encoder has: RoPE-ViT's axial ones "
             f"'{name}{POSITIONS}{as_text(rope_vit())}' or timm:NAME,FILE; or, if it was trained "
             f"without positions, {name}{POSITIONS}none"
         )
-    return given if found is None else found
+    return given if known is None else known
 
 
 def position_names(tensors: Iterable[str]) -> list[str]:

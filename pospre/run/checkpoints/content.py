@@ -90,9 +90,9 @@ def _is_model(tensors: Any) -> bool:
 
 
 def _is_clock(clock: Any) -> bool:
-    usual, found = Timestamp().state_dict(), clock["Timestamp"]
-    return found.keys() == usual.keys() and all(
-        type(value) is type(usual[key]) and value >= usual[key] for key, value in found.items()
+    usual, given = Timestamp().state_dict(), clock["Timestamp"]
+    return given.keys() == usual.keys() and all(
+        type(value) is type(usual[key]) and value >= usual[key] for key, value in given.items()
     )
 
 

@@ -27,12 +27,12 @@ _MULTIPLE = 16
 
 def blocks_of(model: PretrainModel) -> list[nn.Module]:
     """Return the transformer blocks by which FSDP2 shards the model, including teachers'."""
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     for child in model.children():
         is_block = getattr(child, "fsdp_wrap_fn", None)
         if is_block is not None:
-            found += filter(is_block, child.modules())
-    return found
+            blocks += filter(is_block, child.modules())
+    return blocks
 
 
 def recompute_blocks(model: PretrainModel, *, offload: bool) -> None:

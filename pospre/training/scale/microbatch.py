@@ -97,10 +97,10 @@ def _failed_anywhere(run: Components, size: int) -> bool:
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0)
-    found = run.device.tensor_to_device(torch.tensor(failed))
+    anywhere = run.device.tensor_to_device(torch.tensor(failed))
     if dist.get_world_size() > 1:
-        dist.all_reduce(found, "MAX")
-    return bool(found)
+        dist.all_reduce(anywhere, "MAX")
+    return bool(anywhere)
 
 
 def _try(run: Components, size: int) -> None:

@@ -70,10 +70,10 @@ def evaluate(context: Context, settings: Correspondence) -> dict[str, Any]:
     kinds = []
     for pair in _pairs(context, setup, settings):
         kinds.append(pair.kind)
-        found = {
+        matches = {
             prefix: _matched(pair, each, setup.size, settings) for prefix, each in maps.items()
         }
-        for prefix, points in {**found, _SAME_PLACE: pair.source_K2}.items():
+        for prefix, points in {**matches, _SAME_PLACE: pair.source_K2}.items():
             away = (points.cpu().double() - pair.target_K2) * pair.sides_2
             errors[prefix].append(away.norm(dim=1) / pair.extent)
     main = {prefix: shares(errors[prefix], _MAIN) for prefix in models}
@@ -103,10 +103,10 @@ def check(plan: Plan[Correspondence]) -> Setup:
         check_views(plan.recipe, plan.data)
         return Setup(None, size)
     count, seed = settings.num_samples, settings.seed
-    found = open_spair(data, settings.split, count, seed, decoding_of(plan.recipe), settings.half)
-    for name in found.names:
-        found.described(name)
-    return Setup(found, size)
+    pairs = open_spair(data, settings.split, count, seed, decoding_of(plan.recipe), settings.half)
+    for name in pairs.names:
+        pairs.described(name)
+    return Setup(pairs, size)
 
 
 def images(opened: Setup) -> int | None:
@@ -125,9 +125,9 @@ def _pairs(context: Context, setup: Setup, settings: Correspondence) -> Iterator
         for index, levels in zip(
             batch["index"].tolist(), batch["view/image"][:, 0].cpu().float(), strict=True
         ):
-            found = homography_pair(levels, normalise, settings.seed, index, setup.size)
-            if found is not None:
-                yield found
+            pair = homography_pair(levels, normalise, settings.seed, index, setup.size)
+            if pair is not None:
+                yield pair
 
 
 def _normaliser(context: Context) -> Any:
@@ -155,16 +155,16 @@ def _summary(
         "per_image": lambda some, alpha: float(shares(some, alpha).mean()),
         "per_point": per_point,
     }
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     for name, way in ways.items():
-        found[f"{prefix}{name}"] = {f"{alpha:g}": way(errors, alpha) for alpha in alphas}
+        summary[f"{prefix}{name}"] = {f"{alpha:g}": way(errors, alpha) for alpha in alphas}
         if not any(kinds):
             continue
         by_class = [
             [one for one, other in zip(errors, kinds, strict=True) if other == kind]
             for kind in sorted({*kinds})
         ]
-        found[f"{prefix}{name}_of_classes"] = {
+        summary[f"{prefix}{name}_of_classes"] = {
             f"{alpha:g}": fmean(way(some, alpha) for some in by_class) for alpha in alphas
         }
-    return found
+    return summary

@@ -77,9 +77,9 @@ class MaskSet:
     def read(self, index: int, num_classes: int) -> ndarray:
         """Return the classes of an image's pixels, int64 (H, W); ``IGNORED`` for no class."""
         values = self._values(index)
-        found = np.flatnonzero(np.bincount(values.ravel()))
-        table = np.full(int(found[-1]) + 1, IGNORED, np.int64)
-        for value in found.tolist():
+        present = np.flatnonzero(np.bincount(values.ravel()))
+        table = np.full(int(present[-1]) + 1, IGNORED, np.int64)
+        for value in present.tolist():
             if value in self.ignored or value < self.first:
                 continue
             if value - self.first >= num_classes:
@@ -96,8 +96,10 @@ class MaskSet:
     def greatest(self) -> int:
         """Return the largest class in any mask; −1 if there is none."""
         values = (np.unique(self._values(index)) for index in range(len(self)))
-        kept = (set(found.tolist()) - self.ignored for found in values)
-        return max((max(found) for found in kept if found), default=self.first - 1) - self.first
+        kept = (set(classes.tolist()) - self.ignored for classes in values)
+        return (
+            max((max(classes) for classes in kept if classes), default=self.first - 1) - self.first
+        )
 
     def name(self, index: int) -> str:
         """Return a mask's name for messages."""
