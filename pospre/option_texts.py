@@ -65,7 +65,10 @@ def option_lines(kind: type, *others: str) -> Iterator[str]:
 def _default(value: Any) -> str | None:
     if value is PydanticUndefined:
         return None
-    return "{}" if isinstance(value, BaseModel) else spelled(value) or "''"
+    if isinstance(value, BaseModel):
+        given = value.model_dump(exclude_defaults=True).items()
+        return f"{{{', '.join(f'{key}: {spelled(each)}' for key, each in given)}}}"
+    return spelled(value) or "''"
 
 
 def _takes(part: dict[str, Any], schema: dict[str, Any]) -> str:
