@@ -30,6 +30,7 @@ from pospre.algorithms.dinov2.prototype_task import PrototypeTask
 from pospre.batch import Batch, view_keys
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.calibration import centre
 from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
@@ -50,6 +51,11 @@ class PositionMatching(PrototypeTask):
         super().__init__(encoder, host, options.weight)
         self.host, self.mask_ratio = host, options.mask_ratio
         self.targets = Targets(host.centering, host.num_prototypes)
+
+    def calibrate(self, classes_RD: Tensor, patches_RD: Tensor) -> None:
+        """Fit the head to patches, if the host's heads are fitted."""
+        if self.host.fit_heads:
+            centre(self.head.mlp, patches_RD)
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return the masked patches' ``cross_entropy`` with their targets, and their ``weight``.
@@ -119,6 +125,7 @@ class MaskedPosition(PretrainAlgorithm):
                 "teacher": Pass("global", joins=True),
             },
             keys={KNOWN: "the position is known"},
+            calibrates="teacher",
             predicts="content",  # the teacher's feature, which knows the place
             couples={"the targets": True},
             hint="Add dinov2, or use droppos, which needs no teacher.",

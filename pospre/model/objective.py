@@ -41,6 +41,10 @@ class Objective(nn.Module, ABC):
         """Return detached scalars to log; default: none."""
         return {}
 
+    def calibrate(self, classes_RD: Tensor, patches_RD: Tensor) -> None:
+        """Fit the head to the first tokens and to patches of views; see ``Uses.calibrates``."""
+        raise NotImplementedError
+
     def after_step(self) -> None:
         """Update statistics of the batches, such as a centre, once per optimiser step.
 

@@ -116,6 +116,8 @@ class Uses:
         predicts: ``places`` of patches in their view; ``view_places`` of views in the image or in
             each other; or ``content``, anything else. Required if it edits places.
         masked: by view group, the share of views in which it replaces patches by a mask token.
+        calibrates: the pass to whose tokens its head is fitted before the first step, if the run
+            starts from published weights; None: it is not.
         teacher: momentum of the teacher that it has; None: it has none of its own.
         averages: the teacher also follows the heads of other methods.
         widths: by part of its head, such as ``decoder``: width and attention heads, which must
@@ -142,6 +144,7 @@ class Uses:
     keys: Mapping[str, str | None] = field(default_factory=dict)
     predicts: Predicts | None = None
     masked: Mapping[str, float] = field(default_factory=dict)
+    calibrates: str | None = None
     teacher: Momentum | None = None
     averages: bool = False
     widths: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from pospre.training.build import (
     in_stages,
     make_components,
 )
+from pospre.training.calibration import fit_heads
 from pospre.training.callbacks.bad_steps import Divergence, LossSpikes
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.stalls import Stalls
@@ -68,6 +69,9 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     if recipe.encoder.weights is not None and is_new:
         said, fresh = start_from(parts)
         print_once(said)
+        fitted = fit_heads(parts.model, parts.recipe, run.device)
+        if fitted is not None:
+            print_once(fitted)
     step = run.find(parts)
     if is_new:
         store_reference(recipe, parts.model.reference)

@@ -162,6 +162,7 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
             passes=PASSES,
             keys={MASK_KEY: "the content is masked"},
             masked={"global": self.mask_crop_rate},
+            calibrates="teacher" if self.fit_heads else None,
             teacher=Momentum.given(self.momentum_start, self.momentum_end),
             couples=self._couples,
             entropies={"entropy": math.log(self.num_prototypes)},

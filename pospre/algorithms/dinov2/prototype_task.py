@@ -10,6 +10,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre.algorithms.dinov2.losses import Targets
+from pospre.model.calibration import centre
 from pospre.model.objective import Objective
 from pospre.model.progress import Progress
 from pospre.model.teacher import Frozen
@@ -104,6 +105,11 @@ class PrototypeOptions:
     teacher_warmup: Share = 0.3
     """Share of the training that the warm-up takes (published: 30 of 100 epochs)."""
 
+    fit_heads: bool = True
+    """Fit new heads to ``encoder.weights`` before the first step: their first layer standardises
+    tokens, and their bottleneck has mean 0. Otherwise all images begin alike, and may stay so.
+    """
+
     @property
     def last_layers(self) -> tuple[str, ...]:
         """Names of the prototypes within the objective."""
@@ -135,6 +141,10 @@ class PrototypeTask(Objective):
         self.temperature: Tensor
         start = torch.tensor(options.teacher_temperature_start)
         self.register_buffer("temperature", start, persistent=False)
+
+    def calibrate(self, classes_RD: Tensor, patches_RD: Tensor) -> None:
+        """Fit the head to class tokens, which it shares with the patches."""
+        centre(self.head.mlp, classes_RD)
 
     def after_step(self) -> None:
         """Move the centres of the targets."""
@@ -169,6 +179,12 @@ class TwoPrototypeTasks(PrototypeTask):
         if self.patch_head is not None and self.teacher_patch_head is not None:
             pairs.append((self.patch_head, self.teacher_patch_head.module))
         return pairs
+
+    def calibrate(self, classes_RD: Tensor, patches_RD: Tensor) -> None:
+        """Fit the head to class tokens, and a second one to patches."""
+        super().calibrate(classes_RD, patches_RD)
+        if self.patch_head is not None:
+            centre(self.patch_head.mlp, patches_RD)
 
     def logits(self, classes_BSD: Tensor, patches_SD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the student's logits of class tokens (B, S, K) and of patches (S, K)."""
