@@ -1,6 +1,6 @@
 """DIET: every image is a class of its own, and the features say which one they are of.
 
-Ibrahim, Klindt and Balestriero 2024, arXiv 2302.10260, as DIET-CP continues from published weights
+arXiv 2302.10260, as DIET-CP continues from published weights
 (arXiv 2509.06990): for about a thousand images, where methods with teachers and prototypes have too
 few. Without a temperature the logits stay flat and the loss hardly falls, while the features change
 all the same: measure them, and keep them near by ``gram``.

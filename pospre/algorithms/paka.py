@@ -1,6 +1,6 @@
 """PaKA: the patches of an image relate to each other as in the reference, by kernel alignment.
 
-Yasuki and Taka 2025, arXiv 2509.05606. The loss is one minus the centred kernel alignment (CKA,
+arXiv 2509.05606 (2025). The loss is one minus the centred kernel alignment (CKA,
 linear) of the two encoders' patches of an image. Unlike ``gram`` it does not see a shift that all
 patches share, nor a common scale; but it sees the patches' lengths.
 """
