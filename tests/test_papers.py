@@ -27,6 +27,7 @@ from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe, load_recipe, recipe_from_dict
 from pospre.training.build import build_model, resolve
 from pospre.training.data import open_data
+from pospre.training.foreign import Foreign, open_foreign
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import build_schedule
 from tests.benchmarks import bench_methods
@@ -39,6 +40,7 @@ FOREIGN = {
     "mae_pretrain_vit_huge.pth": "vith14",
 }
 TIMED: list[bench_methods.Row] = []
+SUBJECT = models._subject
 
 
 def test_all_rows_are_there_and_the_counts_are_those_of_the_table() -> None:
@@ -104,7 +106,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(models, "open_checkpoint", lambda run: SimpleNamespace(uri=run, batch=1))
         patch.setattr(models, "model_of", lambda found, **_: _load_model(found.uri))
         patch.setattr(accuracy, "load_model", _load_model)
-        patch.setattr(models, "_of_file", _of_file)
+        patch.setattr(models, "open_foreign", _open_foreign)
+        patch.setattr(models, "_subject", _subject)
         patch.setattr("pospre.evaluation.run.run_evaluation", _check_measurement)
         patch.setattr(bench_methods, "measure_row", lambda row, *_: TIMED.append(row))
         yield folder
@@ -204,19 +207,27 @@ def _load_model(run: str) -> tuple[PretrainModel, Recipe]:
     return model, resolve(recipe).with_training_data(data)
 
 
-def _of_file(uri: str, *_: Any) -> models.Subject:
+def _open_foreign(address: str, *args: Any, **options: Any) -> Foreign:
     """Stand for published weights, which are not here."""
+    if address not in FOREIGN:
+        return open_foreign(address, *args, **options)
+    model: Any = None  # nothing looks at its weights
+    return Foreign(model, FOREIGN[address], address)
+
+
+def _subject(model: Any, seed: int, name: str = "", origin: str = "") -> models.Subject:
+    if model is not None:
+        return SUBJECT(model, seed, name, origin)
     recipe = recipe_from_dict(
         {
             "run_name": "model",
             "data": {"path": "none", "batch_size": 1},
-            "encoder": {"name": FOREIGN[uri], "image_size": 224},
+            "encoder": {"name": name, "image_size": 224},
             "algorithms": {"mae": {}},
             "trainer": {"max_duration": "1ba"},
         }
     ).model_copy(update={"algorithms": {}})
-    model: Any = None  # nothing looks at its weights
-    return models.Subject(model, recipe, lambda: model, origin=uri)
+    return models.Subject(model, recipe, lambda: model, origin=origin)
 
 
 @pytest.mark.parametrize(
