@@ -227,7 +227,8 @@ def _subject(model: Any, seed: int, name: str = "", origin: str = "") -> models.
             "trainer": {"max_duration": "1ba"},
         }
     ).model_copy(update={"algorithms": {}})
-    return models.Subject(model, recipe, lambda: model, origin=origin)
+    nothing: Any = model
+    return models.Subject(nothing, recipe, lambda: nothing, origin=origin)
 
 
 @pytest.mark.parametrize(
