@@ -74,7 +74,7 @@ demo: setup ## Render scenes, convert, pre-train DropPos, measure, export, repor
 first-light: need-DATA setup ## Train DropPos and MAE on DATA=<folder of images>, as demo does (ARGS="key.sub=value …").
 	@RUNS="$(RUNS)" .setup/first_light.sh "$(DATA)" "$(WORK)/first_light" $(FIRST_LIGHT) $(ARGS)
 
-adapt: need-DATA need-WEIGHTS setup ## Continue WEIGHTS=<file> on DATA=<folder of images> for ten minutes of two cores, and judge it (ARGS="verdict.figure=knn/top1").
+adapt: need-DATA need-WEIGHTS setup ## Continue WEIGHTS=<file> on DATA=<folder of images> for minutes of two cores, and judge it (ARGS="verdict.figure=knn/top1").
 	$(PYTHON_RUN) -m pospre.train adapt/look encoder.weights="$(WEIGHTS)" data.path="$(DATA)" $(ARGS)
 
 speech: need-DATA setup ## Train keyword spotting on DATA=<folder or tar of WAV files>, from scratch and from MP3.

@@ -172,7 +172,9 @@ def schedule_name(path: Path) -> str:
 
 def ours(path: Path) -> bool:
     """Return whether a recipe is sized for this project: no published code has its schedule."""
-    return path.parent.name in ("demo", "first_light", "learn") or path.stem.startswith("demo_")
+    return path.parent.name in ("adapt", "demo", "first_light", "learn") or path.stem.startswith(
+        "demo_"
+    )
 
 
 def test_every_recipe_is_compared() -> None:

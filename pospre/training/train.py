@@ -61,7 +61,8 @@ def train(recipe: Recipe, more_callbacks: Sequence[Callback] = ()) -> bool:
 def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     """Train like ``train``, in an entered run; ``more_callbacks`` run before each save."""
     recipe = run.recipe
-    is_new = run.is_new()
+    reads_weights = recipe.encoder.weights is not None or recipe.reference is not None
+    is_new = reads_weights and run.is_new()
     reference = open_reference(recipe, resumes=not is_new)
     parts = build_components(recipe, run.device, reference)
     estimate_memory(parts.loader).check()

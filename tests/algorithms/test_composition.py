@@ -17,6 +17,7 @@ from tests.algorithms.cases import GROUPS, Case, written
 from tests.algorithms.composition import Outcome, outcomes, refusal_of, table, written_table
 
 PAIRS = [
+    "crop_field+diet",
     "crop_field+dinov2",
     "crop_field+droppos",
     "crop_field+ijepa",
@@ -24,6 +25,13 @@ PAIRS = [
     "crop_field+mp3",
     "crop_field+simmim",
     "crop_field+supervised",
+    "diet+dinov2",
+    "diet+droppos",
+    "diet+ema_teacher",
+    "diet+ijepa",
+    "diet+mae",
+    "diet+simmim",
+    "diet+supervised",
     "dinov2+droppos",
     "dinov2+mae",
     "dinov2+masked_position",
@@ -44,9 +52,9 @@ PAIRS = [
     "lut+simmim",
     "simmim+supervised",
 ]
-"""All pairs that are accepted, of 66, with their default options."""
-NUM_TRIPLES = 39
-"""The number of accepted triples, of 220."""
+"""All pairs that are accepted, of 120, with their default options."""
+NUM_TRIPLES = 63
+"""The number of accepted triples, of 560."""
 
 TRIPLES = [
     ("dinov2", "crop_field", "masked_position"),

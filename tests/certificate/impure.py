@@ -5,25 +5,22 @@ from typing import Any
 
 from composer.core import State
 
-from pospre.algorithms.mae import MAE
-from pospre.batch import INDEX, Batch
+from pospre.batch import EPOCH, INDEX, Batch
 from pospre.certificate.step_records import Job, train_observed
-from pospre.model.model import PretrainModel
+from pospre.nn.masking import PatchMasking
 from pospre.run.resume import Resume
 
 
 def draw_by_process(job: Job) -> None:
     """Draw masks that depend on the process, from the fifth step on."""
-    write = MAE.write
+    draw = PatchMasking.draw
 
-    def impure(self: MAE, batch: Batch, model: PretrainModel) -> None:
-        late = bool((batch["epoch"] > 0).any())
+    def impure(self: PatchMasking, batch: Batch, seed: int) -> Batch:
+        late = bool((batch[EPOCH] > 0).any())
         index = batch[INDEX]
-        batch[INDEX] = index + os.getpid() if late else index
-        write(self, batch, model)
-        batch[INDEX] = index
+        return draw(self, {**batch, INDEX: index + os.getpid() if late else index}, seed)
 
-    MAE.write = impure  # type: ignore[method-assign]
+    PatchMasking.draw = impure  # type: ignore[method-assign]
     train_observed(job)
 
 

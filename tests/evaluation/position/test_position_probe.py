@@ -11,6 +11,7 @@ import torch
 from pospre.errors import UserError
 from pospre.evaluation.registry import check_settings
 from pospre.evaluation.run import check_evaluation
+from pospre.nn.swin.encoder import SWIN_NEEDS
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from tests.conftest import draw_image
@@ -130,7 +131,8 @@ def test_mistakes_are_said_before_any_work(
             check_evaluation("position_probe", recipe, data, settings, None)
         return str(error.value)
 
-    swin = tiny_recipe(tmp_path, "droppos", name="swin_tiny", depth=None, image_size=256)
+    windows = {"name": "swin_tiny", "depth": None, "image_size": 256, **SWIN_NEEDS}
+    swin = tiny_recipe(tmp_path, "droppos", **windows)
     assert "reads the blocks of a ViT" in message(swin)
     few = image_folder(num_images=5, name="few")
     assert "8 images or more, but only 5 of" in message(recipe, few)

@@ -19,6 +19,7 @@ WEIGHTS_OF_OTHERS = {
     "nn/weights/timm_models.py",
     "nn/weights/layouts.py",
     "nn/weights/names.py",
+    "training/reference.py",
     "training/start_positions.py",
     "training/start_weights.py",
     "training/weight_records.py",
