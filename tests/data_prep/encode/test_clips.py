@@ -123,8 +123,11 @@ def test_a_stray_clip_among_images_is_ignored(tmp_path: Path) -> None:
 
 def test_spoken_digits(test_data: Path, tmp_path: Path) -> None:
     with tarfile.open(test_data / "spoken_digits.tar.gz") as archive:
-        members = [m for m in archive.getmembers() if "_theo_" in m.name]
-        archive.extractall(tmp_path / "digits", members, filter="data")
+        clips = [each for each in archive.getmembers() if "_theo_" in each.name]
+        for each in clips:
+            clip = archive.extractfile(each)
+            assert clip is not None
+            write_files(tmp_path / "digits", {Path(each.name).name: clip.read()})
     assert run(tmp_path / "digits", tmp_path / "val", "--split", "val") == 0
     content = description(tmp_path / "val")
     assert (content["samples"], len(content["classes"])) == (50, 10)
