@@ -22,8 +22,6 @@ from pospre.model.stage_times import StageTimes
 from pospre.nn.lora import PAIRS
 from pospre.recipe.sections import Stage, Trained
 
-_RAMP, _RAMP_STEPS = 0.02, 50
-
 
 class _Given(Section):
     stages: Annotated[tuple[Stage, ...], Field(strict=False)]

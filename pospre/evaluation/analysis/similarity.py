@@ -1,16 +1,16 @@
 """Similarities of two sets of features: unbiased CKA, Procrustes, and sums to fit from."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from pospre.model.comparison import half_squared_distance
 
 _SHRINKAGE = 1e-3  # of the mean variance: directions without data have no rotation
 
 
 def cosine(own: Tensor, other: Tensor) -> Tensor:
     """Return the cosines of vectors in the last axis: exactly 1 where they are equal."""
-    gap = F.normalize(own, dim=-1) - F.normalize(other, dim=-1)
-    return 1 - gap.square().sum(-1) / 2
+    return 1 - half_squared_distance(own, other)
 
 
 def unbiased_cka(own_MD: Tensor, other_MD: Tensor) -> float:
