@@ -6,25 +6,20 @@ size or resolution. With an encoder of other positions, it teaches published fea
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat
 from torch import Tensor, nn
 
 from pospre.batch import Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.comparison import (
     COMPARED,
     Comparison,
+    ComparisonAlgorithm,
     Pair,
-    Resize,
-    Views,
-    check_compared,
     half_squared_distance,
-    without_autocast,
 )
 from pospre.model.layout import Layout
 from pospre.model.objective import Objective, Outputs
@@ -38,21 +33,16 @@ class FeatureMatching(Comparison):
     """The projections to the reference's width, and the distances."""
 
     def __init__(self, encoder: PatchEncoder, options: "Distill", layout: Layout) -> None:
-        super().__init__(encoder, layout, on=options.on, resize=options.resize)
+        super().__init__(encoder, options, layout)
         assert layout.reference is not None
-        self.weight, self.options = options.weight, options
+        self.options = options
         self.project: nn.Module = projection(encoder, layout.reference, options.projection)
         self.project_class: nn.Module = nn.Identity()
         if options.class_weight:
             self.project_class = projection(encoder, layout.reference, options.projection)
 
-    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
-        """Return the distances ``patches`` and, if it counts, ``class``: means over the passes."""
-        with without_autocast(batch["index"]):
-            terms = [self._distances(pair) for pair in self.pairs(passes, batch)]
-        return {name: torch.stack([each[name] for each in terms]).mean() for name in terms[0]}
-
-    def _distances(self, pair: Pair) -> dict[str, Tensor]:
+    def compare(self, pair: Pair) -> Outputs:
+        """Return the distances ``patches`` and, if it counts, ``class``."""
         kind = self.options.distance
         patches = distances(self.project(pair.student), pair.target, kind).mean(1)
         terms = {"patches": pair.mean(patches)}
@@ -92,7 +82,7 @@ def distances(student: Tensor, target: Tensor, kind: Distance) -> Tensor:
 
 
 @dataclass(kw_only=True, eq=False)
-class Distill(PretrainAlgorithm):
+class Distill(ComparisonAlgorithm):
     """Makes patches and class token those of the reference, alone or beside a host.
 
     With a host that hides patches, those that the encoder gets are compared. A reference of another
@@ -109,12 +99,6 @@ class Distill(PretrainAlgorithm):
     """Weight of the class token; with 0 it drifts unseen."""
     projection: bool | None = None
     """Whether a linear map leads to the reference's width; None: only if it is another."""
-    on: Views = "unmasked"
-    """Views that count: those in which no patch is replaced by a mask token, or all."""
-    resize: Resize = "auto"
-    """How the reference's map gets to another grid: ``auto``, bilinear or the mean; ``bicubic``."""
-    weight: NonNegativeFloat = 1.0
-    """Factor of this loss in the total."""
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the passes that are compared."""
@@ -132,7 +116,7 @@ class Distill(PretrainAlgorithm):
 
     def check(self, layout: Layout) -> None:
         """Raise ``UserError`` if no view would count, or the reference does not fit."""
-        check_compared(layout, self.module_name(), self.on)
+        super().check(layout)
         reference, own = layout.reference, layout.encoder.embed_dim
         assert reference is not None
         if self.class_weight and not reference.has_class_token:
@@ -145,7 +129,3 @@ class Distill(PretrainAlgorithm):
                 f"distill.projection = False, but the encoder has width {own} and the reference "
                 f"{reference.embed_dim}. Remove it."
             )
-
-    def head(self, encoder: PatchEncoder, layout: Layout) -> Any:
-        """Return the projections and the loss."""
-        return FeatureMatching(encoder, self, layout)

@@ -6,24 +6,14 @@ the reference's, and leaves the features themselves free: a common rotation cost
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.model.algorithm import PretrainAlgorithm
-from pospre.model.comparison import (
-    COMPARED,
-    Comparison,
-    Pair,
-    Resize,
-    Views,
-    check_compared,
-    without_autocast,
-)
+from pospre.model.comparison import COMPARED, Comparison, ComparisonAlgorithm, Pair
 from pospre.model.layout import Layout
 from pospre.model.objective import Objective, Outputs
 from pospre.model.uses import Uses
@@ -34,14 +24,12 @@ class GramAnchor(Comparison):
     """The loss; there is no head."""
 
     def __init__(self, encoder: PatchEncoder, options: "Gram", layout: Layout) -> None:
-        super().__init__(encoder, layout, on=options.on, resize=options.resize)
-        self.weight, self.level = options.weight, options.level
+        super().__init__(encoder, options, layout)
+        self.level = options.level
 
-    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
-        """Return ``gram``, the mean over the passes."""
-        with without_autocast(batch["index"]):
-            differences = [self._difference(pair) for pair in self.pairs(passes, batch)]
-        return {"gram": torch.stack(differences).mean()}
+    def compare(self, pair: Pair) -> Outputs:
+        """Return ``gram``."""
+        return {"gram": self._difference(pair)}
 
     def _difference(self, pair: Pair) -> Tensor:
         if self.level == "image":
@@ -66,7 +54,7 @@ def gram_differences(student_RKD: Tensor, target_RKE: Tensor) -> Tensor:
 
 
 @dataclass(kw_only=True, eq=False)
-class Gram(PretrainAlgorithm):
+class Gram(ComparisonAlgorithm):
     """Keeps the cosines between patches as they are in the reference.
 
     With a host that hides patches, it compares those that the encoder gets. The reference may have
@@ -77,12 +65,8 @@ class Gram(PretrainAlgorithm):
 
     objective: ClassVar[type[Objective] | None] = GramAnchor
 
-    on: Views = "unmasked"
-    """Views that count: those in which no patch is replaced by a mask token, or all."""
     level: Literal["image", "batch"] = "image"
     """Whose patches are compared: those of one view, or of all views of the batch."""
-    resize: Resize = "auto"
-    """How the reference's map gets to another grid: ``auto``, bilinear or the mean; ``bicubic``."""
     weight: NonNegativeFloat = 1.0
     """Factor of this loss in the total; DINOv3 has 2."""
 
@@ -90,11 +74,3 @@ class Gram(PretrainAlgorithm):
         """Declare the passes that are compared."""
         coupled = {"the patches": self.level == "batch"}
         return Uses(views={}, passes=COMPARED, predicts="content", couples=coupled)
-
-    def check(self, layout: Layout) -> None:
-        """Raise ``UserError`` if no view would count."""
-        check_compared(layout, self.module_name(), self.on)
-
-    def head(self, encoder: PatchEncoder, layout: Layout) -> Any:
-        """Return the loss."""
-        return GramAnchor(encoder, self, layout)

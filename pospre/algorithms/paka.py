@@ -6,23 +6,12 @@ patches share, nor a common scale; but it sees the patches' lengths.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
-from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.model.algorithm import PretrainAlgorithm
-from pospre.model.comparison import (
-    COMPARED,
-    Comparison,
-    Resize,
-    Views,
-    check_compared,
-    without_autocast,
-)
-from pospre.model.layout import Layout
+from pospre.model.comparison import COMPARED, Comparison, ComparisonAlgorithm, Pair
 from pospre.model.objective import Objective, Outputs
 from pospre.model.uses import Uses
 from pospre.nn.encoder_interface import PatchEncoder
@@ -33,18 +22,9 @@ _SMALLEST = 1e-6
 class KernelAlignment(Comparison):
     """The loss; there is no head."""
 
-    def __init__(self, encoder: PatchEncoder, options: "PaKA", layout: Layout) -> None:
-        super().__init__(encoder, layout, on=options.on, resize=options.resize)
-        self.weight = options.weight
-
-    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
-        """Return ``distance``, the mean over the passes."""
-        with without_autocast(batch["index"]):
-            distances = [
-                pair.mean(1 - alignments(pair.student, pair.target))
-                for pair in self.pairs(passes, batch)
-            ]
-        return {"distance": torch.stack(distances).mean()}
+    def compare(self, pair: Pair) -> Outputs:
+        """Return ``distance``."""
+        return {"distance": pair.mean(1 - alignments(pair.student, pair.target))}
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return it."""
@@ -65,7 +45,7 @@ def _squared(first_RKD: Tensor, second_RKE: Tensor) -> Tensor:
 
 
 @dataclass(kw_only=True, eq=False)
-class PaKA(PretrainAlgorithm):
+class PaKA(ComparisonAlgorithm):
     """Keeps how the patches of each view relate to each other, by centred kernel alignment.
 
     With a host that hides patches, it compares those that the encoder gets. The reference may have
@@ -74,21 +54,6 @@ class PaKA(PretrainAlgorithm):
 
     objective: ClassVar[type[Objective] | None] = KernelAlignment
 
-    on: Views = "unmasked"
-    """Views that count: those in which no patch is replaced by a mask token, or all."""
-    resize: Resize = "auto"
-    """How the reference's map gets to another grid: ``auto``, bilinear or the mean; ``bicubic``."""
-    weight: NonNegativeFloat = 1.0
-    """Factor of this loss in the total."""
-
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the passes that are compared."""
         return Uses(views={}, passes=COMPARED, predicts="content")
-
-    def check(self, layout: Layout) -> None:
-        """Raise ``UserError`` if no view would count."""
-        check_compared(layout, self.module_name(), self.on)
-
-    def head(self, encoder: PatchEncoder, layout: Layout) -> Any:
-        """Return the loss."""
-        return KernelAlignment(encoder, self, layout)

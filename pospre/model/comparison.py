@@ -1,16 +1,20 @@
 """Objectives that compare the trained encoder's tokens with those of the reference."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from pospre.batch import Batch, per_row
 from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.layout import Layout
-from pospre.model.objective import Objective
+from pospre.model.objective import Objective, Outputs
 from pospre.model.uses import Pass
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.masking import gather_tokens
@@ -60,20 +64,20 @@ class Comparison(Objective):
 
     Args:
         encoder: the trained one.
+        options: of the method.
         layout: of the model.
-        on: ``unmasked``: only views in which no patch is replaced by a mask token; or ``all``.
-        resize: how the reference's map gets to another grid; see ``on_grid``.
     """
 
     def __init__(
-        self, encoder: PatchEncoder, layout: Layout, *, on: Views, resize: Resize = "auto"
+        self, encoder: PatchEncoder, options: "ComparisonAlgorithm", layout: Layout
     ) -> None:
         super().__init__()
         assert layout.reference is not None
+        self.weight = options.weight
         self.prefix, self.reference_prefix = (
             each.num_prefix_tokens for each in (encoder, layout.reference)
         )
-        self.resize: Resize = resize
+        self.resize: Resize = options.resize
         self.read = [name for name in _GROUPS if f"reference/{name}" in layout.passes]
         laid = layout.passes
         self.visible = {name: laid[name].visible for name in self.read}
@@ -84,11 +88,23 @@ class Comparison(Objective):
         }
         keys = {name: f"{_GROUPS[name]}/masked" for name in self.read}
         self.masks = {
-            k: key for k, key in keys.items() if on == "unmasked" and key in layout.writers
+            name: key
+            for name, key in keys.items()
+            if options.on == "unmasked" and key in layout.writers
         }
 
-    def pairs(self, passes: dict[str, Tensor], batch: Batch) -> Iterator[Pair]:
-        """Yield what to compare, for each pass; call it outside of autocast."""
+    @abstractmethod
+    def compare(self, pair: Pair) -> Outputs:
+        """Return the terms of a pass, by name."""
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return the terms of ``compare``, means over the passes; computed in float32."""
+        with torch.autocast(batch["index"].device.type, enabled=False):
+            terms = [self.compare(pair) for pair in self._pairs(passes, batch)]
+        return {name: torch.stack([each[name] for each in terms]).mean() for name in terms[0]}
+
+    def _pairs(self, passes: dict[str, Tensor], batch: Batch) -> Iterator[Pair]:
+        """Yield what to compare, for each pass."""
         for name in self.read:
             student, target = passes[name].float(), passes[f"reference/{name}"].float()
             patches = target[:, self.reference_prefix :]
@@ -111,19 +127,32 @@ class Comparison(Objective):
         return (~per_row(batch[self.masks[name]], rows).any(-1)).float().view(samples, -1)
 
 
-def check_compared(layout: Layout, name: str, on: Views) -> None:
-    """Raise ``UserError`` if the method ``name`` would compare no view."""
-    groups = [group for key, group in _GROUPS.items() if f"reference/{key}" in layout.passes]
-    if on == "unmasked" and all(layout.masked(group) == 1 for group in groups):
-        raise UserError(
-            f"{name}.on = unmasked, but in every view of data.views.{' and '.join(groups)} some "
-            f"patches are replaced by a mask token. Use {name}.on: all."
-        )
+@dataclass(kw_only=True, eq=False)
+class ComparisonAlgorithm(PretrainAlgorithm):
+    """A method whose ``objective`` is a ``Comparison``."""
 
+    on: Views = "unmasked"
+    """Views that count: those in which no patch is replaced by a mask token, or all."""
+    resize: Resize = "auto"
+    """How the reference's map gets to another grid: ``auto``, bilinear or the mean; ``bicubic``."""
+    weight: NonNegativeFloat = 1.0
+    """Factor of this loss in the total."""
 
-def without_autocast(tokens: Tensor) -> torch.autocast:
-    """Return a context without autocast: norms and products of tokens are in float32."""
-    return torch.autocast(tokens.device.type, enabled=False)
+    def check(self, layout: Layout) -> None:
+        """Raise ``UserError`` if no view would count."""
+        name = self.module_name()
+        groups = [group for key, group in _GROUPS.items() if f"reference/{key}" in layout.passes]
+        if self.on == "unmasked" and all(layout.masked(group) == 1 for group in groups):
+            raise UserError(
+                f"{name}.on = unmasked, but in every view of data.views.{' and '.join(groups)} "
+                f"some patches are replaced by a mask token. Use {name}.on: all."
+            )
+
+    def head(self, encoder: PatchEncoder, layout: Layout) -> Objective:
+        """Return a new objective, which knows the layout."""
+        objective: Any = self.objective
+        made: Objective = objective(encoder, self, layout)
+        return made
 
 
 def on_grid(
