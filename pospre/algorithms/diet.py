@@ -13,15 +13,9 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
-from pospre.algorithms.supervised.mixing import (
-    mix_pixels,
-    mixing_keys,
-    mixing_of,
-    write_mixing,
-)
+from pospre.algorithms.supervised.mixing import MixingAlgorithm, mixed_targets, smooth_entropy
 from pospre.batch import INDEX, Batch, readable
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.task_description import TaskDescription
@@ -52,8 +46,7 @@ class ImageRecognition(Objective):
         """Return the share of each image in the (mixed) views: (B·V, n)."""
         own = F.one_hot(batch[INDEX], self.images.out_features).float()
         if self.mixes and self.training:
-            share = batch["diet/share"].unsqueeze(1)
-            own = share * own + (1 - share) * own.flip(0)
+            own = mixed_targets(own, batch["diet/share"])
         return own.repeat_interleave(rows // len(own), 0)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
@@ -68,14 +61,8 @@ class ImageRecognition(Objective):
         return {"accuracy": (logits.argmax(-1) == targets).float().mean()}
 
 
-def smooth_entropy(logits_RN: Tensor, targets_RN: Tensor, smoothing: float) -> Tensor:
-    """Return the cross-entropy (R,) with targets of which a share is spread over all classes."""
-    smooth = (1 - smoothing) * targets_RN + smoothing / logits_RN.shape[-1]
-    return -(smooth * F.log_softmax(logits_RN, dim=-1)).sum(-1)
-
-
 @dataclass(kw_only=True, eq=False)
-class DIET(PretrainAlgorithm):
+class DIET(MixingAlgorithm):
     """Recognises which image of the data set a view is of.
 
     The ``index`` of an image is its class, so the head grows with the data set. If views are mixed,
@@ -89,26 +76,17 @@ class DIET(PretrainAlgorithm):
         "share of views whose picture is recognised",
     )
     objective: ClassVar[type[Objective] | None] = ImageRecognition
+    mixing: ClassVar[str] = "diet"
 
     num_images: Annotated[int, Field(ge=2)] | None = None
     """Number of images n; None: those of the training data."""
     smoothing: Share = 0.3
     """Share of the target that is spread over all images."""
     mixup: NonNegativeFloat = 1.0
-    """α of Mixup's Beta(α, α); 0 is off."""
     cutmix: NonNegativeFloat = 1.0
-    """α of CutMix's; 0 is off."""
     mix_rate: Share = 0.8
-    """Share of samples that are mixed."""
-    switch_rate: Share = 0.5
-    """Share of mixed samples that get CutMix, where both are on."""
     weight: NonNegativeFloat = 1.0
     """Factor of this loss in the total."""
-
-    @property
-    def mixes(self) -> bool:
-        """Whether views are mixed."""
-        return bool(self.mix_rate and (self.mixup or self.cutmix))
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the pass over the view, a host's or its own, and how images are mixed."""
@@ -116,7 +94,7 @@ class DIET(PretrainAlgorithm):
         return Uses(
             views={"view": None},
             passes={"student": student},
-            keys=dict.fromkeys(mixing_keys("diet")) if self.mixes else {},
+            keys=self.mixing_keys(),
             predicts="content",
             couples={"the pairs that are mixed": self.mixes},
         )
@@ -132,23 +110,10 @@ class DIET(PretrainAlgorithm):
                 f"most {_MOST_IMAGES} images (data.label_fraction, data.labels), or dinov2."
             )
 
-    def mix(self, pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
-        """Return the views mixed as drawn."""
-        return mix_pixels(pixels_BVCHW, mixing_of(batch, "diet"))
-
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Check the numbers of the images; draw how they are mixed."""
         self._check_numbers(batch[INDEX])
-        if self.mixes:
-            write_mixing(
-                batch,
-                model,
-                "diet",
-                mixup=self.mixup,
-                cutmix=self.cutmix,
-                rate=self.mix_rate,
-                switch_rate=self.switch_rate,
-            )
+        super().write(batch, model)
 
     def _check_numbers(self, index_B: Tensor) -> None:
         """Raise ``UserError`` for images that the head has no row for."""

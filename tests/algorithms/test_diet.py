@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pospre.algorithms.diet import DIET, smooth_entropy
+from pospre.algorithms.diet import DIET
+from pospre.algorithms.supervised.mixing import smooth_entropy
 from pospre.errors import UserError
 from pospre.training.build import with_images
 from tests.algorithms.cases import random_views, tiny_model, written

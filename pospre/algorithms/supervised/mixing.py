@@ -4,16 +4,21 @@ Sample i of a batch of B is mixed with sample B−1−i, as in timm. The key of 
 amount and the position. Only the partner depends on the rest of the (micro)batch.
 """
 
+from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch
+from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
+from pospre.ranges import Share
 
 _STEPS = 4096
 
@@ -32,21 +37,63 @@ class Mix(NamedTuple):
     share: Tensor
 
 
-def mixing_keys(name: str) -> tuple[str, ...]:
-    """Return the batch keys that the method ``name`` writes if it mixes the views ``view``."""
-    return ("view/pixels", *(f"{name}/{part}" for part in Mix._fields))
+@dataclass(kw_only=True, eq=False)
+class MixingAlgorithm(PretrainAlgorithm):
+    """A method that can mix ``view``; it writes how, as ``NAME/blend``, ``/box`` and ``/share``."""
+
+    mixing: ClassVar[str]
+    """The NAME."""
+
+    mixup: NonNegativeFloat = 0.0
+    """α of Mixup's Beta(α, α); 0 is off."""
+    cutmix: NonNegativeFloat = 0.0
+    """α of CutMix's; 0 is off."""
+    mix_rate: Share = 1.0
+    """Share of samples that are mixed."""
+    switch_rate: Share = 0.5
+    """Share of mixed samples that get CutMix, where both are on."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether views are mixed."""
+        return bool(self.mix_rate and (self.mixup or self.cutmix))
+
+    def mixing_keys(self) -> dict[str, None]:
+        """Return the batch keys that it writes and changes, if it mixes."""
+        keys = ("view/pixels", *(f"{self.mixing}/{part}" for part in Mix._fields))
+        return dict.fromkeys(keys) if self.mixes else {}
+
+    def mix(self, pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
+        """Return the views mixed as drawn."""
+        drawn = Mix(*(batch[f"{self.mixing}/{part}"] for part in Mix._fields))
+        return mix_pixels(pixels_BVCHW, drawn)
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw how views are mixed."""
+        if not self.mixes:
+            return
+        keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, f"{self.mixing}/mix")
+        drawn = draw_mix(
+            draws.uniform(keys, 5),
+            model.views["view"].shape,
+            mixup=self.mixup,
+            cutmix=self.cutmix,
+            rate=self.mix_rate,
+            switch_rate=self.switch_rate,
+        )
+        batch.update({f"{self.mixing}/{part}": each for part, each in drawn._asdict().items()})
 
 
-def mixing_of(batch: Batch, name: str) -> Mix:
-    """Return what ``write_mixing`` has written."""
-    return Mix(*(batch[f"{name}/{part}"] for part in Mix._fields))
+def mixed_targets(own_BC: Tensor, share_B: Tensor) -> Tensor:
+    """Return the share of each class in mixed samples, of the one-hot classes of each."""
+    share = share_B.unsqueeze(1)
+    return share * own_BC + (1 - share) * own_BC.flip(0)
 
 
-def write_mixing(batch: Batch, model: PretrainModel, name: str, **options: float) -> None:
-    """Draw how the views ``view`` are mixed, with the options of ``draw_mix``."""
-    keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, f"{name}/mix")
-    mix = draw_mix(draws.uniform(keys, 5), model.views["view"].shape, **options)
-    batch.update({f"{name}/{part}": value for part, value in mix._asdict().items()})
+def smooth_entropy(logits_RC: Tensor, targets_RC: Tensor, smoothing: float) -> Tensor:
+    """Return the cross-entropy (R,) with targets of which a share is spread over all classes."""
+    smooth = (1 - smoothing) * targets_RC + smoothing / logits_RC.shape[-1]
+    return -(smooth * F.log_softmax(logits_RC, dim=-1)).sum(-1)
 
 
 @cache

@@ -12,15 +12,9 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from pospre.algorithms.supervised.head import Head, checked_labels
-from pospre.algorithms.supervised.mixing import (
-    mix_pixels,
-    mixing_keys,
-    mixing_of,
-    write_mixing,
-)
+from pospre.algorithms.supervised.mixing import MixingAlgorithm, mixed_targets, smooth_entropy
 from pospre.batch import LABEL, Batch
 from pospre.errors import UserError
-from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
@@ -45,7 +39,7 @@ class Classification(Objective):
         self.weight, self.num_prefix = options.weight, encoder.num_prefix_tokens
         self.pooling, self.kind = options.pooling, options.loss
         self.smoothing = options.label_smoothing
-        self.num_classes, self.mixes = options.num_classes, options._mixes
+        self.num_classes, self.mixes = options.num_classes, options.mixes
         self.head = Head(encoder, options.num_classes, options.head_init)
         self.teacher_head = Frozen(self.head) if is_averaged else None
 
@@ -67,16 +61,14 @@ class Classification(Objective):
         own = F.one_hot(batch[LABEL], self.num_classes).float()
         if not (self.mixes and self.training):
             return own
-        share = batch["supervised/share"].unsqueeze(1)
-        return share * own + (1 - share) * own.flip(0)
+        return mixed_targets(own, batch["supervised/share"])
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the cross-entropy, averaged over samples (and over classes if binary)."""
         logits, targets = outputs["logits"].float(), self._targets(batch)
         if self.kind == "bce":
             return F.binary_cross_entropy_with_logits(logits, (targets > 0).float())
-        smooth = (1 - self.smoothing) * targets + self.smoothing / self.num_classes
-        return -(smooth * F.log_softmax(logits, dim=-1)).sum(-1).mean()
+        return smooth_entropy(logits, targets, self.smoothing).mean()
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return top-1 ``accuracy``; of a mixed image the class with the larger share counts."""
@@ -85,7 +77,7 @@ class Classification(Objective):
 
 
 @dataclass(kw_only=True, eq=False)
-class Supervised(PretrainAlgorithm):
+class Supervised(MixingAlgorithm):
     """The host that predicts an image's class.
 
     If images are mixed, writes ``supervised/blend``, ``supervised/box`` and ``supervised/share``.
@@ -117,10 +109,6 @@ class Supervised(PretrainAlgorithm):
     """α of Mixup's Beta(α, α); 0 is off (published: 0.8)."""
     cutmix: NonNegativeFloat = 0.0
     """α of CutMix's; 0 is off (published: 1)."""
-    mix_rate: Share = 1.0
-    """Share of samples that are mixed."""
-    switch_rate: Share = 0.5
-    """Share of mixed samples that get CutMix, where both are on."""
     head_init: NonNegativeFloat = 0.02
     """Standard deviation of the head's weights; 2e-5 in MAE's fine-tuning."""
     mask_ratio: Ratio = 0.0
@@ -129,6 +117,7 @@ class Supervised(PretrainAlgorithm):
     """Factor of this loss in the total."""
 
     objective = Classification
+    mixing: ClassVar[str] = "supervised"
     is_host: ClassVar[bool] = True
     takes_merged_patches: ClassVar[bool] = True
 
@@ -138,12 +127,11 @@ class Supervised(PretrainAlgorithm):
         hides = Hides.by(masking) if self.mask_ratio else None
         read = "supervised.pooling = cls" if self.pooling == "cls" else None
         over = ALL if hides is None else SEEN
-        mixing = mixing_keys("supervised") if self._mixes else ()
         return Uses(
             hides=hides,
             passes={"student": Pass(over=over, class_token=read, needs_patches=read is None)},
-            keys=dict.fromkeys(mixing),
-            couples={"the pairs that are mixed": self._mixes},
+            keys=self.mixing_keys(),
+            couples={"the pairs that are mixed": self.mixes},
         )
 
     def check_encoder(self, encoder: PatchEncoder) -> None:
@@ -159,24 +147,7 @@ class Supervised(PretrainAlgorithm):
         """Return the class head; a teacher that averages follows it, too."""
         return Classification(encoder, self, is_averaged=layout.averages)
 
-    def mix(self, pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
-        """Return the views mixed as drawn."""
-        return mix_pixels(pixels_BVCHW, mixing_of(batch, "supervised"))
-
-    @property
-    def _mixes(self) -> bool:
-        return bool(self.mix_rate and (self.mixup or self.cutmix))
-
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Check the labels; draw how samples are mixed."""
         batch[LABEL] = checked_labels(batch[LABEL], self.num_classes)
-        if self._mixes:
-            write_mixing(
-                batch,
-                model,
-                "supervised",
-                mixup=self.mixup,
-                cutmix=self.cutmix,
-                rate=self.mix_rate,
-                switch_rate=self.switch_rate,
-            )
+        super().write(batch, model)
