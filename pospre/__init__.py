@@ -21,7 +21,8 @@
 ``PretrainAlgorithm`` base class of your own algorithms, with an ``Objective`` over the tokens of
                       encoder passes; it declares what it ``Uses``: each ``Pass``, what it ``Hides``
 ``PositionObjective`` kinds of objectives that evaluations measure, by their ``Answers``; and
-                      ``PixelObjective``
+                      ``PixelObjective``. A ``PlaceObjective`` may also answer by ``ViewAnswers``
+                      or ``Relations``; all of them are asked about blank images in training
 ``Places``            where tokens are, for editors that move or forget them
 ``Scheme``            base class of your own position schemes, made of ``TransformerDims``
 ``TaskDescription``   a method's task, at the top of a run's page
@@ -66,7 +67,10 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.model.objective import Objective as Objective
     from pospre.model.objective import PixelObjective as PixelObjective
     from pospre.model.position_task import Answers as Answers
+    from pospre.model.position_task import PlaceObjective as PlaceObjective
     from pospre.model.position_task import PositionObjective as PositionObjective
+    from pospre.model.position_task import Relations as Relations
+    from pospre.model.position_task import ViewAnswers as ViewAnswers
     from pospre.model.stages import Stages as Stages
     from pospre.model.task_description import TaskDescription as TaskDescription
     from pospre.model.uses import Hides as Hides

@@ -1,4 +1,4 @@
-"""Objectives that predict positions, and their answers, which evaluations read."""
+"""Objectives that predict places, and their answers, which a watcher and evaluations read."""
 
 from abc import abstractmethod
 from typing import NamedTuple
@@ -10,6 +10,16 @@ from pospre import draws
 from pospre.batch import Batch
 from pospre.model.objective import Objective, Outputs
 from pospre.nn.encoder_interface import PatchEncoder
+
+REDRAWS = 32
+_TINY = 1e-12  # of numbers without variance, R² is 0 where they are met
+
+
+class Chance(NamedTuple):
+    """The score of predictions for redrawn truths: its mean, and its standard deviation."""
+
+    mean: Tensor
+    deviation: Tensor
 
 
 class Answers(NamedTuple):
@@ -27,6 +37,11 @@ class Answers(NamedTuple):
     known: Tensor
     counted: Tensor
 
+    @property
+    def measure(self) -> str:
+        """The name of ``score``."""
+        return "accuracy"
+
     def right(self) -> Tensor:
         """Return which patches are predicted correctly: bool (R, K)."""
         return self.logits.detach().argmax(-1) == self.places
@@ -35,6 +50,10 @@ class Answers(NamedTuple):
         """Return the accuracy over the counted patches, or those that are also ``among`` these."""
         counted = self.counted if among is None else self.counted & among
         return (self.right() & counted).sum() / counted.sum().clamp_min(1)
+
+    def score(self) -> Tensor:
+        """Return the accuracy."""
+        return self.accuracy()
 
     def redraw(self, number: int) -> "Answers":
         """Return the same predictions with redrawn true places, given all known places.
@@ -54,13 +73,98 @@ class Answers(NamedTuple):
         places = torch.scatter(self.places, 1, slots, self.places.gather(1, turn))
         return self._replace(places=places)
 
-    def chance(self, times: int = 32) -> Tensor:
-        """Return the mean accuracy of these predictions over this many ``redraw``s."""
-        accuracies = [self.redraw(number).accuracy() for number in range(times)]
-        return torch.stack(accuracies).mean()
+    def chance(self) -> Chance:
+        """Return the accuracy of redrawn places; a view's patches are one guess."""
+        mean = torch.stack([self.redraw(number).accuracy() for number in range(REDRAWS)]).mean()
+        return Chance(mean, (mean * (1 - mean) / len(self.places)).sqrt())
 
 
-class PositionObjective(Objective):
+class ViewAnswers(Answers):
+    """Answers about patches of views that lie somewhere: R samples, K patches of their views.
+
+    A place is a cell of the sample's reference view, or −1 outside of it.
+    """
+
+    def redraw(self, number: int) -> "ViewAnswers":
+        """Return the same predictions with the true places of other samples.
+
+        What is hidden is where a whole view lies. Patches of one view are not exchanged: their
+        order in it is known, and tells much of their places.
+        """
+        turn = other_rows(self.places, number)
+        return self._replace(places=self.places[turn], counted=self.counted[turn])
+
+
+class Relations(NamedTuple):
+    """An objective's predicted relations of P pairs, of views or patches, in each of R samples.
+
+    Attributes:
+        predicted: float32 (R, P, C), C numbers for each relation.
+        true: float32 (R, P, C).
+    """
+
+    predicted: Tensor
+    true: Tensor
+
+    @property
+    def measure(self) -> str:
+        """The name of ``score``."""
+        return "r2"
+
+    def r2(self, among: Tensor | None = None) -> Tensor:
+        """Return the explained share of the variance of each number: (C,), 0 for no pair.
+
+        Args:
+            among: bool (R, P), the pairs that count; None: all.
+        """
+        predicted, true = self.predicted.detach().float(), self.true.float()
+        counted = torch.ones_like(true[..., :1]) if among is None else among.unsqueeze(-1).float()
+        pairs = counted.sum((0, 1)).clamp_min(1)
+        centred = counted * (true - (counted * true).sum((0, 1)) / pairs)
+        missed = (counted * (predicted - true)).square().sum((0, 1))
+        return 1 - (missed + _TINY) / (centred.square().sum((0, 1)) + _TINY)
+
+    def score(self) -> Tensor:
+        """Return R² of each number: (C,)."""
+        return self.r2()
+
+    def redraw(self, number: int) -> "Relations":
+        """Return the same predictions with the true relations of other samples.
+
+        The places that are related are drawn alike for all samples. Unless something tells them,
+        those of another sample are as likely as the true ones.
+        """
+        return self._replace(true=self.true[other_rows(self.true, number)])
+
+    def chance(self) -> Chance:
+        """Return R² of redrawn relations."""
+        scores = torch.stack([self.redraw(number).r2() for number in range(REDRAWS)])
+        return Chance(scores.mean(0), scores.std(0))
+
+
+def other_rows(rows: Tensor, number: int) -> Tensor:
+    """Return a random order (R,) of R rows; each ``number`` gives another."""
+    first = torch.zeros(1, dtype=torch.int64, device=rows.device)
+    return draws.permutation(draws.sample_keys(number, 0, first, 0, "redraw"), len(rows))[0]
+
+
+class PlaceObjective(Objective):
+    """An objective that predicts places which the encoder is not told.
+
+    On images without content, its answers may be no better than ``chance``: runs watch this.
+    """
+
+    @abstractmethod
+    def answers(self, outputs: Outputs, batch: Batch) -> Answers | Relations:
+        """Return the predictions in ``forward``'s outputs."""
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return the unweighted top-1 ``accuracy``, or the mean ``r2``."""
+        answers = self.answers(outputs, batch)
+        return {answers.measure: answers.score().mean()}
+
+
+class PositionObjective(PlaceObjective):
     """An objective over the N positions of a grid. Evaluations only need ``answers``."""
 
     def __init__(self, encoder: PatchEncoder) -> None:
@@ -70,7 +174,3 @@ class PositionObjective(Objective):
     @abstractmethod
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
         """Return the predictions in ``forward``'s outputs."""
-
-    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Return the unweighted top-1 ``accuracy``."""
-        return {"accuracy": self.answers(outputs, batch).accuracy()}

@@ -149,7 +149,7 @@ def curve_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
     for key in _keys(records, "metric/"):
         rate = "accuracy" in key
         title = f"During training · {key.removeprefix('metric/').replace('_', ' ')}"
-        words = BLANK if key.endswith("_blank_accuracy") else ""
+        words = BLANK if "_blank_" in key else ""
         titles[key] = {"title": title, "percent": rate, "from_zero": rate, "words": words}
     for key in _keys(records, "evaluation/"):
         name, _, figure = key.removeprefix("evaluation/").partition("/")

@@ -29,7 +29,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.model.passes import ForgottenPlaces
-from pospre.model.position_task import Answers, PositionObjective
+from pospre.model.position_task import Answers, PlaceObjective, Relations
 from pospre.nn.places import Places
 from pospre.nn.positions import SCHEMES
 from pospre.output import markdown_table
@@ -99,7 +99,7 @@ def told_nothing(root: Path) -> Batches:
 
 def answers(
     names: str, scheme: str, class_token: bool, kind: str, batches: Batches, **options: Any
-) -> Answers:
+) -> Answers | Relations:
     """Train a small model and ask it where the patches of images are that it has never seen.
 
     It is asked in training mode, in which it could learn to use a leak.
@@ -127,29 +127,32 @@ def answers(
     name, head = next(
         (name, each)
         for name, each in model.objectives.named.items()
-        if isinstance(each, PositionObjective)
+        if isinstance(each, PlaceObjective)
     )
-    found: list[Answers] = []
+    found: list[Any] = []
     with torch.no_grad():
         for given in test:
             batch = model.prepare(dict(given), 1.0)
             outputs = model(batch)[name]
             found.append(head.answers(outputs, batch))
-    return Answers(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    return type(found[0])(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def excess(found: Answers) -> float:
-    """Return by how many standard deviations true places fit better than those drawn anew."""
-    hidden = ~found.known
-    log_prob = found.logits.double().log_softmax(-1)
-
-    def fit(answers: Answers) -> Tensor:
-        given = log_prob.gather(2, answers.places.unsqueeze(-1)).squeeze(-1)
-        return torch.stack([answers.right()[hidden].double().mean(), given[hidden].mean()])
-
+def excess(found: Answers | Relations) -> float:
+    """Return by how many standard deviations truths fit better than those drawn anew."""
     drawn = torch.stack([fit(found.redraw(number)) for number in range(REDRAWS)])
-    floor = 1 / int(hidden.sum())  # an answer more, where all draws are alike
+    # an answer more, where all draws are alike
+    floor = 0.0 if isinstance(found, Relations) else 1 / int(found.counted.sum())
     return float(((fit(found) - drawn.mean(0)) / drawn.std(0).clamp_min(floor)).max())
+
+
+def fit(found: Answers | Relations) -> Tensor:
+    """Return accuracy and log-likelihood of the places that count, or R² of each number."""
+    if isinstance(found, Relations):
+        return found.r2().double()
+    log_prob = found.logits.double().log_softmax(-1)
+    given = log_prob.gather(2, found.places.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    return torch.stack([found.accuracy().double(), given[found.counted].mean()])
 
 
 @pytest.mark.parametrize(("names", "scheme", "class_token", "kind"), COVERING)

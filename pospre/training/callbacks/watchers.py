@@ -22,7 +22,7 @@ from tqdm import tqdm
 from pospre.batch import Batch, image_key, numbered
 from pospre.model.algorithm import pretrain_model
 from pospre.model.model import FEATURES, PretrainModel
-from pospre.model.position_task import PositionObjective
+from pospre.model.position_task import PlaceObjective
 from pospre.training.callbacks.metrics import drop_after
 
 WARNINGS = "watch.jsonl"
@@ -207,14 +207,14 @@ def _gathered(features_RD: Tensor) -> Tensor:
 
 
 class PositionShortcut(Watcher):
-    """Lets the position heads guess the places of patches that all look the same.
+    """Lets the heads that predict places guess those of images that show nothing.
 
-    At intervals, some images of the step are filled with their mean colour. The model predicts the
-    place of each patch, in evaluation mode and without gradient. The content gives no
-    information, so correct predictions must come from elsewhere: a position that was not dropped,
-    or the order of tokens. The level of guessing is the accuracy of the same predictions for
-    redrawn hidden places. ``metric/<objective>_blank_accuracy`` above it by more than four standard
-    deviations (counting an image's patches as one guess) is a leak.
+    At intervals, some images of the step are filled with their mean colour. The model predicts
+    places, in evaluation mode and without gradient. The content gives no information, so correct
+    predictions must come from elsewhere: a position that was not dropped, or the order of tokens.
+    The level of guessing is the score of the same predictions for redrawn places.
+    ``metric/<objective>_blank_accuracy`` (of relations ``_blank_r2``, one of whose numbers is
+    enough) above it by more than four standard deviations is a leak.
 
     Leaks in the pixels themselves (a camera's vignette) are not detected.
 
@@ -240,18 +240,19 @@ class PositionShortcut(Watcher):
             head = _head(model, name)
             assert head is not None
             answers = head.answers(outputs[name], batch)
-            both = torch.stack([answers.accuracy(), answers.chance()]).float()
-            dist.all_reduce(both)
-            accuracy, chance = (both / dist.get_world_size()).tolist()
-            logger.log_metrics({f"metric/{name}_blank_accuracy": accuracy})
-            samples = len(batch["index"]) * dist.get_world_size()
-            limit = chance + _DEVIATIONS * math.sqrt(chance * (1 - chance) / samples)
+            all_three = torch.stack([answers.score(), *answers.chance()]).float()
+            dist.all_reduce(all_three)
+            score, chance, deviation = all_three / dist.get_world_size()
+            deviation = deviation / math.sqrt(dist.get_world_size())
+            logger.log_metrics({f"metric/{name}_blank_{answers.measure}": score.mean().item()})
+            found = f"{score.mean():.1%}; guessing would have {chance.mean():.1%}"
             warning = (
-                f"{name} knows where patches are without looking at them: on blank images, it "
-                f"places {accuracy:.1%} correctly; guessing would place {chance:.1%}. Something "
-                "leaks their positions: a position that is not dropped, or the order of the tokens"
+                f"{name} knows places without looking: on blank images, its {answers.measure} is "
+                f"{found}. Something leaks them: a position that is not dropped, or the order of "
+                "the tokens"
             )
-            self.judge(step, name, warning if accuracy > limit else None)
+            leaks = bool((score > chance + _DEVIATIONS * deviation).any())
+            self.judge(step, name, warning if leaks else None)
 
     def _batch(self, state: State, model: PretrainModel) -> Batch:
         """Return some samples of the step without their content, with new masks."""
@@ -282,6 +283,6 @@ def _ask(state: State, model: PretrainModel, batch: Batch) -> dict[str, dict[str
         model.train(was_training)
 
 
-def _head(model: PretrainModel, name: str) -> PositionObjective | None:
+def _head(model: PretrainModel, name: str) -> PlaceObjective | None:
     objective = model.objectives[name]
-    return objective if isinstance(objective, PositionObjective) else None
+    return objective if isinstance(objective, PlaceObjective) else None
