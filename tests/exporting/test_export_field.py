@@ -68,14 +68,6 @@ def test_a_plain_vit_reproduces_whole_images(
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_the_native_grid_is_the_field_itself(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / "runs", options=FIELD)
-    written = exported(path, tmp_path / "encoder.pth", grid="7x7")["pos_embed"]
-    assert written.shape == (1, 50, 192)
-    field = load_model(str(path))[0].encoder.get_parameter("positions.pos_embed")
-    assert torch.equal(written, field)
-
-
 @pytest.mark.parametrize("grid", [None, "7x7"])
 def test_the_command_reads_the_teachers_field(tmp_path: Path, grid: str | None) -> None:
     plain = tiny_recipe(tmp_path / "runs", "mae", positions="learned").dump()
@@ -96,16 +88,11 @@ def test_the_command_reads_the_teachers_field(tmp_path: Path, grid: str | None) 
         assert torch.equal(ours, saved["teacher.module.positions.pos_embed"])
 
 
-def test_a_table_is_resampled_too(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / "runs")
-    written = exported(path, tmp_path / "encoder.pth", grid="6x6")["pos_embed"]
-    assert written.shape == (1, 37, 192)
-
-
-def test_without_positions_a_grid_is_the_images_size(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path / "runs", positions="none")
+@pytest.mark.parametrize("positions", ["learned", "none"])
+def test_without_a_field_the_table_has_the_grid_asked_for(tmp_path: Path, positions: str) -> None:
+    path = checkpoint(tmp_path / "runs", positions=positions)
     table = exported(path, tmp_path / "encoder.pth", grid="6x6")["pos_embed"]
-    assert table.shape[1] == 1 + 6 * 6 and not table.any()
+    assert table.shape == (1, 1 + 6 * 6, 192) and bool(table.any()) == (positions == "learned")
 
 
 @pytest.mark.parametrize(("options", "positions"), FIELDS)
