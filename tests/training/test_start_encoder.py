@@ -169,14 +169,6 @@ def test_a_table_of_more_than_224_pixels_is_only_a_table(
     assert usual_views(options) == expected
 
 
-def test_evaluations_show_such_weights_224_pixels_unless_told(tmp_path: Path) -> None:
-    path = written(tmp_path / "w.pth", positions="learned", image_size=256, depth=1)
-    subject = open_model(str(path))
-    assert subject.model.encoder.image_size == (224, 224)
-    assert "pos_embed 16×16 → 14×14 in each pass (bicubic)" in subject.origin
-    assert subject.model.encoder.state_dict()["positions.pos_embed"].shape[1] == 257
-
-
 @pytest.mark.parametrize(
     ("theirs", "given", "grid"),
     [

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 import yaml
 from safetensors.torch import save_file
-from timm.layers import resize_rel_pos_bias_table
 
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
@@ -132,42 +131,6 @@ def test_a_shared_bias_is_copied_to_every_block(tmp_path: Path) -> None:
     assert len(list(tables.parameters())) == 2
     for table in tables.parameters():
         assert torch.equal(table, weights[f"shared_rel_pos.{TABLE}"])
-
-
-@pytest.mark.parametrize("kind", ["relative", "shared_relative"])
-def test_relative_positions_of_another_grid_are_resampled(tmp_path: Path, kind: str) -> None:
-    """As timm does: the biases of offsets, and those of the class token as they are."""
-    encoder = small(positions=kind).encoder
-    for parameter in encoder.positions.parameters():
-        torch.nn.init.normal_(parameter)
-    weights = {encoder.timm_name_of(k): v for k, v in encoder.state_dict().items()}
-    torch.save(weights, tmp_path / "small.pth")
-    model = small(positions=kind, image_size=96)
-    line = load_weights(model, tmp_path / "small.pth")
-    tables = [key for key in weights if key.endswith(TABLE)]
-    assert tables and "; fresh" not in line
-    for key in tables:
-        assert f"{key} 4×4 → 6×6" in line
-        found = found_in(model)[key]
-        expected = resize_rel_pos_bias_table(weights[key], (6, 6), (124, 3))
-        assert torch.equal(found, expected)
-        assert torch.equal(found[-3:], weights[key][-3:])
-
-
-def test_a_table_of_another_grid_is_resampled(tmp_path: Path) -> None:
-    path, weights = exported(tmp_path / "small.pth")
-    model = small(image_size=96, positions="learned")
-    load_weights(model, str(path))
-    table = found_in(model)["pos_embed"][0]
-    assert torch.equal(table[:1], weights["pos_embed"][0, :1])
-    expected = resample_positions(weights["pos_embed"][0, 1:], (4, 4), (6, 6))
-    assert torch.equal(table[1:], expected)
-
-
-def test_what_a_classifier_does_not_use_is_said(tmp_path: Path) -> None:
-    path, _ = exported(tmp_path / "encoder.pth")
-    line = load_weights(small(final_norm=False), str(path))
-    assert "; not used: norm.weight, norm.bias; images with mean 0.485" in line
 
 
 @pytest.mark.parametrize(
