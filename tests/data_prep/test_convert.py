@@ -147,6 +147,15 @@ def test_the_splits_cover_the_folder(tmp_path: Path, photos: Path) -> None:
     assert all(label == ["ant", "bee"].index(path[:3]) for path, label in labels.items())
 
 
+@pytest.mark.parametrize("name", ["v2:photos", "dbfs:/mnt/photos", "gs:photos"])
+def test_a_local_name_with_a_colon_is_a_local_name(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(photos, name) == 0
+    assert len(read_samples(tmp_path / name)) == 12
+
+
 @pytest.mark.parametrize("data_format", FORMATS)
 def test_flat_folder_and_strange_names(tmp_path: Path, data_format: str) -> None:
     names = ["b\udcff.jpg", "with\nnewline.jpg", "z.jpg", "ä ö.jpg"]  # the first is no UTF-8

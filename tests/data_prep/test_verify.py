@@ -35,11 +35,8 @@ def run(path: Path) -> int:
     return run_command(lambda: verify.main([str(path)]))
 
 
-def test_good_data_set(target: Path, printed: Says) -> None:
+def test_one_changed_byte_is_found(target: Path, data: Path, refused: Says, printed: Says) -> None:
     assert "ok: 12 decoded" in printed(run, target)
-
-
-def test_one_changed_byte_is_found(target: Path, data: Path, refused: Says) -> None:
     flip(data, -900)
     assert f"{data} does not have the checksum" in refused(run, target)
 

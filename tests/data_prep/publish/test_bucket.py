@@ -131,9 +131,6 @@ def test_verify_names_what_changed(bucket: Any, source: Path, refused: Says) -> 
 
 def test_no_bucket(bucket: Any, source: Path, refused: Says) -> None:
     assert "bucket 'nowhere' does not exist" in refused(write, source, "s3://nowhere/photos")
-    assert "only MDS shards can go to a bucket" in refused(
-        call, source, "s3://bucket/a.beton", "--format", "ffcv"
-    )
 
 
 def test_a_dead_endpoint_is_said_at_once(

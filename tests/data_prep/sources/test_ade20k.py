@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import JPEGS, converted, labels, opened, text, write_zip
+from tests.data_prep.sources.fakes import JPEGS, labels, opened, text
 
 SCENES = "sceneCategories.txt"
 
@@ -28,9 +28,3 @@ def test_scenes(tmp_path: Path) -> None:
     assert train.num_ignored == 1
     val = opened(root, "ade20k", split="val")
     assert labels(val) == {"validation/ADE_val_1.jpg": 1} and val.classes == train.classes
-
-
-def test_from_the_zip_to_shards(tmp_path: Path) -> None:
-    packed = {f"ADEChallengeData2016/{name}": data for name, data in files().items()}
-    samples = converted(write_zip(tmp_path / "a.zip", packed), tmp_path / "m", "--split", "train")
-    assert [sample["image"] for sample in samples] == JPEGS[:2]

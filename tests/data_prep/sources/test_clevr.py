@@ -7,12 +7,10 @@ import pytest
 from data_prep.sources.registry import open_source
 from tests.data_prep.sample_images import encoded, picture, write_files
 from tests.data_prep.sources.fakes import (
-    converted,
     everything,
     labels,
     opened,
     text,
-    write_zip,
 )
 
 PNGS = [encoded(picture(number, 60, 40), "PNG") for number in range(4)]
@@ -77,10 +75,3 @@ def test_distance_of_the_nearest_object(
         borders = np.array([0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0])
         assert np.flatnonzero(borders - min(depths) < 0).max() == label
     assert source.classes is not None and source.classes[3] == "9 to 9.5"
-
-
-def test_from_the_zip_to_shards(tmp_path: Path) -> None:
-    packed = {f"CLEVR_v1.0/{name}": data for name, data in files().items()}
-    archive = write_zip(tmp_path / "CLEVR_v1.0.zip", packed)
-    samples = converted(archive, tmp_path / "mds", "--split", "train", "--max-side", "30")
-    assert [sample["label"] for sample in samples] == [5, 3]

@@ -94,14 +94,6 @@ def test_a_stray_image_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert said in capsys.readouterr().out
 
 
-def test_fingerprint_changes_with_the_files(tmp_path: Path) -> None:
-    write_files(tmp_path, {"a/1.jpg": JPEG})
-    first = open_source(tmp_path).fingerprint()
-    assert open_source(tmp_path).fingerprint() == first
-    write_files(tmp_path, {"a/2.jpg": JPEG})
-    assert open_source(tmp_path).fingerprint() != first
-
-
 def folder_of(names: list[str]) -> Source:
     items = tuple(Item(name, index % 3, 1, "1") for index, name in enumerate(names))
     return Source(Path("x"), items, ["a", "b", "c"])

@@ -1,11 +1,35 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_prep.sources.registry import KINDS, open_source
 from pospre.data.stores.splits import split_of_name
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import JPEGS, refuses
+from tests.data_prep.sources import (
+    test_ade20k as ade20k,
+)
+from tests.data_prep.sources import (
+    test_clevr as clevr,
+)
+from tests.data_prep.sources import (
+    test_davis as davis,
+)
+from tests.data_prep.sources import (
+    test_inaturalist as inaturalist,
+)
+from tests.data_prep.sources import (
+    test_tiny_imagenet as tiny_imagenet,
+)
+from tests.data_prep.sources.fakes import (
+    JPEGS,
+    Files,
+    converted,
+    everything,
+    opened,
+    refuses,
+    write_zip,
+)
 
 
 def test_damaged_zips_matter_to_those_who_read_them(tmp_path: Path) -> None:
@@ -39,3 +63,25 @@ def test_a_kind_that_was_named_wrongly(tmp_path: Path) -> None:
 )
 def test_splits_by_name(name: str, split: str | None) -> None:
     assert split_of_name(name) == split
+
+
+@pytest.mark.parametrize(
+    ("module", "inside", "options"),
+    [
+        (ade20k, "ADEChallengeData2016/", ()),
+        (clevr, "CLEVR_v1.0/", ("--max-side", "30")),
+        (davis, "DAVIS/", ()),
+        (inaturalist, "", ()),
+        (tiny_imagenet, "tiny-imagenet-200/", ()),
+    ],
+)
+def test_a_zip_is_read_in_place_and_converted(
+    module: Any, inside: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    files: Files = module.files()
+    there = open_source(write_files(tmp_path / "folder", files), split="train")
+    archive = write_zip(tmp_path / "a.zip", {inside + name: files[name] for name in files})
+    packed = opened(archive, there.kind, split="train")
+    assert everything(packed) == everything(there) and packed.classes == there.classes
+    samples = converted(archive, tmp_path / "mds", "--split", "train", *options)
+    assert [sample["label"] for sample in samples] == [item.label for item in there.items]

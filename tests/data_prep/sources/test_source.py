@@ -37,10 +37,19 @@ def test_the_bytes_of_a_file(tmp_path: Path) -> None:
     assert read(tmp_path) == b"some"
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.ELOOP])
-def test_a_file_out_of_reach_gives_a_reason(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    fail_to_read(monkeypatch, OSError(number, os.strerror(number)))
-    assert why_not_read(Path("here")) == os.strerror(number)
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        *((OSError(n, os.strerror(n)), os.strerror(n)) for n in (errno.EACCES, errno.ELOOP)),
+        (DamagedItem("its checksum is wrong"), "its checksum is wrong"),
+        (MemoryError(), "the file is larger than the memory"),
+    ],
+)
+def test_what_cannot_be_read_gives_a_reason(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_read(monkeypatch, error)
+    assert why_not_read(Path("here")) == reason
 
 
 def test_a_file_that_is_gone_since_it_was_listed_stops(tmp_path: Path) -> None:
@@ -60,13 +69,3 @@ def test_a_failing_disk_is_no_corrupt_image(monkeypatch: pytest.MonkeyPatch, num
     fail_to_read(monkeypatch, OSError(number, os.strerror(number)))
     with pytest.raises(UserError, match=r"here/a\.jpg cannot be read: .*Nothing was written"):
         read(Path("here"))
-
-
-def test_a_damaged_item_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_to_read(monkeypatch, DamagedItem("its checksum is wrong"))
-    assert why_not_read(Path("here")) == "its checksum is wrong"
-
-
-def test_a_file_larger_than_memory_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_to_read(monkeypatch, MemoryError())
-    assert why_not_read(Path("here")) == "the file is larger than the memory"

@@ -8,13 +8,11 @@ from data_prep.sources.source import read_item
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import (
     JPEGS,
-    converted,
     everything,
     labels,
     opened,
     text,
 )
-from tests.data_prep.sources.fakes import write_zip as zipped
 
 VAL = "val/val_annotations.txt"
 
@@ -47,19 +45,7 @@ def test_splits_labels_and_names(tmp_path: Path) -> None:
     assert list(labels(opened(root, "tiny_imagenet", split="test")).values()) == [-1]
 
 
-def test_the_zip_is_read_in_place(tmp_path: Path) -> None:
-    root = write_files(tmp_path / "folder", files())
-    archive = zipped(
-        tmp_path / "tiny.zip", {f"tiny-imagenet-200/{name}": data for name, data in files().items()}
-    )
-    for split in ("train", "val"):
-        packed = opened(archive, "tiny_imagenet", split=split)
-        assert everything(packed) == everything(opened(root, "tiny_imagenet", split=split))
-    samples = converted(archive, tmp_path / "mds", "--split", "val")
-    assert [(sample["label"], sample["image"]) for sample in samples] == [
-        (1, JPEGS[4]),
-        (0, JPEGS[5]),
-    ]
+def test_a_folder_around_it_is_looked_into(tmp_path: Path) -> None:
     outside = write_files(tmp_path / "outside" / "tiny-imagenet-200", files()).parent
     assert len(opened(outside, "tiny_imagenet", split="train").items) == 3
 
