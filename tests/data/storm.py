@@ -5,13 +5,13 @@ import time
 from collections import Counter
 
 STATUSES = ("500", "503")
-TROUBLES = (*STATUSES, "reset", "lost answer", "truncation", "delay", "silence")
-"""What a storm draws from. Of a reset and a truncated write the server behind sees nothing; after a
-lost answer it has done what it was asked."""
 
 
 class Storm:
     """Troubles of requests, drawn from a seed.
+
+    Of a reset and a truncated write the server behind sees nothing; after a lost answer it has done
+    what it was asked.
 
     Args:
         seed: of the draws.

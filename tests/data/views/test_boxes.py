@@ -32,8 +32,6 @@ from pospre.data.views.boxes import (
 from pospre.data.views.crop_plan import plan_views
 from pospre.data.views.options import ViewGroup
 
-WORDS = st.integers(-(2**63), 2**63 - 1)
-SEEDS = st.integers(-(2**70), 2**70)
 SIDES = st.integers(1, 3000)
 LARGE_SIDES = st.one_of(SIDES, st.integers(1, 2**20))
 # Of 2 : 3 to 3 : 2, in which every draw of the usual crops finds room within ten tries.

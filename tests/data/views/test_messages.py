@@ -11,7 +11,6 @@ from tests.augment.test_device import EVERYTHING, JITTER, recipe
 from tests.refusals import refuses
 
 GROUP: Any = ViewGroup
-AUGMENT: Any = Augment
 
 
 def nested(**groups: dict[str, Any]) -> object:
