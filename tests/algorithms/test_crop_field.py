@@ -21,7 +21,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
 from pospre.nn.positions.table import Table
-from tests.algorithms.cases import NARROW, Case, made, tiny_model, written
+from tests.algorithms.cases import NARROW, Case, made, written
 from tests.nn.positions.test_boxes import in_boxes, random_boxes, random_field
 
 LEARNED = {"positions": "learned"}
@@ -215,29 +215,6 @@ def test_without_class_token_everything_learns():
     model.loss(model(batch), batch)["total"].backward()
     without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert without == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"enclose": "globals"}, r"needs the view group 'global', but data.views has view"),
-        ({"field_size": 9}, r"field_size = 9 has no effect with encoder.positions = sincos"),
-        ({"interpolation": "bilinear"}, r"crop_field.interpolation = bilinear"),
-        (
-            {"box_scale": "const", "scale_range": (0.2, 1.0)},
-            r"scale_range = \(0.2, 1.0\) has no effect with crop_field.box_scale = const",
-        ),
-        ({"box_scale": "fill", "scale_range": (0.2, 1.0)}, r"crop_field.box_scale = fill"),
-    ],
-)
-def test_bad_options_are_refused_at_attachment(options, message):
-    with pytest.raises(UserError, match=message):
-        tiny_model(made("mae"), CropField(**options))
-
-
-def test_what_moves_places_already_is_refused_at_attachment():
-    with pytest.raises(UserError, match=r"rotary has shift, jitter or rescale, but .*Leave it out"):
-        tiny_model(CropField(), made("mae"), positions={"rotary": {"rescale": 2.0}})
 
 
 @pytest.mark.parametrize(

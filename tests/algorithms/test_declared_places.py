@@ -16,7 +16,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.uses import Pass, Uses
 from pospre.nn.encoder_interface import PatchEncoder
-from tests.algorithms.cases import GROUPS, made, tiny_model
+from tests.algorithms.cases import GROUPS, tiny_model
 
 
 class PlaceInReference(Objective):
@@ -88,13 +88,6 @@ def batch_of() -> Batch:
             epoch=0,
         )
     return found
-
-
-def test_a_task_of_places_in_another_view_is_refused_beside_a_field() -> None:
-    field = made("crop_field", field_size=None)
-    for order in ([Loca(), field], [field, Loca()]):
-        with pytest.raises(UserError, match=r"'view_places', but crop_field gives .* hide those"):
-            model_of(*order)
 
 
 @pytest.mark.parametrize("positions", ["sincos", "none"])

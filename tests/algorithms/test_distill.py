@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from pospre.algorithms.distill import Distill, distances
-from pospre.errors import UserError
+from pospre.algorithms.distill import distances
 from pospre.model.comparison import half_squared_distance
-from tests.algorithms.cases import Case, random_views, tiny_model, written
+from tests.algorithms.cases import Case, random_views, written
 from tests.algorithms.test_gram import STUDENT, TARGET
 
 
@@ -32,13 +31,6 @@ def test_the_class_token_counts_unless_its_weight_is_zero(distance: str) -> None
     torch.testing.assert_close(model.loss(outputs, batch)["distill"], patches + 0.5 * token)
     without = Case(("distill",), {"distill": {"class_weight": 0.0}}, {"class_token": False})
     assert "class" not in without.build()(batch)["distill"]
-
-
-def test_options_that_leave_nothing_are_refused() -> None:
-    with pytest.raises(UserError, match=r"patch_weight = 0 and distill\.class_weight = 0 leave"):
-        tiny_model(Distill(patch_weight=0.0, class_weight=0.0))
-    with pytest.raises(UserError, match=r"distill\.class_weight needs a class token"):
-        tiny_model(Distill(), class_token=False)
 
 
 def test_nothing_but_the_student_learns() -> None:

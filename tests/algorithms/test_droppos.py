@@ -7,7 +7,6 @@ import torch
 
 from pospre.algorithms.droppos import DropPos, smoothed_labels
 from pospre.algorithms.mae import MAE
-from pospre.errors import UserError
 from pospre.evaluation.position.predictions import WEIGHT, Placer, weighed
 from pospre.model.model import PretrainModel
 from pospre.model.passes import EncoderPass, ExchangedPlaces
@@ -231,30 +230,12 @@ def test_weights_of_an_evaluation_are_those_of_the_loss():
     assert WEIGHT not in weighed(model_and_batch(temperature=None)[0], random_views(side=48))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mask_ratio": 0.99}, "leaves none of the 36 tokens"),
-        ({"decoder_heads": 5}, "droppos.decoder_heads = 5 does not divide"),
-    ],
-)
-def test_bad_options_are_refused_at_attachment(options, message):
-    with pytest.raises(UserError, match=message):
-        small_model(DropPos(**options))
-
-
 def test_without_masking_full_and_visible_affinity_are_one():
     full, inputs = model_and_batch(mask_ratio=0.0)
     visible, _ = model_and_batch(mask_ratio=0.0, affinity="visible")
     torch.testing.assert_close(
         full(inputs)["droppos"]["affinity"], visible(inputs)["droppos"]["affinity"]
     )
-
-
-@pytest.mark.parametrize(("key", "value"), [("mask_ratio", 0.5), ("sampling", "uniform")])
-def test_masks_of_its_own_beside_a_host_are_refused(key, value):
-    with pytest.raises(UserError, match=rf"{key} = {value} has no effect with the host mae"):
-        small_model(DropPos(**{key: value}), MAE(**DECODER))
 
 
 def test_a_learned_table_learns_from_the_shown_positions():

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from pospre.errors import UserError
 from pospre.evaluation.position.position_grid import (
     MASK_RATIOS,
     POSITION_MASK_RATIOS,
@@ -66,27 +65,6 @@ def test_swin_is_one_graph_with_the_same_loss_and_near_it_in_bf16(whole_graph: A
     torch.testing.assert_close(loss, eager, rtol=1e-4, atol=1e-5)
     assert half.dtype == torch.float32
     torch.testing.assert_close(half, eager, rtol=0.05, atol=0.05)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"position_token": "learned"}, r"swin_tiny has offsets.*Use zeros"),
-        ({"temperature": 0.1}, r"encoder\.class_token is false"),
-        ({"mask_ratio": 0.5}, r"one patch of every 2×2.*must be 0\.75, not 0\.5"),
-    ],
-)
-def test_impossible_swin_recipes_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message), torch.device("meta"):
-        build_model(swin_recipe(**options))
-
-
-def test_other_algorithms_refuse_swin() -> None:
-    recipe = swin_recipe()
-    changed = recipe.model_copy(update={"algorithms": {"simmim": {}}})
-    said = r"algorithms\.simmim needs a token for every patch"
-    with pytest.raises(UserError, match=said), torch.device("meta"):
-        build_model(changed)
 
 
 def test_swin_is_measured_where_the_visible_patches_fill_a_square() -> None:

@@ -6,7 +6,6 @@ import torch
 from pospre.algorithms.ema_teacher import EmaTeacher
 from pospre.algorithms.lut.lut import LUT
 from pospre.algorithms.supervised.supervised import Supervised
-from pospre.errors import UserError
 from pospre.model.progress import Progress
 from pospre.model.teacher import Momentum
 from tests.algorithms.cases import GROUPS, made, tiny_model
@@ -44,11 +43,3 @@ def test_lut_learns_from_the_average(momentum: float | None) -> None:
     model.after_step(Progress(0.0, 0.0))
     after = model.teacher.module.state_dict()["cls_token"]
     torch.testing.assert_close(after, before + 0.5)  # moved once
-
-
-def test_two_momenta_are_refused() -> None:
-    with pytest.raises(UserError, match=r"ijepa has a teacher of its own, so ema_teacher"):
-        tiny_model(EmaTeacher(), made("ijepa"))
-    for start, end in ((1.0, 1.0), (0.9, 0.5)):
-        with pytest.raises(UserError, match=r"ema_teacher: the teacher's momentum"):
-            tiny_model(EmaTeacher(momentum_start=start, momentum_end=end), made("mae"))

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from pospre.algorithms.mae import MAE
-from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from tests.algorithms.official import DECODER, batch, small_model
+from tests.algorithms.official import DECODER, batch
 
 
 @pytest.mark.parametrize("positions", ["relative", "shared_relative"])
@@ -25,16 +24,3 @@ def test_visible_patches_have_the_relative_biases_of_their_cells(positions):
     rows = torch.arange(4)[:, None]
     torch.testing.assert_close(alone[:, 1:], whole[rows, keep + 1], rtol=0, atol=1e-12)
     torch.testing.assert_close(alone[:, 0], whole[:, 0], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mask_ratio": 0.0}, "hides no patch to predict"),
-        ({"mask_ratio": 0.99}, "leaves none of the 36 tokens visible"),
-        ({"decoder_dim": 36, "decoder_heads": 5}, "mae.decoder_heads = 5 does not divide"),
-    ],
-)
-def test_bad_options_are_refused_at_attachment(options, message):
-    with pytest.raises(UserError, match=message):
-        small_model(MAE(**options))

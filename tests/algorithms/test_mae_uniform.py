@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.algorithms.mae import PixelRegression
-from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.positions.sincos import SinCos
@@ -113,26 +112,3 @@ def test_it_learns_and_resumes() -> None:
     assert losses[-1] < losses[0]
     contents: dict[str, Any] = {**model.contents.named}
     assert contents["mae"].token.grad.any()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mask_ratio": 0.5}, r"one patch of every 2×2.*must be 0\.75, not 0\.5"),
-        (
-            {"mask_ratio": 0.5, "sampling": "random"},
-            r"mae leaves 32 patches visible, but .* needs a square of them.*uniform",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message), torch.device("meta"):
-        build_model(um_mae(**options))
-
-
-def test_droppos_does_not_classify_hidden_patches() -> None:
-    recipe = um_mae()
-    options = {"position_token": "zeros", "temperature": None}
-    both = recipe.model_copy(update={"algorithms": {**recipe.algorithms, "droppos": options}})
-    with pytest.raises(UserError, match=r"'mae' includes masked ones"), torch.device("meta"):
-        build_model(both)

@@ -12,11 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pospre.algorithms.crop_field import CropField
 from pospre.algorithms.droppos import smoothed_labels
-from pospre.algorithms.mae import MAE
 from pospre.algorithms.mp3 import MP3, PatchPositions, num_context
 from pospre.batch import Batch
 from pospre.data.views.options import ViewGroup
-from pospre.errors import UserError
 from pospre.evaluation.position.predictions import Placer
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
@@ -28,7 +26,7 @@ from pospre.nn.positions import SCHEMES
 from pospre.nn.positions.sincos import sincos_positions, sincos_positions_1d
 from pospre.nn.positions.table import Table
 from pospre.nn.vit import Encoder
-from tests.algorithms.cases import DECODER, Case, random_views, tiny_model, written
+from tests.algorithms.cases import Case, random_views, tiny_model, written
 
 PATCHES = 16
 
@@ -280,18 +278,6 @@ def test_it_works_without_class_token_and_with_registers() -> None:
     assert model(inputs)["mp3"]["logits"].shape == (4, PATCHES, PATCHES)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"position_rate": 0.01}, r"gives none of 16 patches .* Use at least 0.0625, or 0"),
-        ({"position_rate": 0.99}, r"gives all 16 patches their position: none is left"),
-    ],
-)
-def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make_model(MP3(**options))
-
-
 def test_positions_that_no_pass_tells_are_warned_of() -> None:
     def warned(names: tuple[str, ...], positions: str, **options: float) -> bool:
         with warnings.catch_warnings(record=True) as caught:
@@ -303,16 +289,6 @@ def test_positions_that_no_pass_tells_are_warned_of() -> None:
     assert not warned(("mp3",), "none")
     assert not warned(("mp3",), "sincos", position_rate=0.25)
     assert not warned(("dinov2", "mp3"), "rotary")
-
-
-def test_attentive_weights_need_a_class_token() -> None:
-    with pytest.raises(UserError, match=r"mp3.temperature needs a class token"):
-        make_model(MP3(temperature=0.1), class_token=False)
-
-
-def test_a_host_that_hides_patches_is_refused_also_without_masking() -> None:
-    with pytest.raises(UserError, match=r"mae.*Use mp3 alone"):
-        make_model(MP3(mask_ratio=0.0), MAE(**DECODER), positions="sincos")
 
 
 def test_beside_dinov2_only_its_own_pass_forgets_places() -> None:

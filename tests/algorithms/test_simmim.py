@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import pytest
 import torch
 
 from pospre.algorithms.simmim import SimMIM
-from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.masking import cell_patches
@@ -67,16 +65,3 @@ def test_beit_initialisation_is_cut_at_one_deviation_and_shrinks_with_depth():
         for last in (block.attn.proj, block.mlp.fc2):
             largest = 0.02 / (2 * depth) ** 0.5
             assert 0.95 * largest < last.weight.abs().max() <= largest * (1 + 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mask_ratio": 0.95}, r"leaves none of the 9 cells visible"),
-        ({"mask_cell": 12}, r"simmim.mask_cell is 12, but must be a multiple of the patch size 8"),
-        ({"mask_cell": 32}, r"simmim.mask_cell = 32 does not divide encoder.image_size = 48"),
-    ],
-)
-def test_bad_options_are_refused_at_attachment(options, message):
-    with pytest.raises(UserError, match=message):
-        tiny_model(SimMIM(**{"mask_cell": 16, **options}), image_size=48)

@@ -7,16 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pospre.algorithms.crop_field import CropField
-from pospre.algorithms.droppos import DropPos
 from pospre.algorithms.ijepa.ijepa import IJEPA
 from pospre.algorithms.ijepa.predictor import Predictor
 from pospre.algorithms.stop.ablations import CoarseTargets, Variant
 from pospre.algorithms.stop.stop import StoP
-from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.positions.sincos import SinCos
-from tests.algorithms.cases import DECODER
 from tests.algorithms.ijepa.test_ijepa import PREDICTOR, make_batch, objective_of, small_model
 
 
@@ -191,30 +187,3 @@ def test_metrics_say_both_readings_of_sigma_and_what_is_traded() -> None:
     torch.testing.assert_close(
         terms["metric/ijepa_token_norm"], predictor.mask_token.detach().norm()
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"official": True, "variant": "both"},
-            r"stop.official = True has no effect with stop.variant",
-        ),
-        ({"l1_weight": 1e-4}, r"stop.l1_weight = 0.0001 has no effect with stop.variant"),
-    ],
-)
-def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        attached(**options)
-
-
-def test_noise_beside_dropped_positions_of_the_context_is_refused() -> None:
-    others = IJEPA(**PREDICTOR), DropPos(temperature=None, **DECODER)
-    with pytest.raises(UserError, match=r"stop.variant = both puts noise.*droppos changes too"):
-        small_model(StoP(variant="both"), *others)
-    small_model(StoP(), *others)
-
-
-def test_learned_positions_do_not_follow_a_position_field() -> None:
-    with pytest.raises(UserError, match=r"learned_pos has one position.*crop_field"):
-        small_model(StoP(variant="learned_pos"), IJEPA(**PREDICTOR), CropField())

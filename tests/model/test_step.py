@@ -14,10 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import pospre
-from pospre import IJEPA, MAE, DropPos, EmaTeacher, PretrainModel, StoP
-from pospre.errors import UserError
+from pospre import MAE, DropPos, EmaTeacher, PretrainModel
 from pospre.model.objective import StepOutputs
-from tests.algorithms.cases import DECODER, tiny_model
+from tests.algorithms.cases import DECODER
 
 SMALL: dict[str, Any] = DECODER
 
@@ -132,14 +131,3 @@ def test_a_compiled_step_is_compiled_once() -> None:
     once = counters["stats"]["calls_captured"]
     losses += [compiled(images(step), progress=step / 4).loss.item() for step in (2, 3)]
     assert counters["stats"]["calls_captured"] == once > 0 and len({*losses}) == 4
-
-
-def test_what_comes_late_in_the_list_is_checked_when_the_model_is_made() -> None:
-    encoder = tiny_model().encoder
-    late = [MAE(**SMALL), DropPos(affinity="teacher", **SMALL)]
-    with pytest.raises(UserError, match=r"droppos uses a momentum teacher"):
-        PretrainModel(encoder, late, seed=0)
-    with pytest.raises(UserError, match=r"stop.variant = both puts noise"):
-        PretrainModel(encoder, [IJEPA(), StoP(variant="both"), DropPos(**SMALL)], seed=0)
-    with pytest.raises(UserError, match=r"none of those listed \(ema_teacher\) has a loss"):
-        PretrainModel(encoder, [EmaTeacher()], seed=0)

@@ -75,9 +75,3 @@ def test_a_teacher_needs_a_momentum_from_someone() -> None:
             tiny_model(alone)
         model = tiny_model(alone, EmaTeacher(momentum_start=0.9))
         assert model.teachers.momentum == Momentum(0.9, shape="constant")
-
-
-@pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (-0.1, 1.0), (0.9, 0.8), (0.9, 1.1)])
-def test_impossible_momenta_are_refused(start: float, end: float) -> None:
-    with pytest.raises(UserError, match=r"ijepa: the teacher's momentum goes from"):
-        tiny_model(made("ijepa", momentum_start=start, momentum_end=end))

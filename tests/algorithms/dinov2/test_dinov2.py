@@ -10,7 +10,6 @@ import torch
 from pospre.algorithms.dinov2.dinov2 import MASK_KEY, DINOv2, PrototypeMatching
 from pospre.algorithms.dinov2.losses import koleo
 from pospre.data.views.options import ViewGroup
-from pospre.errors import UserError
 from pospre.model.progress import Progress
 from tests.algorithms.cases import random_views, tiny_model
 
@@ -215,46 +214,3 @@ def test_the_published_loss_is_near_in_half_precision():
     with torch.autocast("cpu", torch.bfloat16):
         half = model.loss(model(inputs), inputs)["total"]
     torch.testing.assert_close(half, eager, rtol=0.03, atol=0.03)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mask_ratio": (0.0, 0.01)}, r"dinov2.mask_ratio = \[0.0, 0.01\] masks none of the"),
-        ({"mask_crop_rate": 0.3}, r"dinov2.mask_crop_rate = 0.3 masks no whole number"),
-        (
-            {"dino_weight": 0.0, "ibot_weight": 0.0, "koleo_weight": 0.0},
-            r"dinov2.dino_weight = 0.0, dinov2.ibot_weight = 0.0 .* leave no loss",
-        ),
-        ({"dino_weight": 0.0, "koleo_weight": 0.0, "mask_crop_rate": 0.0}, r"leave no loss"),
-        (
-            {"patch_head_bottleneck": 8},
-            r"patch_head_bottleneck = 8 has no effect with dinov2.separate_heads",
-        ),
-    ],
-)
-def test_bad_options_are_refused_at_attachment(options, message):
-    with pytest.raises(UserError, match=message):
-        small_model(DINOv2(**{**SMALL, **options}))
-
-
-@pytest.mark.parametrize(
-    ("views", "encoder", "message"),
-    [
-        ({"view": {}}, {}, r"needs the view group 'global'"),
-        ({"global": {"count": 1}}, {}, r"data.views.global.count is 1. Set it to 2"),
-        ({"global": {"count": 3}}, {}, r"count is 3. Set it to 2"),
-        ({"global": {"count": 2}}, {"class_token": False}, r"dinov2 needs a class token"),
-        (
-            {"global": {"count": 2}, "local": {"count": 2, "size": 16}},
-            {"positions": "shared_relative"},
-            r"the views of data.views.local have another",
-        ),
-    ],
-)
-def test_models_that_cannot_serve_are_refused(views, encoder, message):
-    groups = {
-        name: ViewGroup(**{"name": name, "size": 32, **group}) for name, group in views.items()
-    }
-    with pytest.raises(UserError, match=message):
-        tiny_model(DINOv2(**SMALL), views=groups, **encoder)

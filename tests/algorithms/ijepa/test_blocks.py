@@ -11,11 +11,9 @@ from pospre.algorithms.ijepa.blocks import (
     ATTEMPTS,
     BlockMasks,
     Blocks,
-    check_blocks,
     draw_blocks,
     draw_official,
 )
-from pospre.errors import UserError
 
 PUBLISHED = Blocks((14, 14), 4, (0.15, 0.2), (0.75, 1.5), (0.85, 1.0), 29, 49)
 
@@ -105,23 +103,3 @@ def test_published_redraws_relax_the_last_targets_first() -> None:
     last = (context == masks.targets[:, None, 3]).any((1, 2))
     assert not last[~relaxed].any() and last[relaxed].any()
     assert not first[masks.failed < 80].any()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"target_tokens": 30}, r"ijepa.target_tokens is 30, but must be from 1 to 29"),
-        ({"grid": (2, 2)}, r"ijepa.target_scale = \[0.15, 0.2\] leaves target blocks without"),
-        ({"context_tokens": 120}, r"ijepa.context_tokens = 120 is more than the target blocks"),
-        ({"context_tokens": 190}, r"ijepa.context_tokens is 190"),
-    ],
-)
-def test_impossible_masks_are_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_blocks(replace(PUBLISHED, **change), "ijepa", official=False)  # type: ignore[arg-type]
-
-
-def test_official_needs_blocks_of_more_than_ten_tokens() -> None:
-    check_blocks(PUBLISHED, "ijepa", official=True)
-    with pytest.raises(UserError, match=r"ijepa.official = true keeps more than 10 tokens"):
-        check_blocks(replace(PUBLISHED, grid=(8, 8)), "ijepa", official=True)

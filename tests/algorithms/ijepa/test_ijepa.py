@@ -8,8 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
-from pospre.data.views.options import ViewGroup
-from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.progress import Progress
@@ -136,25 +134,3 @@ def test_official_masks_share_their_sizes_and_their_counts_vary() -> None:
         counts.add((inputs["view/visible"].shape[1], inputs["ijepa/targets"].shape[2]))
         assert (inputs["ijepa/targets"] // 14).max() < 13
     assert len(counts) > 5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"predictor_heads": 5}, r"ijepa.predictor_heads = 5 does not divide"),
-        ({"context_tokens": 60}, r"ijepa.context_tokens is 60"),
-        (
-            {"official": True, "context_tokens": 9},
-            r"context_tokens = 9 has no effect with ijepa.official",
-        ),
-        ({"official": True}, r"official = true keeps more than 10 tokens"),
-    ],
-)
-def test_bad_options_are_refused_at_attachment(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        attached(**options)
-
-
-def test_two_views_are_refused() -> None:
-    with pytest.raises(UserError, match=r"ijepa works on one view"):
-        small_model(IJEPA(**PREDICTOR), views={"view": ViewGroup(count=2, size=64)})

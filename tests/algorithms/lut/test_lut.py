@@ -13,7 +13,7 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.progress import Progress
 from pospre.nn.build import build_encoder
-from tests.algorithms.cases import Case, made, random_views, tiny_model
+from tests.algorithms.cases import made, random_views, tiny_model
 
 VARIANTS = [
     ("simmim", {"symmetric": True}),
@@ -212,45 +212,6 @@ def test_the_papers_variant_costs_1_6_of_mae_and_the_codes_2_65():
     assert code / mae == pytest.approx(2.65, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"target_mask_ratio": 0.5, "supervision": "tokens"},
-            r"target_mask_ratio = 0.5 has no effect",
-        ),
-        ({"pool": "class_token", "steer": "both"}, r"lut.steer = both has no effect"),
-    ],
-)
-def test_bad_options_are_refused_at_attachment(options, message):
-    with pytest.raises(UserError, match=message):
-        small_model(made("mae"), made("lut", **options))
-
-
-def test_the_second_view_is_required_by_name():
-    with pytest.raises(UserError, match=r"Add data.views.second with count: 1"):
-        small_model(made("mae"), made("lut"), groups=("view",))
-
-
-def test_a_second_view_of_another_size_serves_the_papers_variant_only():
-    small_model(made("mae"), made("lut"), second=32)
-    with pytest.raises(UserError, match=r"Give data.views.second the size of data.views.view"):
-        small_model(made("mae"), made("lut", symmetric=True), second=32)
-
-
-def test_pooling_the_class_token_needs_one():
-    with pytest.raises(UserError, match=r"encoder.class_token is false"):
-        small_model(made("mae"), made("lut", pool="class_token"), class_token=False)
-
-
-def test_symmetric_needs_random_masks_of_half_the_patches_or_more():
-    with pytest.raises(UserError, match=r"which 'ijepa' does not draw"):
-        small_model(made("ijepa"), made("lut", symmetric=True))
-    for name in ("mae", "simmim", "droppos"):
-        with pytest.raises(UserError, match=rf"Set {name}.mask_ratio to 0.5 or more"):
-            small_model(made("lut", symmetric=True), made(name, mask_ratio=0.25))
-
-
 def test_what_edits_the_first_view_edits_the_second():
     model = small_model(made("mae"), made("droppos"), made("lut", symmetric=True))
     assert model.layout.passes["student/second"].places == ("droppos",)
@@ -263,9 +224,3 @@ def test_one_sample_is_too_few_for_batch_norm_in_training_only():
     model.eval()
     model.draw(inputs)
     assert model.loss(model(inputs), inputs)["lut"].isfinite()
-
-
-def test_mixed_images_are_refused() -> None:
-    case = Case(("supervised", "lut"), options={"supervised": {"mask_ratio": 0.5, "mixup": 0.8}})
-    with pytest.raises(UserError, match=r"supervised mixes images in 'view'"):
-        case.build()

@@ -1,11 +1,9 @@
 """Classification with Swin: the mean of the merged tokens, and every weight learns."""
 
-import pytest
 import torch
 from torch import Tensor
 
 from pospre.algorithms.supervised.supervised import Classification
-from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.training.build import build_model
 from tests.swin_runs import SUPERVISED, small_swin
@@ -55,15 +53,3 @@ def test_every_weight_learns_from_mixed_images() -> None:
         optimizer.step()
         losses.append(float(loss))
     assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pooling": "cls"}, r"supervised.pooling = cls needs a class token"),
-        ({"mask_ratio": 0.75}, r"supervised\.mask_ratio = 0\.75 has no effect with swin_tiny"),
-    ],
-)
-def test_what_swin_cannot_do_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message), torch.device("meta"):
-        make(**options)
