@@ -10,8 +10,8 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from pospre.evaluation.paired import of_images, of_jackknife
-from pospre.evaluation.registry import DIFFERENCE, OVER_START, START, UNTRAINED
+from pospre.evaluation.paired import Paired, of_images, of_jackknife
+from pospre.evaluation.registry import DIFFERENCE, OVER, UNTRAINED
 
 
 def rate_error(rate: float, count: int) -> float:
@@ -82,12 +82,9 @@ def compared(name: str, values: Mapping[str, Tensor]) -> dict[str, Any]:
     """
     means = {key: share(value_M, torch.ones(len(value_M))) for key, value_M in values.items()}
     results = {name: means[""].value, **against_untrained(name, means)}
-    if START in values:
-        change = of_images(*(values[key].cpu().numpy() for key in ("", START)))
-        results |= {
-            f"{START}{name}": means[START].value,
-            f"{name}{OVER_START}": change.model_dump(),
-        }
+    for other in _others(values):
+        change = of_images(*(values[key].cpu().numpy() for key in ("", other)))
+        results |= {f"{other}{name}": means[other].value, _over(name, other): change.model_dump()}
     return results
 
 
@@ -122,16 +119,22 @@ def with_differences(by_model: Mapping[str, Mapping[str, Estimate]]) -> dict[str
             results |= {f"{prefix}{name}": figure.value, f"{prefix}{name}_se": figure.error}
     for name in by_model[""]:
         of_models = {key: figures[name] for key, figures in by_model.items()}
-        results |= against_untrained(name, of_models) | _against_start(name, of_models)
+        results |= against_untrained(name, of_models)
+        for other in _others(of_models):
+            results[_over(name, other)] = difference(of_models[""], of_models[other]).model_dump()
     return results
 
 
-def _against_start(name: str, by_model: Mapping[str, Estimate]) -> dict[str, Any]:
-    """Return the comparison with the start, by the jackknife; nothing without one."""
-    if START not in by_model:
-        return {}
-    own, start = by_model[""], by_model[START]
-    gain = Estimate(own.value - start.value, own.without_G - start.without_G)
-    return {
-        f"{name}{OVER_START}": of_jackknife(gain.value, gain.without_G, gain.error).model_dump()
-    }
+def difference(own: Estimate, other: Estimate) -> Paired:
+    """Compare two figures over the same images in the same groups, by the jackknife."""
+    gain = Estimate(own.value - other.value, own.without_G - other.without_G)
+    return of_jackknife(gain.value, gain.without_G, gain.error)
+
+
+def _others(by_model: Mapping[str, Any]) -> list[str]:
+    """Return the prefixes of the models that the first one is compared with image by image."""
+    return [prefix for prefix in by_model if prefix not in ("", UNTRAINED)]
+
+
+def _over(name: str, prefix: str) -> str:
+    return f"{name}{OVER}{prefix}".removesuffix("_")

@@ -12,6 +12,7 @@ NORMAL = 1.96
 SHOWN = 2.8
 """The smallest difference that is found in 80 % of cases, in standard errors."""
 _DRAWS = 10_000
+_RESAMPLES = 1_000
 _FEW_DIFFER = 25  # discordant images below which the normal interval is too narrow
 
 
@@ -26,6 +27,8 @@ class Paired(BaseModel):
         images: number of images, the units of the test.
         won: images that only the first model gets right; None: they are not right or wrong.
         lost: images that only the second one gets right.
+        bootstrap: the middle 95 % of the difference over 1,000 samples of the images, drawn with
+            replacement; of a figure that is no mean over images, its linear approximation.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,6 +39,7 @@ class Paired(BaseModel):
     images: int
     won: int | None = None
     lost: int | None = None
+    bootstrap: tuple[float, float] | None = None
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -70,11 +74,23 @@ def of_images(own_M: ndarray, other_M: ndarray) -> Paired:
         gain = (won - lost) / count
         spread = math.sqrt(max(0.0, won + lost - (won - lost) ** 2 / count)) / count
         return Paired(
-            difference=gain, se=spread, p=mcnemar(won, lost), images=count, won=won, lost=lost
+            difference=gain,
+            se=spread,
+            p=mcnemar(won, lost),
+            images=count,
+            won=won,
+            lost=lost,
+            bootstrap=bootstrap(own_M.astype(np.float64) - other_M),
         )
     gain_M = own_M.astype(np.float64) - other_M
     error = float(gain_M.std(ddof=1)) / math.sqrt(count) if count > 1 else None
-    return Paired(difference=float(gain_M.mean()), se=error, p=sign_flip(gain_M), images=count)
+    return Paired(
+        difference=float(gain_M.mean()),
+        se=error,
+        p=sign_flip(gain_M),
+        images=count,
+        bootstrap=bootstrap(gain_M),
+    )
 
 
 def of_jackknife(difference: float, without_G: ndarray, error: float | None) -> Paired:
@@ -82,8 +98,24 @@ def of_jackknife(difference: float, without_G: ndarray, error: float | None) -> 
     p = None
     if error is not None:
         p = math.erfc(abs(difference) / error / math.sqrt(2)) if error else float(not difference)
-    images = int((~np.isnan(without_G)).sum())
-    return Paired(difference=difference, se=error, p=p, images=images)
+    known_G = without_G[~np.isnan(without_G)]
+    count = len(known_G)
+    each = count * difference - (count - 1) * known_G  # Tukey's pseudo-values
+    return Paired(difference=difference, se=error, p=p, images=count, bootstrap=bootstrap(each))
+
+
+def bootstrap(gain_M: ndarray) -> tuple[float, float] | None:
+    """Return the middle 95 % of the mean over resampled images; None: fewer than two of them."""
+    count = len(gain_M)
+    if count < 2:
+        return None
+    draw, rows = np.random.default_rng(0), max(1, 2**22 // count)
+    means = [
+        gain_M[draw.integers(count, size=(min(rows, _RESAMPLES - start), count))].mean(1)
+        for start in range(0, _RESAMPLES, rows)
+    ]
+    low, high = np.percentile(np.concatenate(means), (2.5, 97.5))
+    return float(low), float(high)
 
 
 def mcnemar(won: int, lost: int) -> float:

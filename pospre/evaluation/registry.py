@@ -62,8 +62,9 @@ DIFFERENCE = "_difference"
 """Suffix of the trained model's figure minus the untrained one's; see ``compared``."""
 START = "start_"
 """Prefix of the figures of the weights that a run started from."""
-OVER_START = "_over_start"
-"""Suffix of the comparison with these, see ``paired.Paired``."""
+OVER = "_over_"
+"""Before another model's prefix: a figure's comparison with it, see ``paired.Paired``."""
+OVER_START = f"{OVER}{START}".removesuffix("_")
 Kind = TypeVar("Kind", bound=Settings)
 Item = TypeVar("Item")
 
@@ -87,6 +88,7 @@ class Context:
         model: the trained model, in eval mode on ``device``.
         initial: makes the model with random weights, in eval mode on ``device``.
         start: makes the encoder that training started from, as published; None: random weights.
+        others: further models to compare with, in eval mode on ``device``, by prefix.
         data: folder, ``.beton`` file or MDS directory to measure on.
         device: for the model and the batches.
         folder: for the evaluation's own files, created when it writes; None: nothing is written.
@@ -106,6 +108,7 @@ class Context:
     storage: Mapping[str, Any] = field(default_factory=dict)
     go_on: Callable[[], None] = lambda: None
     start: "Callable[[], PretrainModel] | None" = None
+    others: "Mapping[str, PretrainModel]" = field(default_factory=dict)
 
     def track(self, items: Iterable[Item], title: str, **options: Any) -> Iterator[Item]:
         """Yield items under a progress bar (``options`` are tqdm's); call ``go_on`` after each."""
@@ -114,12 +117,13 @@ class Context:
             self.go_on()
 
     def models(self, *, baseline: bool) -> "dict[str, PretrainModel]":
-        """Return the model, its start if there is one, and with ``baseline`` the untrained one.
+        """Return the model and those to compare with, with ``baseline`` also the untrained one.
 
         They are by their figures' prefix.
         """
         start = {} if self.start is None else {START: self.start()}
-        return {"": self.model, **start, **({UNTRAINED: self.initial()} if baseline else {})}
+        untrained = {UNTRAINED: self.initial()} if baseline else {}
+        return {"": self.model, **start, **self.others, **untrained}
 
     @property
     def image_size(self) -> tuple[int, int]:

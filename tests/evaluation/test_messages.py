@@ -55,6 +55,7 @@ FIXED = {"ijepa": IJEPA, "stop": {"variant": "sincos"}}
 DROPPOS: dict[str, Any] = {"droppos": {}}
 BIASES = {"positions": "relative"}
 SINCOS = {"positions": "sincos"}
+BLANK: dict[str, Any] = {"by": "blank"}
 SWIN = {"name": "swin_tiny", "image_size": 64, **SWIN_NEEDS}
 TABLES = "; it supports sincos, learned"
 NOTHING = "nothing to disturb; with encoder.positions = sincos give shifts or zooms or scales"
@@ -91,7 +92,15 @@ ROWS: list[tuple[str, str, Any, Any, Any]] = [
      {"evaluations": "logistic"}),
     ("evaluations=knn: knn: k=20, but only 8 images can vote", "position_removal", MAE, {},
      {"evaluations": "knn"}),
-    ("planes=16", "position_removal", MAE, {}, {"planes": "16"}),
+    ("evaluations=attention has no fig.* give some of .*knn", "position_removal", MAE, {},
+     {"evaluations": "attention"}),
+    ("planes=16, but by=regression", "position_removal", MAE, {}, {"planes": "16"}),
+    ("blank=mean needs by=blank", "position_removal", MAE, {}, {"blank": "mean"}),
+    ("planes=15, but at most 14 ", "position_removal", MAE, SINCOS, {"planes": 15, **BLANK}),
+    ("positions = none: a blank image is empty", "position_removal", MAE, {"positions": "none"},
+     BLANK),
+    ("rotary only relates tokens .* no class token or registers", "position_removal", MAE,
+     {"positions": "rotary", "class_token": False}, BLANK),
     ("by=covariance removes one plane", "position_removal", MAE, {},
      {"planes": "2", "by": "covariance"}),
     (r"algorithms\.mae or .*simmim.*has droppos", "reconstructions", DROPPOS, {}, {}),

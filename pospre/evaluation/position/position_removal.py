@@ -1,191 +1,260 @@
-"""Removing position from the features by projection (RASA; Franca, Venkataramanan et al. 2025).
+"""Removing position from the features by projection (RASA, Franca 2025; INSID3).
 
-Ridge regression reads row and column from a plane. It is projected out of the last layer's patch
-tokens; then the next plane is found in the rest, and so on. (Franca trains up to nine planes by
-gradient descent behind a sigmoid; least squares gives each directly.) If many directions carry the
-same information, each plane removes only one of them. The plane of the covariance with row and
-column removes all: after it no linear regression can read either (LEACE, Belrose et al. 2023).
-After each plane, both position probes are fitted again on some images and measured on others.
-Evaluations such as knn then run on the original encoder, and on the encoder with the projection
-after its last norm.
+Position is projected out of the last layer's patch tokens. ``by=regression``: ridge regression
+reads row and column from a plane; then the next plane is found in the rest, and so on. (RASA trains
+up to nine planes by gradient descent behind a sigmoid; least squares gives each directly.) If many
+directions carry the same information, each plane removes only one of them. ``by=covariance``: the
+plane of the covariance with row and column removes all: after it no linear regression can read
+either (LEACE, Belrose et al. 2023). ``by=blank``: the first singular vectors of the tokens of an
+image without content, which needs no other image; tokens have length 1 before and after.
+
+After each step, both position probes are fitted again on some images and measured on others. A
+random subspace and the first principal components of the same rank are removed for comparison.
+Evaluations such as knn then run on the original encoder, and on the encoder with each projection
+after its last norm. A removal helps only if it beats the random subspace.
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Settings
+from pospre.evaluation.drawing import Cell, as_map, as_picture, draw_cells, save_figure
+from pospre.evaluation.estimates import Estimate, difference
 from pospre.evaluation.features import check_images
 from pospre.evaluation.layers import planned_encoder
+from pospre.evaluation.paired import Paired
 from pospre.evaluation.position.layer_features import (
-    Features,
     hold_out,
     layer_features,
     load_images,
 )
-from pospre.evaluation.position.probes import (
-    coordinates_of,
-    fit_probes,
-    fit_whitening,
-    ridge,
-    scores,
+from pospre.evaluation.position.removals import (
+    Removal,
+    Tokens,
+    controls_of,
+    measure,
+    of_blank,
+    of_images,
+    shown_by_blank,
 )
-from pospre.evaluation.position.settings import LEAST_IMAGES, PositionRemoval
-from pospre.evaluation.registry import Context, Plan, default_settings, evaluate_by_name, figures_of
+from pospre.evaluation.position.settings import LEAST_IMAGES, Blank, PositionRemoval
+from pospre.evaluation.position.subspaces import (
+    blank_image,
+    check_blank,
+    principal_directions,
+    variance_in,
+)
+from pospre.evaluation.registry import (
+    OVER,
+    Context,
+    Plan,
+    default_settings,
+    evaluate_by_name,
+    figures_of,
+    settings_class,
+    takes_start,
+)
 from pospre.evaluation.run import check_evaluation
 from pospre.model.model import PretrainModel
 
 FIGURES = {"r2_left": "min", "top1_left": "min"}
-
-
-class PlanesRemoved(nn.Module):
-    """Projects tokens onto the orthogonal complement of a basis (D, K), around their mean (D,)."""
-
-    def __init__(self, mean_D: Tensor, basis_DK: Tensor) -> None:
-        super().__init__()
-        self.mean_D: Tensor
-        self.basis_DK: Tensor
-        self.register_buffer("mean_D", mean_D)
-        self.register_buffer("basis_DK", basis_DK)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the tokens (…, D) without their component in the basis."""
-        basis_DK = self.basis_DK.to(tokens)
-        return tokens - (tokens - self.mean_D.to(tokens)) @ basis_DK @ basis_DK.T
+PICTURE = "position_removal.png"
+_MOST_PLANES = 15
+_SHOWN = 4
+_COMPARABLE = "classification", "dense"
 
 
 def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
-    """Measure the position left after each plane, and the effect on other evaluations.
+    """Measure the position left after each step, and the effect on other evaluations.
 
     Returns:
-        ``steps`` (0 planes, 1 and so on: ``top1``, ``r2``, their standard errors and the share of
-        the tokens' variance removed), ``r2_left`` and ``top1_left`` of the last one, and
-        ``evaluations``: the figures of each before and after.
+        ``steps`` (0 planes or directions, 1 and so on: ``top1``, ``r2``, their standard errors and
+        the share of the tokens' variance removed), ``r2_left`` and ``top1_left`` of the last one;
+        ``controls``: the same for other subspaces of the same rank, with the difference of R² to
+        them; ``evaluations``: each figure after the removal, beside that before it and those of the
+        controls, with the difference and its paired p. ``low`` to ``high`` is the middle 95 % over
+        1,000 samples of the images. For a blank image also its largest singular values in units of
+        √N, and the principal angles in degrees to the other blank image's directions.
     """
-    model = context.model
-    size, grid = model.encoder.image_size, model.encoder.grid
-    batch = load_images(context, size, settings)
-    learn, measure = (
+    model, blank = context.model, settings.by == "blank"
+    found = shown_by_blank(model, settings) if blank else None  # refused before any image is read
+    batch = load_images(context, model.encoder.image_size, settings)
+    learn, asked = (
         layer_features(context, model, part, [model.encoder.depth], "image", settings)
         for part in hold_out(batch, settings.seed)
     )
-    tokens_MD, places_M = learn.tokens[0].flatten(0, 1), learn.shown.flatten()
-    if settings.by == "covariance":
-        basis = covariance_plane(tokens_MD, places_M, grid)
+    tokens = Tokens(learn, asked, model.encoder.grid)
+    if found is None:
+        removal = of_images(tokens, settings)
     else:
-        basis = regression_planes(
-            tokens_MD, places_M, grid, settings.planes or 9, settings.weight_decay
-        )
-    steps = []
-    for count in range(basis.shape[1] // 2 + 1):
-        context.go_on()
-        removed = PlanesRemoved(tokens_MD.mean(0), basis[:, : 2 * count])
-        steps.append({"planes": count, **_measure(removed, learn, measure, grid, settings)})
-    without = without_planes(model, tokens_MD.mean(0), basis)
+        removal = of_blank(model, tokens, settings, *found)
+    controls = controls_of(removal, tokens, settings.seed)
+    steps, beside = _probe(context, removal, controls, tokens, settings)
+    without = {
+        name: without_basis(model, removal.remove(basis))
+        for name, basis in {"": removal.basis_DK, **controls}.items()
+    }
     return {
         **{f"{key}_left": steps[-1][key] for key in ("r2", "top1")},
         **{f"{key}_left_se": steps[-1][f"{key}_se"] for key in ("r2", "top1")},
         "steps": steps,
-        "chance": 1 / (grid[0] * grid[1]),
+        "controls": beside,
+        "evaluations": [
+            row for name in settings.evaluations for row in _beside(context, without, name)
+        ],
+        **removal.notes,
+        "by": settings.by,
+        "chance": 1 / model.encoder.num_patches,
         "images_learned": len(learn.shown),
-        "images_measured": len(measure.shown),
-        "evaluations": {
-            name: _before_and_after(context, without, name) for name in settings.evaluations
-        },
+        "images_measured": len(asked.shown),
+        "pictures": _draw(context, without[""], batch, settings.blank),
     }
 
 
-def check(plan: Plan[PositionRemoval]) -> dict[str, tuple[Settings, Any]]:
+def check(plan: Plan[PositionRemoval]) -> dict[str, tuple[Settings, Any, str]]:
     """Return the other evaluations; raise a ``UserError`` if one would fail, or for ``planes``."""
-    planned_encoder(plan.recipe)
+    settings = plan.settings
+    encoder = planned_encoder(plan.recipe)
     check_images(plan, LEAST_IMAGES)
-    if plan.settings.by == "covariance" and plan.settings.planes not in (None, 1):
+    if settings.by == "blank":
+        check_blank(encoder, settings.planes)
+    elif settings.blank != "black":
+        raise UserError(f"blank={settings.blank} needs by=blank, not by={settings.by}.")
+    if settings.by == "covariance" and settings.planes not in (None, 1):
         raise UserError(
-            f"planes={plan.settings.planes}, but by=covariance removes one plane, after which no "
+            f"planes={settings.planes}, but by=covariance removes one plane, after which no "
             "linear regression can read row or column; leave planes out."
         )
-    others = {}
-    for name in plan.settings.evaluations:
-        if not figures_of(name) or name == "position_removal":
-            raise UserError(f"evaluations={name} has no figures to compare")
-        settings = _settings(name, plan.settings.bank)
-        try:
-            others[name] = check_evaluation(name, plan.recipe, plan.data, settings, None)
-        except UserError as error:
-            raise UserError(f"evaluations={name}: {error}") from error
-    return others
+    if settings.by == "regression" and (settings.planes or 0) > _MOST_PLANES:
+        raise UserError(
+            f"planes={settings.planes}, but by=regression removes {_MOST_PLANES} at most."
+        )
+    return {name: _opened(plan, name, given) for name, given in settings.evaluations.items()}
 
 
-def covariance_plane(tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return an orthonormal basis (D, 2) of the tokens' covariances with row and column."""
-    targets = coordinates_of(places_M, grid)
-    centred = (tokens_MD - tokens_MD.mean(0)).double()
-    covariance = centred.T @ (targets - targets.mean(0)).double()
-    return torch.linalg.qr(covariance).Q.to(tokens_MD.dtype)
+def _opened(
+    plan: Plan[PositionRemoval], name: str, given: Mapping[str, Any]
+) -> tuple[Settings, Any, str]:
+    """Return an evaluation's settings, what it opened and its data."""
+    kind = settings_class(name).__module__.split(".")[-2]
+    if not takes_start(name) or not figures_of(name) or kind not in _COMPARABLE:
+        raise UserError(
+            f"evaluations={name} has no figures to compare image by image; give some of "
+            "correspondence, depth, detection, knn, linear, logistic, segmentation, "
+            "video_segmentation"
+        )
+    bank = {} if plan.settings.bank is None else {"bank": plan.settings.bank}
+    usual = {"baseline": False, **bank}
+    wanted = {key: value for key, value in usual.items() if key in default_settings(name)}
+    wanted |= {key: value for key, value in given.items() if key != "data"}
+    data = str(given.get("data", plan.data))
+    try:
+        return *check_evaluation(name, plan.recipe, data, wanted, None), data
+    except UserError as error:
+        raise UserError(f"evaluations={name}: {error}") from error
 
 
-def regression_planes(
-    tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int], planes: int, weight_decay: float
-) -> Tensor:
-    """Return an orthonormal basis (D, 2·planes): two columns per plane, in the order found.
-
-    Ridge regression on whitened tokens gives each plane; there are at most D/2.
-    """
-    targets = coordinates_of(places_M, grid)
-    basis = tokens_MD.new_zeros(tokens_MD.shape[1], 0)
-    for _ in range(planes):
-        left_MD = PlanesRemoved(tokens_MD.mean(0), basis)(tokens_MD)
-        whiten = fit_whitening(left_MD)
-        plane = whiten.matrix @ ridge(whiten(left_MD), targets, weight_decay)[:-1]
-        plane = plane - basis @ (basis.T @ plane)
-        plane = plane / plane.norm(dim=0).clamp_min(1e-12)  # a sequence has no second direction
-        basis = torch.linalg.qr(torch.cat([basis, plane], dim=1)).Q
-    return basis
-
-
-def without_planes(model: PretrainModel, mean_D: Tensor, basis_DK: Tensor) -> PretrainModel:
-    """Return a copy of the model whose tokens lack the component in the basis."""
+def without_basis(model: PretrainModel, removed: nn.Module) -> PretrainModel:
+    """Return a copy of the model with a module after its encoder's last norm."""
     other = copy.deepcopy(model)
     encoder: Any = other.encoder
-    encoder.norm = nn.Sequential(encoder.norm, PlanesRemoved(mean_D, basis_DK))
+    encoder.norm = nn.Sequential(encoder.norm, removed)
     return other.to(next(model.parameters()).device).eval()
 
 
-def _measure(
-    removed: PlanesRemoved,
-    learn: Features,
-    measure: Features,
-    grid: tuple[int, int],
+def _probe(
+    context: Context,
+    removal: Removal,
+    controls: Mapping[str, Tensor],
+    tokens: Tokens,
     settings: PositionRemoval,
-) -> dict[str, float]:
-    """Return both probes' figures on the remaining tokens, and the variance share removed."""
-    known_BTD, asked_BTD = learn.tokens[0], measure.tokens[0]
-    known_MD = known_BTD.flatten(0, 1)
-    left_MD = removed(known_MD)
-    probes = fit_probes(left_MD, learn.shown.flatten(), grid, settings)
-    left_BTD = removed(asked_BTD.flatten(0, 1)).view_as(asked_BTD)
-    gone = 1 - left_MD.var(0).sum() / known_MD.var(0).sum()
-    return {**scores(probes, left_BTD, measure.shown, grid), "variance_removed": float(gone)}
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the probes' figures after each step, and those of the controls.
+
+    These are measured after the last step, and for a blank image after each.
+    """
+    known_MD = tokens.learn.tokens[0].flatten(0, 1)
+    whole_MD = removal.remove(removal.basis_DK[:, :0])(known_MD)
+    steps: list[dict[str, Any]] = []
+    beside: list[dict[str, Any]] = []
+    for count in removal.counts:
+        context.go_on()
+        left: dict[str, Estimate] = {}
+        for name, basis in {"": removal.basis_DK, **controls}.items():
+            if name and (count == 0 or (removal.size == 2 and count < removal.counts[-1])):
+                continue
+            some_DK = basis[:, : removal.size * count]
+            figures, left[name] = measure(removal.remove(some_DK), tokens, settings)
+            gone = {"variance_removed": variance_in(whole_MD, some_DK)}
+            if not name:
+                steps.append({"planes": count, **figures, **gone})
+                continue
+            less = difference(left[name], left[""])  # of 1 − R²
+            gain = {"r2_difference": less.difference, **_interval(less)}
+            beside.append({"planes": count, "subspace": name, **figures, **gone, **gain})
+    return steps, beside
 
 
-def _settings(name: str, bank: str | None) -> dict[str, Any]:
-    """Return the settings of another evaluation: the bank, without untrained baseline."""
-    wanted = {"baseline": False, **({} if bank is None else {"bank": bank})}
-    return {key: value for key, value in wanted.items() if key in default_settings(name)}
+def _beside(
+    context: Context, without: Mapping[str, PretrainModel], name: str
+) -> list[dict[str, Any]]:
+    """Return the figures of another evaluation beside those without removal and of controls."""
+    settings, opened, data = context.opened[name]
+    others = {"before": context.model, **{key: each for key, each in without.items() if key}}
+    alone = replace(
+        context,
+        model=without[""],
+        start=None,
+        others={f"{key}_": model for key, model in others.items()},
+        data=data,
+        folder=None,
+        opened=opened,
+    )
+    results = evaluate_by_name(name, alone, settings)
+    rows = []
+    for figure in figures_of(name):
+        for other in others:
+            paired = Paired.model_validate(results[f"{figure}{OVER}{other}"])
+            value = {
+                "after": results[figure],
+                "beside": other,
+                "value": results[f"{other}_{figure}"],
+            }
+            gain = {"difference": paired.difference, **_interval(paired), "p": paired.p}
+            rows.append({"evaluation": name, "figure": figure, **value, **gain})
+    return rows
 
 
-def _before_and_after(
-    context: Context, without: PretrainModel, name: str
-) -> dict[str, list[float]]:
-    """Return the figures of another evaluation with and without the planes."""
-    settings, opened = context.opened[name]
-    alone = replace(context, folder=None, opened=opened)
-    both = [
-        evaluate_by_name(name, replace(alone, model=model), settings)
-        for model in (context.model, without)
-    ]
-    return {key: [results[key] for results in both] for key in figures_of(name)}
+def _interval(paired: Paired) -> dict[str, float | None]:
+    low, high = paired.bootstrap or (None, None)
+    return {"low": low, "high": high}
+
+
+@torch.no_grad()
+def _draw(context: Context, without: PretrainModel, batch: Batch, blank: Blank) -> list[str]:
+    """Write some images and the blank one, and their tokens before and after the removal.
+
+    The colours of each row are its tokens' first three principal components.
+    """
+    if context.folder is None:
+        return []
+    few = {key: value[:_SHOWN].to(context.device) for key, value in batch.items()}
+    images = torch.cat([blank_image(context.model, blank), context.model.images(few)[:, 0]])
+    augment, grid = context.model.augment, context.model.encoder.grid
+    levels = (255 * (images * augment.std + augment.mean)).round().clamp(0, 255).to(torch.uint8)
+    rows = [[Cell(grid, image=as_picture(each)) for each in levels]]
+    for model in (context.model, without):
+        tokens_BND = model.encoder(images)[:, model.encoder.num_prefix_tokens :].float().cpu()
+        tokens_MD = tokens_BND.flatten(0, 1)
+        colours = (tokens_MD - tokens_MD.mean(0)) @ principal_directions(tokens_MD, 3)
+        colours = (colours / (4 * colours.std(0)) + 0.5).clamp(0, 1).view(*tokens_BND.shape[:2], 3)
+        rows.append([Cell(grid, heat=as_map(each, grid)) for each in colours])
+    figure = draw_cells(rows, ["image", "tokens", "position removed"])
+    return [save_figure(figure, context.folder, PICTURE)]

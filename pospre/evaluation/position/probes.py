@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.evaluation.classification.logistic import classify, logistic
-from pospre.evaluation.estimates import mean_and_error, standard_error
+from pospre.evaluation.estimates import Estimate, mean_and_error, share, standard_error
 from pospre.evaluation.position.settings import Tokens
 
 SHRINKAGE = 1e-3
@@ -111,12 +111,22 @@ def r_squared(predicted_BTK: Tensor, targets_BTK: Tensor) -> dict[str, float]:
 
     It is a ratio of sums over images, with the error of a ratio estimator (Cochran 1977, 6.4).
     """
-    targets, predicted = targets_BTK.double(), predicted_BTK.double()
-    residual_B = (targets - predicted).square().sum(dim=(1, 2))
-    total_B = (targets - targets.mean(dim=(0, 1))).square().sum(dim=(1, 2))
+    residual_B, total_B = _squares(predicted_BTK, targets_BTK)
     ratio = residual_B.sum() / total_B.sum()
     error = standard_error((residual_B - ratio * total_B) / total_B.mean())
     return {"r2": float(1 - ratio), "r2_se": float(error)}
+
+
+def unexplained(predicted_BTK: Tensor, targets_BTK: Tensor) -> Estimate:
+    """Return 1 − R² over images, and without each of them; see ``r_squared``."""
+    return share(*_squares(predicted_BTK, targets_BTK))
+
+
+def _squares(predicted_BTK: Tensor, targets_BTK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the residual and the total sum of squares (B,) of each image."""
+    targets, predicted = targets_BTK.double(), predicted_BTK.double()
+    residual_B = (targets - predicted).square().sum(dim=(1, 2))
+    return residual_B, (targets - targets.mean(dim=(0, 1))).square().sum(dim=(1, 2))
 
 
 def _with_one(features_MD: Tensor) -> Tensor:

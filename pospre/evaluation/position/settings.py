@@ -1,7 +1,7 @@
 """Settings of the position evaluations."""
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
@@ -17,6 +17,7 @@ from pospre.evaluation.common_settings import (
     as_tuple,
 )
 from pospre.ranges import PositiveShare, Ratio
+from pospre.recipe.yaml_text import parse
 
 LEAST_IMAGES = 8
 
@@ -34,11 +35,22 @@ def _whole(side: object) -> object:
     return int(side) if isinstance(side, str) and side.strip().isdecimal() else side
 
 
+def _by_name(value: object) -> object:
+    """Return the settings by evaluation of ``knn,linear`` or ``{knn: {k: 10}, linear: {}}``."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = parse(value, "evaluations")
+    if isinstance(value, Mapping):
+        return {name: {} if given is None else given for name, given in value.items()}
+    names = as_tuple(value)
+    return {name: {} for name in names} if isinstance(names, tuple) else value
+
+
 Grid = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
 Grids = Annotated[tuple[Grid, ...], BeforeValidator(_grids)]
 Images = Annotated[int, Field(ge=LEAST_IMAGES)]
 Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1), BeforeValidator(as_tuple)]
-Planes = Annotated[int, Field(ge=1, le=15)]
+Others = Annotated[dict[str, dict[str, Any]], BeforeValidator(_by_name)]
+Blank = Literal["black", "mean"]
 
 
 class PatchPosition(Sampling, Compared):
@@ -94,12 +106,21 @@ class PositionProbe(Tokens, Compared):
 class PositionRemoval(Tokens):
     """Settings of ``position_removal``."""
 
-    by: Literal["regression", "covariance"] = "regression"
-    """The plane to project out: of the regression's weights or of the covariance."""
-    planes: Planes | None = None
-    """Number of planes, one after the other; default: 9. The covariance has one."""
-    evaluations: Listed[str] = ()
-    """Other evaluations to run before and after, such as knn,logistic."""
+    by: Literal["regression", "covariance", "blank"] = "regression"
+    """What to project out: planes of the regression's weights, RASA in closed form; the plane of
+    the covariance; or directions of a blank image, as INSID3.
+    """
+    planes: PositiveInt | None = None
+    """Number of planes, one after the other, up to 15; default: 9. The covariance has one. Of a
+    blank image, the number of directions, which are the first singular vectors; default: the
+    smallest that leaves R² below 0.05.
+    """
+    blank: Blank = "black"
+    """The blank image: black, or the mean colour."""
+    evaluations: Others = {}  # noqa: RUF012 (pydantic copies it)
+    """Other evaluations to run before and after, such as knn,linear; or with their settings and
+    data, such as {segmentation: {data: camvid, ignore: 11}}.
+    """
     bank: str | None = None
     """Their setting of that name."""
 

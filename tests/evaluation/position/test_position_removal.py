@@ -10,13 +10,21 @@ import pytest
 import torch
 from sklearn.linear_model import LinearRegression, Ridge
 
-from pospre.evaluation.position.position_removal import (
-    PlanesRemoved,
-    covariance_plane,
-    regression_planes,
-    without_planes,
-)
+from pospre.errors import UserError
+from pospre.evaluation.position.position_removal import without_basis
 from pospre.evaluation.position.probes import coordinates_of
+from pospre.evaluation.position.subspaces import (
+    DirectionsRemoved,
+    PlanesRemoved,
+    angles_between,
+    blank_directions,
+    covariance_plane,
+    fewest,
+    principal_directions,
+    random_directions,
+    regression_planes,
+    variance_in,
+)
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import results_of, tiny_recipe
 
@@ -99,14 +107,21 @@ def test_the_evaluation_says_what_is_left_and_what_knn_becomes(
     data = image_folder(num_images=60, size=(40, 40))
     few: dict[str, Any] = {"num_samples": 60, "iterations": 10}
     measure = partial(results_of, "position_removal", recipe, data, **few)
-    found = measure(planes=2, evaluations=["logistic"], bank=str(data))
+    given: dict[str, Any] = {"logistic": {"bank": str(data)}, "correspondence": {"num_samples": 6}}
+    found = measure(planes=2, evaluations=given)
     assert [step["planes"] for step in found["steps"]] == [0, 1, 2]
     assert found["steps"][0]["variance_removed"] == pytest.approx(0, abs=1e-6)
     assert 0 < found["steps"][1]["variance_removed"] < found["steps"][2]["variance_removed"] < 1
     assert found["r2_left"] == found["steps"][2]["r2"]
-    alone = results_of("logistic", recipe, data, bank=str(data), baseline=False)
-    before, after = found["evaluations"]["logistic"]["top1"]
-    assert before == alone["top1"] and 0 <= after <= 1
+    beside = {(row["evaluation"], row["beside"]): row for row in found["evaluations"]}
+    for name, figure in (("logistic", "top1"), ("correspondence", "pck")):
+        alone = results_of(name, recipe, data, baseline=False, **given[name])
+        before, random = beside[name, "before"], beside[name, "random"]
+        assert before["value"] == alone[figure] and before["after"] == random["after"]
+        assert random["difference"] == pytest.approx(random["after"] - random["value"])
+        assert random["low"] <= random["difference"] <= random["high"]
+    assert [row["subspace"] for row in found["controls"]] == ["random", "pca"]
+    assert found["controls"][1]["variance_removed"] > found["steps"][2]["variance_removed"]
     other = measure(by="covariance")
     assert len(other["steps"]) == 2 and other["r2_left"] < 0.2 < 0.8 < found["steps"][0]["r2"]
 
@@ -116,7 +131,90 @@ def test_the_copy_lacks_the_planes_and_the_model_keeps_them(recipe: Any) -> None
     images = torch.randn(2, 3, 32, 32)
     before = model.encoder(images)
     basis = torch.linalg.qr(torch.randn(192, 4)).Q
-    without = without_planes(model, torch.zeros(192), basis)
+    without = without_basis(model, PlanesRemoved(torch.zeros(192), basis))
     assert torch.equal(model.encoder(images), before)
     assert (without.encoder(images) @ basis).abs().max() < 1e-4
     torch.testing.assert_close(without.encoder(images), before - before @ basis @ basis.T)
+
+
+def test_golden_directions_of_a_blank_image() -> None:
+    tokens = (5.0 * torch.arange(12) % 7).view(4, 3)
+    directions, values = blank_directions(tokens)
+    assert values.tolist() == pytest.approx([0.924145, 0.118451, 0.003217], abs=1e-6)
+    torch.testing.assert_close(directions.T @ directions, torch.eye(3))
+    first = directions[:, :1]
+    unit = torch.tensor([1.0, 2, 2]) / 3
+    left = unit - first @ (first.T @ unit)
+    assert left.tolist() == pytest.approx([0.393345, 0.529597, 0.733455], abs=1e-6)
+    removed = DirectionsRemoved(first)
+    once = removed(torch.tensor([5.0, 10, 10]))  # of any length
+    assert once.tolist() == pytest.approx([0.398735, 0.536853, 0.743504], abs=1e-6)
+    torch.testing.assert_close(removed(once), once)  # idempotent
+    assert blank_directions(tokens[:2])[0].shape == (3, 1)  # two centred tokens span a line
+
+
+def test_content_that_is_orthogonal_to_position_is_left() -> None:
+    generator = torch.Generator().manual_seed(0)
+    axes = torch.linalg.qr(torch.randn(12, 12, generator=generator)).Q
+    position = torch.randn(30, 2, generator=generator) @ axes[:, :2].T
+    content = torch.randn(30, 6, generator=generator) @ axes[:, 4:10].T
+    position = torch.nn.functional.normalize(position, dim=1)  # of one length, as tokens are
+    directions, _ = blank_directions(position + 2 * axes[:, 3])
+    assert angles_between(axes[:, :2], directions).max() < 1e-3
+    left = DirectionsRemoved(axes[:, :2])(position + content)
+    torch.testing.assert_close(left, torch.nn.functional.normalize(content, dim=1))
+
+
+def test_controls_have_the_rank_and_nothing_of_position() -> None:
+    random = random_directions(40, 5, seed=0)
+    torch.testing.assert_close(random.T @ random, torch.eye(5))
+    assert torch.equal(random, random_directions(40, 5, seed=0))
+    assert angles_between(random, random_directions(40, 5, seed=1)).min() > 20
+    tokens = torch.randn(500, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [9.0, 1, 3, 1]
+    )
+    axes = principal_directions(tokens, 2)
+    assert axes[0, 0].abs() > 0.99 and axes[2, 1].abs() > 0.99
+    assert variance_in(tokens, axes) == pytest.approx(90 / 92, abs=0.01)
+    assert [fewest(9, least.__le__) for least in (1, 4, 20)] == [1, 4, 9]
+
+
+def test_a_blank_image_shows_the_directions(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    data = image_folder(num_images=40, size=(40, 40))
+    recipe = tiny_recipe(tmp_path, "mae", positions="sincos")
+    few: dict[str, Any] = {"num_samples": 40, "iterations": 10, "by": "blank"}
+    measure = partial(results_of, "position_removal", recipe, data, **few)
+    given = f"{{correspondence: {{num_samples: 4}}, knn: {{data: {data}, k: 3}}}}"
+    found = measure(tmp_path / "removal.json", planes=6, evaluations=given)
+    assert [step["planes"] for step in found["steps"]] == [0, 1, 2, 5, 6]
+    rows = [(row["planes"], row["subspace"]) for row in found["controls"]]
+    assert rows == [(count, name) for count in (1, 2, 5, 6) for name in ("random", "pca")]
+    last = found["controls"][-2]
+    assert last["r2_difference"] == pytest.approx(found["r2_left"] - last["r2"])
+    assert last["low"] <= last["r2_difference"] <= last["high"] < 0
+    assert {row["evaluation"] for row in found["evaluations"]} == {"correspondence", "knn"}
+    assert (tmp_path / "removal" / found["pictures"][0]).is_file()
+    assert found["angles_to_mean"] == sorted(found["angles_to_mean"])
+    most = measure(blank="mean")  # of untrained tokens, none is enough
+    assert most["planes"] == 14 and most["r2_left"] > 0.05 and "angles_to_black" in most
+
+
+@pytest.mark.parametrize(
+    ("encoder", "planes", "said"),
+    [
+        ({"positions": "torus"}, None, "shows no positions: the largest singular value"),
+        ({"positions": "sincos", "depth": 1}, 14, "at most 1. directions may be removed"),
+    ],
+)
+def test_a_blank_image_without_positions_is_refused(
+    tmp_path: Path,
+    image_folder: Callable[..., Path],
+    encoder: dict[str, Any],
+    planes: int | None,
+    said: str,
+) -> None:
+    data, recipe = image_folder(num_images=9), tiny_recipe(tmp_path, "mae", **encoder)
+    with pytest.raises(UserError, match=f"position_removal: .*{said}"):
+        results_of("position_removal", recipe, data, by="blank", planes=planes)

@@ -1,0 +1,126 @@
+"""What ``position_removal`` projects out, the probes of what is left, and the controls."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from pospre.evaluation.estimates import Estimate
+from pospre.evaluation.position.layer_features import Features
+from pospre.evaluation.position.probes import coordinates_of, fit_probes, scores, unexplained
+from pospre.evaluation.position.settings import Blank, PositionRemoval
+from pospre.evaluation.position.subspaces import (
+    DirectionsRemoved,
+    PlanesRemoved,
+    angles_between,
+    blank_directions,
+    blank_tokens,
+    check_shown,
+    covariance_plane,
+    fewest,
+    largest_count,
+    principal_directions,
+    random_directions,
+    regression_planes,
+)
+from pospre.model.model import PretrainModel
+
+_COUNTS = (1, 2, 5, 10, 20, 50)
+_NO_POSITION = 0.05  # R²
+
+
+class Removal(NamedTuple):
+    """What is projected out.
+
+    Attributes:
+        basis_DK: orthonormal directions, in the order of removal.
+        size: directions of a plane: two, or one of a blank image.
+        counts: numbers of planes after which the probes are fitted.
+        remove: makes the module that removes the directions of a basis.
+        notes: results about the directions themselves.
+    """
+
+    basis_DK: Tensor
+    size: int
+    counts: list[int]
+    remove: Callable[[Tensor], nn.Module]
+    notes: dict[str, Any]
+
+
+class Tokens(NamedTuple):
+    """Tokens to fit probes to, and to measure them on."""
+
+    learn: Features
+    measure: Features
+    grid: tuple[int, int]
+
+
+def shown_by_blank(model: PretrainModel, settings: PositionRemoval) -> tuple[Tensor, Tensor]:
+    """Return the directions and singular values of the blank image; refuse if it shows nothing."""
+    directions_DR, values_R = blank_directions(blank_tokens(model, settings.blank))
+    check_shown(model.encoder, values_R, settings.planes, largest_count(directions_DR))
+    return directions_DR, values_R
+
+
+def of_images(tokens: Tokens, settings: PositionRemoval) -> Removal:
+    """Return the planes of ``by=regression`` or ``by=covariance``."""
+    tokens_MD, places_M = tokens.learn.tokens[0].flatten(0, 1), tokens.learn.shown.flatten()
+    if settings.by == "covariance":
+        basis = covariance_plane(tokens_MD, places_M, tokens.grid)
+    else:
+        planes = settings.planes or 9
+        basis = regression_planes(tokens_MD, places_M, tokens.grid, planes, settings.weight_decay)
+    counts = [*range(basis.shape[1] // 2 + 1)]
+    return Removal(basis, 2, counts, partial(PlanesRemoved, tokens_MD.mean(0)), {})
+
+
+def of_blank(
+    model: PretrainModel,
+    tokens: Tokens,
+    settings: PositionRemoval,
+    directions_DR: Tensor,
+    values_R: Tensor,
+) -> Removal:
+    """Return the first directions of the blank image."""
+    ridge_only = settings.model_copy(update={"iterations": 1})
+
+    def is_enough(count: int) -> bool:
+        removed = DirectionsRemoved(directions_DR[:, :count])
+        return 1 - measure(removed, tokens, ridge_only)[1].value < _NO_POSITION
+
+    count = settings.planes or fewest(largest_count(directions_DR), is_enough)
+    other: Blank = "mean" if settings.blank == "black" else "black"
+    theirs_DR, _ = blank_directions(blank_tokens(model, other))
+    basis_DK = directions_DR[:, :count]
+    angles = angles_between(basis_DK, theirs_DR[:, :count])
+    notes = {
+        "planes": count,
+        "singular_values": (values_R[:5] / model.encoder.num_patches**0.5).tolist(),
+        f"angles_to_{other}": [float(each) for each in (angles[0], angles.median(), angles[-1])],
+    }
+    counts = [0, *(each for each in _COUNTS if each < count), count]
+    return Removal(basis_DK, 1, counts, DirectionsRemoved, notes)
+
+
+def controls_of(removal: Removal, tokens: Tokens, seed: int) -> dict[str, Tensor]:
+    """Return other bases of the same rank, by name."""
+    dim, count = removal.basis_DK.shape
+    whole_MD = removal.remove(removal.basis_DK[:, :0])(tokens.learn.tokens[0].flatten(0, 1))
+    return {
+        "random": random_directions(dim, count, seed),
+        "pca": principal_directions(whole_MD, count),
+    }
+
+
+def measure(
+    removed: nn.Module, tokens: Tokens, settings: PositionRemoval
+) -> tuple[dict[str, float], Estimate]:
+    """Return both probes' figures on the remaining tokens, and 1 − R² by image."""
+    learn, asked, grid = tokens
+    left_MD = removed(learn.tokens[0].flatten(0, 1))
+    probes = fit_probes(left_MD, learn.shown.flatten(), grid, settings)
+    asked_BTD = removed(asked.tokens[0])
+    found_BT2 = probes.rows_and_columns(asked_BTD.flatten(0, 1)).view(*asked.shown.shape, 2)
+    figures = scores(probes, asked_BTD, asked.shown, grid)
+    return figures, unexplained(found_BT2, coordinates_of(asked.shown, grid))
