@@ -187,7 +187,7 @@ def test_a_blank_image_shows_the_directions(
     few: dict[str, Any] = {"num_samples": 40, "iterations": 10, "by": "blank"}
     measure = partial(results_of, "position_removal", recipe, data, **few)
     given = f"{{correspondence: {{num_samples: 4}}, knn: {{data: {data}, k: 3}}}}"
-    found = measure(tmp_path / "removal.json", planes=6, evaluations=given)
+    found = measure(output=tmp_path / "removal.json", planes=6, evaluations=given)
     assert [step["planes"] for step in found["steps"]] == [0, 1, 2, 5, 6]
     rows = [(row["planes"], row["subspace"]) for row in found["controls"]]
     assert rows == [(count, name) for count in (1, 2, 5, 6) for name in ("random", "pca")]
