@@ -36,14 +36,10 @@ MISTAKES = [
     ("pospre.evaluate knn --model nowhere --data .", "--model nowhere does not exist"),
     ("pospre.evaluate knn --model . --data nowhere", "--data nowhere does not exist"),
     ("pospre.evaluate knn --model timm:x,no.pth --data .", "--model no.pth does not exist"),
-    (
-        "pospre.evaluate knn --model no.pth,positions=none --data .",
-        "--model no.pth,positions=none does",
-    ),
-    (
-        "pospre.evaluate knn --model README.md,positions=none --data nowhere",
-        "--data nowhere does not",
-    ),
+    ("pospre.evaluate knn --model no.pth,positions=none --data .",
+     "--model no.pth,positions=none does"),
+    ("pospre.evaluate knn --model README.md,positions=none --data nowhere",
+     "--data nowhere does not"),
     ("pospre.evaluate knn --data .", "arguments are required: --model"),
     ("pospre.evaluate knn --model . --data . --k=5", "k=5)"),
     ("pospre.embed out --model nowhere --data .", "--model nowhere does not exist"),
@@ -56,7 +52,7 @@ MISTAKES = [
     ("pospre.plan demo/mae --gpus 1 --gpu h100 --data.path x", "data.path=x)"),
     ("data_prep.convert nowhere out --format mds", "SRC nowhere does not exist"),
     ("data_prep.convert . out", "--format is missing"),
-]
+]  # fmt: skip
 
 
 class Answer(NamedTuple):

@@ -20,6 +20,7 @@ from pospre.algorithms.mae import MAE
 from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_names
 from tests.algorithms.cases import DECODER, HOST_OF, Case
+from tests.refusals import refuses
 
 ROOT = Path(__file__).parents[1]
 UNTYPED: Any = pospre  # as who has no type checker uses it
@@ -172,10 +173,10 @@ def test_the_crop_field_asks_where_images_were_cut() -> None:
     model = Case(("mae", "crop_field")).build()
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     given: dict[str, Any] = {"images": images, "index": torch.arange(4), "epoch": 0}
-    with pytest.raises(
-        UserError, match=r"lacks 'view/box'.*from_images\(images, boxes=…, mirrored="
-    ):
-        model.prepare(pospre.from_images(**given), 0.0)
+    refuses(
+        r"lacks 'view/box'.*from_images\(images, boxes=…, mirrored=",
+        lambda: model.prepare(pospre.from_images(**given), 0.0),
+    )
     with pytest.raises(UserError, match=r"boxes of shape \(4, 2\) for images of shape"):
         pospre.from_images(**given, boxes=torch.zeros(4, 2))
     upright: dict[str, Any] = {"mirrored": torch.zeros(4, dtype=torch.bool)}
@@ -253,8 +254,7 @@ def pixels(*shape: int) -> torch.Tensor:
 def test_images_of_another_shape_are_refused(shape: tuple[int, ...], reason: str) -> None:
     model = Case(("mae",)).build()
     batch = pospre.from_images(pixels(*shape), index=torch.arange(4), epoch=0)
-    with pytest.raises(UserError, match=reason):
-        model(model.prepare(batch, 0.0))
+    refuses(reason, lambda: model(model.prepare(batch, 0.0)))
 
 
 def test_a_plain_loop_that_leaves_something_out_is_an_error() -> None:
@@ -264,23 +264,18 @@ def test_a_plain_loop_that_leaves_something_out_is_an_error() -> None:
     model = Case(("ema_teacher", "mae")).build()
     early = AdamW(model.encoder.parameters(), lr=1e-3)
     batch = pospre.from_images(pixels(), index=torch.arange(4))
-    with pytest.raises(UserError, match=r"lacks 'epoch', .*epoch=…"):
-        model.prepare(batch, 0.0)
+    refuses(r"lacks 'epoch', .*epoch=…", lambda: model.prepare(batch, 0.0))
     batch = pospre.batch.numbered(batch, epoch=0)
-    with pytest.raises(UserError, match=r"lacks 'view/visible', which algorithms.mae writes"):
-        model(batch)
-    with pytest.raises(UserError, match=r"progress is 3; give the completed share"):
-        model.prepare(batch, 3)
+    refuses(r"lacks 'view/visible', which algorithms.mae writes", lambda: model(batch))
+    refuses(r"progress is 3; give the completed share", lambda: model.prepare(batch, 3))
     model.loss(model(model.prepare(batch, 0.0)), batch)["total"].backward()
     early.step()
-    with pytest.raises(UserError, match=r"19 tensors .*objectives.named.mae.*before making"):
-        model.after_step(0.0)
+    refuses(r"19 tensors .*objectives.named.mae.*before making", lambda: model.after_step(0.0))
 
 
 def test_what_is_no_encoder_or_model_is_refused() -> None:
     vit: Any = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
-    with pytest.raises(UserError, match=r"or a timm ViT, not str"):
-        UNTYPED.PretrainModel("vits16", seed=0)
+    refuses(r"or a timm ViT, not str", lambda: UNTYPED.PretrainModel("vits16", seed=0))
     with pytest.raises(UserError, match=r"not a plain Vision Transformer"):
         pospre.PretrainModel(timm.create_model("resnet18"), seed=0)
     for wrong in ("mae", MAE):
@@ -293,16 +288,14 @@ def test_what_is_no_encoder_or_model_is_refused() -> None:
 def test_labels_that_no_class_has_are_refused() -> None:
     model = Case(("supervised",)).build()
     batch = pospre.from_images(pixels(), index=torch.arange(4), epoch=0)
-    with pytest.raises(UserError, match=r"num_classes = \d+, and a batch the label -1"):
-        model.prepare(batch, 0.0)
+    refuses(r"num_classes = \d+, and a batch the label -1", lambda: model.prepare(batch, 0.0))
     batch["label"] = torch.zeros(4, 1, dtype=torch.int64)  # would be compared with all images
-    with pytest.raises(
-        UserError, match=r"'label' is .* of shape \(4, 1\): make it a tensor \(B,\)"
-    ):
-        model.prepare(batch, 0.0)
+    refuses(
+        r"'label' is .* of shape \(4, 1\): make it a tensor \(B,\)",
+        lambda: model.prepare(batch, 0.0),
+    )
     batch["label"] = torch.zeros(4, dtype=torch.int32)
     batch = model.prepare(batch, 0.0)
     assert torch.isfinite(model.loss(model(batch), batch)["total"])
     del batch["label"]
-    with pytest.raises(UserError, match=r"lacks 'label'; pospre.build_loader and"):
-        model.prepare(batch, 0.0)
+    refuses(r"lacks 'label'; pospre.build_loader and", lambda: model.prepare(batch, 0.0))

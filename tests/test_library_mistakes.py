@@ -12,6 +12,7 @@ import torch
 import pospre
 from pospre.errors import UserError
 from tests.algorithms.cases import Case
+from tests.refusals import refuses
 
 UNTYPED: Any = pospre  # as who has no type checker uses it
 
@@ -22,15 +23,13 @@ def pixels() -> torch.Tensor:
 
 def test_what_is_no_batch_of_views_is_refused() -> None:
     model = Case(("mae",)).build()
-    with pytest.raises(UserError, match=r"takes a batch, .* not Tensor. .*model.encoder\(images\)"):
-        model(pixels())
+    refuses(r"takes a batch, .* not Tensor. .*model.encoder\(images\)", lambda: model(pixels()))
     batch = UNTYPED.from_images(pixels(), index=torch.arange(4), epoch=torch.tensor(0))
     batch = model.prepare(batch, 0.0)
     with pytest.raises(UserError, match=r"images of torch.float32 .* give uint8"):
         model({**batch, "view/image": batch["view/image"] / 255})
     del batch["view/flip"]
-    with pytest.raises(UserError, match=r"lacks 'view/flip', for views of the group 'view'"):
-        model(batch)
+    refuses(r"lacks 'view/flip', for views of the group 'view'", lambda: model(batch))
 
 
 def test_view_groups_are_given_by_name_or_in_a_row(image_folder: Callable[..., Path]) -> None:
@@ -95,8 +94,7 @@ def test_weights_of_a_loop_of_ones_own_are_loaded(tmp_path: Path) -> None:
     assert pospre.load_weights(model, tmp_path / "encoder.pth").startswith("encoder: 3")
     with pytest.raises(UserError, match=r"which is 'techer': .*'student' or 'teacher'"):
         UNTYPED.load_weights(model, tmp_path / "encoder.pth", "techer")
-    with pytest.raises(UserError, match=r"model is of type Encoder"):
-        UNTYPED.load_weights(model.encoder, "encoder.pth")
+    refuses(r"model is of type Encoder", lambda: UNTYPED.load_weights(model.encoder, "encoder.pth"))
     torch.save({"state": {"model": model.state_dict()}}, tmp_path / "composers.pt")
     with pytest.raises(UserError, match=r"of a known layout.*save\(model.timm_state\(\), 'enc"):
         pospre.load_weights(model, tmp_path / "composers.pt")

@@ -12,7 +12,6 @@ import pytest
 
 from pospre.data.stores.folder_reader import FolderReader
 from pospre.data.stores.reader import Sample
-from pospre.errors import UserError
 from pospre.loader_costs import (
     STAGES,
     WAITING,
@@ -27,6 +26,7 @@ from tests.conftest import write_images
 from tests.data.buckets import ADDRESS, bucket, server, shards, store, upload  # noqa: F401 (fixtures)
 from tests.data.deep_files import band_folder
 from tests.data_prep.reading import converted
+from tests.refusals import refuses
 
 RECIPE = str(Path(__file__).parents[1] / "yamls" / "demo" / "dinov2.yaml")
 SLOW = 0.02
@@ -174,8 +174,7 @@ def test_bad_samples(photographs, tmp_path, capsys):
     folder = shutil.copytree(photographs, tmp_path / "photographs")
     (folder / "0005.jpg").write_bytes(b"no image")
     options = [RECIPE, f"data.path={folder}", *OPTIONS, "--images", "24"]
-    with pytest.raises(UserError, match=r"05\.jpg cannot be decoded"):
-        main(options)
+    refuses(r"05\.jpg cannot be decoded", lambda: main(options))
     with pytest.warns(UserWarning, match=r"05\.jpg"):
         assert main([*options, "data.bad_samples=skip"]) == 0
     said = capsys.readouterr().out
@@ -207,5 +206,4 @@ def test_data_in_a_bucket(shards_of_them: Path, upload: Callable[[Path], Any], c
     ],
 )
 def test_mistakes_are_said_before_anything_is_measured(photographs, options, said):
-    with pytest.raises(UserError, match=said):
-        main([RECIPE, f"data.path={photographs}", *OPTIONS, *options])
+    refuses(said, lambda: main([RECIPE, f"data.path={photographs}", *OPTIONS, *options]))

@@ -27,6 +27,7 @@ from pospre.errors import Unreachable, UserError
 from pospre.object_store import Bucket, check_writable, is_remote, patiently
 from pospre.reporting.run import read_run
 from tests.data.flaky_s3 import Fault, flaky_s3, use_bucket
+from tests.refusals import refuses
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +51,10 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_an_address_with_one_slash_is_not_called_missing(use: Callable[[str], Any]) -> None:
-    with pytest.raises(UserError, match=r"'s3:/bucket/run' has one slash after s3:; write s3://"):
-        use("s3:/bucket/run")
+    refuses(r"'s3:/bucket/run' has one slash after s3:; write s3://", lambda: use("s3:/bucket/run"))
     assert is_remote("s3://bucket/run") and not is_remote("s3:photos")
     assert local_path("v2:photos/a") == Path("v2:photos/a")
-    with pytest.raises(UserError, match=r"^s3://bucket/a is an address, but a path"):
-        local_path("s3://bucket/a")
+    refuses(r"^s3://bucket/a is an address, but a path", lambda: local_path("s3://bucket/a"))
 
 
 @pytest.mark.parametrize("name", ["S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])

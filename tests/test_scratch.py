@@ -19,6 +19,7 @@ from pospre.scratch import (
     scratch,
     user_cache,
 )
+from tests.refusals import refuses
 
 _WAITING = """
 import tempfile, time
@@ -104,9 +105,7 @@ def test_a_user_without_a_home_has_a_cache(place: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("pwd.getpwuid", unknown)
     folder = place / f"pospre-{os.getuid()}"
     assert user_cache() == cache_root(None) == folder and folder.stat().st_mode & 0o777 == 0o700
-    with pytest.raises(UserError, match=r"data\.cache_dir ~/x.*set HOME"):
-        cache_root("~/x")
+    refuses(r"data\.cache_dir ~/x.*set HOME", lambda: cache_root("~/x"))
     folder.rmdir()
     folder.symlink_to(place)
-    with pytest.raises(UserError, match="belongs to another user"):
-        user_cache()
+    refuses("belongs to another user", user_cache)

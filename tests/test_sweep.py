@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from pospre import sweep
-from pospre.errors import UserError, run_command
+from pospre.errors import run_command
 from pospre.evaluation import sweep_runs
 from pospre.train import main as train
+from tests.refusals import refuses
 
 Images = Callable[..., Path]
 
@@ -111,8 +112,7 @@ def test_a_setting_has_mean_and_deviation_over_its_seeds() -> None:
 def test_what_is_no_grid_is_said_before_the_first_run(
     recipe: Path, tmp_path: Path, settings: list[str], message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
-        sweep.main([str(recipe), *settings])
+    refuses(message, lambda: sweep.main([str(recipe), *settings]))
     assert not (tmp_path / "runs").exists()
 
 
@@ -129,5 +129,4 @@ def test_a_run_that_fails_or_cannot_start(recipe: Path, capsys: pytest.CaptureFi
     arguments = [str(recipe), "seed=0,1", "--launcher"]
     assert sweep.main([*arguments, "false"]) == 1
     assert "tiny_seed0 ended with exit code 1" in capsys.readouterr().err
-    with pytest.raises(UserError, match="--launcher: nowhere cannot be run"):
-        sweep.main([*arguments, "nowhere"])
+    refuses("--launcher: nowhere cannot be run", lambda: sweep.main([*arguments, "nowhere"]))

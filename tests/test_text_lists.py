@@ -10,6 +10,7 @@ from pospre.errors import UserError
 from pospre.recipe.yaml_text import read_mapping
 from pospre.text_lists import decode_text, read_list
 from pospre.untrusted_json import parse_json
+from tests.refusals import refuses
 
 WINDOWS = ("utf-8-sig", "utf-16", "utf-8")
 
@@ -42,10 +43,8 @@ def test_other_encodings_name_the_remedy(data: bytes, said: str, tmp_path: Path)
         decode_text(data)
     path = tmp_path / "list.txt"
     path.write_bytes(data)
-    with pytest.raises(UserError, match=f"^{path} cannot be read .*{said}"):
-        read_list(path)
+    refuses(f"^{path} cannot be read .*{said}", lambda: read_list(path))
     with pytest.raises(UserError, match=rf"list\.txt \(a list\) is not text: .*{said}"):
         Tree(tmp_path).lines("list.txt", "a list")
-    with pytest.raises(UserError, match=f"^recipe {path} cannot be read: .*{said}"):
-        read_mapping(path)
+    refuses(f"^recipe {path} cannot be read: .*{said}", lambda: read_mapping(path))
     assert path.read_bytes() == data

@@ -16,13 +16,13 @@ from pospre.algorithms.crop_field import (
     reversed_columns,
 )
 from pospre.batch import box_key, field_box_key, flip_key
-from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.places import Places
 from pospre.nn.positions.table import Table
 from tests.algorithms.cases import NARROW, Case, made, written
 from tests.nn.positions.test_boxes import in_boxes, random_boxes, random_field
+from tests.refusals import refuses
 
 LEARNED = {"positions": "learned"}
 SINCOS: dict[str, Any] = {"encoder": {"positions": "sincos"}, "field_size": None}
@@ -223,8 +223,7 @@ def test_without_class_token_everything_learns():
 def test_boxes_that_are_no_shares_of_the_image_are_refused(box):
     model, batch = built("mae")
     batch["view/box"][0, 0] = torch.tensor(box)
-    with pytest.raises(UserError, match=r"the batch's 'view/box' has boxes from .* as shares"):
-        written(model, batch)
+    refuses(r"the batch's 'view/box' has boxes from .* as shares", lambda: written(model, batch))
 
 
 def test_reversed_columns_mirror_the_positions():

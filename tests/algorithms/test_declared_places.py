@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 import pospre
 from pospre.batch import Batch
-from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
 from pospre.model.uses import Pass, Uses
 from pospre.nn.encoder_interface import PatchEncoder
 from tests.algorithms.cases import GROUPS, tiny_model
+from tests.refusals import refuses
 
 
 class PlaceInReference(Objective):
@@ -128,5 +128,4 @@ class Overwriter(Teller):
 )
 def test_a_key_that_was_not_declared_is_not_written(kind: type[Teller], said: str) -> None:
     model = model_of(kind(), Loca())
-    with pytest.raises(UserError, match=rf"{kind.__name__} writes the batch key {said}"):
-        model.prepare(batch_of(), 0.0)
+    refuses(rf"{kind.__name__} writes the batch key {said}", lambda: model.prepare(batch_of(), 0.0))

@@ -44,16 +44,13 @@ _TINY = {
     ],
     "mae": ["algorithms.mae.decoder_depth=1", "algorithms.mae.decoder_dim=64"],
     "lut": ["algorithms.mae.decoder_depth=1", "algorithms.mae.decoder_dim=64"],
-    "dinov2": [
-        "algorithms.dinov2.num_prototypes=64",
-        "data.views.global.size=32",
-        "data.views.local.size=16",
-    ],
+    "dinov2": ["algorithms.dinov2.num_prototypes=64", "data.views.global.size=32",
+     "data.views.local.size=16"],
     "intertwined": ["algorithms.dinov2.num_prototypes=64"],
     "simmim": ["encoder.image_size=64"],
     "ijepa": ["encoder.image_size=64"],
     "stop": ["encoder.image_size=64"],
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

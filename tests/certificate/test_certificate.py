@@ -35,14 +35,10 @@ def overrides(name: str, pictures: Path, folder: Path) -> tuple[Path, tuple[str,
     ("name", "more", "options", "title"),
     [
         ("dinov2", (), ("--ranks", "1,2"), "2 ranks beside 2: the targets and KoLeo of dinov2"),
-        (
-            "mae",
-            ("encoder.dropout=0.1", "trainer.precision=fp32", *SHARDED),
-            ("--ranks", "2,1,2", "--also", "trainer.microbatch_size=4"),
-            "ranks 2→1→2",
-        ),
+        ("mae", ("encoder.dropout=0.1", "trainer.precision=fp32", *SHARDED),
+         ("--ranks", "2,1,2", "--also", "trainer.microbatch_size=4"), "ranks 2→1→2"),
     ],
-)
+)  # fmt: skip
 def test_a_green_certificate(
     name: str,
     more: tuple[str, ...],

@@ -10,10 +10,10 @@ import torch
 from composer import Trainer
 
 from pospre.data.views.options import Augment
-from pospre.errors import UserError
 from tests.algorithms.cases import Case
 from tests.data.loading import VIEW, loader
 from tests.data.two_ranks_loader import Mean, Record
+from tests.refusals import refuses
 
 
 def train(data: Path, stop: int, load_path: Path | None = None) -> tuple[Trainer, Record]:
@@ -85,5 +85,4 @@ def test_a_trainer_refuses_a_loader_for_other_ranks_or_augments(photos, options,
         device="cpu",
         progress_bar=False,
     )
-    with pytest.raises(UserError, match=said):
-        trainer.fit()
+    refuses(said, trainer.fit)

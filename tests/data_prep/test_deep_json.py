@@ -7,10 +7,10 @@ import pytest
 
 from data_prep.sources.registry import open_source
 from pospre.data.opening import open_reader
-from pospre.errors import UserError
 from tests.data_prep.reading import Says, call, destination, partial, run, sidecar
 from tests.data_prep.sample_images import encoded, picture, write_files
 from tests.data_prep.sources.fakes import JPEGS
+from tests.refusals import refuses
 
 DEEP = b'{"a":' * 100_000
 
@@ -30,8 +30,7 @@ def test_of_converted_data(converted: Path, tmp_path: Path, name: str, refused: 
     root = Path(shutil.copytree(converted, tmp_path / "root"))
     (root / name).write_bytes(DEEP)
     target = root / ("out.beton" if "beton" in name else "out")
-    with pytest.raises(UserError, match=f"{name} cannot be read .*nested too deeply"):
-        open_reader(target)
+    refuses(f"{name} cannot be read .*nested too deeply", lambda: open_reader(target))
     if "index" not in name:
         assert f"{name} cannot be read (it is nested too deeply)" in refused(
             run, root / "photos", target

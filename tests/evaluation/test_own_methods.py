@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pospre.batch import VISIBLE, Batch
-from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs, PixelObjective
@@ -29,6 +28,7 @@ from pospre.recipe.recipe import Recipe, recipe_from_dict
 from pospre.reporting.live_page import draw_views
 from pospre.training.build import build_model
 from tests.evaluation.checkpoints import results_of, tiny_recipe
+from tests.refusals import refuses
 
 
 class Reader(PositionObjective):
@@ -202,8 +202,7 @@ def test_a_method_over_a_second_view_group_is_measured(
         results_of, "position_pictures", recipe, data, tmp_path / "p.json", model, num_pictures=2
     )
     if reads == "both":
-        with pytest.raises(UserError, match=r"Places reads the view groups query, view"):
-            pictures()
+        refuses(r"Places reads the view groups query, view", pictures)
     else:
         assert len(pictures()["pictures"]) == 2
 

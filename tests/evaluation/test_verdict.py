@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from pospre.errors import UserError
 from pospre.evaluation.estimates import compared
 from pospre.evaluation.registry import START
 from pospre.evaluation.verdict import Judgement, judge, power_line, split_figure
 from pospre.recipe.sections import Verdict
+from tests.refusals import refuses
 
 FIGURE, GUARD = "knn/top1", "logistic/top1"
 
@@ -90,8 +90,7 @@ def test_what_images_can_show_is_said_before_training() -> None:
     )
     assert power_line(FIGURE, 60).endswith("Too few to show a usual gain; a collapse would show")
     assert "0.63 of its spread" in power_line("segmentation/mIoU", 20)
-    with pytest.raises(UserError, match="only 5 images would judge knn/top1; at least 6"):
-        power_line(FIGURE, 5)
+    refuses("only 5 images would judge knn/top1; at least 6", lambda: power_line(FIGURE, 5))
 
 
 @pytest.mark.parametrize(
@@ -105,5 +104,4 @@ def test_what_images_can_show_is_said_before_training() -> None:
     ],
 )
 def test_figures_that_cannot_be_judged(name: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        split_figure(name)
+    refuses(said, lambda: split_figure(name))

@@ -116,16 +116,10 @@ def test_a_pass_over_the_same_patches_is_shared_and_one_over_others_refused() ->
 EDITS = {"student": Pass(joins=True, edits_places=True)}
 REFUSED: list[tuple[list[PretrainAlgorithm], dict[str, Any], str]] = [
     ([reads(passes={}), made("mae")], {}, r"Reads has a loss, but reads no pass .*passes=\{"),
-    (
-        [reads(passes={"global": Pass(joins=True)}), made("mae")],
-        {},
-        r"Reads joins the encoder pass 'global', which no method listed runs; there is 'student'",
-    ),
-    (
-        [reads(passes=EDITS, predicts="content"), made("supervised")],
-        {"positions": "none"},
-        r"Reads changes the places .* encoder\.positions = none has none to change",
-    ),
+    ([reads(passes={"global": Pass(joins=True)}), made("mae")], {},
+     r"Reads joins the encoder pass 'global', which no method listed runs; there is 'student'"),
+    ([reads(passes=EDITS, predicts="content"), made("supervised")], {"positions": "none"},
+     r"Reads changes the places .* encoder\.positions = none has none to change"),
     (
         [
             reads(passes=EDITS, predicts="content"),
@@ -136,36 +130,19 @@ REFUSED: list[tuple[list[PretrainAlgorithm], dict[str, Any], str]] = [
         r"Another and Reads both change the places of the encoder pass 'student'",
     ),
     ([reads(passes=EDITS), made("supervised")], {}, r"Reads changes the places .* must say what"),
-    (
-        [reads(predicts="view_place"), made("mae")],
-        {},
-        r"Reads declares predicts = 'view_place'.*mean 'view_places'",
-    ),
-    (
-        [reads(predicts="places"), made("mae")],
-        {},
-        r"Reads predicts the places of patches, .* Set encoder\.positions: none",
-    ),
-    (
-        [reads(predicts="view_places"), made("mae"), made("crop_field", field_size=None)],
-        {},
-        r"Reads declares predicts='view_places', but crop_field gives .* or hide those",
-    ),
-    (
-        [reads(keys={"*/field_box": None}), made("crop_field", field_size=None), made("mae")],
-        {},
-        r"Reads and crop_field both write the batch key 'view/field_box'",
-    ),
-    (
-        [reads(predicts="places"), reads(Another, keys={"view/field_box": None}), made("mae")],
-        {},
-        r"Reads declares predicts='places', but Another gives",
-    ),
-    (
-        [made("lut", symmetric=True), made("mae", second_mask_ratio=0.5)],
-        {"views": {name: GROUPS[name] for name in ("view", "second")}},
-        r"but mae masks some of the first one's. Set mae\.second_mask_ratio to 0",
-    ),
+    ([reads(predicts="view_place"), made("mae")], {},
+     r"Reads declares predicts = 'view_place'.*mean 'view_places'"),
+    ([reads(predicts="places"), made("mae")], {},
+     r"Reads predicts the places of patches, .* Set encoder\.positions: none"),
+    ([reads(predicts="view_places"), made("mae"), made("crop_field", field_size=None)], {},
+     r"Reads declares predicts='view_places', but crop_field gives .* or hide those"),
+    ([reads(keys={"*/field_box": None}), made("crop_field", field_size=None), made("mae")], {},
+     r"Reads and crop_field both write the batch key 'view/field_box'"),
+    ([reads(predicts="places"), reads(Another, keys={"view/field_box": None}), made("mae")], {},
+     r"Reads declares predicts='places', but Another gives"),
+    ([made("lut", symmetric=True), made("mae", second_mask_ratio=0.5)],
+     {"views": {name: GROUPS[name] for name in ("view", "second")}},
+     r"but mae masks some of the first one's. Set mae\.second_mask_ratio to 0"),
     (
         [
             made("lut", supervision="tokens"),
@@ -179,27 +156,15 @@ REFUSED: list[tuple[list[PretrainAlgorithm], dict[str, Any], str]] = [
     ([made("mae"), made("mae")], {}, r"algorithms.mae is given twice; give it once"),
     ([made("ema_teacher")], {}, r"none of those listed \(ema_teacher\) has a loss"),
     ([reads(hides=Hides(4)), made("mae")], {}, r"Reads and mae both hide patches"),
-    (
-        [reads(passes={"student": Pass(), "extra": Pass("global")})],
-        {},
-        r"Reads needs the view group 'global', but data.views has view",
-    ),
-    (
-        [made("stop")],
-        {},
-        r"algorithms.stop needs algorithms.ijepa. Its predictor projects the context",
-    ),
-    (
-        [made("mae")],
-        {"views": {"view": ViewGroup(size=64)}},
-        r"data\.views\.view\.size = \[64, 64\]",
-    ),
-    (
-        [made("mae")],
-        {"views": {"view": GROUPS["view"], "extra": ViewGroup(name="extra", size=32)}},
-        r"data\.views\.extra is not read by any algorithm listed; only view is",
-    ),
-]
+    ([reads(passes={"student": Pass(), "extra": Pass("global")})], {},
+     r"Reads needs the view group 'global', but data.views has view"),
+    ([made("stop")], {},
+     r"algorithms.stop needs algorithms.ijepa. Its predictor projects the context"),
+    ([made("mae")], {"views": {"view": ViewGroup(size=64)}},
+     r"data\.views\.view\.size = \[64, 64\]"),
+    ([made("mae")], {"views": {"view": GROUPS["view"], "extra": ViewGroup(name="extra", size=32)}},
+     r"data\.views\.extra is not read by any algorithm listed; only view is"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("methods", "options", "said"), REFUSED)

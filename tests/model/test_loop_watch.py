@@ -20,6 +20,7 @@ from pospre.errors import UserError
 from pospre.model import loop_watch
 from tests.algorithms.cases import Case, tiny_model
 from tests.model.test_sample_numbers import noise
+from tests.refusals import refuses
 
 TOO_FAST = r"after_step was called 1\d times, but the weights have changed \d times"
 TOO_EARLY = "before optimizer.step"
@@ -92,8 +93,7 @@ def test_after_step_is_called_once_after_each_optimiser_step(
     if error is None:
         play(model, calls)
     else:
-        with pytest.raises(UserError, match=error):
-            play(model, calls)
+        refuses(error, lambda: play(model, calls))
     assert [bool(warning and warning in line) for line in said] == [True] * bool(warning)
 
 
@@ -160,8 +160,7 @@ def test_tensors_that_no_optimiser_holds_are_found_later_too(
         bias.requires_grad_(True)
     else:
         model.vit.norm.register_parameter("bias", nn.Parameter(torch.zeros_like(bias)))
-    with pytest.raises(UserError, match=r"no optimiser trains them: .*Unfreeze or add"):
-        train(3)
+    refuses(r"no optimiser trains them: .*Unfreeze or add", lambda: train(3))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)  # a new one holds all
     train(3)
 
@@ -185,8 +184,7 @@ def test_a_trainer_looks_for_such_tensors_at_every_epoch() -> None:
         progress_bar=False,
         device="cpu",
     )
-    with pytest.raises(UserError, match=r"1 tensors have a gradient, .*encoder.norm.bias"):
-        trainer.fit()
+    refuses(r"1 tensors have a gradient, .*encoder.norm.bias", trainer.fit)
     assert trainer.state.timestamp.batch.value == 1
 
 
@@ -240,10 +238,8 @@ def test_parts_that_come_after_the_teacher_are_refused() -> None:
     model = Case(("ijepa",)).of_one_block().build()
     block: Any = model.encoder.get_submodule("blocks.0")
     block.mlp.fc1 = Lora(block.mlp.fc1)
-    with pytest.raises(UserError, match=r"LoRA, before the model is made"):
-        model.prepare(noise(0), 0.0)
-    with pytest.raises(UserError, match=r"tensors, but its teacher, copied before"):
-        model.after_step(0.0)
+    refuses(r"LoRA, before the model is made", lambda: model.prepare(noise(0), 0.0))
+    refuses(r"tensors, but its teacher, copied before", lambda: model.after_step(0.0))
 
 
 def test_an_encoder_is_not_exchanged() -> None:
@@ -253,8 +249,7 @@ def test_an_encoder_is_not_exchanged() -> None:
     model.prepare(noise(0), 0.0)
     model = averaged()
     model.encoder = averaged().encoder
-    with pytest.raises(UserError, match=r"model.encoder was replaced .* Make a new model"):
-        model.prepare(noise(0), 0.0)
+    refuses(r"model.encoder was replaced .* Make a new model", lambda: model.prepare(noise(0), 0.0))
 
 
 @pytest.mark.parametrize("change", ["weights", "frozen", None])

@@ -16,7 +16,6 @@ from pospre.algorithms.droppos import DropPos
 from pospre.algorithms.ema_teacher import EmaTeacher
 from pospre.algorithms.mae import MAE
 from pospre.data.views.options import ViewGroup
-from pospre.errors import UserError
 from pospre.model.algorithm import (
     PretrainAlgorithm,
     algorithm_class,
@@ -26,6 +25,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.progress import Progress, training_progress
 from pospre.nn.positions import SCHEMES
 from tests.algorithms.cases import DECODER, made, random_views, tiny_model
+from tests.refusals import refuses
 
 SMALL: dict[str, Any] = DECODER
 
@@ -63,8 +63,7 @@ def test_algorithms_are_found_by_module_name():
 
 
 def test_unknown_algorithm_is_suggested():
-    with pytest.raises(UserError, match=r"'dropos' is not known\. Did you mean 'droppos'"):
-        algorithm_class("dropos")
+    refuses(r"'dropos' is not known\. Did you mean 'droppos'", lambda: algorithm_class("dropos"))
 
 
 @pytest.mark.parametrize(
@@ -164,5 +163,4 @@ def test_features_are_the_patches_of_each_layer_normalised(scheme: str) -> None:
     ],
 )
 def test_layers_that_do_not_exist_are_named(layers: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        tiny_model(depth=2).features(torch.randn(1, 3, 32, 32), layers=layers)
+    refuses(words, lambda: tiny_model(depth=2).features(torch.randn(1, 3, 32, 32), layers=layers))

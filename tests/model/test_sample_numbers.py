@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import pospre
-from pospre.errors import UserError
 from pospre.model import sample_numbers
 from tests.algorithms.cases import Case
+from tests.refusals import refuses
 
 
 def noise(step: int, **numbers: Any) -> pospre.batch.Batch:
@@ -30,10 +30,7 @@ def test_an_index_that_starts_anew_in_every_batch_is_an_error(microbatches: int)
 
     for number in range(2):
         step(number)
-    with pytest.raises(
-        UserError, match=r"the same 'index' and 'epoch', .* position in the data set"
-    ):
-        step(2)
+    refuses(r"the same 'index' and 'epoch', .* position in the data set", lambda: step(2))
 
 
 def test_an_epoch_of_two_such_batches_is_found_in_the_next() -> None:
@@ -41,10 +38,10 @@ def test_an_epoch_of_two_such_batches_is_found_in_the_next() -> None:
     model.prepare({k: v[:2] for k, v in noise(9, epoch=7).items()}, 0.0)  # tried on two images
     for step in range(3):
         model.prepare(noise(step, epoch=step // 2), 0.0)
-    with pytest.raises(
-        UserError, match=r"the same 'index' and 'epoch', .* position in the data set"
-    ):
-        model.prepare(noise(3, epoch=1), 0.0)
+    refuses(
+        r"the same 'index' and 'epoch', .* position in the data set",
+        lambda: model.prepare(noise(3, epoch=1), 0.0),
+    )
 
 
 def test_some_samples_that_come_twice_are_no_error() -> None:

@@ -12,7 +12,6 @@ from torch.nn.utils import parametrize, prune
 
 from pospre.algorithms.ijepa.ijepa import FeaturePrediction
 from pospre.data.views.options import ViewGroup
-from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_class
 from pospre.model.model import PretrainModel
 from pospre.nn.block import Attention, Mlp
@@ -20,6 +19,7 @@ from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.projections import bias_of, weight_of
 from pospre.nn.vit import Encoder
 from tests.algorithms.cases import NARROW, OPTIONS, Case, written
+from tests.refusals import refuses
 
 BEIT, EVA = replace(NARROW, key_bias=False), replace(NARROW, swiglu=True, mlp_norm=True)
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -214,28 +214,21 @@ def cut(encoder: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda encoder: give_lora(encoder, "qkv"),
-            r"qkv is now .*\.Lora, but was .*Linear",
-        ),
-        (
-            lambda encoder: give_lora(encoder.patch_embed, "proj"),
-            r"proj is now .*Lora, but was",
-        ),
+        (lambda encoder: give_lora(encoder, "qkv"), r"qkv is now .*\.Lora, but was .*Linear"),
+        (lambda encoder: give_lora(encoder.patch_embed, "proj"), r"proj is now .*Lora, but was"),
         (parametrised, r"qkv is now .*ParametrizedLinear.*remove_parametrizations"),
         (pruned, r"proj.weight is now missing, but was torch.Tensor"),
         (doubled, r"blocks.0.mlp.fc2 is now .*Doubled, but was .*Linear"),
         (cut, r"encoder.norm is now .*Identity, but was .*LayerNorm"),
     ],
-)
+)  # fmt: skip
 def test_an_export_refuses_what_its_weights_do_not_hold(
     change: Callable[[Any], None], message: str
 ) -> None:
     encoder = encoder_of("plain")
     change(encoder)
     state = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
-    with pytest.raises(UserError, match=message):
-        encoder.timm_state()
+    refuses(message, encoder.timm_state)
     assert all(torch.equal(state[name], each) for name, each in encoder.state_dict().items())
 
 

@@ -232,18 +232,14 @@ def test_communication_hides_behind_computing_as_far_as_there_is_some() -> None:
         (["--gpus", "0", "--gpu", "h100"], "--gpus is 0; give a number above 0"),
         (["--gpus", "12", "--gpu", "h100", "--nodes", "5"], "not evenly spread over 5 nodes"),
         (["--gpus", "7", "--gpu", "h100"], "of their number, 7; use data.batch_size=63 or 70"),
-        (
-            ["--gpus", "8", "--gpu", "h100", "--efficiency", "40"],
-            "--efficiency is 40.0; give a number > 0, ≤ 1.",
-        ),
-        (
-            ["--gpus", "8", "--gpu", "h100", "--images", "0"],
-            "--images is 0; give a whole number > 0.",
-        ),
+        (["--gpus", "8", "--gpu", "h100", "--efficiency", "40"],
+         "--efficiency is 40.0; give a number > 0, ≤ 1."),
+        (["--gpus", "8", "--gpu", "h100", "--images", "0"],
+         "--images is 0; give a whole number > 0."),
         (["--gpus", "8", "--gpu", "h100", "--output", "/dev/null/x"], "is not a writable folder"),
         (["encoder.nam=x", "--gpus", "8", "--gpu", "h100"], "unknown key 'encoder.nam'"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_one_message(plan: Command, given: list[str], said: str) -> None:
     code, text = plan(*SMALL, "data.batch_size=64", *given)
     assert code == 2 and said in text and "Traceback" not in text

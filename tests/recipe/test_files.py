@@ -136,15 +136,12 @@ def test_null_turns_a_callback_of_the_base_off(tmp_path: Path) -> None:
     ("files", "parts"),
     [
         ({"own": OWN}, ["own.yaml: extends: base.yaml: recipe ", "base.yaml does not exist"]),
-        (
-            {"base": BASE | {"extends": "x.yaml"}, "own": OWN},
-            ["itself extends x.yaml", "one"],
-        ),
+        ({"base": BASE | {"extends": "x.yaml"}, "own": OWN}, ["itself extends x.yaml", "one"]),
         ({"own": OWN | {"extends": "own.yaml"}}, ["own.yaml itself extends own.yaml"]),
         ({"own": OWN | {"extends": ["base.yaml"]}}, ["extends: ['base.yaml'] must be", "path"]),
         ({"base": {"data": 3}, "own": {**OWN, "data": {"x": 1}}}, ["'data.x'"]),
     ],
-)
+)  # fmt: skip
 def test_mistakes_name_file_and_key(
     files: dict[str, dict[str, Any]], parts: list[str], tmp_path: Path
 ) -> None:

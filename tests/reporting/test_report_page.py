@@ -101,14 +101,11 @@ def test_published_figures_stand_only_beside_what_compares(tmp_path: Path) -> No
     ("mean", "top1", "words"),
     [
         (0.326, 0.713, "53 times as often as untrained; {}; its kNN is 31.1 ± 2.9 points above"),
-        (
-            0.0062,
-            0.36,
-            "no more often than untrained; {}; its kNN is within two errors of untrained (-4.2 ± ",
-        ),
+        (0.0062, 0.36,
+         "no more often than untrained; {}; its kNN is within two errors of untrained (-4.2 ± "),
         (0.0155, 0.2, "2.5 times as often as untrained; {}; its kNN is 20.2 ± 2.9 points below"),
     ],
-)
+)  # fmt: skip
 def test_the_page_opens_with_what_came_of_it(
     tmp_path: Path, mean: float, top1: float, words: str
 ) -> None:

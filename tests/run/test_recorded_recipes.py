@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from pospre import evaluate
-from pospre.errors import UserError, run_command
+from pospre.errors import run_command
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.replay import replay
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
+from tests.refusals import refuses
 from tests.training.tiny_runs import Run, curve
 
 SECRET = "hunter2-geheim"
@@ -121,7 +122,5 @@ def test_a_step_is_made_again_from_places_that_are_named(tmp_path: Path) -> None
     path = tmp_path / "run/bad_steps/ba3.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"step": 3, "recipe": recipe, "ranks": [{"index": [0]}]}))
-    with pytest.raises(UserError, match=r"data\.path is recorded as 's3://foreign/images'"):
-        replay(path)
-    with pytest.raises(UserError, match="none does not exist"):
-        replay(path, f"data.path={tmp_path}/none")
+    refuses(r"data\.path is recorded as 's3://foreign/images'", lambda: replay(path))
+    refuses("none does not exist", lambda: replay(path, f"data.path={tmp_path}/none"))

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
-from pospre.errors import UserError
 from pospre.recipe.recipe import load_recipe
 from pospre.run.run import Run
 from pospre.training.train import train, train_in
 from tests.processes import finished, launcher
+from tests.refusals import refuses
 from tests.training.tiny_runs import SHORT, contents, curve, environment
 
 
@@ -16,8 +14,7 @@ def test_train_alone_is_a_whole_run(tiny: Path, tmp_path: Path) -> None:
     recipe, folder = load_recipe(tiny, SHORT), tmp_path / "runs" / "tiny"
     before = contents(tmp_path)
     with Run(recipe) as run:
-        with pytest.raises(UserError, match="in use by another run"):
-            train(recipe)
+        refuses("in use by another run", lambda: train(recipe))
         assert run.is_new()
     assert contents(tmp_path) == before
     assert not train(recipe)

@@ -202,22 +202,14 @@ def test_a_node_that_has_everything_needs_no_bundle(
     [
         (NODE, "", [], "node.txt has no torch==…, which the bundle does not hold"),
         ("tqdm==", "tqdm @ file:///build/", [], "'tqdm @ file:///build/.*' is not NAME==VERSION; "),
-        (
-            f"Python {PYTHON}.9",
-            "Python 3.14.1",
-            [],
-            "has Python 3.14; pospre needs >=3.11,<3.14 on",
-        ),
-        (
-            f"torch=={TORCH}",
-            "torch==1.13.1",
-            [],
-            r"torch 1.13.1\+cu130; pospre needs torch>=2: upd",
-        ),
+        (f"Python {PYTHON}.9", "Python 3.14.1", [],
+         "has Python 3.14; pospre needs >=3.11,<3.14 on"),
+        (f"torch=={TORCH}", "torch==1.13.1", [],
+         r"torch 1.13.1\+cu130; pospre needs torch>=2: upd"),
         ("", "", ["evaluat"], "--extra evaluat is unknown. Did you mean 'evaluate'"),
         (f"torch=={TORCH}", "torch==8.0", [], "(?s)no wheels fit .* uv says:\n.*fakevision"),
     ],
-)
+)  # fmt: skip
 def test_a_node_that_no_bundle_fits_is_refused(
     program: dict[str, Any],
     tmp_path: Path,

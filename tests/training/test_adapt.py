@@ -12,9 +12,9 @@ import pytest
 from pospre import evaluate, export
 from pospre.data.opening import open_reader
 from pospre.data.stores.subset import half_indices, half_of
-from pospre.errors import UserError
 from pospre.evaluation.run import measure
 from pospre.recipe.recipe import load_recipe
+from tests.refusals import refuses
 from tests.training.test_start_weights import exported
 from tests.training.tiny_runs import MAE, Run, metrics
 
@@ -170,5 +170,4 @@ def test_halves_are_disjoint_and_always_the_same(
     assert first == again and first["query_samples"] == len(rest)
     names = [half_of(reader, "judge").about(index)[1] for index in range(len(rest))]
     assert names == [reader.about(index)[1] for index in rest.tolist()]
-    with pytest.raises(UserError, match="too few for half=judge"):
-        half_indices(1, "judge", "one")
+    refuses("too few for half=judge", lambda: half_indices(1, "judge", "one"))

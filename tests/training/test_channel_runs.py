@@ -110,19 +110,15 @@ def test_grey_images_in_one_channel(run: Run, options: list[str], tmp_path: Path
         (["encoder.channels=5"], "encoder.channels = 5, but .* was converted with --channels 6"),
         (["encoder.channels=3"], "encoder.channels = 3, but .* was converted with --channels 6"),
         (["data.mean=[0.5, 0.5]"], "data.mean has 2 numbers; give one, or 6"),
-        (
-            ["data.views.view.augment={jitter: [0.4, 0.4, 0.2, 0.1]}"],
-            "data.views.view.augment.jitter is for red, green and blue",
-        ),
+        (["data.views.view.augment={jitter: [0.4, 0.4, 0.2, 0.1]}"],
+         "data.views.view.augment.jitter is for red, green and blue"),
         (["data.deep_range=[0, 255]"], "data.deep_range = 0..255, but .* --deep-range auto"),
         (["data.deep_range=[9, 1]"], "data.deep_range"),
         (["data.deep_range=wide"], "data.deep_range"),
-        (
-            ["encoder={name: swin_tiny, image_size: 64, channels: 6}"],
-            "encoder.name = swin_tiny needs encoder.channels: 3, not 6",
-        ),
+        (["encoder={name: swin_tiny, image_size: 64, channels: 6}"],
+         "encoder.name = swin_tiny needs encoder.channels: 3, not 6"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_work_names_its_key(
     changes: list[str], message: str, shards: Path, options: list[str], run: Run
 ) -> None:

@@ -122,20 +122,14 @@ def test_a_logger_that_cannot_start_ends_the_run(
 @pytest.mark.parametrize(
     ("override", "key", "environment"),
     [
-        (
-            "{wandb: {project: p, init_kwargs: {settings: {api_key: k3y}}}}",
-            "loggers.wandb.init_kwargs.settings.api_key",
-            "WANDB_API_KEY",
-        ),
+        ("{wandb: {project: p, init_kwargs: {settings: {api_key: k3y}}}}",
+         "loggers.wandb.init_kwargs.settings.api_key", "WANDB_API_KEY"),
         ("{neptune: {api_token: k3y}}", "loggers.neptune.api_token", "NEPTUNE_API_TOKEN"),
         ("{comet: {exp_kwargs: {apiKey: k3y}}}", "loggers.comet.exp_kwargs.apiKey", "COMET_API"),
-        (
-            "{mlflow: {tracking_uri: 'https://me:k3y@host/path'}}",
-            "loggers.mlflow.tracking_uri",
-            "MLFLOW_TRACKING_PASSWORD",
-        ),
+        ("{mlflow: {tracking_uri: 'https://me:k3y@host/path'}}", "loggers.mlflow.tracking_uri",
+         "MLFLOW_TRACKING_PASSWORD"),
     ],
-)
+)  # fmt: skip
 def test_a_secret_in_a_recipe_is_refused_and_not_repeated(
     override: str, key: str, environment: str, tiny: Path, run: Run, tmp_path: Path
 ) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pospre.errors import UserError
 from pospre.train import main
 from pospre.training.options_text import options_text
+from tests.refusals import refuses
 
 
 def test_types_ranges_and_defaults_are_those_of_the_declaration() -> None:
@@ -30,8 +30,7 @@ def test_without_a_name_all_names_are_listed(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_unknown_name_is_a_user_error() -> None:
-    with pytest.raises(UserError, match=r"'dropos' is no section, algorithm or.*droppos"):
-        options_text("dropos")
+    refuses(r"'dropos' is no section, algorithm or.*droppos", lambda: options_text("dropos"))
 
 
 def test_a_class_of_another_package_is_read_alike(

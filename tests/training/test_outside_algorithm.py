@@ -22,6 +22,7 @@ from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
 from pospre.training.build import build_algorithms, resolve
 from tests.evaluation.checkpoints import measured, save_checkpoint
+from tests.refusals import refuses
 from tests.training.tiny_runs import Run, metrics
 
 NAME = "mylab.loca:LOCA"
@@ -176,8 +177,7 @@ def test_a_recorded_class_is_imported_only_if_it_is_trusted(
     assert "tensors from" in pospre.load_weights(
         pospre.PretrainModel(encoder, [pospre.MAE()], seed=0), str(folder)
     )
-    with pytest.raises(UserError, match=r"in Python, import it first"):
-        pospre.load_run(folder)
+    refuses(r"in Python, import it first", lambda: pospre.load_run(folder))
     assert plan.main([str(recipe), "algorithms.mae={}", "--gpus", "1", "--gpu", "h100"]) == 0
     shown = capsys.readouterr()
     assert "with mae" in shown.out and f"not counted: algorithms: '{NAME}'" in shown.err
@@ -257,8 +257,7 @@ def test_a_class_derived_from_ours_has_its_evaluations(
     ],
 )
 def test_what_names_no_algorithm_outside_is_said(mylab: Path, name: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        algorithm_class(name)
+    refuses(said, lambda: algorithm_class(name))
 
 
 @pytest.mark.parametrize(
@@ -272,8 +271,7 @@ def test_what_names_no_algorithm_outside_is_said(mylab: Path, name: str, said: s
 )
 def test_a_module_that_does_not_import_says_why(mylab: Path, code: str, said: str) -> None:
     (mylab / "broken.py").write_text(code)
-    with pytest.raises(UserError, match=said):
-        algorithm_class("mylab.broken:LOCA")
+    refuses(said, lambda: algorithm_class("mylab.broken:LOCA"))
 
 
 @pytest.mark.parametrize(
@@ -285,8 +283,7 @@ def test_a_module_that_does_not_import_says_why(mylab: Path, code: str, said: st
     ],
 )
 def test_a_wrong_option_of_a_class_outside_is_said(recipe: Path, override: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        resolve(load_recipe(recipe, [override]))
+    refuses(said, lambda: resolve(load_recipe(recipe, [override])))
 
 
 def test_options_without_types_are_taken_as_they_are(mylab: Path) -> None:

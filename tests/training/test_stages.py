@@ -11,7 +11,6 @@ import yaml
 from safetensors.torch import load_file
 
 import pospre
-from pospre.errors import UserError
 from pospre.export import main as export
 from pospre.nn.lora import PAIRS
 from pospre.recipe.recipe import load_recipe
@@ -19,6 +18,7 @@ from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model, load_model, resolve
 from pospre.training.replay import replay
 from tests.processes import finished
+from tests.refusals import refuses
 from tests.training.tiny_runs import (
     MAE,
     Run,
@@ -224,8 +224,7 @@ def test_a_step_is_replayed_in_its_stage(staged: Path, run: Run, tmp_path: Path)
     # from step 3, where the second stage begins
     assert replay(noted).losses["loss/total"] == losses[step]
     go_back(folder, 2)
-    with pytest.raises(UserError, match="step 5 is in a later stage than the start"):
-        replay(noted)
+    refuses("step 5 is in a later stage than the start", lambda: replay(noted))
 
 
 def test_pairs_train_beside_frozen_weights_and_are_merged_for_others(
@@ -281,17 +280,13 @@ def test_pairs_train_beside_frozen_weights_and_are_merged_for_others(
         (("lora={}", "stages=[{train: {last: 2}}]"), "stages train all blocks whole"),
         (("lora={}", "stages=[{until: .5, train: heads}, {train: {last: 1}}]"), "lora has no eff"),
         (("stages=[{train: {lora: true}}]",), "there are no pairs; add the section lora"),
-        (
-            (STAGES, "encoder.weights=null"),
-            "stages: parts of the encoder are frozen, but encoder.weights is null",
-        ),
+        ((STAGES, "encoder.weights=null"),
+         "stages: parts of the encoder are frozen, but encoder.weights is null"),
         (("stages=[{until: 99ba, train: heads}, {}]",), "stages.0.until = 99ba is step 99"),
-        (
-            ("stages=[{until: .5, train: head}, {}]",),
-            "'stages.0.train' is 'head' (str); expected heads",
-        ),
+        (("stages=[{until: .5, train: head}, {}]",),
+         "'stages.0.train' is 'head' (str); expected heads"),
     ],
-)
+)  # fmt: skip
 def test_stages_that_cannot_be_write_nothing(
     overrides: tuple[str, ...], words: str, staged: Path, run: Run, tmp_path: Path
 ) -> None:

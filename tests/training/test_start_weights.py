@@ -137,11 +137,8 @@ def test_a_shared_bias_is_copied_to_every_block(tmp_path: Path) -> None:
     ("source", "target", "message"),
     [
         ({}, {"layer_scale": 0.1}, r"encoder.layer_scale = 0.1, but .* has none"),
-        (
-            {},
-            {"num_registers": 2},
-            r"gated_registers = 0, but 2 of encoder.num_registers = 2 need a gate",
-        ),
+        ({}, {"num_registers": 2},
+         r"gated_registers = 0, but 2 of encoder.num_registers = 2 need a gate"),
         ({"num_registers": 2}, {}, r"encoder.num_registers = 0, but .* has 2"),
         ({"channels": 4}, {}, r"encoder.channels = 3, but .* has 4"),
         ({"layer_scale": 0.1}, {}, r"encoder.layer_scale = null, but .* has factors"),
@@ -152,7 +149,7 @@ def test_a_shared_bias_is_copied_to_every_block(tmp_path: Path) -> None:
         ({"positions": "learned"}, {}, r"sincos is a fixed table, but .* has learned its own"),
         ({"positions": "relative"}, {}, r"has no place"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_named(
     tmp_path: Path, source: dict[str, Any], target: dict[str, Any], message: str
 ) -> None:

@@ -34,6 +34,7 @@ from tests.data.buckets import (
 )
 from tests.data.flaky_s3 import Fault, FlakyS3
 from tests.processes import LIMIT, started, until
+from tests.refusals import refuses
 
 
 def fetchers() -> set[threading.Thread]:
@@ -50,8 +51,7 @@ def test_what_is_expected_comes_ahead(bucket: Any, server: FlakyS3) -> None:
         "shard.00004.mds",
     }
     reader.close()
-    with pytest.raises(UserError, match=r"reading was ended"):
-        reader.read(9)
+    refuses(r"reading was ended", lambda: reader.read(9))
     reader.expect(np.arange(NUM_SAMPLES))
     check(reader)
     reader.close()
@@ -173,8 +173,7 @@ def test_a_sample_damaged_before_it_was_described_is_not_fetched_for_ever(
     note["crc32c"] = base64.b64encode(sums.tobytes()).decode()
     (source / "pospre.json").write_text(json.dumps(note))
     upload(source)
-    with pytest.raises(UserError, match=rf"{ADDRESS}/\S+, sample 2 .*Copy the data set to"):
-        list(loader_of(ADDRESS))
+    refuses(rf"{ADDRESS}/\S+, sample 2 .*Copy the data set to", lambda: list(loader_of(ADDRESS)))
     with pytest.warns(UserWarning, match="sample 2"):
         loader = loader_of(ADDRESS, bad_samples="skip")
         for _ in range(6):
@@ -212,8 +211,7 @@ def test_a_loader_is_left_while_it_waits(bucket: Any, server: FlakyS3) -> None:
 
 
 def test_limits_and_orders(bucket: Any) -> None:
-    with pytest.raises(UserError, match=r"cache_limit = 30000 is less than two shards"):
-        open_remote(cache_limit=30_000)
+    refuses(r"cache_limit = 30000 is less than two shards", lambda: open_remote(cache_limit=30_000))
     reader = open_remote(cache_limit=100_000)
 
     def visits(order: str, window: int) -> Visits:
@@ -250,10 +248,7 @@ def test_a_full_disk_is_said(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
     reader = open_remote()
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(
-        UserError, match=r"the disk of .* is full: .* needs \d+ bytes, but only \d+ are"
-    ):
-        reader.read(0)
+    refuses(r"the disk of .* is full: .* needs \d+ bytes, but only \d+ are", lambda: reader.read(0))
     monkeypatch.undo()
     assert not list(reader.path.glob("shard*"))
 

@@ -18,9 +18,9 @@ from pospre.data.decode.bit_depth import (
 from pospre.data.decode.decoder import OpenedImage
 from pospre.data.opening import open_reader
 from pospre.data.views.options import ViewGroup
-from pospre.errors import UserError
 from tests.data.deep_files import RAMP, npy, png16, saved
 from tests.data.loading import loader
+from tests.refusals import refuses
 
 TWELVE = (RAMP * 4095).astype(np.uint16)
 
@@ -48,26 +48,14 @@ FILES = {
     "Hounsfield units": (saved(signed(RAMP)), "-4096..4096", True, (signed(RAMP) + 4096) >> 5),
     "unit": (saved(RAMP.astype(np.float32)), "0..1", True, np.minimum(RAMP * 256, 255)),
     "1.02": (saved((1.02 * RAMP).astype(np.float32)), "0..4", True, 1.02 * RAMP * 64),
-    "-1 to 1": (
-        saved((2 * RAMP - 1).astype(np.float32)),
-        "-1..1",
-        True,
-        np.minimum(RAMP * 256, 255),
-    ),
-    "grey map of 12 bits": (
-        b"P5 48 32 4095\n" + TWELVE.astype(">u2").tobytes(),
-        "0..65536",
-        False,
-        TWELVE / 4095 * 255.99,
-    ),
+    "-1 to 1": (saved((2 * RAMP - 1).astype(np.float32)), "-1..1", True,
+     np.minimum(RAMP * 256, 255)),
+    "grey map of 12 bits": (b"P5 48 32 4095\n" + TWELVE.astype(">u2").tobytes(), "0..65536", False,
+     TWELVE / 4095 * 255.99),
     "colour": (png16(np.stack([TWELVE << 4] * 3, -1), 2), "0..65536", False, TWELVE >> 4),
-    "with alpha": (
-        png16(np.stack([TWELVE << 4, np.full_like(TWELVE, 65535)], -1), 4),
-        "0..65536",
-        False,
-        TWELVE >> 4,
-    ),
-}
+    "with alpha": (png16(np.stack([TWELVE << 4, np.full_like(TWELVE, 65535)], -1), 4), "0..65536",
+     False, TWELVE >> 4),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -112,8 +100,7 @@ def test_12_bit_tiffs_say_so_themselves() -> None:
 
 @pytest.mark.parametrize("text", ["5,5", "7,3", "0,inf", "0", "a,b", "0,1,2", ""])
 def test_what_is_no_range_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="--deep-range is"):
-        parse_range(text, "--deep-range")
+    refuses("--deep-range is", lambda: parse_range(text, "--deep-range"))
 
 
 def test_ranges_as_recipes_and_commands_have_them() -> None:

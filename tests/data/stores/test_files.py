@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pospre.data.stores.files import ByteRange, SampleBytes
-from pospre.errors import UserError
+from tests.refusals import refuses
 
 NUM_SAMPLES = 60
 SIZES = np.random.default_rng(0).integers(1, 9000, NUM_SAMPLES)
@@ -60,13 +60,11 @@ def test_a_file_that_is_cut_off_or_gone_is_named_when_it_is_needed(tmp_path, fil
     store = SampleBytes(lambda index: ByteRange(copy, *place(index)[1:]))
     store.expect(np.arange(NUM_SAMPLES))
     assert store.read(5).numpy().tobytes() == expected(file, 5)
-    with pytest.raises(UserError, match=r"copy is truncated"):
-        store.read(40)
+    refuses(r"copy is truncated", lambda: store.read(40))
     store.close()
     copy.unlink()
     store.expect(np.arange(NUM_SAMPLES))
-    with pytest.raises(UserError, match=r"copy cannot be read: No such file"):
-        store.read(5)
+    refuses(r"copy cannot be read: No such file", lambda: store.read(5))
 
 
 def test_the_kernel_is_told_what_comes(monkeypatch, place):

@@ -4,14 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.subset import SubsetReader, subset
 from pospre.data.views.options import ViewGroup
-from pospre.errors import UserError
 from tests.data_prep.reading import converted
+from tests.refusals import refuses
 
 Images = Callable[..., Path]
 
@@ -57,20 +56,14 @@ def test_lists_that_do_not_fit_are_said(image_folder: Images, tmp_path: Path) ->
     reader = open_reader(image_folder(num_images=4))
     listed = tmp_path / "list.txt"
     listed.write_text("0001.jpg\nn01.JPEG\n")
-    with pytest.raises(UserError, match=r"1 of its 2 files .* n01.JPEG, is not in"):
-        subset(reader, 1.0, str(listed), 0)
+    refuses(r"1 of its 2 files .* n01.JPEG, is not in", lambda: subset(reader, 1.0, str(listed), 0))
     listed.write_text("\n")
-    with pytest.raises(UserError, match="is empty"):
-        subset(reader, 1.0, str(listed), 0)
-    with pytest.raises(UserError, match="cannot be read"):
-        subset(reader, 1.0, str(tmp_path / "none.txt"), 0)
-    with pytest.raises(UserError, match="both choose"):
-        subset(reader, 0.5, str(listed), 0)
+    refuses("is empty", lambda: subset(reader, 1.0, str(listed), 0))
+    refuses("cannot be read", lambda: subset(reader, 1.0, str(tmp_path / "none.txt"), 0))
+    refuses("both choose", lambda: subset(reader, 0.5, str(listed), 0))
     flat = open_reader(image_folder(num_images=4, classes=(), name="flat"))
-    with pytest.raises(UserError, match="needs labels"):
-        subset(flat, 0.5, None, 0)
+    refuses("needs labels", lambda: subset(flat, 0.5, None, 0))
     for name in ("cat", "dog"):
         (reader.path / name / "same.jpg").write_bytes((reader.path / "cat/0000.jpg").read_bytes())
     listed.write_text("same.jpg")
-    with pytest.raises(UserError, match="is in several folders"):
-        subset(open_reader(reader.path), 1.0, str(listed), 0)
+    refuses("is in several folders", lambda: subset(open_reader(reader.path), 1.0, str(listed), 0))

@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from data_prep.distribute.ordered_maps import ordered_map
-from pospre.errors import UserError
 from tests.data_prep.reading import Says, call, run
 from tests.data_prep.sample_images import encoded, picture, write_files
 from tests.disk import snapshot
 from tests.processes import LIMIT, started, until
+from tests.refusals import refuses
 
 ROOT = Path(__file__).parents[3]
 NUM_IMAGES, NUM_BLOCKS = 48, 24
@@ -106,8 +106,7 @@ def test_a_living_writer_is_respected(tmp_path: Path, photos: Path, refused: Say
 
 
 def test_a_dead_worker_is_reported() -> None:
-    with pytest.raises(UserError, match="worker process died"):
-        list(ordered_map(os._exit, [3, 3, 3], 2))
+    refuses("worker process died", lambda: list(ordered_map(os._exit, [3, 3, 3], 2)))
 
 
 def test_ordered_map_keeps_the_order() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from data_prep.distribute import ordered_maps
 from data_prep.distribute.ordered_maps import ordered_map
-from pospre.errors import UserError
 from tests.processes import until
+from tests.refusals import refuses
 
 
 def test_a_second_ctrl_c_ends_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,5 +36,4 @@ def test_full_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch, part: str)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(ordered_maps, part, full)
-    with pytest.raises(UserError, match=r"/dev/shm.*--workers 1"):
-        next(ordered_map(abs, [1, 2], 2))
+    refuses(r"/dev/shm.*--workers 1", lambda: next(ordered_map(abs, [1, 2], 2)))

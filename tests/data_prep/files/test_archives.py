@@ -25,6 +25,7 @@ from data_prep.files.tree import Tree
 from pospre.errors import UserError
 from tests.data_prep.sample_images import write_files
 from tests.data_prep.sources.fakes import tar_bytes, write_zip
+from tests.refusals import refuses
 
 FILES = {f"top/{number}.bin": os.urandom(100 * number) for number in range(9)}
 
@@ -91,8 +92,7 @@ def test_joined_tars_are_read_to_the_end(tmp_path: Path) -> None:
         (first + b"no tar", r"it ends at byte \d+, where no further tar begins"),
     ):
         path.write_bytes(joined)
-        with pytest.raises(UserError, match=rf"a\.tar is damaged or not a tar: .*({said})"):
-            tar_entries(path)
+        refuses(rf"a\.tar is damaged or not a tar: .*({said})", lambda: tar_entries(path))
 
 
 def test_hidden_files_are_left_out(tmp_path: Path) -> None:
@@ -108,8 +108,7 @@ def test_a_tar_cut_anywhere_is_refused(tmp_path: Path) -> None:
     end = max(entry.location.offset + 1024 for entry in entries_of(path, whole))
     for length in range(0, end, 256):
         path.write_bytes(whole[:length])
-        with pytest.raises(UserError, match=r"a\.tar is damaged or not a tar"):
-            tar_entries(path)
+        refuses(r"a\.tar is damaged or not a tar", lambda: tar_entries(path))
 
 
 def entries_of(path: Path, data: bytes) -> list:
@@ -122,8 +121,7 @@ def test_a_damaged_header_is_no_end(tmp_path: Path) -> None:
     at = whole.index(b"top/5.bin")
     whole[at : at + 9] = b"top/x.bin"
     (tmp_path / "a.tar").write_bytes(whole)
-    with pytest.raises(UserError, match=r"ends after top/4\.bin"):
-        tar_entries(tmp_path / "a.tar")
+    refuses(r"ends after top/4\.bin", lambda: tar_entries(tmp_path / "a.tar"))
 
 
 def header(size: int, kind: bytes = b"0", name: str = "x.jpg") -> bytes:
@@ -177,8 +175,7 @@ def test_a_hostile_tar_is_damaged(tmp_path: Path, name: str) -> None:
     good = header(3, name="good.jpg") + block(b"abc")
     path.write_bytes(good + HOSTILE[name] + good + bytes(1024))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UserError, match=r"a\.tar is damaged or not a tar: .*; copy or download"):
-        tar_entries(path)
+    refuses(r"a\.tar is damaged or not a tar: .*; copy or download", lambda: tar_entries(path))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
 
 
@@ -203,8 +200,7 @@ def test_a_file_of_holes_does_not_fill_the_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
 def test_compressed_tars_say_what_to_do(tmp_path: Path, pack) -> None:
     (tmp_path / "a.tar").write_bytes(pack(tar_bytes(FILES)))
-    with pytest.raises(UserError, match=r"is compressed, .*unpack it \(tar -xf\)"):
-        tar_entries(tmp_path / "a.tar")
+    refuses(r"is compressed, .*unpack it \(tar -xf\)", lambda: tar_entries(tmp_path / "a.tar"))
 
 
 def test_a_tar_inside_of_a_tar(tmp_path: Path) -> None:
@@ -244,8 +240,7 @@ def test_damage_found_while_reading(tmp_path: Path) -> None:
     with pytest.raises(DamagedItem, match=r"it is listed, but missing"):
         Missing().read()
     path.write_bytes(data[:300])
-    with pytest.raises(UserError, match=r"a\.zip is not a zip"):
-        zip_entries(path)
+    refuses(r"a\.zip is not a zip", lambda: zip_entries(path))
 
 
 def test_what_unpacks_to_more_than_any_image_is_refused(
@@ -287,10 +282,8 @@ def test_a_tree_is_the_same_packed_and_unpacked(tmp_path: Path) -> None:
     assert tree.names() == ["one.zip", "other.txt", "top"] and tree.has("top")
     assert tree.names("top") == ["a", "b", "c"]
     assert Tree(beside / "other.txt").names() == []
-    with pytest.raises(UserError, match=r"top/d \(the end\) is missing; found a, b, c\."):
-        tree.need("top/d", "the end")
-    with pytest.raises(UserError, match=r"other\.txt \(the end\) is not JSON"):
-        tree.json("other.txt", "the end")
+    refuses(r"top/d \(the end\) is missing; found a, b, c\.", lambda: tree.need("top/d", "the end"))
+    refuses(r"other\.txt \(the end\) is not JSON", lambda: tree.json("other.txt", "the end"))
 
 
 def test_any_flipped_byte_of_a_zip_is_damage_and_nothing_else(tmp_path: Path) -> None:

@@ -141,17 +141,14 @@ def test_what_is_no_source_is_refused(words: str, files: Any, ways: Any, tmp_pat
     ("words", "columns", "names"),
     [
         (r"no column of images \(image, .*\); its columns are pixels", {"pixels": [1]}, None),
-        (
-            "row 0 has the label 3, but there are 3",
-            {"image": images(0), "label": [3]},
-            parquet.NAMES,
-        ),
+        ("row 0 has the label 3, but there are 3", {"image": images(0), "label": [3]},
+         parquet.NAMES),
         ("labels go from -2 to -2", {"image": images(0), "label": [-2]}, None),
         (r"whole numbers or all names, not 0\.5", {"image": images(0), "label": [0.5]}, None),
         ("whole numbers or names.*list", {"image": images(0), "label": [[1, 2]]}, None),
         ("has no sample of the kind parquet", {"image": []}, None),
     ],
-)
+)  # fmt: skip
 def test_tables_of_other_columns_are_refused(
     words: str, columns: Any, names: Any, tmp_path: Path
 ) -> None:

@@ -136,18 +136,12 @@ def test_layouts_hold_the_same_depths(tmp_path: Path, kind: str) -> None:
         (lambda root: None, {"split": "train"}, "would be measured on training images"),
         (lambda root: None, {"max_depth": 0.5}, "has no depth between 0 and max_depth=0.5 m"),
         (lambda root: (root / "val/depth/val0.png").unlink(), {}, "1 are alone, such as val0"),
-        (
-            lambda root: (root / "val/depth/val0.png").write_bytes(jpeg(0, 80, 60)),
-            {},
-            "val0.png has 3 channels",
-        ),
-        (
-            lambda root: Image.new("I;16", (8, 8), 9).save(root / "val/depth/val0.png"),
-            {},
-            "has 8×8 depths, but its image has 60×80 pixels",
-        ),
+        (lambda root: (root / "val/depth/val0.png").write_bytes(jpeg(0, 80, 60)), {},
+         "val0.png has 3 channels"),
+        (lambda root: Image.new("I;16", (8, 8), 9).save(root / "val/depth/val0.png"), {},
+         "has 8×8 depths, but its image has 60×80 pixels"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_said_before_any_work(
     tmp_path: Path, change: Callable[[Path], Any], settings: dict[str, Any], said: str
 ) -> None:

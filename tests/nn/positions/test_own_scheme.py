@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pospre import build_encoder
-from pospre.errors import UserError
 from pospre.nn.positions.rotary import Rotary
 from tests.algorithms.cases import Case, Options, written
 from tests.algorithms.composition import refusal_of
 from tests.model.test_leaks import Swap, case, check
 from tests.nn.positions.own_scheme import spiral  # noqa: F401
+from tests.refusals import refuses
 
 FIELD: Options = {"crop_field": {"field_size": None}}  # it has no table
 
@@ -72,5 +72,4 @@ def test_a_class_is_named_by_its_address_and_ours_by_its_name(spiral: str) -> No
     ],
 )
 def test_a_scheme_that_is_none_is_refused(positions: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        build_encoder("vit_tiny16", image_size=32, depth=1, positions=positions)
+    refuses(words, lambda: build_encoder("vit_tiny16", image_size=32, depth=1, positions=positions))

@@ -24,6 +24,7 @@ from pospre.nn.weights.timm_models import wrap_encoder
 from pospre.training.foreign import Shown
 from pospre.training.start_weights import load_weights
 from tests.nn.weights.test_eva import close, redrawn
+from tests.refusals import refuses
 
 State = dict[str, Tensor]
 QKVB, PLUS = "vit_small_patch16_dinov3_qkvb", "vit_small_plus_patch16_dinov3_qkvb"
@@ -273,16 +274,12 @@ def without(key: str) -> Callable[[State], State]:
     [
         (without("blocks.1.mlp.w2.bias"), r"lacks .*'blocks.1.mlp.fc1.bias': its part 'value'"),
         (without("storage_tokens"), None),
-        (
-            lambda state: state | {"rope_embed.periods": torch.ones(16)},
-            r"rotary periods other than .*positions=\{rotary: \{base",
-        ),
-        (
-            lambda state: state | {"patch_embed.proj.weight": torch.ones(96, 3, 16, 16)},
-            r"has shape \(1152, 384\), but an encoder of width 96 has",
-        ),
+        (lambda state: state | {"rope_embed.periods": torch.ones(16)},
+         r"rotary periods other than .*positions=\{rotary: \{base"),
+        (lambda state: state | {"patch_embed.proj.weight": torch.ones(96, 3, 16, 16)},
+         r"has shape \(1152, 384\), but an encoder of width 96 has"),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_does_not_fit_is_refused(
     change: Callable[[State], State], message: str | None, tmp_path: Path
 ) -> None:
@@ -291,8 +288,7 @@ def test_a_file_that_does_not_fit_is_refused(
     if message is None:  # IN1k's ViT-L has none, and periods say that it is rotary
         assert open_model(str(path), shown=SMALL).model.encoder.num_prefix_tokens == 1
         return
-    with pytest.raises(UserError, match=message):
-        open_model(str(path), shown=SMALL)
+    refuses(message, lambda: open_model(str(path), shown=SMALL))
 
 
 def test_encoder_and_file_must_turn_alike(tmp_path: Path) -> None:
@@ -319,8 +315,7 @@ def test_encoder_and_file_must_turn_alike(tmp_path: Path) -> None:
 def test_what_no_tensor_says_must_be_told(tmp_path: Path) -> None:
     path = tmp_path / "rope.pth"
     torch.save(vit_of(AXIAL).state_dict(), path)
-    with pytest.raises(UserError, match=r"holds no positions.*RoPE-ViT.*coordinates: cells"):
-        open_model(str(path))
+    refuses(r"holds no positions.*RoPE-ViT.*coordinates: cells", lambda: open_model(str(path)))
     for wrong in ("[1]", "{}", "{rotary: 3}", "{1: {}}"):
         with pytest.raises(UserError, match=r"after positions= comes a scheme's name"):
             open_model(f"{path},positions={wrong}")
@@ -338,8 +333,7 @@ def test_a_table_does_not_say_whether_something_turns_too(tmp_path: Path) -> Non
     given: dict[str, Any] = {"image_size": 64, "depth": 2, "layer_scale": 1.0}
     encoder = build_encoder("vits16", positions=rope_vit(table=True), **given)
     model = PretrainModel(encoder, seed=0)
-    with pytest.raises(UserError, match=r"does not say whether .*positions=learned"):
-        load_weights(model, path)
+    refuses(r"does not say whether .*positions=learned", lambda: load_weights(model, path))
     told = load_weights(model, f"{path},positions={as_text(rope_vit(table=True))}")
     assert "34 of 34 tensors" in told
     weight = encoder.get_parameter("blocks.0.attn.qkv.weight")
@@ -352,8 +346,6 @@ def test_a_table_does_not_say_whether_something_turns_too(tmp_path: Path) -> Non
 def test_a_gated_file_that_is_a_web_page_is_named(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"dinov3.{ending}"
     path.write_text("<!DOCTYPE html><html>Access denied</html>")
-    with pytest.raises(UserError, match=r"^\S+ is a web page, .* accept the licence"):
-        open_model(str(path))
+    refuses(r"^\S+ is a web page, .* accept the licence", lambda: open_model(str(path)))
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0")
-    with pytest.raises(UserError, match=r"^\S+ is a Git LFS pointer; `git lfs pull`"):
-        open_model(str(path))
+    refuses(r"^\S+ is a Git LFS pointer; `git lfs pull`", lambda: open_model(str(path)))

@@ -144,17 +144,14 @@ def pretrained_beit(state: State) -> Any:
         (lambda: vit(init_values=0.3, reg_tokens=4, no_embed_class=True), registers, "mask_token"),
         (vit, simmim, "left out: model.decoder.0.bias"),
         (beit, pretrained_beit, "left out: model.lm_head.bias"),
-        (
-            lambda: beit(use_rel_pos_bias=False, use_shared_rel_pos_bias=True, global_pool="token"),
-            pretrained_beit,
-            "left out: model.lm_head.bias",
-        ),
+        (lambda: beit(use_rel_pos_bias=False, use_shared_rel_pos_bias=True, global_pool="token"),
+         pretrained_beit, "left out: model.lm_head.bias"),
     ],
     ids=[
         *("timm", "classifier", "timm_registers", "ijepa", "mae", "droppos", "dino"),
         *("dinov2", "chunks", "registers", "simmim", "beit", "shared_beit"),
     ],
-)
+)  # fmt: skip
 def test_every_tensor_arrives_and_features_are_the_publishers(
     model: Callable[[], Any], layout: Callable[[State], Any], left_out: str, tmp_path: Path
 ) -> None:
@@ -298,33 +295,21 @@ def test_a_table_is_read_with_the_rows_that_it_has() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda state: {"conv1.weight": torch.ones(1)},
-            r"first tensors: conv1.weight. Known .*MAE",
-        ),
+        (lambda state: {"conv1.weight": torch.ones(1)},
+         r"first tensors: conv1.weight. Known .*MAE"),
         (lambda state: [torch.ones(1)], r"holds no Vision Transformer of a known layout"),
-        (
-            lambda state: state | {"blocks.1.attn.q_norm.weight": torch.ones(64)},
-            r"its tensor 'blocks.1.attn.q_norm.weight' is not in the encoder",
-        ),
-        (
-            lambda state: {k: v for k, v in state.items() if k != "blocks.1.norm1.bias"},
-            r"lacks the tensor 'blocks.1.norm1.bias'",
-        ),
-        (
-            lambda state: state | {"patch_embed.proj.weight": torch.ones(96, 3, 8, 8)},
-            r"encoder of width 96 has",
-        ),
-        (
-            lambda state: state | {"pos_embed": torch.ones(1, 19, 192)},
-            r"grid of its tensor 'pos_embed' \(1, 19, 192\) is not square, .*other.bin,grid=7x28'",
-        ),
-        (
-            lambda state: {"a": under("v.", state), "b": under("v.", state)},
-            r"holds several encoders: a.v., b.v.; save only one",
-        ),
+        (lambda state: state | {"blocks.1.attn.q_norm.weight": torch.ones(64)},
+         r"its tensor 'blocks.1.attn.q_norm.weight' is not in the encoder"),
+        (lambda state: {k: v for k, v in state.items() if k != "blocks.1.norm1.bias"},
+         r"lacks the tensor 'blocks.1.norm1.bias'"),
+        (lambda state: state | {"patch_embed.proj.weight": torch.ones(96, 3, 8, 8)},
+         r"encoder of width 96 has"),
+        (lambda state: state | {"pos_embed": torch.ones(1, 19, 192)},
+         r"grid of its tensor 'pos_embed' \(1, 19, 192\) is not square, .*other.bin,grid=7x28'"),
+        (lambda state: {"a": under("v.", state), "b": under("v.", state)},
+         r"holds several encoders: a.v., b.v.; save only one"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_named(
     change: Callable[[State], Any], message: str, tmp_path: Path
 ) -> None:

@@ -90,30 +90,20 @@ HOSTILE = {
         archive(tensor(Storage(1000), [1000], [1]), {"0": FOUR * 100 + bytes(16 * 200)}),
         "not as large as the pickle claims",
     ),
-    "all records are too short": (
-        archive(tensor(Storage(1 << 30), [1 << 30], [1]), {"0": FOUR}),
-        "storages claim more than",
-    ),
+    "all records are too short": (archive(tensor(Storage(1 << 30), [1 << 30], [1]), {"0": FOUR}),
+     "storages claim more than"),
     "two storages claim the file twice": (
         archive([Storage(2500, "0"), Storage(2500, "1")], {"0": bytes(10_000)}),
         "storages claim more than",
     ),
-    "a tensor reaches beyond": (
-        archive(tensor(Storage(4), [5], [1]), {"0": FOUR}),
-        "reaches beyond its storage",
-    ),
-    "a tensor begins beyond": (
-        archive(tensor(Storage(4), [1], [1], 4), {"0": FOUR}),
-        "reaches beyond its storage",
-    ),
-    "a tensor begins before": (
-        archive(tensor(Storage(4), [4], [1], -1), {"0": FOUR}),
-        "unknown description",
-    ),
-    "a tensor of too many steps": (
-        archive(tensor(Storage(4), [2, 2], [1, 4]), {"0": FOUR}),
-        "reaches beyond its storage",
-    ),
+    "a tensor reaches beyond": (archive(tensor(Storage(4), [5], [1]), {"0": FOUR}),
+     "reaches beyond its storage"),
+    "a tensor begins beyond": (archive(tensor(Storage(4), [1], [1], 4), {"0": FOUR}),
+     "reaches beyond its storage"),
+    "a tensor begins before": (archive(tensor(Storage(4), [4], [1], -1), {"0": FOUR}),
+     "unknown description"),
+    "a tensor of too many steps": (archive(tensor(Storage(4), [2, 2], [1, 4]), {"0": FOUR}),
+     "reaches beyond its storage"),
     "a tensor is expanded without end": (
         archive(tensor(Storage(1), [1 << 40], [0]), {"0": FOUR[:4]}),
         "much more than the whole file",
@@ -136,23 +126,17 @@ HOSTILE = {
         ),
         "reaches beyond its storage",
     ),
-    "one storage is of two sizes": (
-        archive([Storage(4), Storage(2)], {"0": FOUR}),
-        "has two types or sizes",
-    ),
+    "one storage is of two sizes": (archive([Storage(4), Storage(2)], {"0": FOUR}),
+     "has two types or sizes"),
     "records are compressed": (
         archive(tensor(Storage(10**6), [10**6], [1]), {"0": bytes(4 * 10**6)}, compression=8),
         "compressed",
     ),
-    "a tensor is no dict": (
-        archive(tensor(Storage(4), [4], [1], items={0: 1.0}), {"0": FOUR}),
-        "does not support item assignment",
-    ),
+    "a tensor is no dict": (archive(tensor(Storage(4), [4], [1], items={0: 1.0}), {"0": FOUR}),
+     "does not support item assignment"),
     "a key without end": (archive(b"\x80\x02}(" + DEEP + b"Nu."), "a key is a tuple"),
-    "an ordered dict with such a key": (
-        archive(ORDERED + b"(](](" + DEEP + b"Nee" + b"tR."),
-        "a key is a tuple",
-    ),
+    "an ordered dict with such a key": (archive(ORDERED + b"(](](" + DEEP + b"Nee" + b"tR."),
+     "a key is a tuple"),
     "a key that is no text": (archive({1.5: 0}), "a key is a float"),
     "dicts that hold the next one twice": (archive(halves(40)), "more than 100000 values"),
     "an ordered dict again and again": (
@@ -169,14 +153,10 @@ HOSTILE = {
     "dicts without end": (archive(b"\x80\x02" + b"}K\0" * 30 + b"N" + b"s" * 30 + b"."), "deep"),
     "a pickle without end": (archive(b"\x80\x02" + b"]" * (1 << 23) + b"."), "EOFError"),
     "what torch would not call": (archive(Call(Global("os", "getpid"))), r"names os\.getpid"),
-    "an array at an address": (
-        archive(Call(Global("numpy", "ndarray"), (1,))),
-        r"names numpy\.ndarray",
-    ),
-    "a class is given a state": (
-        archive(with_state(Global("argparse", "Namespace"), {"x": 1})),
-        "__setstate__",
-    ),
+    "an array at an address": (archive(Call(Global("numpy", "ndarray"), (1,))),
+     r"names numpy\.ndarray"),
+    "a class is given a state": (archive(with_state(Global("argparse", "Namespace"), {"x": 1})),
+     "__setstate__"),
     "room for nothing": (
         archive(b"\x80\x05\x96" + (1 << 33).to_bytes(8, "little") + b"."),
         "KeyError: 150",  # the code of this kind of bytes
@@ -184,7 +164,7 @@ HOSTILE = {
     "no pickle": (archive(b"nothing"), "KeyError"),
     "no archive": (b"nothing", "KeyError"),
     "nothing": (b"", "EOFError"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(HOSTILE))

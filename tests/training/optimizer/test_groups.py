@@ -10,7 +10,6 @@ from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from pospre.algorithms.supervised.supervised import Supervised
-from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective
@@ -21,6 +20,7 @@ from pospre.recipe.sections import Optimizer, Schedule
 from pospre.training.optimizer.optim import build_optimizer, parameter_groups, rate_scale
 from pospre.training.optimizer.schedule import build_schedule
 from tests.algorithms.cases import made
+from tests.refusals import refuses
 
 
 def small_model(*algorithms: PretrainAlgorithm, **options: Any) -> PretrainModel:
@@ -62,8 +62,7 @@ def test_only_vectors_go_without_weight_decay() -> None:
 )
 def test_groups_that_cannot_be_are_refused(wrong: dict[str, Any], said: str) -> None:
     arguments: dict[str, Any] = {"model": small_model(), "lr": 1e-3, **wrong}
-    with pytest.raises(UserError, match=said):
-        parameter_groups(**arguments)
+    refuses(said, lambda: parameter_groups(**arguments))
 
 
 def test_a_wrapper_hides_no_blocks() -> None:
