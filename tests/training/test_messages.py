@@ -16,7 +16,6 @@ SWIN = "encoder={name: swin_tiny, image_size: 256, positions: relative, class_to
 ROWS = [
     # overrides after semicolons, and what the message says
     # multi-crop on data that have one view, and views that do not fit
-    ("algorithms={dinov2: {}}", "algorithms.dinov2 … 'global' … data.views.global"),
     ("data.views={global: {count: 2, size: 64}}; algorithms={mae: {}}",
      "algorithms.mae needs the view group 'view'"),
     ("data.views={view: {size: 40}}", "data.views.view.size … 16"),
@@ -25,22 +24,15 @@ ROWS = [
     ("data.views={view: {}, query: {inside: global}}",
      "data.views.query.inside = global … the other view groups are: view"),
     # two hosts, and algorithms beside hosts that they are not for
-    ("algorithms={mae: {}, mp3: {}}", "mp3 alone … with dinov2 … droppos"),
-    ("algorithms={simmim: {}, mp3: {}}", "mp3 alone … with dinov2"),
     ("algorithms={mae: {}, simmim: {}}", "both hide … Use one of them"),
     ("algorithms={mp3: {position_rate: 0.5}}; encoder.positions=none",
      "mp3.position_rate = 0.5 … Set encoder.positions: sincos"),
     ("encoder.positions=none",
      "droppos changes the places … has none to change … Use sincos, learned"),
-    ("algorithms={mae: {}, stop: {}}", "algorithms.stop … ijepa"),
-    ("algorithms={lut: {}}", "algorithms.lut needs … second"),
     ("algorithms={crop_field: {}}", "crop_field … Add a host"),
     ("algorithms={ema_teacher: {}}", "none of those listed … Add a host"),
     ("algorithms={mae: {}, crop_field: {}}; encoder.positions=relative",
      "crop_field places views anywhere … encoder.positions = relative … Use sincos"),
-    ("encoder.positions={relative: {heads: 3}}", "'encoder.positions.relative.heads'"),
-    ("encoder.positions={relative: {}, sincos: {}}", "give a scheme's name"),
-    ("encoder.positions=relativ", "'relativ' … relative"),
     ("encoder.positions=[rotary]", "['rotary'] (list); expected a scheme's name, or {name:"),
     ("algorithms.droppos.affinity=teacher", "algorithms.droppos uses … ema_teacher"),
     ("encoder.name=swin_tiny", "swin_tiny needs encoder.depth: null, not 1"),
@@ -51,24 +43,19 @@ ROWS = [
     ("encoder.window=8", "encoder.window = 8 is for swin_tiny"),
     # numbers that are none
     ("optimizer.weight_decay=.inf", "'optimizer.weight_decay' is inf … a finite number"),
-    ("encoder.layer_scale=.inf", "'encoder.layer_scale' is inf … a finite number"),
     ("data.cache_limit=.inf", "'data.cache_limit' is inf … 200GB"),
-    ("algorithms={ijepa: {target_scale: [.nan, 0.2]}}",
-     "'algorithms.ijepa.target_scale.0' is nan … a finite number"),
     # nothing to learn
     ("algorithms={mp3: {}}; encoder.positions=none; encoder.image_size=16",
      "encoder.image_size = [16, 16] … Use a larger image"),
     # options and views of no use
     ("data.views={view: {}, local: {}}", "data.views.local … is not read by any … Remove it"),
     # one key
-    ("trainer.max_duraton=1ep", "trainer.max_duraton … max_duration"),
     ("data.path=/nowhere", "/nowhere … does not exist"),
     ("data.batch_size=100", "24 … 100"),
     ("trainer.precision=amp_fp16", "trainer.precision … GPU"),
     ("evaluation={position_gird: {}}", "evaluation.position_gird … position_grid"),
     ("trainer.save_folder=/dev/null/x", "trainer.save_folder … /dev/null/x"),
     ("schedule.warmup=9ep", "schedule.warmup … 27 steps"),
-    ("evaluation={knn: {k: many}}", "evaluation.knn … k=many"),
     ("evaluation={knn: {k: 1000}}", "evaluation.knn … only 23 images can vote"),
     ("evaluation={knn: {dta: val}}", "no setting 'dta' … 'data'"),
     ("evaluation={knn: {data: 5}}", "evaluation.knn … data = 5"),
@@ -79,7 +66,6 @@ ROWS = [
     ("loggers={wandb: {project: 3}}", "'loggers.wandb.project' is 3 … text"),
     ("loggers.tensorboard.logdir=x", "unknown key 'loggers.tensorboard.logdir' … log_dir"),
     ("evaluation={knn: {every: 0ep}}", "evaluation.knn.every … 10ep (epochs)"),
-    ("evaluation={knn: {every: [1ep]}}", "evaluation.knn.every … 10ep (epochs)"),
     # the machine
     ("trainer.fsdp={shard_degree: 2}", "trainer.fsdp.shard_degree = 2 does not divide"),
     ("trainer.precision=amp_fp16; trainer.residual=bf16", "trainer.precision"),
