@@ -12,14 +12,7 @@ import pytest
 
 from pospre.data.stores.folder_reader import FolderReader
 from pospre.data.stores.reader import Sample
-from pospre.loader_costs import (
-    STAGES,
-    WAITING,
-    LoaderCosts,
-    RemoteCosts,
-    StageTimes,
-    measure,
-)
+from pospre.loader_costs import STAGES, WAITING, LoaderCosts, RemoteCosts, StageTimes, measure
 from pospre.loader_report import main
 from pospre.recipe.recipe import load_recipe
 from tests.conftest import write_images

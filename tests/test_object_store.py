@@ -187,9 +187,7 @@ def test_only_what_may_pass_is_called_unreachable(
         raise ReadTimeoutError(endpoint_url="http://127.0.0.1:9")
 
 
-def test_an_object_that_is_always_cut_short_is_unreachable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_object_that_is_always_cut_short_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     with flaky_s3() as server:
         use_bucket(monkeypatch, server.url)
         with Bucket("s3://bucket/run") as bucket:

@@ -12,13 +12,7 @@ import pytest
 
 from pospre.data.bucket.cache import cache_root
 from pospre.errors import UserError
-from pospre.scratch import (
-    boot_id,
-    cause_of_full_disk,
-    remove_folder_of_torch,
-    scratch,
-    user_cache,
-)
+from pospre.scratch import boot_id, cause_of_full_disk, remove_folder_of_torch, scratch, user_cache
 from tests.refusals import refuses
 
 _WAITING = """

@@ -195,10 +195,7 @@ def written(model: PretrainModel, batch: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 def train(
-    model: PretrainModel,
-    optimizer: torch.optim.Optimizer,
-    batch: dict[str, Tensor],
-    steps: range,
+    model: PretrainModel, optimizer: torch.optim.Optimizer, batch: dict[str, Tensor], steps: range
 ) -> list[float]:
     """Train on one batch as the trainer does and return the loss of every step."""
     losses = []
@@ -215,10 +212,7 @@ def train(
 
 
 def train_and_resume(
-    build: Callable[[], PretrainModel],
-    batch: dict[str, Tensor],
-    saved_after: int,
-    steps: int,
+    build: Callable[[], PretrainModel], batch: dict[str, Tensor], saved_after: int, steps: int
 ) -> tuple[PretrainModel, list[float]]:
     """Train on one batch, and again from what was saved on the way; return model and losses.
 

@@ -78,8 +78,7 @@ SMOOTHED_MP3 = Case(("mp3",), options={"mp3": {"sigma_start": 1.0, "temperature"
 """MP3 with DropPos's smoothing and attentive weights."""
 
 ONE_TEACHER = Case(
-    ("droppos", "lut"),
-    options={"droppos": {"affinity": "teacher"}, "lut": {"symmetric": True}},
+    ("droppos", "lut"), options={"droppos": {"affinity": "teacher"}, "lut": {"symmetric": True}}
 )
 """droppos weighs by the affinities of the teacher's pass that gives lut its targets."""
 

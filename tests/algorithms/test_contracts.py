@@ -12,12 +12,7 @@ from pospre.model.algorithm import algorithm_names
 from pospre.model.progress import Progress
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.masking import slot_mask
-from tests.algorithms.cases import (
-    HOST_OF,
-    Case,
-    Options,
-    written,
-)
+from tests.algorithms.cases import HOST_OF, Case, Options, written
 
 pytestmark = pytest.mark.science
 

@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pospre.evaluation.position.position_grid import (
-    MASK_RATIOS,
-    POSITION_MASK_RATIOS,
-    summarise,
-)
+from pospre.evaluation.position.position_grid import MASK_RATIOS, POSITION_MASK_RATIOS, summarise
 from pospre.evaluation.position.predictions import Placer, tally
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.recipe.recipe import Recipe
@@ -43,10 +39,7 @@ def test_swin_classifies_positions_that_cannot_leak(training: bool) -> None:
 def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
     recipe = swin_recipe()
     _, losses = train_and_resume(
-        lambda: build_model(recipe),
-        two_images(seed=4),
-        saved_after=1,
-        steps=2,
+        lambda: build_model(recipe), two_images(seed=4), saved_after=1, steps=2
     )
     assert losses[-1] < losses[0]
 

@@ -49,7 +49,7 @@ OUTSIDE: dict[str, dict[str, list[Any]]] = {
         "scale_range": [(0.0, 1.0), (0.2, math.inf)],
     },
     "masked_position": {
-        **{"mask_ratio": [(0.1, 1.0), (0.5, 0.1)], "shape": ["star"], "weight": [-1.0]},
+        **{"mask_ratio": [(0.1, 1.0), (0.5, 0.1)], "shape": ["star"], "weight": [-1.0]}
     },
     "ema_teacher": {"shape": ["round"]},
     "diet": {

@@ -78,9 +78,7 @@ ROWS = {
     ),
     "patch_position": Row("mp3", "none: predictors of known accuracy, exact"),
     "segmentation": Row(
-        "droppos",
-        "torchmetrics 1e-6, scikit-learn 1e-12; UperNet: transformers 1e-5",
-        FROZEN,
+        "droppos", "torchmetrics 1e-6, scikit-learn 1e-12; UperNet: transformers 1e-5", FROZEN
     ),
     "detection": Row(
         "droppos",

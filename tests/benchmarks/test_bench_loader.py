@@ -8,12 +8,7 @@ import pytest
 from tests.benchmarks.bench_loader import CASES, main
 from tests.benchmarks.loader_cases import MULTI_CROP, ONE_VIEW, seconds_alone
 from tests.benchmarks.loader_tables import Row, Table, markdown, median_ratio, rate_rows
-from tests.benchmarks.loader_worker import (
-    PEERS_FOLDER,
-    Job,
-    Views,
-    take_turns,
-)
+from tests.benchmarks.loader_worker import PEERS_FOLDER, Job, Views, take_turns
 
 RATES = {"ours": [200.0, 100.0, 300.0], "slow": [50.0, 50.0, 50.0], "fast": [100.0, 50.0, 200.0]}
 

@@ -10,14 +10,7 @@ from PIL import Image
 
 from data_prep.distribute import worker
 from data_prep.publish.description import sha256
-from tests.data_prep.reading import (
-    FORMATS,
-    Says,
-    description,
-    destination,
-    read_samples,
-    run,
-)
+from tests.data_prep.reading import FORMATS, Says, description, destination, read_samples, run
 from tests.data_prep.sample_images import KEPT, bad_files, encoded, odd_files, picture, write_files
 from tests.disk import full_disk, snapshot
 

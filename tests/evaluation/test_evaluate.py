@@ -14,10 +14,7 @@ from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.models import open_model
 from pospre.evaluation.recipe_evaluations import check_evaluations
-from pospre.evaluation.registry import (
-    check_settings,
-    describe,
-)
+from pospre.evaluation.registry import check_settings, describe
 from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model

@@ -158,8 +158,7 @@ def test_a_folder_is_replaced_only_if_it_is_an_export(checkpoint: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("format", "name"),
-    [("timm", "out.pth"), ("hf", "out"), ("onnx", "out.onnx")],
+    ("format", "name"), [("timm", "out.pth"), ("hf", "out"), ("onnx", "out.onnx")]
 )
 def test_other_features_are_not_given_out(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, name: str

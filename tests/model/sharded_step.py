@@ -39,8 +39,7 @@ CENTERING: Options = {"dinov2": {"koleo_weight": 0.0, "centering": "centering"}}
 # each block is told angles, which come from parameters outside of it
 TURNED = Case(("simmim",), encoder={"positions": "rotary_mixed"}).of_one_block()
 KOLEO = Case(
-    ("dinov2",),
-    options={"dinov2": {"koleo_weight": 1.0, "dino_weight": 0.0, "ibot_weight": 0.0}},
+    ("dinov2",), options={"dinov2": {"koleo_weight": 1.0, "dino_weight": 0.0, "ibot_weight": 0.0}}
 )
 
 
@@ -52,11 +51,7 @@ def named(title: str) -> Case:
     return replace(case, options={**case.options, **alone})
 
 
-def backward(
-    model: nn.Module,
-    bare: PretrainModel,
-    batch: dict[str, Tensor],
-) -> Tensor:
+def backward(model: nn.Module, bare: PretrainModel, batch: dict[str, Tensor]) -> Tensor:
     inputs = written(bare, batch)
     loss = bare.loss(model(inputs), inputs)["total"]
     loss.backward()

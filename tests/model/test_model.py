@@ -16,11 +16,7 @@ from pospre.algorithms.droppos import DropPos
 from pospre.algorithms.ema_teacher import EmaTeacher
 from pospre.algorithms.mae import MAE
 from pospre.data.views.options import ViewGroup
-from pospre.model.algorithm import (
-    PretrainAlgorithm,
-    algorithm_class,
-    algorithm_names,
-)
+from pospre.model.algorithm import PretrainAlgorithm, algorithm_class, algorithm_names
 from pospre.model.model import PretrainModel
 from pospre.model.progress import Progress, training_progress
 from pospre.nn.positions import SCHEMES

@@ -32,11 +32,7 @@ def staged(
 def test_which_tensors_train_when_and_their_ramps() -> None:
     model = model_of(positions="learned")
     stages = staged(
-        model,
-        {"until": 0.2, **HEADS},
-        {"until": "50ep", **LAST},
-        ALL,
-        fresh=["pos_embed"],
+        model, {"until": 0.2, **HEADS}, {"until": "50ep", **LAST}, ALL, fresh=["pos_embed"]
     )
     assert stages.starts == [0, 200, 500]
     head, new = "objectives.named.mae.embed.weight", "encoder.positions.pos_embed"

@@ -116,10 +116,7 @@ def test_only_a_process_that_is_known_to_be_dead_is_replaced_at_once(
     [b"", b"[1]", b"\xff", b"[" * 100_000, b'{"process": NaN}', b'{"machine": 3, "process": "x"}'],
 )
 def test_a_lease_that_stays_as_it_is_expires(
-    content: bytes,
-    bucket: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    content: bytes, bucket: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(leasing, "EXPIRES", 0.3)
     bucket.put_object(**KEY, Body=content)

@@ -162,10 +162,7 @@ def test_a_run_computes_attention_by_cudnn_if_it_says_so(
 
 @pytest.mark.parametrize("precision", ["amp_bf16", "fp32"])
 def test_the_forward_pass_on_a_cpu_casts_in_bf16_only(
-    precision: str,
-    tiny: Path,
-    run: Callable[..., tuple[int, str]],
-    monkeypatch: pytest.MonkeyPatch,
+    precision: str, tiny: Path, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     casts: dict[str, set[bool]] = {"forward": set(), "loss": set()}
     for name, seen in casts.items():

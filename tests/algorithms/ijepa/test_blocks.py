@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from pospre import draws
-from pospre.algorithms.ijepa.blocks import (
-    ATTEMPTS,
-    BlockMasks,
-    Blocks,
-    draw_blocks,
-    draw_official,
-)
+from pospre.algorithms.ijepa.blocks import ATTEMPTS, BlockMasks, Blocks, draw_blocks, draw_official
 
 PUBLISHED = Blocks((14, 14), 4, (0.15, 0.2), (0.75, 1.5), (0.85, 1.0), 29, 49)
 

@@ -168,12 +168,7 @@ def test_the_teacher_moves_after_a_step_and_its_statistics_too():
 
 def test_droppos_shares_the_teacher_pass_of_symmetric_lut():
     model, inputs = model_and_batch("droppos", {"affinity": "teacher"}, symmetric=True)
-    assert sorted(model.layout.passes) == [
-        "student",
-        "student/second",
-        "teacher",
-        "teacher/second",
-    ]
+    assert sorted(model.layout.passes) == ["student", "student/second", "teacher", "teacher/second"]
     assert model.layout.passes["teacher"].readers == ("droppos", "lut")
     assert model.layout.passes["student/second"].places == ("droppos",)
     outputs = model(inputs)["droppos"]

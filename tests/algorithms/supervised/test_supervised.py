@@ -39,12 +39,7 @@ def test_logits_are_timms(pooling: str, timms: str) -> None:
     bare = {"final_norm": pooling == "cls", "positions": "learned"}
     model, _, batch = make(bare, pooling=pooling)
     theirs = create_model(
-        "vit_tiny_patch16_224",
-        img_size=32,
-        patch_size=8,
-        depth=2,
-        num_classes=5,
-        global_pool=timms,
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=5, global_pool=timms
     ).eval()
     head = model.objectives["supervised"].head
     weights = model.encoder.timm_state()

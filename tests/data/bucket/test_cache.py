@@ -24,14 +24,7 @@ from pospre.data.order import epoch_order
 from pospre.data.stores.reader import Visits
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
-from tests.data.buckets import (
-    ADDRESS,
-    NUM_SAMPLES,
-    OPEN,
-    check,
-    open_remote,
-    shard_gets,
-)
+from tests.data.buckets import ADDRESS, NUM_SAMPLES, OPEN, check, open_remote, shard_gets
 from tests.data.flaky_s3 import Fault, FlakyS3
 from tests.processes import LIMIT, started, until
 from tests.refusals import refuses

@@ -13,13 +13,7 @@ from pospre.data.bucket.checks import difference, unpack
 from pospre.data.opening import open_reader
 from pospre.data.stores.mds_index import FileEntry, read_index
 from pospre.errors import UserError
-from tests.data.buckets import (
-    ADDRESS,
-    NUM_SAMPLES,
-    check,
-    open_remote,
-    shard_gets,
-)
+from tests.data.buckets import ADDRESS, NUM_SAMPLES, check, open_remote, shard_gets
 from tests.data.flaky_s3 import Fault, FlakyS3
 from tests.processes import until
 from tests.refusals import refuses

@@ -10,15 +10,7 @@ from data_prep.plan.records import Record, parse
 from data_prep.publish import atomic
 from data_prep.publish.local import LocalDestination, LocalShards
 from pospre.errors import UserError
-from tests.data_prep.reading import (
-    FORMATS,
-    Says,
-    call,
-    destination,
-    partial,
-    read_samples,
-    run,
-)
+from tests.data_prep.reading import FORMATS, Says, call, destination, partial, read_samples, run
 from tests.data_prep.sample_images import write_files
 from tests.disk import snapshot
 

@@ -182,11 +182,7 @@ def test_a_storm_of_503s_is_waited_out(
 
 @pytest.mark.parametrize("refused_place", ["/", "/shard."])
 def test_a_store_that_stays_busy_ends_the_upload_with_the_cause(
-    flaky: FlakyS3,
-    source: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Says,
-    refused_place: str,
+    flaky: FlakyS3, source: Path, monkeypatch: pytest.MonkeyPatch, refused: Says, refused_place: str
 ) -> None:
     monkeypatch.setattr(remote, "_TRIES", 1)
     with monkeypatch.context() as patch:

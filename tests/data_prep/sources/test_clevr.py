@@ -6,12 +6,7 @@ import pytest
 
 from data_prep.sources.registry import open_source
 from tests.data_prep.sample_images import encoded, picture, write_files
-from tests.data_prep.sources.fakes import (
-    everything,
-    labels,
-    opened,
-    text,
-)
+from tests.data_prep.sources.fakes import everything, labels, opened, text
 
 PNGS = [encoded(picture(number, 60, 40), "PNG") for number in range(4)]
 SCENES = "scenes/CLEVR_train_scenes.json"

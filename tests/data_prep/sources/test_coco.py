@@ -8,14 +8,7 @@ from data_prep.files.archives import DamagedItem
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import read_item
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import (
-    JPEGS,
-    converted,
-    everything,
-    opened,
-    text,
-    write_zip,
-)
+from tests.data_prep.sources.fakes import JPEGS, converted, everything, opened, text, write_zip
 
 TRAIN = "annotations/instances_train2017.json"
 

@@ -3,13 +3,7 @@ from typing import Any
 
 from data_prep.sources.registry import open_source
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import (
-    JPEGS,
-    labels,
-    opened,
-    refuses,
-    text,
-)
+from tests.data_prep.sources.fakes import JPEGS, labels, opened, refuses, text
 
 TRAIN = "train2019.json"
 CATEGORIES = [

@@ -6,21 +6,11 @@ import pytest
 from data_prep.sources.registry import KINDS, open_source
 from pospre.data.stores.splits import split_of_name
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources import (
-    test_ade20k as ade20k,
-)
-from tests.data_prep.sources import (
-    test_clevr as clevr,
-)
-from tests.data_prep.sources import (
-    test_davis as davis,
-)
-from tests.data_prep.sources import (
-    test_inaturalist as inaturalist,
-)
-from tests.data_prep.sources import (
-    test_tiny_imagenet as tiny_imagenet,
-)
+from tests.data_prep.sources import test_ade20k as ade20k
+from tests.data_prep.sources import test_clevr as clevr
+from tests.data_prep.sources import test_davis as davis
+from tests.data_prep.sources import test_inaturalist as inaturalist
+from tests.data_prep.sources import test_tiny_imagenet as tiny_imagenet
 from tests.data_prep.sources.fakes import (
     JPEGS,
     Files,

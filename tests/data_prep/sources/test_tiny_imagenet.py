@@ -6,13 +6,7 @@ from data_prep.files.archives import DamagedItem
 from data_prep.sources.registry import open_source
 from data_prep.sources.source import read_item
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import (
-    JPEGS,
-    everything,
-    labels,
-    opened,
-    text,
-)
+from tests.data_prep.sources.fakes import JPEGS, everything, labels, opened, text
 
 VAL = "val/val_annotations.txt"
 

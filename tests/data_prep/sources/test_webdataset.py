@@ -4,14 +4,7 @@ import pytest
 
 from data_prep.splits import Split
 from tests.data_prep.sample_images import write_files
-from tests.data_prep.sources.fakes import (
-    JPEGS,
-    everything,
-    labels,
-    opened,
-    tar_bytes,
-    text,
-)
+from tests.data_prep.sources.fakes import JPEGS, everything, labels, opened, tar_bytes, text
 
 
 def shard(*numbers: int, folder: str = "", label: int | None = None) -> bytes:

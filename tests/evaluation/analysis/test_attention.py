@@ -12,11 +12,7 @@ import torch
 from sklearn.metrics import normalized_mutual_info_score
 
 from pospre.evaluation import layers as module
-from pospre.evaluation.analysis.attention import (
-    head_figures,
-    line_shares,
-    pixel_distances,
-)
+from pospre.evaluation.analysis.attention import head_figures, line_shares, pixel_distances
 from pospre.evaluation.estimates import mean_and_error
 from pospre.evaluation.layers import attention_maps
 from pospre.model.model import PretrainModel

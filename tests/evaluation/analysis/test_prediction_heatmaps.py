@@ -65,11 +65,7 @@ def test_a_predictor_that_is_right_is_at_its_place(
 
 
 @pytest.mark.parametrize(
-    "algorithms",
-    [
-        {"ijepa": IJEPA},
-        {"ijepa": IJEPA, "crop_field": {"field_size": 6}, "stop": {}},
-    ],
+    "algorithms", [{"ijepa": IJEPA}, {"ijepa": IJEPA, "crop_field": {"field_size": 6}, "stop": {}}]
 )
 def test_evaluation_measures_and_draws(analyse: Analyse, algorithms: dict[str, Any]) -> None:
     results = analyse("prediction_heatmaps", small_recipe(algorithms), batch_size=4, num_pictures=2)

@@ -6,12 +6,7 @@ import scipy.linalg
 import scipy.stats
 import torch
 
-from pospre.evaluation.analysis.spectrum import (
-    Gathered,
-    rank_of,
-    summarise,
-    token_lengths,
-)
+from pospre.evaluation.analysis.spectrum import Gathered, rank_of, summarise, token_lengths
 from tests.evaluation.analysis.small import Analyse, small_recipe
 
 

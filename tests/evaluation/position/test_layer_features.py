@@ -10,12 +10,7 @@ from pospre.algorithms.droppos import DropPos
 from pospre.batch import Batch
 from pospre.evaluation.classification.robustness_conditions import no_places, reorder_tiles
 from pospre.evaluation.layers import layer_tokens
-from pospre.evaluation.position.layer_features import (
-    Features,
-    Input,
-    hold_out,
-    layer_features,
-)
+from pospre.evaluation.position.layer_features import Features, Input, hold_out, layer_features
 from pospre.evaluation.position.settings import Tokens
 from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel

@@ -6,11 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from pospre.evaluation.position.position_grid import (
-    MASK_RATIOS,
-    POSITION_MASK_RATIOS,
-    summarise,
-)
+from pospre.evaluation.position.position_grid import MASK_RATIOS, POSITION_MASK_RATIOS, summarise
 from pospre.evaluation.position.predictions import WEIGHT, Placed, tally
 from pospre.evaluation.registry import UNTRAINED
 from tests.algorithms.dropped import draw_masks

@@ -10,11 +10,7 @@ import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from pospre.evaluation.position.shifted_positions import (
-    _figures,
-    _of_others,
-    moves_of,
-)
+from pospre.evaluation.position.shifted_positions import _figures, _of_others, moves_of
 from pospre.nn.grid import interpolation_weights
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions

@@ -78,20 +78,14 @@ def test_rope_vit_counts_cells_columns_first() -> None:
 
 
 def test_eva_02_counts_cells_of_16_by_16() -> None:
-    check(
-        angles(rotary(**EVA_02)),
-        "10.666667 1.066667 .106667 .010667 12 1.2 .12 .012",
-    )
+    check(angles(rotary(**EVA_02)), "10.666667 1.066667 .106667 .010667 12 1.2 .12 .012")
 
 
 def test_in_a_box() -> None:
     box = torch.tensor([[0.25, 0.1, 0.75, 0.6], [0.75, 0.1, 0.25, 0.6]])
     scheme = rotary()
     plain, mirrored = scheme.angles(Places((2, 2)).within(box), 0)[:, 0]
-    check(
-        plain[3],
-        "-.314159 -.099346 -.031416 -.009935 1.570796 .496729 .15708 .049673",
-    )
+    check(plain[3], "-.314159 -.099346 -.031416 -.009935 1.570796 .496729 .15708 .049673")
     torch.testing.assert_close(mirrored, plain[[1, 0, 3, 2]])
     check(plain[:, ::4] / (2 * math.pi), "-.55 -.25 -.55 .25 -.05 -.25 -.05 .25")
 

@@ -81,8 +81,7 @@ def test_names_without_decay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "name"),
-    [("rotary_mixed", "freqs"), ({"alibi": {"slopes": "learned"}}, "slope")],
+    ("positions", "name"), [("rotary_mixed", "freqs"), ({"alibi": {"slopes": "learned"}}, "slope")]
 )
 def test_frequencies_and_slopes_of_positions_go_without_decay(positions: Any, name: str) -> None:
     groups = by_name(small_model(positions=positions))

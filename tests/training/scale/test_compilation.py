@@ -29,12 +29,7 @@ GPU: Any = SimpleNamespace(name="gpu")
 WHOLE: dict[str, Any] = {"backend": "aot_eager", "fullgraph": True}
 STEPS = [
     Case(names, encoder={"depth": 1})
-    for names in (
-        ("supervised",),
-        ("simmim",),
-        ("mp3",),
-        ("mae", "droppos", "lut"),
-    )
+    for names in (("supervised",), ("simmim",), ("mp3",), ("mae", "droppos", "lut"))
 ]
 """The contract of all algorithms, in tests/algorithms, has the others."""
 BLOCKS = [DROPPING, Case(("dinov2", "masked_position")).of_one_block()]
@@ -120,10 +115,7 @@ def test_what_a_device_compiles(
     [(CPU, "there is no C++ compiler (apt-get install g++)"), (GPU, "there is no Triton")],
 )
 def test_without_a_compiler_nothing_is_compiled_and_that_is_said(
-    device: Any,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    device: Any, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def search() -> str:
         raise compilation.InvalidCxxCompiler
