@@ -94,6 +94,10 @@ class MAE(PretrainAlgorithm):
     """Share of patches hidden, in [0, 1); the number of visible ones is rounded down."""
     sampling: Sampling = "random"
     """``random``, or ``uniform``: one of every 2×2, row by row (UM-MAE; mask_ratio 0.75)."""
+    mask_block: PositiveInt = 1
+    """Side in patches of the squares that are shown or hidden as one (Pixio, arXiv 2512.15715: 4 of
+    16). It divides rows and columns; the number of visible squares is rounded down.
+    """
     second_mask_ratio: Ratio = 0.0
     """Share of the visible patches that are encoded as one learned vector (UM-MAE: 0.25)."""
     decoder_dim: Width = 512
@@ -125,8 +129,15 @@ class MAE(PretrainAlgorithm):
         )
 
     def check_encoder(self, encoder: PatchEncoder) -> None:
-        """Raise ``UserError`` if no patch is hidden."""
+        """Raise ``UserError`` if no patch is hidden, or squares of patches cannot be."""
         super().check_encoder(encoder)
+        self.check_used("mask_block", self.sampling == "random", "sampling")
+        if self.mask_block > 1 and encoder.patches_per_token > 1:
+            raise UserError(
+                f"mae.mask_block = {self.mask_block} shows whole squares of patches, but "
+                f"{encoder.timm_name} merges patches of different squares. Use a ViT, or "
+                "mae.mask_block = 1."
+            )
         if self._masking(encoder).num_visible == encoder.num_patches:
             raise UserError(f"mae.mask_ratio = {self.mask_ratio} hides no patch to predict.")
 
@@ -136,7 +147,12 @@ class MAE(PretrainAlgorithm):
 
     def _masking(self, encoder: PatchEncoder) -> PatchMasking:
         return PatchMasking.by_ratio(
-            "mae", encoder.grid, self.mask_ratio, self.sampling, in_rows=True
+            "mae",
+            encoder.grid,
+            self.mask_ratio,
+            self.sampling,
+            in_rows=True,
+            block=self.mask_block,
         )
 
     def write(self, batch: Batch, model: PretrainModel) -> None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from pospre.docstrings import option_names
 
-Pooling = Literal["mean", "cls"]
+Pooling = Literal["mean", "cls", "prefix"]
 Half = Literal["choose", "judge"]
 
 

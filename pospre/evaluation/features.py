@@ -117,10 +117,10 @@ def centre_view(size: Size) -> ViewGroup:
 
 
 def pool_tokens(model: PretrainModel, tokens_BND: Tensor, pooling: Pooling) -> Tensor:
-    """Return one float32 vector (B, D) per image: its class token, or its patch tokens' mean."""
-    if pooling == "cls":
-        return tokens_BND[:, 0].float()
-    return tokens_BND[:, model.encoder.num_prefix_tokens :].float().mean(dim=1)
+    """Return a float32 vector per image, (B, D): class token, or mean of patch or prefix tokens."""
+    prefix = model.encoder.num_prefix_tokens
+    which = {"cls": slice(0, 1), "prefix": slice(0, prefix), "mean": slice(prefix, None)}[pooling]
+    return tokens_BND[:, which].float().mean(dim=1)
 
 
 def check_probe(plan: Plan[Any]) -> Reader:
@@ -159,10 +159,15 @@ def count_images(data: str, half: Half | None) -> int:
 
 
 def check_pooling(plan: Plan[Any]) -> None:
-    """Raise a ``UserError`` for class-token features of an encoder without a class token."""
-    encoder = plan.recipe.encoder
-    if plan.settings.features == "cls" and (encoder.name == SWIN or not encoder.class_token):
-        raise UserError("features=cls, but the encoder has no class token; use mean.")
+    """Raise a ``UserError`` for features of prefix tokens that the encoder does not have."""
+    encoder, features = plan.recipe.encoder, plan.settings.features
+    lacking = {
+        "cls": not encoder.class_token,
+        "prefix": not (encoder.class_token or encoder.num_registers),
+    }
+    if features in lacking and (encoder.name == SWIN or lacking[features]):
+        what = "class token" if features == "cls" else "class token and no registers"
+        raise UserError(f"features={features}, but the encoder has no {what}; use mean.")
 
 
 def check_enough(bank: str, images: int, classes: int) -> None:

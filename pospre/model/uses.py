@@ -23,7 +23,8 @@ class Hides:
 
     Attributes:
         visible: number of visible patches per sample; None: varies.
-        shuffled: both lists are in random order, so any prefix is a random subset.
+        shuffled: both lists are in random order, so any prefix is a random subset; of cells that
+            are hidden as one, any prefix of whole cells.
         left_out: the encoder does not get hidden patches. Otherwise the method also writes
             ``view/masked`` and replaces them by a mask token.
         unless_host: only if no host hides patches.

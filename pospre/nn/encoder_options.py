@@ -44,9 +44,10 @@ class EncoderOptions:
 
     name: str
     """One of ``pospre.nn.sizes``: ``vit_tiny16``, ``vits16``, ``vitb16``, ``vitl16``, ``vith14``,
-    ``vitg14`` (DINOv2's, with SwiGLU); ``speech8`` (MP3's, for audio clips); or ``swin_tiny``
-    (DropPos and supervised only). ``timm:NAME`` takes width, depth, heads, MLP and patch size from
-    timm's ViT of that name; for its weights see ``wrap_encoder``.
+    ``vit1b16`` and ``vit5b16`` (Pixio's), ``vitg14`` (DINOv2's, with SwiGLU); ``speech8`` (MP3's,
+    for audio clips); or ``swin_tiny`` (DropPos, MAE and supervised only). ``timm:NAME`` takes
+    width, depth, heads, MLP and patch size from timm's ViT of that name; for its weights see
+    ``wrap_encoder``.
     """
     _: KW_ONLY
     image_size: Size = 224

@@ -27,19 +27,22 @@ class Masking(NamedTuple):
     hidden: Tensor
 
 
-def num_visible(num_slots: int, mask_ratio: float, *, key: str = "mask_ratio") -> int:
+def num_visible(
+    num_slots: int, mask_ratio: float, *, key: str = "mask_ratio", slots: str = "tokens"
+) -> int:
     """Return how many of ``num_slots`` stay: ``int(num_slots·(1 − mask_ratio))`` as in MAE's code.
 
     This floors a float product, so (100, 0.9) keeps 9 rather than 10, as published runs do.
 
     Raises:
-        UserError: nothing would be left; the message names the ratio ``key``.
+        UserError: nothing would be left; the message names the ratio ``key`` and what ``slots``
+            are.
     """
     visible = int(num_slots * (1 - mask_ratio))
     if visible < 1:
         largest = 1 - 1 / num_slots
         raise UserError(
-            f"{key} = {mask_ratio} leaves none of the {num_slots} tokens visible. "
+            f"{key} = {mask_ratio} leaves none of the {num_slots} {slots} visible. "
             f"Use at most {largest:.4f}, or a finer grid (smaller patch, larger image)."
         )
     return visible
@@ -83,12 +86,13 @@ class PatchMasking:
         sampling: Sampling = "random",
         *,
         in_rows: bool = False,
+        block: int = 1,
     ) -> "PatchMasking":
-        """Return the masking that hides ``mask_ratio`` of the patches.
+        """Return the masking that hides ``mask_ratio`` of the squares of ``block``² patches.
 
         Raises:
-            UserError: no patch stays visible, or the options contradict each other; ``owner`` names
-                the method.
+            UserError: no patch stays visible, the squares do not fit the grid, or the options
+                contradict each other; ``owner`` names the method.
         """
         key = f"{owner}.mask_ratio"
         if sampling == "uniform" and (mask_ratio != 0.75 or any(side % 2 for side in grid)):
@@ -96,8 +100,15 @@ class PatchMasking:
                 f"{owner}.sampling = uniform keeps one patch of every 2×2: {key} must be 0.75, not "
                 f"{mask_ratio}, and the grid must be even; it has {grid[0]}×{grid[1]} patches."
             )
-        count = num_visible(math.prod(grid), mask_ratio, key=key)
-        return cls(grid, count, sampling, in_rows=in_rows and sampling == "uniform")
+        fitting = [side for side in range(1, min(grid) + 1) if not any(n % side for n in grid)]
+        if block not in fitting:
+            raise UserError(
+                f"{owner}.mask_block = {block} does not divide the grid of {grid[0]}×{grid[1]} "
+                f"patches. Use one of {', '.join(map(str, fitting))}."
+            )
+        blocks, slots = math.prod(grid) // block**2, "tokens" if block == 1 else "blocks"
+        count = block**2 * num_visible(blocks, mask_ratio, key=key, slots=slots)
+        return cls(grid, count, sampling, (block, block), in_rows and sampling == "uniform")
 
     def draw(self, batch: Batch, seed: int) -> Batch:
         """Return ``view/visible`` (B, K) and ``view/hidden`` (B, N−K)."""

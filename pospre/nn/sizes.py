@@ -57,6 +57,8 @@ SIZES = {
     "vitb16": EncoderSize("vit_base_patch16_224", 16, 768, 12, 12),
     "vitl16": EncoderSize("vit_large_patch16_224", 16, 1024, 24, 16),
     "vith14": EncoderSize("vit_huge_patch14_224", 14, 1280, 32, 16),
+    "vit1b16": EncoderSize("vit_huge_patch14_224", 16, 1536, 48, 24),
+    "vit5b16": EncoderSize("vit_huge_patch14_224", 16, 3072, 48, 32),
     "vitg14": EncoderSize(GIANT, 14, 1536, 40, 24, mlp_ratio=2.66667 * 2, swiglu=True),
     # MP3's for speech: one frame of 40 coefficients is a patch; timm has the first of this name
     "speech8": EncoderSize("vit_tiny_patch16_224", (1, 40), 32, 8, 4, mlp_ratio=2.0),

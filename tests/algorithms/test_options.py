@@ -11,7 +11,13 @@ from tests.algorithms.cases import Options, made
 
 NAN = math.nan
 OUTSIDE: dict[str, dict[str, list[Any]]] = {
-    "mae": {"mask_ratio": [1.2], "second_mask_ratio": [1.0], "weight": [-1.0], "sampling": ["odd"]},
+    "mae": {
+        "mask_ratio": [1.2],
+        "second_mask_ratio": [1.0],
+        "weight": [-1.0],
+        "sampling": ["odd"],
+        "mask_block": [0],
+    },
     "droppos": {
         **{"mask_ratio": [1.0], "position_mask_ratio": [0.0], "temperature": [0.0]},
         **{"sigma_end": [-1.0], "weight": [NAN], "decoder_depth": [-1], "decoder_dim": [30]},

@@ -114,6 +114,8 @@ ROWS: list[tuple[str, str, Any, Any, Any]] = [
      {"scales": []}),
     (NOTHING, "shifted_positions", MAE, SINCOS, NONE),
     ("no class token", "shifted_positions", MAE, {"class_token": False}, {"features": "cls"}),
+    ("no class token and no registers", "shifted_positions", MAE, {"class_token": False},
+     {"features": "prefix"}),
     ("shifts=9 wraps around the grid", "shifted_positions", MAE, SINCOS, {"shifts": "9"}),
     ("k=20, but only 8 images can vote; use k=8", "shifted_positions", MAE, SINCOS, {}),
     ("layer 3, but the encoder has 2 blocks", "spectrum", MAE, {}, {"layers": [0, 3]}),

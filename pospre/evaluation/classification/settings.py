@@ -42,7 +42,9 @@ class Knn(Sampling, Halved):
     temperature: PositiveFloat = 0.07
     """T; smaller values favour the nearest neighbours."""
     features: Pooling = "mean"
-    """Mean of the patch tokens, or the class token, which MAE and DropPos do not train."""
+    """Mean of the patch tokens; the class token, which MAE and DropPos do not train; or ``prefix``,
+    the mean of class token and registers (Pixio's class tokens).
+    """
     layers: Numbers | Literal["all"] | None = None
     """Layers to measure, such as 0,6,12, or all. 0 is the input of the first block, 1 its output;
     the encoder's final norm is applied to each. Default: the last.
@@ -63,7 +65,9 @@ class Linear(Sampling, Halved):
     labels: str | None = None
     """Text file that lists the images to train on, one per line, as published for 1 %."""
     features: Pooling | None = None
-    """Mean of the patch tokens, or the class token; default: the protocol's."""
+    """Mean of the patch tokens, of the class token, or of ``prefix`` tokens (class token and
+    registers); default: the protocol's.
+    """
     epochs: PositiveInt | None = None
     """Training epochs; default: the protocol's. Warm-up and milestones scale with it."""
     batch: TwoOrMore | None = None
@@ -82,7 +86,9 @@ class Logistic(Sampling, Halved):
     protocol: Literal["stop"] | None = None
     """``stop`` is StoP's (see above), to compare with its table 1; null: ours."""
     features: Pooling = "mean"
-    """Mean of the patch tokens, or the class token, after the encoder's final norm."""
+    """Mean of the patch tokens, of the class token, or of ``prefix`` tokens (class token and
+    registers), after the encoder's final norm.
+    """
     iterations: PositiveInt = 100
     """Maximal number of L-BFGS iterations."""
     weight_decay: PositiveFloat | None = None

@@ -135,7 +135,7 @@ class ShiftedPositions(Sampling, Compared):
     scales: Listed[PositiveFloat] = (0.75, 1.5)
     """Factors of the image's sides; the grid is rounded."""
     features: Pooling = "mean"
-    """Mean of the patch tokens, or the class token."""
+    """Mean of the patch tokens, of the class token, or of ``prefix`` tokens."""
     k: PositiveInt = 20
     """Number of neighbours that vote."""
     num_samples: TwoOrMore = 500

@@ -20,9 +20,9 @@ from pospre.nn.weights.address import POSITIONS
 from pospre.nn.weights.names import joined, ours
 
 KNOWN = (
-    "MAE, SimMIM, DropPos, DINO, iBOT, DINOv2 (also with registers or in chunks), DINOv3, I-JEPA, "
-    "StoP, BEiT, EVA-02, rope-vit, DeiT, any plain or rotary ViT of timm, and ViTModel, "
-    "Dinov2Model and DINOv3ViTModel of transformers"
+    "MAE, Pixio, SimMIM, DropPos, DINO, iBOT, DINOv2 (also with registers or in chunks), DINOv3, "
+    "I-JEPA, StoP, BEiT, EVA-02, rope-vit, DeiT, any plain or rotary ViT of timm, and ViTModel, "
+    "PixioModel, Dinov2Model and DINOv3ViTModel of transformers"
 )
 _PATCHES = (
     "patch_embed.proj.weight",
@@ -103,11 +103,23 @@ def _named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
             )
         if (key := ours(path).removesuffix("_mask")) in named_tensors:
             named_tensors[key] = named_tensors[key] * mask.to(named_tensors[key].dtype)
+    if "cls_token" in named_tensors and named_tensors["cls_token"].shape[1] > 1:
+        _split_class_tokens(named_tensors)
     if "register_tokens" in tensors and "pos_embed" in named_tensors:
         table, count = named_tensors["pos_embed"], named_tensors["reg_token"].shape[1]
         zeros = table.new_zeros(1, count, table.shape[2])  # DINOv2's registers have no rows
         named_tensors["pos_embed"] = torch.cat([table[:, :1], zeros, table[:, 1:]], dim=1)
     return named_tensors
+
+
+def _split_class_tokens(tensors: dict[str, Tensor]) -> None:
+    """Make Pixio's class tokens one class token and registers, which include their positions."""
+    tokens, table = tensors["cls_token"], tensors["pos_embed"]
+    others = slice(1, tokens.shape[1])
+    tensors["cls_token"] = tokens[:, :1]
+    tensors["reg_token"] = tokens[:, others] + table[:, others]
+    tensors["pos_embed"] = table.clone()
+    tensors["pos_embed"][:, others] = 0
 
 
 def _rotary(inside: Mapping[str, Tensor], named: dict[str, Tensor], name: str) -> Positions | None:

@@ -12,6 +12,7 @@ from pospre.data.views.options import ViewGroup
 from pospre.model.model import PretrainModel
 from pospre.model.progress import Progress
 from pospre.nn.build import build_encoder
+from pospre.nn.masking import slot_mask
 from tests.algorithms.cases import made, random_views, tiny_model
 from tests.refusals import refuses
 
@@ -91,7 +92,11 @@ def test_cosine_loss_starts_near_two_and_lies_in_zero_to_four():
         assert objective.loss(ends, {}).item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_beside_simmim_the_views_show_different_cells():
+def test_beside_masks_of_cells_the_views_show_different_cells():
+    _, inputs = model_and_batch("mae", {"mask_block": 2}, symmetric=True)
+    for group in ("view", "second"):
+        shown = slot_mask(inputs[f"{group}/visible"], 36).unflatten(1, (3, 2, 3, 2))
+        assert set(shown.float().mean((2, 4)).flatten().tolist()) == {0.0, 1.0}
     _, inputs = model_and_batch("simmim", symmetric=True)
     assert inputs["second/visible"].shape == inputs["view/visible"].shape == (4, 12)
     assert not (~inputs["view/masked"] & ~inputs["second/masked"]).any()

@@ -67,7 +67,7 @@ def test_images_that_are_in_the_bank_are_found_and_that_is_said(
     mae_checkpoint, image_folder, capsys
 ):
     data = image_folder(num_images=10)
-    for features in ("mean", "cls"):
+    for features in ("mean", "cls", "prefix"):
         results = evaluate(mae_checkpoint, data, bank=str(data), k=1, features=features)
         assert results["top1"] == results["initial_top1"] == 1.0
         assert not results["leave_one_out"]

@@ -79,6 +79,12 @@ def mae(state: State) -> Any:
     }
 
 
+def pixio(state: State) -> Any:
+    """Its class tokens are one tensor, each with a row of the table."""
+    tokens = torch.cat([state["cls_token"], state.pop("reg_token")], dim=1)
+    return state | {"cls_token": tokens}
+
+
 def droppos(state: State) -> Any:
     return mae(state | {"mask_pos_token": torch.ones(1, 1, 192)})
 
@@ -137,6 +143,7 @@ def pretrained_beit(state: State) -> Any:
         (lambda: vit(reg_tokens=4), lambda state: state, ""),
         (lambda: vit(class_token=False, global_pool="avg", fc_norm=False), ijepa, "predictor"),
         (vit, mae, "left out: model.mask_token, model.decoder_pred.weight"),
+        (lambda: vit(reg_tokens=7), pixio, ""),
         (vit, droppos, "left out: model.mask_pos_token, model.mask_token, model.decoder_pred"),
         (vit, dino, "left out: student.module.head.mlp.0.bias … teacher.head.mlp.0.bias"),
         (lambda: vit(init_values=0.3), dinov2, "left out: mask_token"),
@@ -148,7 +155,7 @@ def pretrained_beit(state: State) -> Any:
          pretrained_beit, "left out: model.lm_head.bias"),
     ],
     ids=[
-        *("timm", "classifier", "timm_registers", "ijepa", "mae", "droppos", "dino"),
+        *("timm", "classifier", "timm_registers", "ijepa", "mae", "pixio", "droppos", "dino"),
         *("dinov2", "chunks", "registers", "simmim", "beit", "shared_beit"),
     ],
 )  # fmt: skip
@@ -197,7 +204,7 @@ def test_a_fixed_table_is_recognised(tmp_path: Path) -> None:
     assert torch.equal(table, state["pos_embed"])
 
 
-@pytest.mark.parametrize("kind", ["ViT", "Dinov2", "Dinov2WithRegisters"])
+@pytest.mark.parametrize("kind", ["ViT", "Pixio", "Dinov2", "Dinov2WithRegisters"])
 def test_models_of_transformers(kind: str, tmp_path: Path) -> None:
     library = pytest.importorskip("transformers")
     shape = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 3}
