@@ -134,6 +134,8 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
     ("ijepa.context_tokens is 60", lambda: ijepa(context_tokens=60)),
     ("context_tokens = 9 has no effect with ijepa.official",
      lambda: ijepa(official=True, context_tokens=9)),
+    (r"context_warmup = \(0.2, 0.3\) has no effect with ijepa.context_weight = 0.0",
+     lambda: ijepa(context_warmup=(0.2, 0.3))),
     ("official = true keeps more than 10 tokens", lambda: ijepa(official=True)),
     ("ijepa works on one view",
      lambda: build(made("ijepa"), views={"view": ViewGroup(count=2, size=32)})),

@@ -12,10 +12,7 @@ from tests.algorithms.cases import Options, made
 NAN = math.nan
 OUTSIDE: dict[str, dict[str, list[Any]]] = {
     "mae": {
-        "mask_ratio": [1.2],
-        "second_mask_ratio": [1.0],
-        "weight": [-1.0],
-        "sampling": ["odd"],
+        **{"mask_ratio": [1.2], "second_mask_ratio": [1.0], "weight": [-1.0], "sampling": ["odd"]},
         "mask_block": [0],
     },
     "droppos": {
@@ -32,7 +29,7 @@ OUTSIDE: dict[str, dict[str, list[Any]]] = {
         **{"predictor_dim": [30], "predictor_depth": [0], "num_targets": [0], "loss": ["l3"]},
         **{"target_tokens": [0], "context_tokens": [0], "target_scale": [(0.2, 0.1), (NAN, 0.2)]},
         **{"target_ratio": [(0.0, 1.0)], "context_scale": [(0.5, 1.2)], "weight": [-1.0]},
-        "momentum_shape": ["square"],
+        **{"momentum_shape": ["square"], "context_weight": [-1.0], "context_warmup": [(0.2, 0.1)]},
     },
     "dinov2": {
         **{"num_prototypes": [1], "head_bottleneck": [0], "head_layers": [0]},

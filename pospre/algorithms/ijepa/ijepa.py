@@ -8,24 +8,27 @@ teacher, a slowly following copy of the encoder that sees the whole image.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from pospre import draws
 from pospre.algorithms.ijepa.blocks import Blocks, check_blocks, draw_blocks, draw_official
-from pospre.algorithms.ijepa.predictor import Predictor, PredictorKind, gather_blocks
+from pospre.algorithms.ijepa.predictor import Predictor, PredictorKind, gather_blocks, nearness
 from pospre.batch import EPOCH, HIDDEN, INDEX, VISIBLE, Batch
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Objective, Outputs
+from pospre.model.progress import Progress
 from pospre.model.task_description import TaskDescription
 from pospre.model.teacher import Momentum, Shape
 from pospre.model.uses import SEEN, Hides, Pass, Uses
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.initialisation import init_trunc_normal
-from pospre.nn.masking import others
-from pospre.ranges import PositiveDepth, PositiveRange, ShareRange, Width
+from pospre.nn.masking import gather_tokens, others
+from pospre.ranges import PositiveDepth, PositiveRange, RatioRange, ShareRange, Width
+from pospre.schedules import linear
 
 Loss = Literal["smooth_l1", "l2"]
 
@@ -35,7 +38,10 @@ class FeaturePrediction(Objective):
 
     Attributes:
         predictor: projects the context by a Linear, ``predictor.embed``.
+        context_weight: λ of the context's loss at this step.
     """
+
+    context_weight: Tensor
 
     def __init__(
         self, encoder: PatchEncoder, options: "IJEPA", kind: PredictorKind = Predictor
@@ -51,13 +57,35 @@ class FeaturePrediction(Objective):
         )
         self.predict = nn.Linear(options.predictor_dim, encoder.embed_dim)
         init_trunc_normal(self.predict)
+        self.predict_context: nn.Linear | None = None
+        if options.context_weight:
+            self.predict_context = nn.Linear(options.predictor_dim, encoder.embed_dim)
+            init_trunc_normal(self.predict_context)
+        self.register_buffer("context_weight", torch.zeros(()), persistent=False)
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
-        """Return ``predicted`` and ``target`` features, each (B, M, T, D)."""
+        """Return ``predicted`` and ``target`` features, each (B, M, T, D); ``context``, a loss."""
         visible, targets = batch[VISIBLE], batch["ijepa/targets"]
-        features = self.predictor(passes["student"][:, self.num_prefix :], visible, targets, batch)
+        seen, predict_context = passes["student"][:, self.num_prefix :], self.predict_context
+        features = self.predictor(
+            seen, visible, targets, batch, with_context=predict_context is not None
+        )
         whole = passes["teacher"][:, self.num_prefix :].float()
-        return self.compared(features, F.layer_norm(whole, whole.shape[-1:]), targets)
+        whole = F.layer_norm(whole, whole.shape[-1:])
+        outputs = self.compared(features[:, :, -targets.shape[2] :], whole, targets)
+        if predict_context is not None:
+            context = predict_context(features[:, :, : visible.shape[1]])
+            outputs["context"] = self.context_distance(context, whole, visible, targets)
+        return outputs
+
+    def context_distance(
+        self, predicted_BMKD: Tensor, whole_BND: Tensor, visible_BK: Tensor, targets_BMT: Tensor
+    ) -> Tensor:
+        """Return the mean distance at the context's positions, each weighted by ``nearness``."""
+        target = gather_tokens(whole_BND, visible_BK)[:, None].expand_as(predicted_BMKD)
+        weight = nearness(visible_BK, targets_BMT, self.grid[1])
+        distance = self.distance(predicted_BMKD, target, reduction="none")
+        return (weight.unsqueeze(-1) * distance).mean()
 
     def compared(self, features: Tensor, whole_BND: Tensor, targets_BMT: Tensor) -> Outputs:
         """Return what the loss compares.
@@ -75,24 +103,31 @@ class FeaturePrediction(Objective):
         }
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the mean distance over targets and channels, and λ times the context's."""
+        loss = self.target_loss(outputs)
+        return loss + self.context_weight * outputs["context"] if "context" in outputs else loss
+
+    def target_loss(self, outputs: Outputs) -> Tensor:
         """Return the mean distance over targets and channels."""
         return self.distance(outputs["predicted"], outputs["target"])
 
-    def distance(self, predicted: Tensor, target: Tensor) -> Tensor:
+    def distance(self, predicted: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
         """Return the mean smooth-L1 (β = 1) or squared distance, in float32."""
         distance = F.mse_loss if self.kind == "l2" else F.smooth_l1_loss
-        return distance(predicted.float(), target)
+        return distance(predicted.float(), target, reduction=reduction)
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return measures that the loss does not show.
 
         ``cosine`` is the similarity of predicted and true features, both less the mean true feature
         of the batch. ``spread`` is the standard deviation of the true features; 0 is collapse. The
-        norms are those of the context's projection A and of the mask token m̃.
+        norms are those of the context's projection A and of the mask token m̃. ``context`` is the
+        context's loss before its weight, if it has one.
         """
         predicted, target = (outputs[key].detach().float() for key in ("predicted", "target"))
         mean = target.mean((0, 1, 2))
-        return {
+        context = {key: outputs[key] for key in ("context",) if key in outputs}
+        return context | {
             "cosine": F.cosine_similarity(predicted - mean, target - mean, dim=-1).mean(),
             "spread": (target - mean).square().mean((0, 1, 2)).sqrt().mean(),
             "projection_norm": outputs["projection_norm"],
@@ -139,6 +174,13 @@ class IJEPA(PretrainAlgorithm):
     """Attention heads of the predictor; None: as many as the encoder."""
     loss: Loss = "smooth_l1"
     """``smooth_l1`` as the published code, or ``l2``, the paper's squared distance."""
+    context_weight: NonNegativeFloat = 0.0
+    """λ of a second loss (V-JEPA 2.1, arXiv 2603.14482: 0.5): the predictor's outputs at the
+    context's positions match the teacher there too, with the weight 1/√d at d cells from the
+    target block. It has a Linear of its own. 0: off.
+    """
+    context_warmup: RatioRange = (0.1, 0.2)
+    """Shares of the training between which λ rises from 0."""
     momentum_start: float | None = 0.996
     """Momentum of the teacher at the first step; None: another algorithm's teacher."""
     momentum_end: float = 1.0
@@ -175,6 +217,7 @@ class IJEPA(PretrainAlgorithm):
         for option in ("target_tokens", "context_tokens"):
             self.check_used(option, not self.official, "official")
         check_blocks(self.blocks(encoder), "ijepa", official=self.official)
+        self.check_used("context_warmup", self.context_weight > 0, "context_weight")
 
     def heads(self, encoder: PatchEncoder) -> int:
         """Return the predictor's attention heads."""
@@ -203,3 +246,10 @@ class IJEPA(PretrainAlgorithm):
         masks = draw(keys, self.blocks(model.encoder))
         batch[VISIBLE], batch["ijepa/targets"] = masks.context, masks.targets
         batch[HIDDEN] = others(masks.context, model.encoder.num_patches)
+
+    def schedule(self, model: PretrainModel, progress: Progress) -> None:
+        """Set λ of the context's loss."""
+        objective, (first, last) = model.objectives[self.module_name()], self.context_warmup
+        assert isinstance(objective, FeaturePrediction)
+        done = (progress.step - first) / (last - first) if first < last else progress.step >= last
+        objective.context_weight.fill_(linear(0.0, self.context_weight, done))

@@ -36,15 +36,24 @@ class Predictor(nn.Module):
         self.positions: Scheme = decoder_positions(encoder, dims)
 
     def forward(
-        self, context_BKD: Tensor, visible_BK: Tensor, targets_BMT: Tensor, batch: Batch
+        self,
+        context_BKD: Tensor,
+        visible_BK: Tensor,
+        targets_BMT: Tensor,
+        batch: Batch,
+        *,
+        with_context: bool = False,
     ) -> Tensor:
         """Return features at the target positions, (B, M, T, d), after the last norm.
+
+        ``with_context`` returns those at the context's positions before them: (B, M, K+T, d).
 
         Args:
             context_BKD: the encoder's tokens of the context.
             visible_BK: their positions.
             targets_BMT: the positions of M target blocks.
             batch: may hold noise, and boxes in a position field.
+            with_context: see above.
         """
         context = self.context_tokens(context_BKD, batch)
         masked = self.masked_tokens(targets_BMT, batch)
@@ -56,7 +65,7 @@ class Predictor(nn.Module):
         places = view_places(batch, "view", self.grid).repeat(count).move(cells.flatten(0, 1))
         tokens = self.positions.added(tokens, places)
         decoded = self.blocks(tokens, self.positions.layer_terms(places))
-        features = self.norm(decoded[:, context.shape[2] :])
+        features = self.norm(decoded if with_context else decoded[:, context.shape[2] :])
         return features.unflatten(0, targets_BMT.shape[:2])
 
     @property
@@ -81,3 +90,16 @@ def gather_blocks(tokens_BND: Tensor, index_BMT: Tensor) -> Tensor:
     """Return the tokens at the positions of several blocks: (B, M, T, D)."""
     flat = gather_tokens(tokens_BND, index_BMT.flatten(1))
     return flat.unflatten(1, index_BMT.shape[1:])
+
+
+def nearness(context_BK: Tensor, targets_BMT: Tensor, columns: int) -> Tensor:
+    """Return 1 / √d, d the cells from a context token to the nearest of a block: (B, M, K).
+
+    V-JEPA 2.1 (arXiv 2603.14482). d is at least 1; a grid's cells are numbered row by row.
+    """
+    ends = [
+        torch.stack([index // columns, index % columns], dim=-1)
+        for index in (context_BK[:, None, :, None], targets_BMT[:, :, None])
+    ]
+    squared = (ends[0] - ends[1]).square().sum(-1).amin(-1)
+    return squared.clamp_min(1).float().pow(-0.25)

@@ -72,10 +72,10 @@ class CoarseTargets(FeaturePrediction):
             small = F.interpolate(whole, half, mode="bilinear")
         return F.interpolate(small, self.grid).flatten(2).transpose(1, 2)
 
-    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+    def target_loss(self, outputs: Outputs) -> Tensor:
         """Return the mean over both scales."""
         coarse = self.distance(outputs["coarse_predicted"], outputs["coarse_target"])
-        return (super().loss(outputs, batch) + coarse) / 2
+        return (super().target_loss(outputs) + coarse) / 2
 
 
 def head_without_noise(encoder: PatchEncoder, host: IJEPA, options: Any) -> FeaturePrediction:

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
+from pospre.algorithms.ijepa.predictor import nearness
+from pospre.algorithms.stop.stop import StoP
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.progress import Progress
@@ -88,6 +90,58 @@ def test_the_loss_is_smooth_l1_or_the_squared_distance() -> None:
     torch.testing.assert_close(model.loss(outputs, inputs)["total"], smooth)
     objective_of(model).kind = "l2"
     torch.testing.assert_close(model.loss(outputs, inputs)["total"], error.square().mean())
+
+
+def test_the_context_is_predicted_too_the_nearer_to_a_target_the_more() -> None:
+    context, block = torch.tensor([[0, 5, 10]]), torch.tensor([[[15, 3], [10, 11]]])
+    weight = nearness(context, block, 4)[0]
+    golden = torch.tensor([0.577350, 0.668740, 0.840896])  # d = 3, √5, √2
+    torch.testing.assert_close(weight[0], golden, rtol=0, atol=1e-6)
+    assert weight[1, 2] == 1  # d is at least 1
+    plain, _, inputs = attached()
+    model, algorithm, _ = attached(context_weight=0.5)
+    assert "context" not in plain(inputs)["ijepa"]
+    objective = objective_of(model)
+    for done, ramp in ((0.0, 0.0), (0.1, 0.0), (0.15, 0.25), (0.2, 0.5), (1.0, 0.5)):
+        algorithm.schedule(model, Progress(done, done))
+        assert float(objective.context_weight) == pytest.approx(ramp, abs=1e-7)
+    outputs = model(inputs)
+    assert objective.predict_context is not None
+    total, targets = model.loss(outputs, inputs)["total"], plain.loss(plain(inputs), inputs)
+    torch.testing.assert_close(total, targets["total"] + outputs["ijepa"]["context"] / 2)
+    total.backward()
+    assert objective.predict_context.weight.grad is not None
+
+    predicted = torch.randn(4, 4, 16, 192)  # of M blocks and K tokens
+    whole, visible = torch.randn(4, 64, 192), inputs["view/visible"]
+    found = objective.context_distance(predicted, whole, visible, inputs["ijepa/targets"])
+    true = whole[torch.arange(4)[:, None], visible][:, None].expand(-1, 4, -1, -1)
+    each = F.smooth_l1_loss(predicted, true, reduction="none").mean(-1)
+    near = nearness(visible, inputs["ijepa/targets"], 8)
+    torch.testing.assert_close(found, (near * each).mean())
+
+
+def test_before_the_warm_up_it_is_ijepa_to_the_bit() -> None:
+    found = []
+    for options in ({}, {"context_weight": 0.5}):
+        model = small_model(IJEPA(**PREDICTOR, **options))
+        inputs = model.prepare(make_batch(), Progress(0.1, 0.0))
+        loss = model.loss(model(inputs), inputs)["total"]
+        loss.backward()
+        found.append({key: part.grad for key, part in model.named_parameters()} | {"loss": loss})
+    for key, value in found[0].items():
+        if value is not None:  # the teacher has no gradient
+            torch.testing.assert_close(found[1][key], value, rtol=1e-5, atol=1e-8)
+    assert torch.equal(found[0]["loss"], found[1]["loss"])
+
+
+def test_stops_coarse_targets_leave_the_loss_of_the_context_as_it_is() -> None:
+    host = IJEPA(**PREDICTOR, context_weight=0.5, context_warmup=(0.0, 0.1))
+    model = small_model(StoP(variant="lowres_bilinear"), host, init="trunc_normal")
+    inputs = model.prepare(make_batch(), Progress(0.5, 0.0))
+    outputs, objective = model(inputs)["ijepa"], objective_of(model)
+    expected = objective.target_loss(outputs) + outputs["context"] / 2
+    torch.testing.assert_close(objective.loss(outputs, inputs), expected)
 
 
 def test_metrics_tell_collapse_and_success() -> None:
