@@ -1,15 +1,17 @@
 """Training of heads for dense evaluations."""
 
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
@@ -21,25 +23,28 @@ from pospre.evaluation.registry import Context
 from pospre.training.optimizer.optim import parameter_groups
 
 
-def train_head(
-    context: Context,
-    title: str,
+class Fit(NamedTuple):
+    """How long a head is trained, and on which batches."""
+
+    iterations: int
+    batch_size: int
+    num_workers: int
+    seed: int
+
+
+def adamw(
     maps: FeatureMaps,
     head: nn.Module,
-    samples: Dataset[Any],
-    loss: Callable[[Any], Tensor],
     rate: Callable[[float], float],
     settings: Detection | Segmentation,
     *,
     lr: float,
     weight_decay: float,
-    collate: Callable[[list[Any]], Any] | None = None,
-) -> float:
-    """Train a head, and the encoder if it is fine-tuned, with AdamW; return the last tenth's loss.
+) -> tuple[Optimizer, LRScheduler]:
+    """Return AdamW for a head, and for the encoder if it is fine-tuned, with its schedule.
 
-    Samples are asked by (epoch, index) and reshuffled every epoch; without ``collate`` their
-    tensors are stacked. ``rate`` gives the learning rate at a share of training in [0, 1), as a
-    share of ``lr``. Vectors have no weight decay.
+    ``rate`` gives the learning rate at a share of training in [0, 1), as a share of ``lr``. Vectors
+    have no weight decay.
     """
     groups = parameter_groups(head, lr, weight_decay=weight_decay)
     if maps.finetune:
@@ -47,7 +52,27 @@ def train_head(
             maps.model, lr, weight_decay=weight_decay, layer_decay=settings.layer_decay
         )
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.999))
-    schedule = LambdaLR(optimizer, lambda step: rate(step / settings.iterations))
+    return optimizer, LambdaLR(optimizer, lambda step: rate(step / settings.iterations))
+
+
+def train_head(
+    context: Context,
+    title: str,
+    optimizer: Optimizer,
+    schedule: LRScheduler,
+    samples: Dataset[Any],
+    loss: Callable[[Any], Tensor],
+    settings: Fit | Detection | Segmentation,
+    *,
+    clip: float = math.inf,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> float:
+    """Train a head, and the encoder if it is fine-tuned; return the loss of the last tenth.
+
+    Samples are asked by (epoch, index) and reshuffled every epoch; without ``collate`` their
+    tensors are stacked. ``clip`` is the largest norm of the gradient.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
     losses: list[float] = []
     batches = _batches(samples, settings, collate)
     bar = tqdm(batches, title, unit="it", disable=not context.progress)
@@ -60,6 +85,8 @@ def train_head(
                 raise UserError(f"the loss is {losses[-1]} after {step} steps ({title}); {remedy}")
             optimizer.zero_grad()
             value.backward()
+            if clip < math.inf:
+                nn.utils.clip_grad_norm_(parameters, clip)
             optimizer.step()
             schedule.step()
             bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
@@ -69,7 +96,7 @@ def train_head(
 
 def _batches(
     samples: Dataset[Any],
-    settings: Detection | Segmentation,
+    settings: Fit | Detection | Segmentation,
     collate: Callable[[list[Any]], Any] | None,
 ) -> DataLoader[Any]:
     size: int = len(samples)  # type: ignore[arg-type]  # ours have a length

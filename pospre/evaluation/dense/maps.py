@@ -22,6 +22,7 @@ class FeatureMaps:
     Attributes:
         model: the model, or a copy if ``learned`` fine-tunes it; only its encoder is trained.
         finetune: whether the encoder is trained.
+        class_token: whether each patch is followed by the class token.
         fill: the mean colour as uint8 values of the channels.
     """
 
@@ -31,10 +32,12 @@ class FeatureMaps:
         layers: Sequence[int],
         *,
         norm: bool,
+        class_token: bool = False,
         learned: Learned | None = None,
     ) -> None:
         learned = learned or Learned()
         self.layers, self.norm, self.finetune = layers, norm, learned.finetune
+        self.class_token = class_token
         self.fill = tuple((255 * model.augment.mean.flatten()).round().int().tolist())
         self._seed, self._learned_from = learned.seed, 0
         self.model = copy.deepcopy(model) if self.finetune else model
@@ -47,7 +50,10 @@ class FeatureMaps:
             encoder.dropout = 0.0
 
     def __call__(self, images_BCHW: Tensor) -> list[Tensor]:
-        """Return a map (B, D, rows, columns) of each layer for normalised images."""
+        """Return a map (B, D, rows, columns) of each layer for normalised images.
+
+        With ``class_token`` D is twice the width: that of the image follows each patch's.
+        """
         encoder = self.model.encoder
         keys_B = self._keys(images_BCHW) if self.finetune and torch.is_grad_enabled() else None
         tokens = layer_tokens(
@@ -55,6 +61,12 @@ class FeatureMaps:
         )
         grid = encoder.grid_of(*images_BCHW.shape[-2:])
         patches = [each[:, encoder.num_prefix_tokens :].float() for each in tokens]
+        if self.class_token:
+            firsts = [each[:, :1].float() for each in tokens]
+            patches = [
+                torch.cat([each, first.expand_as(each)], -1)
+                for each, first in zip(patches, firsts, strict=True)
+            ]
         return [each.transpose(1, 2).unflatten(2, grid) for each in patches]
 
     def _keys(self, images_BCHW: Tensor) -> Tensor:

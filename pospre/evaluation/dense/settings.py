@@ -2,7 +2,14 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from pospre.evaluation.common_settings import (
     Compared,
@@ -15,6 +22,7 @@ from pospre.evaluation.common_settings import (
 from pospre.ranges import PositiveRange, PositiveShare, Ratio
 
 Factors = Annotated[PositiveRange, BeforeValidator(as_tuple)]
+Sides = Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(as_tuple)]
 
 
 class Trained(Compared):
@@ -64,25 +72,35 @@ class Correspondence(Sampling, Halved):
     """Seed of the drawn pairs, homographies and colours."""
 
 
-class Depth(Trained):
+class Depth(Trained, Halved):
     """Settings of ``depth``."""
 
+    protocol: Literal["look", "dinov3", "dinov2", "pixio"] = "look"
+    """``look`` encodes each image once, squashed to a square. The others train on crops, as the
+    published code of these encoders; their figures differ by more than encoders do.
+    """
     size: PositiveInt | None = None
-    """Side of the square views in pixels, a multiple of the patch; default: the encoder's."""
+    """Side of a look's square views in pixels, a multiple of the patch; default: the encoder's."""
+    crop: Sides | None = None
+    """Height and width of training crops in pixels; default: 416,544, or 256,256 (pixio)."""
+    layers: Numbers | None = None
+    """Layers that the head reads, such as 3,6,9,12; default: the last."""
     scale: PositiveFloat = 1000.0
     """Values per metre of depths in PNGs."""
     max_depth: PositiveFloat | None = None
     """In metres; deeper pixels have no truth. Default: the training's largest (in rendered scenes
     16, and deeper ones count as 16).
     """
-    iterations: PositiveInt = 2000
-    """Steps of AdamW."""
-    batch_size: PositiveInt = 16
-    """Images per step."""
-    lr: PositiveFloat = 0.0003
-    """Peak rate of the cycle."""
+    iterations: Annotated[int, Field(ge=4)] | None = None  # torch's one cycle fails for 3
+    """Steps of AdamW; default: 2000 (look), 38400, or 60 epochs (pixio)."""
+    batch_size: PositiveInt | None = None
+    """Images or crops per step; default: 16, or 32 (pixio)."""
+    lr: PositiveFloat | None = None
+    """Peak rate; default: 3e-4, or 2e-4 (pixio)."""
+    num_workers: NonNegativeInt = 0
+    """Processes that read images for crops; 0 reads in the main process."""
     seed: int = 0
-    """Seed of the head's weights and of the order of images."""
+    """Seed of the head's weights, of the order of images, and of crops."""
 
 
 class Detection(Learned):

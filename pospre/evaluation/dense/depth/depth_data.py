@@ -5,19 +5,23 @@ Supported are ``<split>/images/*`` with ``<split>/depth/*`` of the same names (1
 and rendered scenes, whose labels hold the horizon and the objects' distances.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy import ndarray
 from pycocotools import mask as coco_mask
 from torch import Tensor
 
 from pospre.data.decode.bit_depth import RGB, Decoding
+from pospre.data.stores.subset import half_indices
 from pospre.errors import UserError
+from pospre.evaluation.common_settings import Half
 from pospre.evaluation.dense.images import (
     LABELS,
     files_by_stem,
@@ -31,6 +35,7 @@ from pospre.untrusted_json import is_number
 
 SCENES_MAX = 16.0  # metres; objects are nearer, and the ground has no end
 _NYU = {"val": "test"}
+_NYU_SIDES = (480, 640)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class DepthSet:
         images: files, sorted.
         truths: for each image its file of depths, or its line in the scenes' labels.
         scale: values of a file of whole numbers per metre.
+        is_listed: whether NYUv2's list names them.
     """
 
     address: str
@@ -49,6 +55,7 @@ class DepthSet:
     truths: Sequence[Any]
     scale: float
     decoding: Decoding = RGB
+    is_listed: bool = False
 
     def __len__(self) -> int:
         return len(self.images)
@@ -57,6 +64,18 @@ class DepthSet:
     def is_rendered(self) -> bool:
         """Whether these are rendered scenes."""
         return isinstance(self.truths[0], dict)
+
+    def of_half(self, half: Half | None) -> "DepthSet":
+        """Return a half of the split; all of it for None."""
+        if half is None:
+            return self
+        chosen = half_indices(len(self), half, self.address).tolist()
+        images, truths = ([part[index] for index in chosen] for part in (self.images, self.truths))
+        return replace(self, images=images, truths=truths)
+
+    def is_framed(self, index: int) -> bool:
+        """Whether this is a whole photograph of NYUv2, which has a white frame."""
+        return self.is_listed and image_sides(self.images[index]) == _NYU_SIDES
 
     def image(self, index: int) -> Tensor:
         """Return an image's pixels, uint8 (3, H, W)."""
@@ -67,14 +86,25 @@ class DepthSet:
 
         Real depths beyond ``max_depth`` are no truth; those of scenes are clipped, the sky is 0.
         """
-        metres = self.measured(index)
+        metres = self._recorded(index)
         if self.is_rendered:
             metres = metres.clip(max=max_depth)
         known = np.isfinite(metres) & (metres > 0) & (metres <= max_depth)
         return torch.from_numpy(np.where(known, metres, 0).astype(np.float32))
 
-    def measured(self, index: int) -> ndarray:
-        """Return the depths as recorded, in metres, (H, W)."""
+    def known(self, index: int, limit: float) -> Tensor:
+        """Return the depths up to a limit; raise a ``UserError`` if all are unknown."""
+        depth = self.depth(index, limit)
+        if not bool(depth.any()):
+            where = "" if math.isinf(limit) else f" between 0 and max_depth={limit:g} m"
+            raise UserError(
+                f"{self.images[index]} has no depth{where}; leave it out, or give another "
+                "max_depth=… or scale=…."
+            )
+        return depth
+
+    def _recorded(self, index: int) -> ndarray:
+        """Return the depths in metres, (H, W)."""
         truth = self.truths[index]
         if isinstance(truth, dict):
             return _rendered(truth, image_sides(self.images[index]), self.address)
@@ -94,6 +124,34 @@ class DepthSet:
                 f"{'×'.join(map(str, image_sides(self.images[index])))} pixels."
             )
         return metres
+
+
+class Known(NamedTuple):
+    """What is read of the training depths, once.
+
+    Attributes:
+        largest: in metres.
+        mean: their geometric mean.
+        small: all of a look, at the size of its views.
+    """
+
+    largest: float
+    mean: float
+    small: list[Tensor]
+
+
+def read_depths(data: DepthSet, limit: float, view: tuple[int, int] | None) -> Known:
+    """Read all depths up to a limit, and keep them at the size of views, if there are some."""
+    largest, total, count = 0.0, 0.0, 0
+    small: list[Tensor] = []
+    for index in range(len(data)):
+        depth = data.known(index, limit)
+        known = depth[depth > 0].double()
+        largest = max(largest, float(known.max()))
+        total, count = total + float(known.log().sum()), count + len(known)
+        if view is not None:
+            small.append(F.interpolate(depth[None, None], view)[0, 0])
+    return Known(largest, math.exp(total / count), small)
 
 
 def open_depths(root: str, split: str, scale: float, decoding: Decoding = RGB) -> DepthSet:
@@ -150,7 +208,7 @@ def _of_list(base: Path, listed: Path, scale: float, decoding: Decoding) -> Dept
         truths.append(truth)
     if not images:
         raise UserError(f"{listed} lists no images with depths.")
-    return DepthSet(str(listed), images, truths, scale, decoding)
+    return DepthSet(str(listed), images, truths, scale, decoding, is_listed=True)
 
 
 def _rendered(line: dict[str, Any], sides: tuple[int, int], address: str) -> ndarray:

@@ -25,7 +25,7 @@ from pospre.evaluation.dense.detection.average_precision import average_precisio
 from pospre.evaluation.dense.detection.box_data import open_boxes
 from pospre.evaluation.dense.detection.box_set import BoxSet
 from pospre.evaluation.dense.detection.mask_rcnn import build_detector, stride_of
-from pospre.evaluation.dense.fitting import seeded, train_head
+from pospre.evaluation.dense.fitting import adamw, seeded, train_head
 from pospre.evaluation.dense.images import check_apart, check_not_smaller, decoding_of
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.dense.settings import Detection
@@ -191,21 +191,18 @@ def _train(
         wanted = [{key: each.to(context.device) for key, each in t.items()} for _, t in batch]
         return torch.stack(list(detector(images, wanted).values())).sum()
 
-    last = train_head(
-        context,
-        title,
+    optimizer, schedule = adamw(
         maps,
         detector,
-        Jittered(setup.train, setup.size, settings.jitter, *shown),
-        loss,
         lambda share: (
             staircase(share, milestones=_MILESTONES, gamma=0.1) * linear(0.001, 1.0, share / _RISE)
         ),
         settings,
         lr=settings.lr,
         weight_decay=settings.weight_decay,
-        collate=list,
     )
+    samples = Jittered(setup.train, setup.size, settings.jitter, *shown)
+    last = train_head(context, title, optimizer, schedule, samples, loss, settings, collate=list)
     return detector.eval(), last
 
 

@@ -127,7 +127,7 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Encoded(Dataset[tuple[Tensor, Tensor]]):
-    """Windows encoded by a frozen encoder: maps (L, D, h, w) and int64 classes (H, W)."""
+    """Views encoded by a frozen encoder, with their labels: maps (…, D, h, w), and (H, W)."""
 
     def __init__(self, windows: list[tuple[Tensor, Tensor]]) -> None:
         self.windows = windows
@@ -136,7 +136,7 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
         return len(self.windows)
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Return the window of (epoch, index), the same in every epoch."""
+        """Return the view of (epoch, index), the same in every epoch."""
         return self.windows[key[1]]
 
     @classmethod
@@ -144,7 +144,7 @@ class Encoded(Dataset[tuple[Tensor, Tensor]]):
     def of(
         cls, context: Context, masks: MaskSet, num_classes: int, showing: Showing, maps: FeatureMaps
     ) -> "Encoded":
-        """Encode all windows of a set and keep them in memory."""
+        """Encode all windows of a set and keep them in memory, with their classes (int64)."""
         windows: list[tuple[Tensor, Tensor]] = []
         for index in context.track(range(len(masks)), "windows", unit="img"):
             image = show(maps.model, masks.image(index), showing)

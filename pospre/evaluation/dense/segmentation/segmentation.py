@@ -20,7 +20,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from tqdm import tqdm
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.fitting import seeded, train_head
+from pospre.evaluation.dense.fitting import adamw, seeded, train_head
 from pospre.evaluation.dense.images import check_not_smaller, decoding_of, image_sides
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
 from pospre.evaluation.dense.segmentation.crops import Crops, Encoded, Showing, predict, show
@@ -141,18 +141,15 @@ def _measure(
         return decoder.loss(encode(shown), classes_BHW)
 
     usual_lr, usual_decay = _RATES[kind]
-    last = train_head(
-        context,
-        title,
+    optimizer, schedule = adamw(
         maps,
         decoder,
-        samples,
-        loss,
         lambda share: min(linear(1.0, 0.0, share), linear(0.0, 1.0, (share + 1e-6) / _RISE)),
         settings,
         lr=settings.lr or usual_lr,
         weight_decay=usual_decay if settings.weight_decay is None else settings.weight_decay,
     )
+    last = train_head(context, title, optimizer, schedule, samples, loss, settings)
     decoder.eval()
     matrices = _confusions(context, setup, maps, decoder, settings.batch_size)
     return matrices, last
