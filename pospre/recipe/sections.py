@@ -147,6 +147,8 @@ class Optimizer(Section):
     """Rate factor from each block to the one below."""
     patch_embed_lr: float = Field(default=1.0, ge=0)
     """Rate factor of the patch embedding."""
+    lora_lr: float = Field(default=1.0, gt=0)
+    """Rate factor of LoRA's pairs."""
 
 
 class Schedule(Section):

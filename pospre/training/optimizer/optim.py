@@ -48,6 +48,7 @@ def parameter_groups(
     weight_decay: float = 0.05,
     layer_decay: float | None = None,
     patch_embed_lr: float = 1.0,
+    lora_lr: float = 1.0,
     no_decay: Sequence[str] = (),
     stages: Stages | None = None,
 ) -> list[dict[str, Any]]:
@@ -69,6 +70,7 @@ def parameter_groups(
             blocks are counted over its stages (UM-MAE). None: one rate for all. Only for a
             ``PretrainModel``, or one wrapped by DDP or ``torch.compile``.
         patch_embed_lr: rate factor of the patch embedding.
+        lora_lr: rate factor of LoRA's pairs.
         no_decay: parts of names of further parameters without decay.
         stages: of the training; tensors that train in other stages are in other groups, and
             ``stages.factor(group["life"], step)`` is the factor of a group's rate.
@@ -81,6 +83,7 @@ def parameter_groups(
         weight_decay=weight_decay,
         layer_decay=layer_decay,
         patch_embed_lr=patch_embed_lr,
+        lora_lr=lora_lr,
         no_decay=tuple(no_decay),
     )
     if layer_decay is not None:
@@ -133,8 +136,9 @@ def _groups(
 
 
 def rate_scale(model: nn.Module, name: str, options: Optimizer) -> float:
-    """Return the factor of a parameter's learning rate: layer decay and the patch embedding's."""
+    """Return the factor of a parameter's learning rate: its part's own, and layer decay."""
     scale = options.patch_embed_lr if "patch_embed" in name else 1.0
+    scale *= options.lora_lr if PAIRS in name else 1.0
     if options.layer_decay is None or not isinstance(model, PretrainModel):
         return scale
     above = model.encoder.depth + 1 - _layer_id(name, model.encoder)

@@ -16,6 +16,7 @@ from pospre.model.objective import Objective
 from pospre.model.uses import Pass, Uses
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.lora import add_lora
 from pospre.recipe.sections import Optimizer, Schedule
 from pospre.training.optimizer.optim import build_optimizer, parameter_groups, rate_scale
 from pospre.training.optimizer.schedule import build_schedule
@@ -137,6 +138,15 @@ def test_smallest_rate_of_vit_base_and_the_patch_embeddings_own() -> None:
     assert groups["encoder.cls_token"]["lr"] == pytest.approx(0.023757, rel=1e-4)
     assert groups["encoder.patch_embed.proj.weight"]["lr"] == pytest.approx(0.2 * 0.75**13)
     assert groups["encoder.blocks.11.mlp.fc1.weight"]["lr"] == 0.75
+
+
+def test_pairs_have_a_rate_of_their_own() -> None:
+    encoder = build_encoder("vit_tiny16", image_size=32, depth=3)
+    add_lora(encoder, blocks=2, rank=4, layers=["q"])
+    groups = by_name(PretrainModel(encoder, seed=0), layer_decay=0.5, lora_lr=4.0)
+    pair = "encoder.blocks.1.attn.qkv.lora.q.a"
+    assert (groups[pair]["lr"], groups[pair]["weight_decay"]) == (4 * 0.25, 0)
+    assert groups["encoder.blocks.1.norm1.weight"]["lr"] == 0.25
 
 
 BLOCKS_FROM_THE_END = {
