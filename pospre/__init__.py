@@ -83,8 +83,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.nn.positions.scheme import Scheme as Scheme
     from pospre.nn.positions.scheme import TransformerDims as TransformerDims
     from pospre.nn.weights.timm_models import wrap_encoder as wrap_encoder
+    from pospre.training.build import load_run as load_run
     from pospre.training.optimizer.optim import parameter_groups as parameter_groups
-    from pospre.training.start_weights import load_run as load_run
     from pospre.training.start_weights import load_weights as load_weights
 
 check_installed()

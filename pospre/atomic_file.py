@@ -1,11 +1,12 @@
 """Files that get their names only when complete, even after a kill or a power cut."""
 
+import fcntl
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 PARTIAL = ".partial"
 """Suffix of a file that is being written, or whose writer was killed."""
@@ -27,6 +28,15 @@ def atomic_open(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def try_lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file; return False if another process holds it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def nearest_existing(path: Path) -> Path:

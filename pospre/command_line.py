@@ -16,20 +16,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit with code 2."""
-        if found := re.search(r"unrecognized arguments:.* --([\w.]+)(?:[= ](?!-)(\S+))?", message):
-            message += f" (a key is written without dashes: {found[1]}={found[2] or 'VALUE'})"
+        if option := re.search(r"unrecognized arguments:.* --([\w.]+)(?:[= ](?!-)(\S+))?", message):
+            message += f" (a key is written without dashes: {option[1]}={option[2] or 'VALUE'})"
         super().error(message)
 
 
-def command_parser(command: str, description: str | None, epilog: str) -> argparse.ArgumentParser:
-    """Return a parser; the command adds its options.
+def command_parser(
+    command: str, description: str | None, epilog: str = "", kind: type[Parser] = Parser
+) -> Any:
+    """Return a parser of a module; the command adds its options. The texts are printed unchanged.
 
-    Args:
-        command: the module to run.
-        description: one sentence.
-        epilog: examples and more, printed unchanged.
+    A ``kind`` of its own may make the help when it is asked for.
     """
-    return Parser(
+    return kind(
         prog=f"python -m {command}",
         description=description,
         epilog=epilog,
@@ -54,24 +53,11 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add ``--trust NAME`` to a command that reads recipes which a stranger may have written."""
     parser.add_argument(
         "--trust",
-        action=_Trust,
+        type=lambda name: trust([name]),
         metavar="NAME",
         help="a module or package whose classes may be imported, such as mylab.loca, or an "
         f"environment variable that data addresses may contain; repeatable, also {VARIABLE}=A,B",
     )
-
-
-class _Trust(argparse.Action):
-    """Trust the name that is given."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        trust([values])
 
 
 def check_exists(option: str, address: str, remedy: str) -> None:

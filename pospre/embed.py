@@ -1,9 +1,8 @@
 """``python -m pospre.embed --model MODEL --data PATH OUT [key=value …]``: features of images."""
 
-import argparse
 import sys
 
-from pospre.command_line import Parser
+from pospre.command_line import Parser, command_parser
 from pospre.errors import run_command
 from pospre.model_arguments import (
     MODELS,
@@ -59,11 +58,8 @@ class _Parser(Parser):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = _Parser(
-        prog="python -m pospre.embed",
-        description="Write the features of every image: class tokens, means, patches.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = "Write the features of every image: class tokens, means, patches."
+    parser = command_parser("pospre.embed", description, kind=_Parser)
     parser.add_argument("out", metavar="OUT", help="folder to write; see below")
     add_model_options(parser)
     parser.add_argument("settings", nargs="*", metavar="key=value", help="what to write; see below")

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from pospre.command_line import LocalPath, Parser
+from pospre.command_line import LocalPath, Parser, command_parser
 from pospre.errors import UserError, run_command
 from pospre.model_arguments import (
     MODELS,
@@ -47,14 +47,13 @@ class _Parser(Parser):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = _Parser(
-        prog="python -m pospre.evaluate",
-        description="Measure a pre-trained encoder: a table on the terminal, and JSON.\n"
+    description = (
+        "Measure a pre-trained encoder: a table on the terminal, and JSON.\n"
         "For a run, the JSON goes to evaluation/NAME.json in its folder, and the report page is\n"
         "written again. For a checkpoint of an earlier step the name is NAME_step40.json,\n"
-        "with --weights teacher NAME_teacher.json.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "with --weights teacher NAME_teacher.json."
     )
+    parser = command_parser("pospre.evaluate", description, kind=_Parser)
     parser.add_argument("name", metavar="NAME", help="the evaluation; see below")
     parser.add_argument("--output", action=LocalPath, metavar="FILE", help="JSON file to write")
     parser.add_argument(

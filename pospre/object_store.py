@@ -39,17 +39,11 @@ _PIECE = 64 << 20  # bytes per request: boto's 8 MB mean 72 requests for a ViT-S
 
 
 class Stored(NamedTuple):
-    """An object in a bucket.
+    """An object in a bucket."""
 
-    Attributes:
-        size: bytes.
-        tag: its ETag, which changes with its content; empty if the server has none.
-        time: when it was last modified.
-    """
-
-    size: int
-    tag: str
-    time: str
+    size: int  # bytes
+    tag: str  # its ETag, which changes with its content; empty if the server has none
+    time: str  # when it was last modified
 
     @property
     def stamp(self) -> str:
@@ -101,12 +95,9 @@ def seconds_in(variable: str, default: float) -> float:
 class Bucket:
     """The objects under one ``s3://`` address; every failure is a ``UserError`` naming it.
 
-    Args:
-        patience: number of boto's attempts: few for a check, many for data that must arrive.
-        timeout: seconds without a byte after which an attempt fails; default: few, for a check.
-
-    Attributes:
-        has_answered: whether it has served a request: the credentials were right.
+    ``patience`` is the number of boto's attempts: few for a check, many for data that must arrive.
+    An attempt fails after ``timeout`` seconds without a byte; default: few, for a check. Once it
+    ``has_answered``, the credentials were right.
     """
 
     def __init__(self, uri: str, *, patience: int = 5, timeout: float | None = None) -> None:
@@ -173,14 +164,11 @@ class Bucket:
 
         With ``folder``, list that folder in this one; names are relative to it. Empty objects whose
         name ends in a slash are no objects: consoles and some servers make them for folders.
-
-        Raises:
-            Garbled: the list cannot be parsed.
+        ``Garbled`` if the list cannot be parsed.
         """
         from botocore.parsers import ResponseParserError
 
-        key = self.path(folder).strip("/")
-        prefix = f"{key}/" if key else ""
+        prefix = f"{self.path(folder).strip('/')}/".lstrip("/")
         pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.name, Prefix=prefix, **({} if below else {"Delimiter": "/"})
         )
@@ -209,8 +197,7 @@ class Bucket:
 
     def fetch(self, name: str) -> bytes:
         """Return a large object of this folder."""
-        target = io.BytesIO()
-        self.download(target, name)
+        self.download(target := io.BytesIO(), name)
         return target.getvalue()
 
     def read(self, name: str) -> bytes:
@@ -222,8 +209,7 @@ class Bucket:
                 f"s3://{self.name}/{self.path(name)} has {size} bytes, but a file of this name "
                 f"has at most {_SMALL}; remove it, or give another address"
             )
-        body: bytes = answer["Body"].read()
-        return body
+        return bytes(answer["Body"].read())
 
     def find(self, name: str) -> bytes | None:
         """Return a small object of this folder, or None if it does not exist."""
@@ -254,8 +240,7 @@ class Bucket:
     def put_if(self, name: str, content: bytes, **condition: str) -> str | None:
         """Write a small object if ``IfMatch`` or ``IfNoneMatch`` holds; return its tag, or None.
 
-        Servers that ignore conditions write the object. The tag is empty if the server returns
-        none.
+        Servers that ignore conditions write the object. The tag is empty if the server has none.
         """
         request = {"Bucket": self.name, "Key": self.path(name), "Body": content}
         refusals = (*_THERE_ALREADY, *(MISSING if "IfMatch" in condition else ()))
@@ -267,8 +252,7 @@ class Bucket:
             if code_of(error) not in NOT_KNOWN:
                 raise
             answer = self.client.put_object(**request)
-        tag: str = answer.get("ETag", "")
-        return tag
+        return str(answer.get("ETag", ""))
 
     def delete(self, name: str) -> None:
         """Remove an object of this folder, if it exists."""
@@ -308,8 +292,7 @@ def patiently(work: Callable[[], None], patience: float) -> None:
 def check_writable(folder: str) -> None:
     """Write and delete a tiny object in an ``s3://`` folder.
 
-    Raises:
-        UserError: the endpoint, the credentials or the bucket are wrong; within half a minute.
+    ``UserError`` within half a minute if the endpoint, the credentials or the bucket are wrong.
     """
     name = f".pospre-probe-{uuid.uuid4().hex}"
     with Bucket(folder, patience=_CHECKED) as bucket:

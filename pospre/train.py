@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     add_trust(parser)
     arguments = parser.parse_intermixed_args(argv)
     if arguments.resolve:
-        from pospre.training.build import describe  # late, so that --help answers at once
+        from pospre.training.resolve import describe
 
         _print(describe(Path(arguments.recipe), arguments.overrides))
         return 0

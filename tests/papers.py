@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from data_prep import convert as conversion
 from pospre.recipe.recipe import Recipe, load_recipe
-from pospre.training.build import resolve
+from pospre.training.resolve import resolve
 from tests.conftest import draw_image
 from tests.data_prep.sample_clips import write_clips
 from tests.evaluation.dense.pictures import coco_folder, davis_folder, mask_folder

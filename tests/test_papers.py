@@ -25,11 +25,12 @@ from pospre.evaluation.recipe_evaluations import check_evaluations
 from pospre.evaluation.run import check_evaluation
 from pospre.model.model import PretrainModel
 from pospre.recipe.recipe import Recipe, load_recipe, recipe_from_dict
-from pospre.training.build import build_model, resolve
+from pospre.training.build import build_model
 from pospre.training.data import open_data
 from pospre.training.foreign import Foreign, open_foreign
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.optimizer.schedule import build_schedule
+from pospre.training.resolve import resolve
 from tests.benchmarks import bench_methods
 from tests.papers import ROOT, ROWS, TEXT, Row, runs, trained, words_of, write_data
 

@@ -14,7 +14,7 @@ from pospre.evaluation.registry import check_settings
 from pospre.nn.build import build_encoder
 from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe, load_recipe
-from pospre.training.build import resolve
+from pospre.training.resolve import resolve
 
 ROOT = Path(__file__).parents[1]
 YAMLS = ROOT / "yamls"

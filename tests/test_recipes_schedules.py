@@ -12,9 +12,10 @@ from pospre.algorithms.dinov2.dinov2 import DINOv2
 from pospre.model.algorithm import Progress
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.schedules import duration_steps
-from pospre.training.build import build_algorithms, build_model, resolve
+from pospre.training.build import build_algorithms, build_model
 from pospre.training.optimizer.optim import batch_peak
 from pospre.training.optimizer.schedule import StepSchedule, build_schedule
+from pospre.training.resolve import resolve
 from tests import published_schedules as published
 
 YAMLS = Path(__file__).parents[1] / "yamls"

@@ -23,9 +23,10 @@ from data_prep.plan.records import Record, Settings, Summary
 from data_prep.publish.atomic import writing
 from data_prep.publish.description import describe
 from data_prep.publish.destination import Destination
-from data_prep.publish.opening import open_destination
+from data_prep.publish.local import LocalBeton, LocalShards
 from data_prep.sources.source import Item
 from pospre.errors import UserError
+from pospre.object_store import check_writable, is_remote
 
 
 def convert(
@@ -187,3 +188,28 @@ def _convert_blocks(
             bar.update(block.stop - block.start)
     records = [written[block.number] for block in blocks]
     return Summary(records, describe(plan, records), num_reused)
+
+
+def open_destination(destination: str | Path, data_format: str) -> Destination:
+    """Return the destination of this name; ``UserError`` if it does not fit the format."""
+    name = str(destination)
+    if is_remote(name):
+        if data_format != "mds":
+            raise UserError(f"{name}: only MDS shards can go to a bucket; use --format mds.")
+        from data_prep.publish.bucket import BucketShards
+
+        check_writable(name)  # reports wrong addresses at once, not after ten attempts
+        return BucketShards(name)
+    if "://" in name:
+        raise UserError(f"{name} is not a supported address; give a path or s3://….")
+    path = Path(destination)
+    if not path.name:
+        raise UserError(f"DST '{name}' has no name; give that of a file or folder to make.")
+    is_beton = path.suffix == ".beton"
+    if is_beton != (data_format == "ffcv"):
+        remedy = "end in .beton" if data_format == "ffcv" else "be a folder, not a .beton"
+        raise UserError(f"DST {path} must {remedy} for --format {data_format}.")
+    if path.exists() and path.is_dir() == is_beton:
+        kind = "folder" if is_beton else "file"
+        raise UserError(f"DST {path} is a {kind}; choose another name.")
+    return LocalBeton(path) if is_beton else LocalShards(path)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pospre.atomic_file import sync
+from pospre.atomic_file import sync, try_lock
 from pospre.attempts import attempts
 from pospre.errors import UserError
 
@@ -36,7 +36,7 @@ def locked(path: Path, guarded: Path, *, shared: bool) -> Iterator[None]:
             yield
         finally:
             # others may hold their parts. A process that waits for the removed file opens a new one
-            if _try_lock(file, fcntl.LOCK_EX):
+            if try_lock(file, fcntl.LOCK_EX):
                 path.unlink(missing_ok=True)
 
 
@@ -45,21 +45,13 @@ def _open_locked(path: Path, guarded: Path, kind: int) -> Any:
     for _ in attempts(lambda: end, 0.05, 0.05):
         with ExitStack() as stack:
             file = stack.enter_context(path.open("a+"))
-            if not _try_lock(file, kind):
+            if not try_lock(file, kind):
                 file.seek(0)
                 other = file.read().strip() or other
             elif _is_there(file, path):
                 stack.pop_all()
                 return file
     raise UserError(f"{other or 'another process'} is writing {guarded}; wait for it.")
-
-
-def _try_lock(file: Any, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_there(file: Any, path: Path) -> bool:

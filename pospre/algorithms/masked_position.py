@@ -206,9 +206,9 @@ def cross_order(keys: Tensor, grid: tuple[int, int]) -> Tensor:
 def _first(drawn: Tensor, size: int) -> Tensor:
     """Return the first place (…, size) at which each number occurs among ``drawn`` (…, T)."""
     number = drawn.shape[-1]
-    found = drawn.unsqueeze(-2) == torch.arange(size, device=drawn.device).unsqueeze(-1)
+    is_drawn = drawn.unsqueeze(-2) == torch.arange(size, device=drawn.device).unsqueeze(-1)
     index = torch.arange(number, device=drawn.device)
-    return torch.where(found, index, number).amin(-1)
+    return torch.where(is_drawn, index, number).amin(-1)
 
 
 def num_free_crops(num_samples: int, masking: CropMasking) -> int:

@@ -32,7 +32,7 @@ from pospre.augment import colour
 from pospre.augment.colour import Rows, change_some
 from pospre.augment.rand_augment import NUM_DRAWS, rand_augment
 from pospre.batch import EPOCH, INDEX, view_keys
-from pospre.data.views.options import Augment, RandAugment, Rate, per_view
+from pospre.data.views.augment_options import Augment, RandAugment, Rate, per_view
 from pospre.errors import UserError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pospre.augment.colour import Rows, change_some, spread
-from pospre.data.views.options import RandAugment
+from pospre.data.views.augment_options import RandAugment
 
 _LOOK_UPS = ("auto_contrast", "equalise", "invert", "posterise", "solarise", "solarise_add")
 _ENHANCEMENTS = ("colour", "contrast", "brightness", "sharpness")

@@ -12,8 +12,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pospre.certificate.processes import Done, Kill, Pace, Runner, Stage
-from pospre.certificate.step_records import TOLERANCE, Job, ProcessRecord, Verdict, compare
+from pospre.certificate.processes import Kill, Pace
+from pospre.certificate.runner import Done, Runner, Stage
+from pospre.certificate.step_records import Job, ProcessRecord
+from pospre.certificate.verdicts import TOLERANCE, Verdict, compare
 from pospre.output import check_output, markdown_table
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device

@@ -13,7 +13,8 @@ from pospre.data.reading import Reading
 from pospre.data.stores.reader import Reader, Visits
 from pospre.data.stores.subset import subset
 from pospre.data.threads import default_workers
-from pospre.data.views.options import ViewGroup, Views, check_used, named_groups
+from pospre.data.views.augment_options import check_used
+from pospre.data.views.options import ViewGroup, Views, named_groups
 from pospre.errors import UserError
 
 _ONE_CROP = ViewGroup()

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from pospre.batch import Batch
-from pospre.data.views.options import Augment, ViewGroup
+from pospre.data.views.augment_options import Augment
+from pospre.data.views.options import ViewGroup
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs

@@ -133,15 +133,15 @@ def sign_flip(difference_M: ndarray) -> float:
     All signs are tried if there are at most 10,000 ways, else 10,000 are drawn.
     """
     count = len(difference_M)
-    found = abs(difference_M.sum()) * (1 - 1e-9) - 1e-300
+    observed = abs(difference_M.sum()) * (1 - 1e-9) - 1e-300
     if 2**count <= _DRAWS:
         signs = 1 - 2 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
-        return float((np.abs(signs @ difference_M) >= found).mean())
+        return float((np.abs(signs @ difference_M) >= observed).mean())
     draw, hits, rows = np.random.default_rng(0), 0, max(1, 2**24 // count)
     for start in range(0, _DRAWS, rows):
         size = min(rows, _DRAWS - start), count
         drawn = 1.0 - 2.0 * draw.integers(0, 2, size, dtype=np.int8)
-        hits += int((np.abs(drawn @ difference_M) >= found).sum())
+        hits += int((np.abs(drawn @ difference_M) >= observed).sum())
     return (hits + 1) / (_DRAWS + 1)
 
 

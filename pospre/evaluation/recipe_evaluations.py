@@ -26,9 +26,10 @@ from pospre.recipe.recipe import Recipe
 from pospre.recipe.sections import Verdict
 from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
-from pospre.training.build import build_model, model_of, resolve
+from pospre.training.build import build_model, model_of
 from pospre.training.data import open_data
 from pospre.training.reference import with_encoders
+from pospre.training.resolve import resolve
 from pospre.untrusted_json import parse_object
 
 _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")

@@ -133,12 +133,12 @@ class Context:
 
 def evaluation_names() -> list[str]:
     """Return the names of all evaluations, sorted."""
-    return sorted(_found())
+    return sorted(_evaluations())
 
 
 def settings_class(name: str) -> type[Settings]:
     """Return the settings class of evaluation ``name``, without importing the evaluation."""
-    known = _found()
+    known = _evaluations()
     if name not in known:
         raise UserError(f"unknown evaluation '{name}'.{suggestion(name, known)}")
     return known[name][0]
@@ -157,7 +157,7 @@ def evaluation_module(name: str) -> ModuleType:
     """Return the module of evaluation ``name``."""
     settings_class(name)
     with needing("evaluate", f"the evaluation {name}"):
-        module = _found()[name][1].relative_to(_ROOT).with_suffix("")
+        module = _evaluations()[name][1].relative_to(_ROOT).with_suffix("")
         return import_module(".".join([pospre.evaluation.__name__, *module.parts]))
 
 
@@ -244,12 +244,12 @@ def describe() -> str:
 
 def summary(name: str) -> str:
     """Return the first sentence about evaluation ``name``."""
-    return docstrings(_found()[name][1])[""].partition("\n")[0]
+    return docstrings(_evaluations()[name][1])[""].partition("\n")[0]
 
 
 def describe_one(name: str) -> str:
     """Return the description, results and settings of evaluation ``name``, for its ``--help``."""
-    kind, path = _found()[name]
+    kind, path = _evaluations()[name]
     texts = docstrings(path)  # read without importing the module, which takes seconds
     results = " ".join(texts["evaluate"].partition("Returns:\n")[2].split())
     results = textwrap.fill(results, 98, initial_indent="  ", subsequent_indent="  ")
@@ -263,7 +263,7 @@ def describe_settings(kind: type[Settings]) -> str:
 
 
 @cache
-def _found() -> dict[str, tuple[type[Settings], Path]]:
+def _evaluations() -> dict[str, tuple[type[Settings], Path]]:
     """Return the settings class and the module's file of every evaluation."""
     files = {}
     for path in _ROOT.glob("*/settings.py"):

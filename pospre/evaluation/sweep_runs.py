@@ -18,9 +18,9 @@ from pospre.evaluation.results_table import list_table
 from pospre.recipe.provenance import COMPARED
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.recipe.yaml_text import read_mapping
-from pospre.training.build import resolve
 from pospre.training.data import open_data
 from pospre.training.reference import with_encoders
+from pospre.training.resolve import resolve
 
 
 class Cell(NamedTuple):

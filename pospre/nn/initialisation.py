@@ -1,11 +1,12 @@
 """Published weight initialisations; ``build_encoder`` lists the methods that use them."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def init_weights(module: nn.Module) -> None:
@@ -13,15 +14,7 @@ def init_weights(module: nn.Module) -> None:
 
     A convolution's bias keeps PyTorch's default, as in the published code.
     """
-    for part in module.modules():
-        if _is_empty(part):
-            continue
-        if isinstance(part, nn.Linear):
-            nn.init.xavier_uniform_(part.weight)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
-        elif isinstance(part, nn.LayerNorm):
-            part.reset_parameters()
+    _init_layers(module, nn.Linear, nn.init.xavier_uniform_)
 
 
 def init_patch_embed(projection: nn.Conv2d) -> None:
@@ -50,11 +43,15 @@ def init_trunc_normal(module: nn.Module, *, convolutions: bool = True) -> None:
     ``convolutions=False`` keeps PyTorch's initialisation of convolutions (DeiT, DINOv2).
     """
     drawn = (nn.Linear, nn.Conv2d) if convolutions else nn.Linear
+    _init_layers(module, drawn, partial(nn.init.trunc_normal_, std=0.02))
+
+
+def _init_layers(module: nn.Module, drawn: Any, draw: Callable[[Tensor], Any]) -> None:
     for part in module.modules():
         if _is_empty(part):
             continue
         if isinstance(part, drawn):
-            nn.init.trunc_normal_(part.weight, std=0.02)
+            draw(part.weight)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
         elif isinstance(part, nn.LayerNorm):

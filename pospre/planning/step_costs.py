@@ -29,8 +29,9 @@ from pospre.model.model import PretrainModel
 from pospre.model.prepare import write_keys
 from pospre.planning.kernels import Kernel, StepTrace, count_flops, fused, tensors
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_model, resolve, with_classes
+from pospre.training.build import build_model
 from pospre.training.optimizer.optim import build_optimizer
+from pospre.training.resolve import resolve, with_classes
 from pospre.training.stages import build_stages
 
 _AUTOCAST = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}

@@ -36,19 +36,19 @@ _COLUMN = 48  # of the comments
 def origins(path: Path, overrides: Iterable[str] = ()) -> dict[str, str]:
     """Return the origins of a recipe's written values by dotted key; others are defaults."""
     base, own = read_parts(path)
-    data, found = own, {}
+    data, origin = own, {}
     if base is not None:
         data = merged(base[1], own)
-        found = dict.fromkeys((key for key, _ in values(base[1])), str(base[0]))
-    found.update(dict.fromkeys((key for key, _ in values(own)), str(path)))
+        origin = dict.fromkeys((key for key, _ in values(base[1])), str(base[0]))
+    origin.update(dict.fromkeys((key for key, _ in values(own)), str(path)))
     for item in overrides:
         apply_overrides(data, [item])
         target = item.partition("=")[0]
-        found = {key: name for key, name in found.items() if not within(key, target)}
+        origin = {key: name for key, name in origin.items() if not within(key, target)}
         changed = (key for key, _ in values(data) if within(key, target))
-        found.update(dict.fromkeys(changed, "command line"))
-    written = {key: value for key, value in values(data) if key in found}
-    said = {key: ", ".join([found[key], *variables(value)]) for key, value in written.items()}
+        origin.update(dict.fromkeys(changed, "command line"))
+    written = {key: value for key, value in values(data) if key in origin}
+    said = {key: ", ".join([origin[key], *variables(value)]) for key, value in written.items()}
     return {"run_name": "name of the file", **said}
 
 

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from pospre.arguments import Section
 from pospre.data.reading import Reading
-from pospre.data.views import options
+from pospre.data.views import augment_options, options
 from pospre.nn.encoder_options import EncoderOptions, Kernel
 from pospre.nn.lora_options import LoraOptions
 from pospre.recipe.values import (
@@ -28,11 +28,11 @@ from pospre.recipe.values import (
 
 
 # mypy does not see that sections are frozen, like these options
-class RandAugment(Section, options.RandAugment):  # type: ignore[misc]
+class RandAugment(Section, augment_options.RandAugment):  # type: ignore[misc]
     """RandAugment as timm names it: ``rand-m9-mstd0.5-inc1``."""
 
 
-class Augment(Section, options.Augment):  # type: ignore[misc]
+class Augment(Section, augment_options.Augment):  # type: ignore[misc]
     """Changes of a view in training."""
 
     rand_augment: RandAugment | None = None

@@ -13,7 +13,8 @@ from pospre.data.opening import open_reader
 from pospre.data.reading import Reading, Storage
 from pospre.data.stores.image_folder import describe_classes
 from pospre.data.stores.reader import Reader
-from pospre.data.views.options import ViewGroup, check_used
+from pospre.data.views.augment_options import check_used
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe

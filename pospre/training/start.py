@@ -2,18 +2,24 @@
 
 ``encoder: {weights: FILE, positions: torus, keep: fit}`` gives published weights positions that
 they were not trained with. Class token and registers take over their rows of a table; biases are
-fitted in closed form (``nn.position_fit``) on images of the training data.
+fitted in closed form (``nn.position_fit``) on images of the training data. So are new heads of a
+method that asks for it (``fit_heads``).
 """
 
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 
 import torch
+from composer.devices import Device
 from torch import Tensor
 
+from pospre.arguments import declared
 from pospre.data.loader import build_loader
+from pospre.data.reading import Reading
 from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
+from pospre.model.calibration import NUM_VIEWS, calibrate, calibrated
 from pospre.model.model import PretrainModel
 from pospre.model.teacher import follow
 from pospre.nn.build import build_encoder
@@ -22,8 +28,9 @@ from pospre.nn.position_fit import fit_biases
 from pospre.nn.positions import schemes_that
 from pospre.nn.positions.foreign import as_text, without_grid
 from pospre.nn.vit import Encoder
+from pospre.recipe.recipe import Recipe
 from pospre.training.build import Components
-from pospre.training.data import storage
+from pospre.training.data import build_views, storage
 from pospre.training.start_encoder import fitting, grid_of_table, keeping_table
 from pospre.training.start_weights import (
     Loaded,
@@ -35,6 +42,7 @@ from pospre.training.start_weights import (
 from pospre.training.weight_files import Source
 
 _MOST, _LEAST = 16, 8  # images of a fit
+_BATCH = 32
 
 
 def start_from(parts: Components) -> tuple[str, list[str]]:
@@ -135,3 +143,28 @@ def _images(parts: Components) -> Tensor:
     )
     batch = next(iter(loader))
     return parts.model.augment(batch["fit/image"], batch["fit/flip"])[:, 0]
+
+
+def fit_heads(model: PretrainModel, recipe: Recipe, device: Device) -> str | None:
+    """Fit the heads to the first views of the run's data; return a line, or None without such.
+
+    All ranks read the same samples: the weights are a function of the seed.
+    """
+    wanted = calibrated(model)
+    if not wanted:
+        return None
+    count = max(model.views[model.layout.passes[name].group].count for name in wanted.values())
+    loader = build_loader(
+        recipe.data.path,
+        views=list(build_views(recipe).values()),
+        batch_size=_BATCH,
+        seed=recipe.seed,
+        drop_last=False,
+        **{**declared(recipe.data, Reading), **storage(recipe)},
+    )
+    before = next(model.parameters()).device
+    device.module_to_device(model)
+    batches = islice(loader, -(-NUM_VIEWS // (count * _BATCH)))
+    views = calibrate(model, map(device.batch_to_device, batches))
+    model.to(before)
+    return f"heads of {' and '.join(wanted)} fitted to {views} views of the start"

@@ -30,7 +30,6 @@ from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
 from pospre.nn.weights.layouts import shortened
 from pospre.nn.weights.timm_models import PREFIX, pixels_of
-from pospre.training.build import load_model
 from pospre.training.start_encoder import FACTOR, KEYS, check_fits, fitting_section
 from pospre.training.start_positions import (
     check_fixed,
@@ -41,7 +40,7 @@ from pospre.training.start_positions import (
     other_scheme,
 )
 from pospre.training.start_shapes import about_registers, added_registers, fitted_kernel
-from pospre.training.weight_files import Source, is_weights_file, read_source
+from pospre.training.weight_files import Source, read_source
 from pospre.training.weight_records import Weights
 
 _TABLE = "relative_position_bias_table"
@@ -86,26 +85,6 @@ class Loaded:
             if keys:
                 parts.append(f"{title}: {shortened(keys)}")
         return "; ".join(parts)
-
-
-@typed
-def load_run(address: str | Path, weights: Weights = "student") -> PretrainModel:
-    """Return a run's trained model with its algorithms attached, in eval mode on the CPU.
-
-    Args:
-        address: a run folder or a folder of checkpoints (the newest intact one counts), or a
-            checkpoint; local or ``s3://``.
-        weights: ``teacher`` loads the teacher's weights instead of the trained ones.
-
-    Raises:
-        UserError: there is none, it is damaged, or has no teacher; or it is a file of weights.
-    """
-    if is_weights_file(str(address)):
-        raise UserError(
-            f"load_run takes a run folder or a checkpoint, but {address} is a weight file: "
-            "load it into an existing model with pospre.load_weights(model, file)."
-        )
-    return load_model(str(address), weights=weights)[0]
 
 
 @typed

@@ -28,7 +28,6 @@ from pospre.training.build import (
     in_stages,
     make_components,
 )
-from pospre.training.calibration import fit_heads
 from pospre.training.callbacks.bad_steps import Divergence, LossSpikes
 from pospre.training.callbacks.progress import ProgressBar
 from pospre.training.callbacks.stalls import Stalls
@@ -48,7 +47,7 @@ from pospre.training.scale.blocks import recompute_blocks, use_float8
 from pospre.training.scale.compilation import Compiling, choose_parts, compile_model, open_cache
 from pospre.training.scale.fsdp import MeanOverRanks, build_sharding
 from pospre.training.scale.microbatch import microbatch_size, out_of_memory
-from pospre.training.start import start_from
+from pospre.training.start import fit_heads, start_from
 from pospre.training.step_trainer import StepTrainer
 
 
@@ -291,10 +290,10 @@ def _watchers(recipe: Recipe) -> list[Callback]:
     """Return the recipe's monitoring callbacks; their warnings go into the run's folder."""
     options, log = recipe.callbacks, recipe.run_path() / WARNINGS
     regularly = {"interval": recipe.trainer.log_interval}
-    found: list[tuple[Callable[..., Callback], Section | None, dict[str, Any]]] = [
+    watchers: list[tuple[Callable[..., Callback], Section | None, dict[str, Any]]] = [
         (Stalls, options.stalls, regularly),
         (LossSpikes, options.loss_spikes, {"recipe": recipe}),
         (Collapse, options.collapse, regularly),
         (PositionShortcut, options.position_shortcut, regularly),
     ]
-    return [kind(log=log, **more, **own.model_dump()) for kind, own, more in found if own]
+    return [kind(log=log, **more, **own.model_dump()) for kind, own, more in watchers if own]

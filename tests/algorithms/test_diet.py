@@ -9,7 +9,7 @@ import torch
 from pospre.algorithms.diet import DIET
 from pospre.algorithms.supervised.mixing import smooth_entropy
 from pospre.errors import UserError
-from pospre.training.build import with_images
+from pospre.training.resolve import with_images
 from tests.algorithms.cases import random_views, tiny_model, written
 
 

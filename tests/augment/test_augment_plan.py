@@ -10,7 +10,7 @@ from pospre import draws, portable_math
 from pospre.augment import colour, rand_augment
 from pospre.augment import device as device_step
 from pospre.augment.device import DeviceAugment, ViewDraws
-from pospre.data.views.options import Augment, RandAugment
+from pospre.data.views.augment_options import Augment, RandAugment
 
 SEED, FIRST, COUNT = -3, 4, 2
 EPOCHS = np.array([0, 7, 7, 2**40, 1, 3, 3, 5])

@@ -9,7 +9,8 @@ from torchvision.transforms.v2 import functional as reference
 
 from pospre.augment import colour
 from pospre.augment.device import DeviceAugment, ViewDraws, change_colours
-from pospre.data.views.options import Augment, RandAugment, ViewGroup
+from pospre.data.views.augment_options import Augment, RandAugment
+from pospre.data.views.options import ViewGroup
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import recipe_from_dict

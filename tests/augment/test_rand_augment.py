@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional as torchvision
 from pospre import draws
 from pospre.augment.device import ERASE_DRAWS, DeviceAugment, ViewDraws, erased_area
 from pospre.augment.rand_augment import OPERATIONS, Choice, apply, choose, rand_augment
-from pospre.data.views.options import Augment, RandAugment
+from pospre.data.views.augment_options import Augment, RandAugment
 from tests.devices import DEVICES
 
 # Ours, timm's name with and without "increasing".

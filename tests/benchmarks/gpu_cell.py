@@ -28,8 +28,9 @@ from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.run.device import build_device
-from pospre.training.build import Components, build_components, make_components, resolve
+from pospre.training.build import Components, build_components, make_components
 from pospre.training.data import build_views
+from pospre.training.resolve import resolve
 from pospre.training.scale.blocks import lacking_float8
 from pospre.training.scale.compilation import lacking_compiler
 from tests.benchmarks.bench_methods import make_batch

@@ -39,7 +39,8 @@ from pospre.model.model import PretrainModel
 from pospre.planning.kernels import Kernel, operator_flops
 from pospre.planning.step_costs import with_imagenet_classes
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_model, resolve
+from pospre.training.build import build_model
+from pospre.training.resolve import resolve
 
 _CUDA = torch.device("cuda:0")
 _H100 = SimpleNamespace(

@@ -25,7 +25,8 @@ from tqdm import tqdm
 from pospre.errors import UserError, run_command
 from pospre.output import markdown_table
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
-from pospre.training.build import build_model, resolve
+from pospre.training.build import build_model
+from pospre.training.resolve import resolve
 from tests.benchmarks.learn import RESULTS, YAMLS, call, convert
 
 LINES = RESULTS / "position_table.jsonl"

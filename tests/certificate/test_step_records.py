@@ -17,16 +17,16 @@ from pospre.certificate.certificate import (
     draw_kills,
     stages,
 )
-from pospre.certificate.processes import Done, Pace, Stage
+from pospre.certificate.processes import Pace
+from pospre.certificate.runner import Done, Stage
 from pospre.certificate.step_records import (
     ProcessRecord,
     Step,
-    Verdict,
-    compare,
     hash_rows,
     hash_tensors,
     read_record,
 )
+from pospre.certificate.verdicts import Verdict, compare
 
 pytestmark = pytest.mark.science
 

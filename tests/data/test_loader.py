@@ -18,9 +18,10 @@ from pospre.data.decode.decoder import decode_image
 from pospre.data.loader import ViewLoader, build_loader
 from pospre.data.opening import open_reader
 from pospre.data.stores.reader import Features
+from pospre.data.views.augment_options import Augment
 from pospre.data.views.crop_plan import plan_views
 from pospre.data.views.decode_crops import Views, resize_crops
-from pospre.data.views.options import Augment, ViewGroup
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.training.data import build_data

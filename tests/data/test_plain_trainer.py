@@ -9,7 +9,7 @@ import pytest
 import torch
 from composer import Trainer
 
-from pospre.data.views.options import Augment
+from pospre.data.views.augment_options import Augment
 from tests.algorithms.cases import Case
 from tests.data.loading import VIEW, loader
 from tests.data.two_ranks_loader import Mean, Record

@@ -13,25 +13,10 @@ from threading import Thread
 
 import yaml
 
-from pospre.certificate.processes import (
-    Kill,
-    Pace,
-    Process,
-    Runner,
-    Stage,
-    describe,
-    is_due,
-    send_when_due,
-    start,
-)
-from pospre.certificate.step_records import (
-    Job,
-    ProcessRecord,
-    Verdict,
-    compare,
-    read_record,
-    train_observed,
-)
+from pospre.certificate.processes import Kill, Pace, Process, describe, is_due, send_when_due, start
+from pospre.certificate.runner import Runner, Stage
+from pospre.certificate.step_records import Job, ProcessRecord, read_record, train_observed
+from pospre.certificate.verdicts import Verdict, compare
 from pospre.errors import UserError
 from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.folders import checkpoints_in

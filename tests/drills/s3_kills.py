@@ -17,7 +17,7 @@ from pathlib import Path
 
 import boto3
 
-from pospre.certificate.step_records import Verdict
+from pospre.certificate.verdicts import Verdict
 from pospre.output import markdown_table
 from tests.data.flaky_s3 import FlakyS3, access, flaky_s3
 from tests.data.seaweed import seaweed

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from pospre.algorithms.distill import Distill
 from pospre.algorithms.gram import Gram
-from pospre.data.views.options import Augment, ViewGroup
+from pospre.data.views.augment_options import Augment
+from pospre.data.views.options import ViewGroup
 from pospre.model.comparison import on_grid
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder

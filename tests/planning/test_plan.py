@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pospre.errors import run_command
-from pospre.plan import as_json, main, render
+from pospre.plan import main
 from pospre.planning import estimate as estimating
 from pospre.planning.counts import Counts, Parameters, count
 from pospre.planning.estimate import Choice
@@ -17,6 +17,7 @@ from pospre.planning.estimate import plan as estimate
 from pospre.planning.gpus import GIB, GPUS, IMAGENET, Assumptions, Machine
 from pospre.planning.kernels import floor_seconds, fused
 from pospre.planning.layouts import Held, Layout, StepTime, bus_bandwidth, layouts
+from pospre.planning.text import as_json, render
 from pospre.recipe.recipe import Recipe, load_recipe
 from pospre.training.build import build_components
 from pospre.training.callbacks.stop_signals import StopSignals

@@ -12,8 +12,9 @@ from pospre.planning.counts import Counts, count
 from pospre.planning.kernels import count_flops, fused
 from pospre.planning.step_costs import FakeTraining, StepMemory
 from pospre.recipe.recipe import Recipe, load_recipe
-from pospre.training.build import build_model, resolve
+from pospre.training.build import build_model
 from pospre.training.data import build_views
+from pospre.training.resolve import resolve
 from tests.benchmarks.bench_methods import make_batch
 
 DEMO = Path(__file__).parents[2] / "yamls/demo"

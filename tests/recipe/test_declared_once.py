@@ -10,7 +10,7 @@ from pospre.data.loader import build_loader
 from pospre.data.loader_options import LoaderOptions
 from pospre.data.opening import Source, open_reader
 from pospre.data.reading import Reading
-from pospre.data.views import options
+from pospre.data.views import augment_options, options
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder_options import EncoderOptions
 from pospre.recipe import sections
@@ -26,8 +26,8 @@ from pospre.training.optimizer.optim import parameter_groups
         (sections.Encoder, EncoderOptions, {"name", *sections.OF_WEIGHTS}),  # or weights
         (sections.Data, Reading, {"path", "batch_size", "views", "mean", "std"}),
         (sections.View, options.ViewOptions, {"augment"}),  # sections of their own
-        (sections.Augment, options.Augment, {"rand_augment"}),
-        (sections.RandAugment, options.RandAugment, set()),
+        (sections.Augment, augment_options.Augment, {"rand_augment"}),
+        (sections.RandAugment, augment_options.RandAugment, set()),
     ],
 )
 def test_a_section_takes_over_every_option(section: Any, declaration: Any, own: set[str]) -> None:

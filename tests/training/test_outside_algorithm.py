@@ -20,7 +20,8 @@ from pospre.exporting.target import card_of
 from pospre.model.algorithm import algorithm_class
 from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
-from pospre.training.build import build_algorithms, resolve
+from pospre.training.build import build_algorithms
+from pospre.training.resolve import resolve
 from tests.evaluation.checkpoints import measured, save_checkpoint
 from tests.refusals import refuses
 from tests.training.tiny_runs import Run, metrics

@@ -13,8 +13,8 @@ from pospre.planning.estimate import count
 from pospre.recipe.recipe import load_recipe
 from pospre.run.checkpoints.reading import open_checkpoint
 from pospre.run.resume import recorded
+from pospre.training.build import load_run
 from pospre.training.reference import open_reference, with_encoders
-from pospre.training.start_weights import load_run
 from tests.algorithms.cases import random_views
 from tests.refusals import refuses
 from tests.training.test_start_encoder import written

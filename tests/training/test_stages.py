@@ -15,8 +15,9 @@ from pospre.export import main as export
 from pospre.nn.lora import PAIRS
 from pospre.recipe.recipe import load_recipe
 from pospre.run.checkpoints.reading import read_checkpoint
-from pospre.training.build import build_model, load_model, resolve
+from pospre.training.build import build_model, load_model
 from pospre.training.replay import replay
+from pospre.training.resolve import resolve
 from tests.processes import finished
 from tests.refusals import refuses
 from tests.training.tiny_runs import (

@@ -16,7 +16,7 @@ from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
 from pospre.nn.vit import as_vit
 from pospre.recipe.recipe import Recipe, recipe_from_dict
-from pospre.training.build import describe
+from pospre.training.resolve import describe
 from pospre.training.start_encoder import usual_views, with_encoder
 from pospre.training.start_weights import load_weights
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe

@@ -126,7 +126,7 @@ def test_losses_are_fetched_while_the_next_step_runs(
         made.append(self)
 
     def wait(self: StepLosses) -> Any:
-        if self._found is None:
+        if self._losses is None:
             step = next(step for step, each in enumerate(made, 1) if each is self)
             fetched.append((step, len(made)))
         return fetch(self)

@@ -78,7 +78,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 def look_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let losses be there only while the next step runs, as on a GPU."""
-    monkeypatch.setattr(StepLosses, "is_late", property(lambda losses: losses._found is None))
+    monkeypatch.setattr(StepLosses, "is_late", property(lambda losses: losses._losses is None))
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pospre.atomic_file import nearest_existing
+from pospre.atomic_file import nearest_existing, try_lock
 from pospre.data.bucket.checks import difference
 from pospre.data.stores.mds_index import FileEntry
 from pospre.errors import UserError
@@ -109,7 +109,7 @@ class ShardCache:
                 "shard in use takes an open file: raise ulimit -n, set a smaller data.window, or a "
                 "limit that fits the whole data set."
             ) from error
-        if _try_lock(file, fcntl.LOCK_SH) and os.fstat(file.fileno()).st_nlink:
+        if try_lock(file, fcntl.LOCK_SH) and os.fstat(file.fileno()).st_nlink:
             return file
         file.close()  # it is being evicted
         return None
@@ -216,7 +216,7 @@ class ShardCache:
             if used <= self.limit:
                 break
             with suppress(FileNotFoundError), self.file(other).open("r+b", buffering=0) as file:
-                if _try_lock(file):
+                if try_lock(file):
                     self.file(other).unlink()
                     used -= freed
         return urgent or used <= self.limit
@@ -226,7 +226,7 @@ class ShardCache:
         for version in self._home.glob("v-*"):
             if version != self.path and version.is_dir():
                 with _lock_of(version) as file:
-                    if _try_lock(file):
+                    if try_lock(file):
                         version.rename(version.with_name(f"old-{os.urandom(8).hex()}"))
 
     def _remove_leftovers(self) -> None:
@@ -256,14 +256,6 @@ def _sync(path: Path) -> None:
     """Flush a file to disk: after a power cut it could otherwise be full of zeros."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _try_lock(file: FileIO, kind: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextmanager

@@ -38,10 +38,6 @@ class Fetcher:
 
     One shard may take ``patience`` seconds. ``tags`` are the ETags that shards without recorded
     hashes must have, by name.
-
-    Attributes:
-        downloaded: bytes downloaded by this object.
-        share: part of the cache's limit that this plan may use; other ranks fetch, too.
     """
 
     def __init__(
@@ -52,13 +48,10 @@ class Fetcher:
         patience: float,
         tags: Mapping[str, str],
     ) -> None:
-        self.downloaded = 0
-        self.share = 1.0
-        self._bucket = bucket
-        self._entries = entries
-        self._cache = cache
-        self._patience = patience
-        self._tags = tags
+        self.downloaded = 0  # bytes
+        self.share = 1.0  # of the cache's limit that this plan may use; other ranks fetch, too
+        self._bucket, self._entries, self._cache = bucket, entries, cache
+        self._patience, self._tags = patience, tags
         self._changed = threading.Condition()
         self._here: dict[int, Shard] = {}  # with a limit: kept open, so that they are not evicted
         self._looks: Counter[int] = Counter()  # checks for damage in the cache
@@ -102,10 +95,8 @@ class Fetcher:
         """Return a sample of a shard, uint8 (N,).
 
         If it cannot be read, the shard is checked again, and fetched again if another process has
-        evicted or truncated it.
-
-        Raises:
-            UserError: the shard cannot be fetched, or not in time, or reading keeps failing.
+        evicted or truncated it. ``UserError`` if it cannot be fetched, or not in time, or reading
+        keeps failing.
         """
         self._advance(shard_index)
         try:
@@ -142,8 +133,6 @@ class Fetcher:
                 stacklevel=2,
             )
         return True
-
-    # the plan, and downloads in advance
 
     def _advance(self, shard_index: int) -> None:
         """Record the reading's progress in the plan."""
@@ -238,8 +227,6 @@ class Fetcher:
         return {
             self._entries[shard_index].raw.flat_name: need for shard_index, need in needs.items()
         }
-
-    # readers
 
     def _wait(self, shard_index: int) -> Shard:
         """Return a shard as soon as it is in the cache."""

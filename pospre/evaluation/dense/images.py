@@ -102,6 +102,11 @@ LABELS = "labels.jsonl"
 SCENE_CLASSES = ("ball", "box", "cone", "cylinder", "ring", "tree")
 
 
+def scene_folder(base: Path, split: str) -> Path | None:
+    """Return the folder of rendered scenes for a split: its own, or the only one."""
+    return next((each for each in (base / split, base) if (each / LABELS).is_file()), None)
+
+
 def scene_lines(folder: Path) -> list[dict[str, Any]]:
     """Return the label lines of rendered scenes, whose pictures exist."""
     lines = []

@@ -51,9 +51,9 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
         mean ``cosine`` over all disturbances, and ``left_out``, the settings that its positions do
         not support.
     """
-    found = context.models(baseline=settings.baseline)
+    by_prefix = context.models(baseline=settings.baseline)
     names = {"": "trained", START: "start", UNTRAINED: "untrained"}
-    models = {names[prefix]: model for prefix, model in found.items()}
+    models = {names[prefix]: model for prefix, model in by_prefix.items()}
     load = partial(load_images, context, sampling=settings)
     encoder = context.model.encoder
     batch = load(encoder.image_size)
@@ -61,10 +61,10 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
     usual = {name: _encode(context, model, batch, settings) for name, model in models.items()}
     rows: list[dict[str, Any]] = []
 
-    def note(what: str, found: Mapping[str, Tensor]) -> None:
+    def note(what: str, features: Mapping[str, Tensor]) -> None:
         rows.extend(
             {"model": name, "what": what, **_figures(disturbed, usual[name], labels_B, settings.k)}
-            for name, disturbed in found.items()
+            for name, disturbed in features.items()
         )
 
     note("as usual", usual)

@@ -41,22 +41,22 @@ class StepLosses(Mapping[str, float]):
         self._copied = torch.cuda.Event() if values.is_cuda else None
         if self._copied is not None:
             self._copied.record()
-        self._found: dict[str, float] | None = None
+        self._losses: dict[str, float] | None = None
 
     @property
     def is_late(self) -> bool:
         """Whether access may wait, so that callbacks should read them one step later."""
-        return self._found is None and self._copied is not None
+        return self._losses is None and self._copied is not None
 
     def fetch(self) -> dict[str, float]:
         """Return all values, once the device has computed them."""
-        if self._found is None:
+        if self._losses is None:
             if self._copied is not None:
                 self._copied.synchronize()
             ranks, values = dist.get_world_size(), self._values.tolist()
             pairs = zip(self._names, values, strict=True)
-            self._found = {name: value / ranks for name, value in pairs}
-        return self._found
+            self._losses = {name: value / ranks for name, value in pairs}
+        return self._losses
 
     def __getitem__(self, name: str) -> float:
         """Return a loss."""

@@ -14,7 +14,13 @@ from pospre.recipe.sections import ClipGrad
 from pospre.training.callbacks.watchers import is_due
 
 
-class GroupClipping(Algorithm):
+class _Clipping(Algorithm):
+    def match(self, event: Event, state: State) -> bool:
+        """Run when the gradients of all microbatches are available."""
+        return event == Event.AFTER_TRAIN_BATCH
+
+
+class GroupClipping(_Clipping):
     """Clips the gradients of every group of parameters by the group's own norm.
 
     ``group_of`` returns the group of a parameter by the parameter's name.
@@ -24,25 +30,17 @@ class GroupClipping(Algorithm):
         self.threshold = threshold
         self.group_of = group_of
 
-    def match(self, event: Event, state: State) -> bool:
-        """Run when the gradients of all microbatches are available."""
-        return event == Event.AFTER_TRAIN_BATCH
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Scale down the gradients of each group whose norm is above the threshold."""
         for parameters in with_gradients(state, self.group_of).values():
             clip_grads_with_norm_(parameters, self.threshold, gradient_norm(parameters))
 
 
-class TensorClipping(Algorithm):
+class TensorClipping(_Clipping):
     """Clips the gradient of every tensor separately to the norm ``threshold``, with few kernels."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
-
-    def match(self, event: Event, state: State) -> bool:
-        """Run when the gradients of all microbatches are available."""
-        return event == Event.AFTER_TRAIN_BATCH
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Scale down each gradient whose norm is above the threshold."""

@@ -12,7 +12,7 @@ from pospre.algorithms.supervised.supervised import Supervised
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.training.build import with_classes
+from pospre.training.resolve import with_classes
 
 MIXED: dict[str, Any] = {"mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1}
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pospre import draws, portable_math
+from pospre.data.views.augment_options import Augment, RandAugment
 from pospre.data.views.boxes import (
     center_window,
     padded_frame,
@@ -17,7 +18,7 @@ from pospre.data.views.boxes import (
     simple_frame,
 )
 from pospre.data.views.crop_plan import plan_flips, plan_views
-from pospre.data.views.options import CROPS, Augment, RandAugment, ViewGroup, named_groups
+from pospre.data.views.options import CROPS, ViewGroup, named_groups
 from pospre.errors import UserError
 
 WORDS = st.integers(-(2**63), 2**63 - 1)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from pospre.data.views.options import Augment, RandAugment, ViewGroup, named_groups
+from pospre.data.views.augment_options import Augment, RandAugment
+from pospre.data.views.options import ViewGroup, named_groups
 from pospre.training.data import build_views
 from tests.augment.test_device import EVERYTHING, JITTER, recipe
 from tests.refusals import refuses

@@ -26,7 +26,6 @@ from pospre.evaluation.dense.correspondence.pairs import (
     SPair,
     homography_pair,
     open_spair,
-    spair_pairs,
 )
 from pospre.evaluation.dense.images import decoding_of
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder, check_side
@@ -117,9 +116,8 @@ def images(opened: Setup) -> int | None:
 def _pairs(context: Context, setup: Setup, settings: Correspondence) -> Iterator[Pair]:
     normalise = _normaliser(context)
     if setup.spair is not None:
-        names = len(setup.spair.names)
-        pairs = spair_pairs(setup.spair, setup.size, normalise)
-        yield from context.track(pairs, "pairs", total=names, unit="pair")
+        for name in context.track(setup.spair.names, "pairs", unit="pair"):
+            yield setup.spair.pair(name, setup.size, normalise)
         return
     for batch in centre_batches(context, settings, size=setup.size):
         for index, levels in zip(

@@ -1,7 +1,7 @@
 """Pairs of images with points that belong together: by a drawn homography, or SPair-71k's."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,14 +58,14 @@ def draw_homographies(seed: int, index_B: Tensor, size: int) -> Tensor:
     scale = _ZOOM[0] * (_ZOOM[1] / _ZOOM[0]) ** u[:, 1]
     mirror = torch.where(u[:, 2] < 0.5, -1.0, 1.0)
     cosine, sine = scale * angle.cos(), scale * angle.sin()
-    found = torch.zeros(len(u), 3, 3, dtype=torch.float64)
-    found[:, 0, 0], found[:, 0, 1] = cosine * mirror, -sine
-    found[:, 1, 0], found[:, 1, 1] = sine * mirror, cosine
-    found[:, 2, :2] = (2 * u[:, 3:5] - 1) * _TILT
-    found[:, 2, 2] = 1
+    unit_B33 = torch.zeros(len(u), 3, 3, dtype=torch.float64)
+    unit_B33[:, 0, 0], unit_B33[:, 0, 1] = cosine * mirror, -sine
+    unit_B33[:, 1, 0], unit_B33[:, 1, 1] = sine * mirror, cosine
+    unit_B33[:, 2, :2] = (2 * u[:, 3:5] - 1) * _TILT
+    unit_B33[:, 2, 2] = 1
     half = size / 2
     to_pixels = torch.tensor([[half, 0, half], [0, half, half], [0, 0, 1]], dtype=torch.float64)
-    return to_pixels @ found @ torch.linalg.inv(to_pixels)
+    return to_pixels @ unit_B33 @ torch.linalg.inv(to_pixels)
 
 
 def change_colours(levels_CHW: Tensor, seed: int, index: int) -> Tensor:
@@ -127,12 +127,12 @@ class SPair:
         """Return a pair's annotation; ``UserError`` if it is not one."""
         path = self.root / "PairAnnotation" / self.split / f"{name}.json"
         try:
-            found = parse_object(path.read_bytes())
-            points = [_numbers(found[key], 2) for key in ("src_kps", "trg_kps")]
-            ((x0, y0, x1, y1),) = _numbers([found["trg_bndbox"]], 4)
+            annotation = parse_object(path.read_bytes())
+            points = [_numbers(annotation[key], 2) for key in ("src_kps", "trg_kps")]
+            ((x0, y0, x1, y1),) = _numbers([annotation["trg_bndbox"]], 4)
             if len(points[0]) != len(points[1]) or max(x1 - x0, y1 - y0) <= 0:
                 raise ValueError("its points are not in pairs, or its box is empty")
-            images = [self._image(found, key) for key in ("src_imname", "trg_imname")]
+            images = [self._image(annotation, key) for key in ("src_imname", "trg_imname")]
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"{path} is not an annotation of SPair-71k ({type(error).__name__}: {error}); "
@@ -141,27 +141,27 @@ class SPair:
         for image in images:
             if not image.is_file():
                 raise UserError(f"{path}: the image {image} does not exist.")
-        return found
+        return annotation
 
-    def _image(self, found: dict[str, Any], key: str) -> Path:
-        kind, name = str(found["category"]), str(found[key])
+    def _image(self, annotation: dict[str, Any], key: str) -> Path:
+        kind, name = str(annotation["category"]), str(annotation[key])
         if "/" in kind + name or ".." in (kind, name):
             raise ValueError(f"'{kind}/{name}' leads out of the data set")
         return self.root / "JPEGImages" / kind / name
 
     def pair(self, name: str, size: int, normalise: Any) -> Pair:
         """Return a pair; both images are resized to squares, whatever their shape."""
-        found = self.described(name)
+        annotation = self.described(name)
         views, scales = [], []
         for key in ("src_imname", "trg_imname"):
-            pixels = read_image(self._image(found, key), self.decoding)[None].float()
+            pixels = read_image(self._image(annotation, key), self.decoding)[None].float()
             shown = F.interpolate(pixels, (size, size), mode="bicubic", antialias=True)
             views.append(normalise(shown[0].clamp(0, 255)))
             scales.append(torch.tensor([pixels.shape[3] / size, pixels.shape[2] / size]))
         source, target = (
-            torch.tensor(found[key], dtype=torch.float64) for key in ("src_kps", "trg_kps")
+            torch.tensor(annotation[key], dtype=torch.float64) for key in ("src_kps", "trg_kps")
         )
-        x0, y0, x1, y1 = found["trg_bndbox"]
+        x0, y0, x1, y1 = annotation["trg_bndbox"]
         extent = float(max(x1 - x0, y1 - y0))
         return Pair(
             torch.stack(views),
@@ -169,16 +169,16 @@ class SPair:
             target / scales[1],
             scales[1],
             extent,
-            str(found["category"]),
+            str(annotation["category"]),
         )
 
 
 def _numbers(rows: Any, width: int) -> list[list[float]]:
     """Return rows of numbers; ``ValueError`` if they are something else, or none."""
-    found = [[*row] for row in rows]
-    if not found or any(len(row) != width or not all(map(is_number, row)) for row in found):
+    numbers = [[*row] for row in rows]
+    if not numbers or any(len(row) != width or not all(map(is_number, row)) for row in numbers):
         raise ValueError(f"{rows!r} are not rows of {width} numbers")
-    return found
+    return numbers
 
 
 def open_spair(
@@ -201,9 +201,3 @@ def open_spair(
         chosen = np.sort(draws.order(seed, 0, len(names))[:count])
         names = [names[index] for index in chosen]
     return SPair(root, split, names, decoding)
-
-
-def spair_pairs(data: SPair, size: int, normalise: Any) -> Iterator[Pair]:
-    """Yield all pairs."""
-    for name in data.names:
-        yield data.pair(name, size, normalise)

@@ -28,6 +28,7 @@ from pospre.evaluation.dense.images import (
     image_sides,
     read_image,
     read_mask,
+    scene_folder,
     scene_lines,
 )
 from pospre.text_lists import read_text
@@ -176,16 +177,15 @@ def open_depths(root: str, split: str, scale: float, decoding: Decoding = RGB) -
     listed = base / f"nyu_{_NYU.get(split, split)}.txt"
     if listed.is_file():
         return _of_list(base, listed, scale, decoding)
-    for folder in (base / split, base):
-        if (folder / LABELS).is_file():
-            lines = scene_lines(folder)
-            if not all(is_number(line.get("horizon")) for line in lines):
-                raise UserError(
-                    f"{folder / LABELS} has no horizon; render the scenes again: python -m "
-                    "data_prep.scenes."
-                )
-            paths = [folder / line["path"] for line in lines]
-            return DepthSet(str(folder), paths, lines, scale, decoding)
+    if folder := scene_folder(base, split):
+        lines = scene_lines(folder)
+        if not all(is_number(line.get("horizon")) for line in lines):
+            raise UserError(
+                f"{folder / LABELS} has no horizon; render the scenes again: python -m "
+                "data_prep.scenes."
+            )
+        paths = [folder / line["path"] for line in lines]
+        return DepthSet(str(folder), paths, lines, scale, decoding)
     raise UserError(
         f"{root} has no split '{split}' with depths: {split}/images with {split}/depth, "
         f"{listed.name}, or {LABELS} of rendered scenes."

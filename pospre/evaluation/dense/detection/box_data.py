@@ -23,6 +23,7 @@ from pospre.evaluation.dense.images import (
     LABELS,
     SCENE_CLASSES,
     files_by_stem,
+    scene_folder,
     scene_lines,
 )
 from pospre.text_lists import read_list
@@ -40,14 +41,14 @@ def open_boxes(
     elif (base / "ImageSets" / "Main" / f"{split}.txt").is_file():
         boxes = _voc(base, split, classes, decoding)
     else:
-        folders = [folder for folder in (base / split, base) if (folder / LABELS).is_file()]
-        if not folders:
+        folder = scene_folder(base, split)
+        if folder is None:
             raise UserError(
                 f"{root} has no split '{split}' of images with boxes; give a folder with "
                 f"annotations/instances_{split}.json (COCO), with ImageSets/Main/{split}.txt, "
                 "Annotations and JPEGImages (Pascal VOC), or rendered scenes."
             )
-        boxes = _scenes(folders[0], decoding)
+        boxes = _scenes(folder, decoding)
     if classes is not None and list(boxes.classes) != list(classes):
         raise UserError(
             f"{boxes.address} has other classes than the training split (first difference: "

@@ -28,6 +28,7 @@ from pospre.evaluation.dense.images import (
     image_sides,
     read_image,
     read_labels,
+    scene_folder,
     scene_lines,
 )
 from pospre.text_lists import read_list, read_text
@@ -127,12 +128,11 @@ def open_masks(root: str, split: str, ignore: int | None, decoding: Decoding = R
             names_150 = _ade_names(base / "objectInfo150.txt")
             pairs = _pairs(base / "images" / name, base / "annotations" / name)
             return MaskSet(str(base / "images" / name), *pairs, 1, ignored, names_150, decoding)
-        for folder in (base / name, base):
-            if (folder / LABELS).is_file():
-                lines = scene_lines(folder)
-                images = [folder / line["path"] for line in lines]
-                names_all = ("ground and sky", *SCENE_CLASSES)
-                return MaskSet(str(folder), images, lines, 0, ignored, names_all, decoding)
+        if folder := scene_folder(base, name):
+            lines = scene_lines(folder)
+            images = [folder / line["path"] for line in lines]
+            names_all = ("ground and sky", *SCENE_CLASSES)
+            return MaskSet(str(folder), images, lines, 0, ignored, names_all, decoding)
     raise UserError(
         f"{root} has no split '{split}' of images with masks; give a folder with "
         f"{split}/images and {split}/masks, with images/{split} and annotations/{split} (ADE20K), "

@@ -204,19 +204,19 @@ def _decide(shares_hwC: Tensor, sides: tuple[int, ...]) -> ndarray:
     return stretched.argmax(0).cpu().numpy()
 
 
-def region_similarity(found_HW: ndarray, true_HW: ndarray) -> float:
+def region_similarity(predicted_HW: ndarray, true_HW: ndarray) -> float:
     """Return DAVIS's J: intersection over union of two bool masks; 1 if both are empty."""
-    union = (found_HW | true_HW).sum()
-    return float((found_HW & true_HW).sum() / union) if union else 1.0
+    union = (predicted_HW | true_HW).sum()
+    return float((predicted_HW & true_HW).sum() / union) if union else 1.0
 
 
-def contour_accuracy(found_HW: ndarray, true_HW: ndarray) -> float:
+def contour_accuracy(predicted_HW: ndarray, true_HW: ndarray) -> float:
     """Return F (Perazzi et al. 2016): harmonic mean of precision and recall of masks' contours.
 
     A contour pixel is correct if the other contour passes within ⌈0.008 · diagonal⌉ pixels.
     """
-    radius = np.ceil(_TOLERANCE * np.linalg.norm(found_HW.shape))
-    predicted, true = contour(found_HW), contour(true_HW)
+    radius = np.ceil(_TOLERANCE * np.linalg.norm(predicted_HW.shape))
+    predicted, true = contour(predicted_HW), contour(true_HW)
     if not predicted.any() and not true.any():
         return 1.0
     if not predicted.any() or not true.any():
