@@ -142,6 +142,22 @@ def _one_each(mirrored: Tensor, images: Tensor) -> Tensor:
     return mirrored
 
 
+def known_boxes(batch: Batch, group: str, method: str) -> Tensor:
+    """Return the boxes (B, V, 4) of a group, as shares of the image, for a method that needs them.
+
+    Raises:
+        UserError: the batch lacks them, or has them in pixels.
+    """
+    if box_key(group) not in batch:
+        raise UserError(
+            f"the batch lacks '{box_key(group)}', the place of each view in its image, which "
+            f"{method} needs. pospre.build_loader writes it. For your own images, use "
+            "pospre.from_images(images, boxes=…, mirrored=…)."
+        )
+    check_shares(batch[box_key(group)], f"the batch's '{box_key(group)}' has")
+    return batch[box_key(group)]
+
+
 def check_shares(boxes: Tensor, start: str) -> None:
     """Raise ``UserError`` for boxes in pixels, or with width and height as last two numbers.
 

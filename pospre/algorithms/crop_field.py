@@ -17,14 +17,14 @@ from pydantic import Field
 from torch import Tensor
 
 from pospre import draws
-from pospre.batch import EPOCH, INDEX, Batch, box_key, check_shares, field_box_key, flip_key
-from pospre.errors import UserError
+from pospre.batch import EPOCH, INDEX, Batch, field_box_key, flip_key, known_boxes
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
 from pospre.model.task_description import TaskDescription
 from pospre.model.uses import TableSize, Uses
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.grid import Interpolation
+from pospre.nn.places import mirrored_boxes
 from pospre.ranges import ShareRange
 
 BoxScale = Literal["beta", "uniform", "const", "fill"]
@@ -102,16 +102,9 @@ class CropField(PretrainAlgorithm):
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw the places of an image's boxes in the field."""
-        for name in model.views:
-            if box_key(name) not in batch:
-                raise UserError(
-                    f"the batch lacks '{box_key(name)}', the place of each view in its image, "
-                    "which crop_field needs. pospre.build_loader writes it. For your own images, "
-                    "use pospre.from_images(images, boxes=…, mirrored=…)."
-                )
-            check_shares(batch[box_key(name)], f"the batch's '{box_key(name)}' has")
-        groups = {name: batch[box_key(name)].shape[1] for name in model.views}
-        box_BV4 = torch.cat([batch[box_key(name)] for name in groups], dim=1).double()
+        boxes = {name: known_boxes(batch, name, "crop_field") for name in model.views}
+        groups = {name: box.shape[1] for name, box in boxes.items()}
+        box_BV4 = torch.cat([*boxes.values()], dim=1).double()
         flip_BV = torch.cat([batch[flip_key(name)] for name in groups], dim=1)
         if self.flip_field == "mirror_shared":
             flip_BV = flip_BV[:, :1].expand_as(flip_BV)
@@ -122,7 +115,7 @@ class CropField(PretrainAlgorithm):
             enclosed = _views_of("global", groups) if self.enclose == "globals" else slice(None)
             box_BV4 = self._place(box_BV4, enclosed, batch, model.seed)
         if self.flip_field == "with_view":
-            box_BV4 = reversed_columns(box_BV4, flip_BV)
+            box_BV4 = mirrored_boxes(box_BV4, flip_BV)
         parts = box_BV4.float().split(list(groups.values()), dim=1)
         batch.update({field_box_key(name): part for name, part in zip(groups, parts, strict=True)})
 
@@ -175,9 +168,3 @@ def mirrored_image(box_BV4: Tensor) -> Tensor:
     """Return the boxes of the same views in the mirrored original image."""
     x0, y0, x1, y1 = box_BV4.unbind(-1)
     return torch.stack([1 - x1, y0, 1 - x0, y1], dim=-1)
-
-
-def reversed_columns(box_BV4: Tensor, flip_BV: Tensor) -> Tensor:
-    """Return the boxes with left and right edge exchanged where ``flip_BV`` is true."""
-    x0, y0, x1, y1 = box_BV4.unbind(-1)
-    return torch.where(flip_BV.unsqueeze(-1), torch.stack([x1, y0, x0, y1], dim=-1), box_BV4)

@@ -169,6 +169,35 @@ def box_centres(box_R4: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     )
 
 
+def mirrored_boxes(box_R4: Tensor, flip_R: Tensor) -> Tensor:
+    """Return the boxes (…, 4) with left and right edge exchanged where ``flip_R`` (…) is true."""
+    x0, y0, x1, y1 = box_R4.unbind(-1)
+    return torch.where(flip_R.unsqueeze(-1), torch.stack([x1, y0, x0, y1], dim=-1), box_R4)
+
+
+def label_in(
+    reference_R4: Tensor, grid: tuple[int, int], query_R4: Tensor, query_grid: tuple[int, int]
+) -> Tensor:
+    """Return the cell of a view's grid that each patch of another view has its centre in.
+
+    Args:
+        reference_R4: boxes of the views with the cells; x0 > x1 if mirrored.
+        grid: (rows, columns) of their cells.
+        query_R4: boxes of the views with the patches, in the same frame.
+        query_grid: (rows, columns) of their patches.
+
+    Returns:
+        int64 (R, patches), −1 for patches outside, computed in float64.
+    """
+    (rows, cols), reference = grid, reference_R4.double()
+    row_RH, column_RW = box_centres(query_R4.double(), query_grid)
+    x0, y0, x1, y1 = reference.unsqueeze(-1).unbind(1)
+    row_RH = ((row_RH - y0) / (y1 - y0) * rows).floor().long().unsqueeze(2)
+    column_RW = ((column_RW - x0) / (x1 - x0) * cols).floor().long().unsqueeze(1)
+    inside = (row_RH >= 0) & (row_RH < rows) & (column_RW >= 0) & (column_RW < cols)
+    return torch.where(inside, row_RH * cols + column_RW, -1).flatten(1)
+
+
 def _centres(low_R: Tensor, high_R: Tensor, count: int) -> Tensor:
     share = (torch.arange(count, dtype=low_R.dtype, device=low_R.device) + 0.5) / count
     return low_R[:, None] + (high_R - low_R)[:, None] * share

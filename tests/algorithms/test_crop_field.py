@@ -13,12 +13,11 @@ from pospre.algorithms.crop_field import (
     enclosing_box,
     mirrored_image,
     place_boxes,
-    reversed_columns,
 )
 from pospre.batch import box_key, field_box_key, flip_key
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
-from pospre.nn.places import Places
+from pospre.nn.places import Places, mirrored_boxes
 from pospre.nn.positions.table import Table
 from tests.algorithms.cases import NARROW, Case, made, written
 from tests.nn.positions.test_boxes import in_boxes, random_boxes, random_field
@@ -226,10 +225,10 @@ def test_boxes_that_are_no_shares_of_the_image_are_refused(box):
     refuses(r"the batch's 'view/box' has boxes from .* as shares", lambda: written(model, batch))
 
 
-def test_reversed_columns_mirror_the_positions():
+def test_mirrored_boxes_mirror_the_positions():
     boxes = random_boxes()
     flips = torch.arange(24).view(6, 4) % 3 == 0
-    turned = reversed_columns(boxes, flips)
+    turned = mirrored_boxes(boxes, flips)
     plain = in_boxes(random_field(), boxes.flatten(0, 1), (3, 4)).unflatten(1, (3, 4))
     sampled = in_boxes(random_field(), turned.flatten(0, 1), (3, 4)).unflatten(1, (3, 4))
     expected = torch.where(flips.flatten().view(-1, 1, 1, 1), plain.flip(2), plain)

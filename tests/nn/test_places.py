@@ -9,7 +9,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pospre.nn.build import build_encoder
-from pospre.nn.places import Places, view_places
+from pospre.nn.places import Places, label_in, mirrored_boxes, view_places
 
 CPU = torch.device("cpu")
 SIDES = st.integers(1, 9)
@@ -108,3 +108,22 @@ def test_fsdp_is_shown_the_mark_and_rounds_no_box(
     monkeypatch.setattr(encoder.positions, "added", lambda tokens, places: tokens)
     encoder(torch.randn(1, 3, 32, 32), None, places)
     assert seen[0].box is places.box
+
+
+@pytest.mark.parametrize(
+    ("query", "grid", "expected"),
+    [
+        ((0.5, 0.25, 1.0, 0.75), (2, 2), [15, -1, -1, -1]),
+        ((1.0, 0.25, 0.5, 0.75), (2, 2), [-1, 15, -1, -1]),  # mirrored
+        ((0.25, 0.0, 0.75, 0.5), (4, 4), [*range(16)]),
+        ((0.75, 0.0, 0.25, 0.5), (4, 4), [3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 15, 14, 13, 12]),
+    ],
+)
+def test_a_patch_has_the_cell_of_the_other_view_that_its_centre_lies_in(
+    query: tuple[float, ...], grid: tuple[int, int], expected: list[int]
+) -> None:
+    reference = boxes(0.25, 0.0, 0.75, 0.5)
+    assert label_in(reference, (4, 4), boxes(*query), grid)[0].tolist() == expected
+    turned = mirrored_boxes(reference, torch.tensor([True]))  # cells are counted from its left
+    found = label_in(turned, (4, 4), boxes(*query), grid)[0].tolist()
+    assert found == [cell if cell < 0 else cell - cell % 4 + 3 - cell % 4 for cell in expected]
