@@ -29,6 +29,7 @@ RATES: dict[str, published.RateRule] = {
     **{f"pretrain/mae_{size}": mae(2.4e-3, 40, 800) for size in ("vits16", "vitb16", "vitl16")},
     "pretrain/mae_vith14": mae(2.4e-3, 40, 800),
     "pretrain/mae_pixio_vith16": lambda _: mae(8e-4, 40, 400)(1605),
+    "pretrain/mae_sp_vitb16": mae(2.4e-3, 40, 800),
     "pretrain/mae_swint": mae(2.4e-3, 10, 200),
     "pretrain/mae_cifar100_vits4": mae(1.5e-4, 40, 2000),
     "pretrain/mae_tiny_imagenet_vitb8": mae(3e-4, 40, 2000),

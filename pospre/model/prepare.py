@@ -71,7 +71,7 @@ def _check_declared(layout: Layout, name: str, before: Batch, after: Batch) -> N
 
 def lacking(layout: Layout, key: str) -> UserError:
     """Return the error for a batch without ``key``."""
-    if key in layout.writers:
+    if key in layout.writers and key not in loaded_keys(layout.views):
         return UserError(
             f"the batch lacks '{key}', which algorithms.{layout.writers[key]} writes before the "
             "forward: call model(batch, progress=…), or pass algorithms=model.algorithms to the "

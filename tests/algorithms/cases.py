@@ -21,7 +21,7 @@ from pospre.nn.sizes import SIZES
 from pospre.nn.vit import Encoder
 
 HOSTS = ("mae", "simmim", "ijepa", "dinov2", "supervised")
-ALONE = ("droppos", "mp3")
+ALONE = ("droppos", "mp3", "sp")
 """Position algorithms that need no host."""
 
 DECODER: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
@@ -57,6 +57,7 @@ GROUPS = {
     "second": ViewGroup(name="second", size=32),
     "global": ViewGroup(name="global", count=2, size=32),
     "local": ViewGroup(name="local", count=2, size=16),
+    "pair": ViewGroup(name="pair", count=2, size=16, scale=(0.05, 0.32)),
 }
 
 

@@ -50,6 +50,16 @@ def masked_position(host: dict[str, Any], **options: Any) -> None:
     build(*methods, views=globals_of(2))
 
 
+def sp(
+    views: dict[str, Any],
+    encoder: dict[str, Any] | None = None,
+    *others: PretrainAlgorithm,
+    **options: Any,
+) -> None:
+    pair = {"pair": ViewGroup(name="pair", count=2, size=16, **views)}
+    build(made("sp", **options), *others, views=pair, **encoder or {})
+
+
 def ijepa(**options: Any) -> None:
     build(made("ijepa", **options), image_size=64, class_token=False)
 
@@ -186,6 +196,14 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
        lambda name=name: lut(made(name, mask_ratio=0.25), symmetric=True))
       for name in ("mae", "simmim", "droppos")),
     ("supervised mixes images in 'view'", lambda: lut(made("supervised", **PARTLY))),
+    # pairs of views
+    (r"data.views.pair has crop = full\. Use crop: random", lambda: sp({"crop": "full"})),
+    (r"data.views.pair has crop = random and scale = \[0.3, 0.3\]",
+     lambda: sp({"scale": (0.3, 0.3)})),
+    (r"sp\.pool = class_token needs a class token",
+     lambda: sp({}, {"class_token": False}, pool="class_token")),
+    ("'view_places', but crop_field gives",
+     lambda: sp({}, {}, made("crop_field", field_size=None))),
     # classes, teachers and references
     ("supervised.num_classes is None", lambda: alone("supervised", num_classes=None)),
     ("label_smoothing = 0.1 has no effect",

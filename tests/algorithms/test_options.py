@@ -59,6 +59,7 @@ OUTSIDE: dict[str, dict[str, list[Any]]] = {
         **{"num_images": [1], "smoothing": [1.5], "mixup": [-1.0], "cutmix": [NAN]},
         **{"mix_rate": [1.5], "switch_rate": [-0.1], "weight": [-1.0]},
     },
+    "sp": {"pool": ["max"], "sigma": [(1.0, 1.0, 0.0, 1.0), (1.0, 1.0)], "weight": [-1.0]},
     "paka": {"on": ["masked"], "resize": ["area"], "weight": [-1.0]},
     "gram": {"on": ["masked"], "level": ["patch"], "resize": ["area"], "weight": [-1.0]},
     "distill": {

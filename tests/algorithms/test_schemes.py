@@ -28,6 +28,7 @@ TOGETHER = {
     "crop_field": ("dinov2", "crop_field"),
     "masked_position": ("dinov2", "crop_field", "masked_position"),
     "ema_teacher": ("mae", "ema_teacher"),
+    "sp": ("sp",),
 }
 ROTARY = {"rotary": {"shift": 0.1, "jitter": 1.2, "rescale": 2.0}}
 COVERING: list[tuple[str, Any]] = [
@@ -57,6 +58,8 @@ COVERING: list[tuple[str, Any]] = [
     ("masked_position", {"alibi": {"slopes": "learned"}}),
     ("ema_teacher", "learned_rotary"),
     ("ema_teacher", "learned_sincos"),
+    ("sp", "none"),
+    ("sp", "alibi"),
 ]
 ONE_GRAPH: list[tuple[str, Any]] = [("supervised", "relative"), ("mp3", "rotary")]
 """Of which a pass asks for the class token alone, or has a context."""
@@ -69,6 +72,7 @@ REFUSED = [
     ("droppos", "none", "has none to change"),
     ("simmim", "none", "all would be predicted alike"),
     ("dinov2", "relative", "supports only the grid"),
+    ("sp", "relative", "supports only the grid"),
 ]
 
 
