@@ -13,7 +13,7 @@ import timm
 import torch
 from composer import Trainer
 from torch.optim import AdamW
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import pospre
 from pospre.algorithms.mae import MAE
@@ -21,6 +21,7 @@ from pospre.errors import UserError
 from pospre.model.algorithm import algorithm_names
 from tests.algorithms.cases import DECODER, HOST_OF, Case
 from tests.refusals import refuses
+from tests.training.callbacks.plain import Rows, fit
 
 ROOT = Path(__file__).parents[1]
 UNTYPED: Any = pospre  # as who has no type checker uses it
@@ -28,19 +29,6 @@ READMES = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "
 PIECES = re.findall(r"^```python\n(.*?)^```", "".join(READMES), re.M | re.S)
 SMALL: dict[str, Any] = DECODER
 QUIET: dict[str, Any] = {"progress_bar": False, "device": "cpu"}
-
-
-class Rows(Dataset[dict[str, torch.Tensor]]):
-    """The samples of a batch."""
-
-    def __init__(self, batch: dict[str, torch.Tensor]) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return len(self.batch["index"])
-
-    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        return {key: value[row] for key, value in self.batch.items()}
 
 
 @pytest.mark.parametrize(
@@ -93,14 +81,7 @@ def test_every_algorithm_trains_under_a_bare_trainer(name: str) -> None:
     case = Case((*HOST_OF.get(name, ()), name))
     model = case.build()
     before = {key: value.clone() for key, value in model.named_parameters()}
-    Trainer(
-        model=model,
-        train_dataloader=DataLoader(Rows(case.batch(12)), batch_size=4),
-        optimizers=AdamW(model.parameters(), lr=1e-3),
-        algorithms=model.algorithms,
-        max_duration="3ba",
-        **QUIET,
-    ).fit()
+    fit(case, steps=3, built=model, batch=case.batch(12))
     still = {
         key
         for key, value in model.named_parameters()
@@ -141,14 +122,7 @@ def test_the_number_of_the_epoch_comes_from_the_trainer() -> None:
 
     model = pospre.PretrainModel(case.encoder_of(), [Watched(**SMALL)])
     batch = {key: value for key, value in case.batch().items() if key != "epoch"}
-    Trainer(
-        model=model,
-        train_dataloader=DataLoader(Rows(batch), batch_size=4),
-        optimizers=AdamW(model.parameters()),
-        algorithms=model.algorithms,
-        max_duration="3ep",
-        **QUIET,
-    ).fit()
+    fit(case, steps=3, built=model, batch=batch)
     assert seen == [[0] * 4, [1] * 4, [2] * 4]
 
 
@@ -243,20 +217,6 @@ def pixels(*shape: int) -> torch.Tensor:
     return torch.zeros(4, *(shape or (3, 32, 32)), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize(
-    ("shape", "reason"),
-    [
-        ((3, 48, 48), r"\(4, 1, 3, 48, 48\), but the model needs \(B, 1, 3, 32, 32\)"),
-        ((1, 32, 32), r"\(4, 1, 1, 32, 32\)"),
-        ((2, 3, 32, 32), r"\(4, 2, 3, 32, 32\)"),
-    ],
-)
-def test_images_of_another_shape_are_refused(shape: tuple[int, ...], reason: str) -> None:
-    model = Case(("mae",)).build()
-    batch = pospre.from_images(pixels(*shape), index=torch.arange(4), epoch=0)
-    refuses(reason, lambda: model(model.prepare(batch, 0.0)))
-
-
 def test_a_plain_loop_that_leaves_something_out_is_an_error() -> None:
     model = Case(()).build()
     with pytest.raises(UserError, match=r"no algorithm, and thus no loss. .*\[pospre.MAE\(\)\]"):
@@ -271,18 +231,6 @@ def test_a_plain_loop_that_leaves_something_out_is_an_error() -> None:
     model.loss(model(model.prepare(batch, 0.0)), batch)["total"].backward()
     early.step()
     refuses(r"19 tensors .*objectives.named.mae.*before making", lambda: model.after_step(0.0))
-
-
-def test_what_is_no_encoder_or_model_is_refused() -> None:
-    vit: Any = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
-    refuses(r"or a timm ViT, not str", lambda: UNTYPED.PretrainModel("vits16", seed=0))
-    with pytest.raises(UserError, match=r"not a plain Vision Transformer"):
-        pospre.PretrainModel(timm.create_model("resnet18"), seed=0)
-    for wrong in ("mae", MAE):
-        with pytest.raises(
-            UserError, match=r"make algorithms with their options, such as \[pospre.MAE"
-        ):
-            UNTYPED.PretrainModel(vit, [wrong], seed=0)
 
 
 def test_labels_that_no_class_has_are_refused() -> None:

@@ -11,6 +11,7 @@ from timm.layers import GluMlp
 
 import pospre
 from pospre.schedules import duration_steps
+from tests.algorithms.cases import Case
 from tests.refusals import refuses
 from tests.test_library import UNTYPED, pixels
 
@@ -24,6 +25,17 @@ def batch(**options: Any) -> object:
 
 def wrapped(name: str, **options: Any) -> object:
     return pospre.wrap_encoder(timm.create_model(name, **options))
+
+
+def model_of(encoder: Any, *algorithms: Any) -> object:
+    return UNTYPED.PretrainModel(encoder, [*algorithms], seed=0)
+
+
+def shown(*shape: int) -> object:
+    """Show the model, which takes images of 3×32×32, a batch of others."""
+    model = Case(("mae",)).build()
+    given = pospre.from_images(pixels(*shape), index=torch.arange(4), epoch=0)
+    return model(model.prepare(given, 0.0))
 
 
 def loader(**options: Any) -> object:
@@ -46,7 +58,14 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
     *((r"mean is \[.*of pixels divided by 255", lambda mean=mean: pospre.DeviceAugment(mean=mean))
       for mean in ([127.5] * 3, [0.5, 0.5], [-0.1, 0.5, 0.5])),
     (r"std is \[0.*above 0", lambda: pospre.DeviceAugment(std=[0.0, 0.2, 0.2])),
+    (r"\(4, 1, 3, 48, 48\), but the model needs \(B, 1, 3, 32, 32\)", lambda: shown(3, 48, 48)),
+    (r"\(4, 1, 1, 32, 32\)", lambda: shown(1, 32, 32)),
+    (r"\(4, 2, 3, 32, 32\)", lambda: shown(2, 3, 32, 32)),
     # encoders and models of timm
+    ("or a timm ViT, not str", lambda: model_of("vits16")),
+    *((r"make algorithms with their options, such as \[pospre.MAE",
+       lambda wrong=wrong: model_of(timm.create_model(TINY, img_size=32, depth=1), wrong))
+      for wrong in ("mae", pospre.MAE)),
     ("image_size is 'a': .*integer", lambda: UNTYPED.build_encoder("vits16", image_size="a")),
     ("build_encoder: name is 5: .*string", lambda: UNTYPED.build_encoder(5)),
     ("Unexpected .*'image_size'", lambda: UNTYPED.build_encoder("vits16", image_sise=32)),
