@@ -23,6 +23,7 @@ from pospre.recipe.recipe import load_recipe, recipe_from_dict
 from pospre.training.build import build_algorithms
 from pospre.training.resolve import resolve
 from tests.evaluation.checkpoints import measured, save_checkpoint
+from tests.nn.positions.own_scheme import forget
 from tests.refusals import refuses
 from tests.training.tiny_runs import Run, metrics
 
@@ -97,12 +98,6 @@ def mylab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(trust, "_trusted", {"mylab", "yourlab"})
     yield package
     forget()
-
-
-def forget() -> None:
-    """Be as a process that has not imported the package."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mylab"]:
-        del sys.modules[name]
 
 
 @pytest.fixture

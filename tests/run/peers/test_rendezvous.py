@@ -19,6 +19,8 @@ from pospre.run.peers.rendezvous import Meeting, meet
 from tests.processes import free_port
 
 Outcome = Meeting | UserError
+Ranks = list[Process]
+Together = Callable[..., list[Outcome]]
 FOUR = {
     "WORLD_SIZE": "4",
     "RANK": "2",
@@ -36,10 +38,10 @@ def processes() -> list[Process]:
 
 
 @pytest.fixture
-def together(tiny: Path) -> Callable[..., list[Outcome]]:
+def together(tiny: Path) -> Together:
     """Return ``together(processes, …)``: what becomes of ranks that start at the same time."""
 
-    def start(processes: list[Process], limit: float = 20.0, **others: list[str]) -> list[Outcome]:
+    def start(processes: Ranks, limit: float = 20.0, **others: list[str]) -> list[Outcome]:
         def one(number: int) -> Outcome:
             options = [f"trainer.rendezvous_timeout={limit}", *others.get(f"of_{number}", [])]
             try:
@@ -60,15 +62,13 @@ def words(outcomes: list[Outcome], code: int = 2) -> str:
     return message
 
 
-def test_all_come(processes: list[Process], together: Callable[..., list[Outcome]]) -> None:
+def test_all_come(processes: Ranks, together: Together) -> None:
     own_disk = ["data.path=/mnt/other", "data.num_workers=7", "trainer.run_folder=/tmp/x"]
     for outcome in together(processes, of_1=own_disk):
         assert isinstance(outcome, Meeting) and outcome.hosts == [socket.gethostname()] * 3
 
 
-def test_a_missing_rank_is_named(
-    processes: list[Process], together: Callable[..., list[Outcome]]
-) -> None:
+def test_a_missing_rank_is_named(processes: Ranks, together: Together) -> None:
     said = words(together([processes[0], processes[2]], limit=0.5), 69)
     assert "2 of 3 ranks came to rank 0" in said and "within 0.5 s" in said
     assert f"ranks 0, 2 from {socket.gethostname()}" in said and "Missing: rank 1." in said
@@ -76,9 +76,7 @@ def test_a_missing_rank_is_named(
 
 
 def test_an_unreachable_master_is_named(
-    processes: list[Process],
-    together: Callable[..., list[Outcome]],
-    capfd: pytest.CaptureFixture[str],
+    processes: Ranks, together: Together, capfd: pytest.CaptureFixture[str]
 ) -> None:
     start = time.monotonic()
     said = words(together(processes[1:2], limit=0.5), 69)
@@ -94,9 +92,7 @@ def test_an_unreachable_master_is_named(
     assert capfd.readouterr() == ("", "")  # torch's warnings would be there
 
 
-def test_another_recipe_is_named(
-    processes: list[Process], together: Callable[..., list[Outcome]]
-) -> None:
+def test_another_recipe_is_named(processes: Ranks, together: Together) -> None:
     longer = ["trainer.max_duration=3ep"]
     said = words(together(processes, of_1=longer, of_2=longer))
     host = socket.gethostname()
@@ -105,9 +101,7 @@ def test_another_recipe_is_named(
 
 
 def test_another_version_is_named(
-    processes: list[Process],
-    together: Callable[..., list[Outcome]],
-    monkeypatch: pytest.MonkeyPatch,
+    processes: Ranks, together: Together, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = rendezvous.facts_of
 
@@ -131,9 +125,7 @@ def test_a_git_that_does_not_answer_is_no_other_version(silent: int) -> None:
 
 
 def test_a_rank_that_comes_twice_is_named(
-    processes: list[Process],
-    together: Callable[..., list[Outcome]],
-    monkeypatch: pytest.MonkeyPatch,
+    processes: Ranks, together: Together, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = words(together([processes[0], processes[1], processes[1]], limit=1))
     assert "rank 1 came twice: process" in said and "NODE_RANK" in said
@@ -147,7 +139,7 @@ def test_a_rank_that_comes_twice_is_named(
 
 
 def test_a_rank_that_is_started_again_while_others_are_waited_for(
-    processes: list[Process], together: Callable[..., list[Outcome]]
+    processes: Ranks, together: Together
 ) -> None:
     with ThreadPoolExecutor(2) as pool:
         ended = pool.submit(together, processes[1:2], limit=5)
@@ -162,9 +154,7 @@ def test_a_rank_that_is_started_again_while_others_are_waited_for(
     assert "is in use by another run" in str(left)
 
 
-def test_the_port_of_another_run(
-    processes: list[Process], together: Callable[..., list[Outcome]]
-) -> None:
+def test_the_port_of_another_run(processes: Ranks, together: Together) -> None:
     first = together(processes)  # holds the store
     said = words(together(processes[:1]))
     assert f"rank 0 cannot listen on port {processes[0].port}" in said and "MASTER_PORT" in said
@@ -174,7 +164,7 @@ def test_the_port_of_another_run(
 
 
 def test_who_comes_back_waits_until_the_last_start_has_ended(
-    processes: list[Process], together: Callable[..., list[Outcome]]
+    processes: Ranks, together: Together
 ) -> None:
     last = together(processes)
     with ThreadPoolExecutor(1) as pool:
@@ -187,9 +177,7 @@ def test_who_comes_back_waits_until_the_last_start_has_ended(
 
 
 def test_a_connection_to_the_store_that_breaks_is_made_again(
-    processes: list[Process],
-    together: Callable[..., list[Outcome]],
-    monkeypatch: pytest.MonkeyPatch,
+    processes: Ranks, together: Together, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge, heard, broken = rendezvous._judge, rendezvous._hear, [0, 0, 2]
 
@@ -210,9 +198,7 @@ def test_a_connection_to_the_store_that_breaks_is_made_again(
 
 
 def test_what_is_no_store_at_all(
-    processes: list[Process],
-    together: Callable[..., list[Outcome]],
-    monkeypatch: pytest.MonkeyPatch,
+    processes: Ranks, together: Together, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_exit: list[Any] = []
     monkeypatch.setattr(rendezvous, "TCPStore", lambda *_, **__: time.sleep(1))  # torch: for ever
