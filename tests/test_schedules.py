@@ -1,26 +1,8 @@
-"""Learning rates against MAE's own formula, durations, and straight lines."""
-
-import math
+"""Rates, durations and straight lines; the published formulas are in test_recipes_schedules."""
 
 import pytest
 
 from pospre.schedules import cosine_warmup, duration_steps, linear
-
-
-def mae_rate(epoch: float, *, rate: float, least: float, warmup: int, epochs: int) -> float:
-    """The learning rate as MAE's paper repository defines it, in (fractional) epochs."""
-    if epoch < warmup:
-        return rate * epoch / warmup
-    turn = math.pi * (epoch - warmup) / (epochs - warmup)
-    return least + (rate - least) * 0.5 * (1.0 + math.cos(turn))
-
-
-@pytest.mark.parametrize("step", [0, 1, 77, 399, 400, 401, 5000, 7999, 8000])
-def test_cosine_warmup_is_maes_rule_per_step(step: int) -> None:
-    rate, least = 2.4e-3, 1e-5
-    share = cosine_warmup(step, warmup_steps=400, total_steps=8000, floor=least / rate)
-    expected = mae_rate(step / 10, rate=rate, least=least, warmup=40, epochs=800)
-    assert share * rate == pytest.approx(expected, rel=1e-12)
 
 
 def test_cosine_warmup_goldens() -> None:

@@ -10,18 +10,6 @@ from pospre.model.teacher import Frozen, Momentum, follow
 from tests.algorithms.cases import made, random_views, tiny_model
 
 
-def test_cosine_momentum_is_the_published_list() -> None:
-    momentum = Momentum(0.996)
-    values = [momentum.at(step / 6) for step in range(6)]
-    published = [0.996, 0.99626795, 0.997, 0.998, 0.999, 0.99973205]
-    assert values == pytest.approx(published, abs=1e-8)
-
-
-def test_linear_momentum_is_the_published_one() -> None:
-    assert Momentum(0.996, shape="linear").at(0.25) == pytest.approx(0.996 + 0.25 * 0.004)
-    assert Momentum(0.9, shape="constant").at(0.7) == 0.9
-
-
 def test_follow_moves_parameters_and_buffers_and_copies_counters() -> None:
     student = nn.BatchNorm1d(3)
     teacher = Frozen(student)

@@ -19,7 +19,6 @@ from composer.utils import dist
 from pospre import collectives, evaluate, train
 from pospre.errors import UserError
 from pospre.evaluation import during_training
-from pospre.recipe.recipe import load_recipe
 from pospre.run.checkpoints.folders import NOTE
 from pospre.run.checkpoints.reading import read_checkpoint
 from tests.disk import snapshot
@@ -155,17 +154,6 @@ def test_killed_it_measures_nothing_twice_and_keeps_the_same_best(
     ending = "" if best == 12 else f"_step{best}"
     found = json.loads((folder / "evaluation" / f"knn{ending}.json").read_text())
     assert found["results"]["top1"] == figures[best]["top1"] and found["step"] == best
-
-
-def test_results_of_steps_that_are_trained_again_are_dropped(tiny: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(tiny, ["evaluation={knn: {every: 2ba}}"])
-    path = tmp_path / "runs" / "tiny" / "evaluation" / during_training.HISTORY
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(f'{{"name": "knn", "step": {step}}}\n' for step in (2, 4, 6)))
-    (evaluations,) = during_training.online_evaluations(recipe)
-    assert isinstance(evaluations, during_training.OnlineEvaluations)
-    evaluations._go_back_to(4)
-    assert [json.loads(line)["step"] for line in path.open()] == [2, 4]
 
 
 def test_an_evaluation_that_fails_does_not_end_the_training(

@@ -12,7 +12,6 @@ from pospre.training.build import load_model
 from tests.processes import finished, started
 from tests.training.tiny_runs import (
     LONG,
-    MAE,
     Run,
     command,
     contents,
@@ -155,21 +154,6 @@ def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: P
         code, said = run(tiny, *short, "run_name=stranger", *options)
         assert code == 2 and "not a run folder" in said
     assert (stranger / "thesis.txt").read_text() == "years of work"
-
-
-def test_microbatches_and_bf16_are_near(tiny: Path, run: Run, tmp_path: Path) -> None:
-    short = (MAE, "trainer.max_duration=4ba", "trainer.save_interval=4ba")
-    losses = {}
-    for name, options in {
-        "plain": (),
-        "micro": ("trainer.microbatch_size=3",),
-        "bf16": ("trainer.precision=amp_bf16",),
-    }.items():
-        assert run(tiny, *short, f"run_name={name}", *options)[0] == 0
-        losses[name] = [loss for _, loss, _ in curve(tmp_path / "runs" / name)]
-    assert losses["micro"] == pytest.approx(losses["plain"], rel=1e-5)
-    assert losses["bf16"] == pytest.approx(losses["plain"], rel=2e-2)
-    assert losses["bf16"] != losses["plain"]
 
 
 def test_a_failing_evaluation_leaves_the_others_and_the_report(

@@ -9,13 +9,7 @@ import pytest
 from composer.core import State, Time, Timestamp
 from composer.loggers import Logger
 
-from pospre.training.callbacks.metrics import MetricsFile, drop_after, plain_name, read_lines
-
-
-def test_names() -> None:
-    assert plain_name("loss/train/total") == "loss/total"
-    assert plain_name("loss/train/metric/droppos_accuracy") == "metric/droppos_accuracy"
-    assert plain_name("other/value") == "other/value"
+from pospre.training.callbacks.metrics import MetricsFile, drop_after, read_lines
 
 
 def test_later_and_damaged_lines_are_dropped(tmp_path: Path) -> None:
