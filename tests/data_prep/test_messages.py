@@ -37,17 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ROWS = [
-    ("must be k/n", "convert photos out --format mds --part 3/2"),
     ("there are at most", "convert photos out --format mds --part 1/1000"),
     ("excludes --overwrite", "convert photos out --format mds --part 1/2 --overwrite"),
     ("excludes --overwrite and --verify", "convert photos out --format mds --part 1/2 --verify"),
     ("--merge DST takes only --verify", "convert photos out --merge x"),
-    ("takes only --verify", "convert --merge x --overwrite"),
-    ("takes only --verify", "convert --merge x --quality 50"),
     ("takes only --verify", "convert --merge x --source flat"),
     ("has no parts", "convert --merge x"),
-    ("is missing; --help shows examples", "convert"),
-    ("is missing; --help shows examples", "convert photos"),
     ("is missing; --help shows examples", "convert photos out"),
     ("--shard-mb 0", "convert photos out --format mds --shard-mb 0"),
     ("--max-side 0", "convert photos out --format mds --max-side 0"),
@@ -55,7 +50,6 @@ ROWS = [
     ("--workers 0", "convert photos out --format mds --workers 0"),
     ("--val-fraction 1", "convert photos out --format mds --val-fraction 1"),
     (r"must end in \.beton", "convert photos out --format ffcv"),
-    ("does not exist", "convert missing out --format mds"),
     ("has no image", "convert empty out --format mds"),
     ("is a file", "convert file out --format mds"),
     (r"cut\.jpg cannot be read", "convert cut out --format mds --workers 1 --strict"),

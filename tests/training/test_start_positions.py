@@ -195,7 +195,6 @@ def test_a_grid_that_nothing_shows_is_assumed_aloud_or_refused(
         (",grid=4", r"after grid= come rows and columns of patches, such as 7x28, not '4'"),
         (",heads=many", r"after heads= comes the number of attention heads, not 'many'"),
         (",heads=6", r"encoder.num_heads = 3, but .* has 6. The section"),
-        (",positions=[1]", r"after positions= comes a scheme's name, or .* not '\[1\]'"),
     ],
 )
 def test_what_is_said_of_a_file_must_fit(said: str, message: str, tmp_path: Path) -> None:
