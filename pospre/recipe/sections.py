@@ -230,6 +230,10 @@ class Stage(Section):
     """For how long the rate of tensors that begin to train rises; None: for 2 % of the run, but at
     least 50 steps, and at most the stage.
     """
+    restart: bool = False
+    """Begin the schedule anew: its steps count from the start of this stage, and its cosine ends
+    with it. Moments stay; weight decay is still that of the whole run.
+    """
 
 
 class Fsdp(Section):
