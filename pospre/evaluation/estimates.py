@@ -108,10 +108,13 @@ def against_untrained(name: str, by_model: Mapping[str, Estimate]) -> dict[str, 
     }
 
 
-def with_differences(by_model: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
+def with_differences(
+    by_model: Mapping[str, Mapping[str, Estimate]], *, images: int | None = None
+) -> dict[str, Any]:
     """Return the figures of every model with their errors, and the differences between them.
 
-    ``by_model`` are the figures by name, of each model by prefix.
+    ``by_model`` are the figures by name, of each model by prefix; ``images`` is the number of
+    images, if these are left out in groups.
     """
     results: dict[str, Any] = {}
     for prefix, figures in by_model.items():
@@ -119,6 +122,7 @@ def with_differences(by_model: Mapping[str, Mapping[str, Estimate]]) -> dict[str
             results |= {f"{prefix}{name}": figure.value, f"{prefix}{name}_se": figure.error}
     for name in by_model[""]:
         of_models = {key: figures[name] for key, figures in by_model.items()}
+<<<<<<< HEAD
         results |= against_untrained(name, of_models)
         for other in _others(of_models):
             results[_over(name, other)] = difference(of_models[""], of_models[other]).model_dump()
@@ -138,3 +142,19 @@ def _others(by_model: Mapping[str, Any]) -> list[str]:
 
 def _over(name: str, prefix: str) -> str:
     return f"{name}{OVER}{prefix}".removesuffix("_")
+=======
+        results |= against_untrained(name, of_models) | _against_start(name, of_models, images)
+    return results
+
+
+def _against_start(
+    name: str, by_model: Mapping[str, Estimate], images: int | None
+) -> dict[str, Any]:
+    """Return the comparison with the start, by the jackknife; nothing without one."""
+    if START not in by_model:
+        return {}
+    own, start = by_model[""], by_model[START]
+    gain = Estimate(own.value - start.value, own.without_G - start.without_G)
+    count = int((~np.isnan(gain.without_G)).sum()) if images is None else images
+    return {f"{name}{OVER_START}": of_jackknife(gain.value, gain.error, count).model_dump()}
+>>>>>>> 9e24d70d (Dense evaluations: on halves, so that a verdict can use them)
