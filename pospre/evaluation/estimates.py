@@ -122,17 +122,17 @@ def with_differences(
             results |= {f"{prefix}{name}": figure.value, f"{prefix}{name}_se": figure.error}
     for name in by_model[""]:
         of_models = {key: figures[name] for key, figures in by_model.items()}
-<<<<<<< HEAD
         results |= against_untrained(name, of_models)
         for other in _others(of_models):
-            results[_over(name, other)] = difference(of_models[""], of_models[other]).model_dump()
+            paired = difference(of_models[""], of_models[other], images)
+            results[_over(name, other)] = paired.model_dump()
     return results
 
 
-def difference(own: Estimate, other: Estimate) -> Paired:
+def difference(own: Estimate, other: Estimate, images: int | None = None) -> Paired:
     """Compare two figures over the same images in the same groups, by the jackknife."""
     gain = Estimate(own.value - other.value, own.without_G - other.without_G)
-    return of_jackknife(gain.value, gain.without_G, gain.error)
+    return of_jackknife(gain.value, gain.without_G, gain.error, images)
 
 
 def _others(by_model: Mapping[str, Any]) -> list[str]:
@@ -142,19 +142,3 @@ def _others(by_model: Mapping[str, Any]) -> list[str]:
 
 def _over(name: str, prefix: str) -> str:
     return f"{name}{OVER}{prefix}".removesuffix("_")
-=======
-        results |= against_untrained(name, of_models) | _against_start(name, of_models, images)
-    return results
-
-
-def _against_start(
-    name: str, by_model: Mapping[str, Estimate], images: int | None
-) -> dict[str, Any]:
-    """Return the comparison with the start, by the jackknife; nothing without one."""
-    if START not in by_model:
-        return {}
-    own, start = by_model[""], by_model[START]
-    gain = Estimate(own.value - start.value, own.without_G - start.without_G)
-    count = int((~np.isnan(gain.without_G)).sum()) if images is None else images
-    return {f"{name}{OVER_START}": of_jackknife(gain.value, gain.error, count).model_dump()}
->>>>>>> 9e24d70d (Dense evaluations: on halves, so that a verdict can use them)

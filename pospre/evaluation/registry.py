@@ -110,11 +110,8 @@ class Context:
     storage: Mapping[str, Any] = field(default_factory=dict)
     go_on: Callable[[], None] = lambda: None
     start: "Callable[[], PretrainModel] | None" = None
-<<<<<<< HEAD
     others: "Mapping[str, PretrainModel]" = field(default_factory=dict)
-=======
     moved: Mapping[str, float] = field(default_factory=dict)
->>>>>>> 9e24d70d (Dense evaluations: on halves, so that a verdict can use them)
 
     def track(self, items: Iterable[Item], title: str, **options: Any) -> Iterator[Item]:
         """Yield items under a progress bar (``options`` are tqdm's); call ``go_on`` after each."""
