@@ -93,8 +93,8 @@ def test_three_worse_looks_in_a_row_end_a_run(tmp_path: Path) -> None:
     declared, history = Verdict(figure=FIGURE, weights="teacher"), tmp_path / "history.jsonl"
 
     def reason(step: int, **looks: tuple[int, int]) -> str | None:
-        choose = {"name": "knn", "settings": {"half": "choose"}}
-        found = [document(*each, **choose, step=int(at[1:])) for at, each in looks.items()]
+        choose: dict[str, Any] = {"name": "knn", "settings": {"half": "choose"}}
+        found = [{**document(*each), **choose, "step": int(at[1:])} for at, each in looks.items()]
         history.write_text("".join(json.dumps(line) + "\n" for line in found))
         return reason_to_stop(declared, history, step, 1000)
 

@@ -115,8 +115,8 @@ def test_a_run_ends_when_looks_are_worse_and_goes_on_if_asked(
 ) -> None:
     folder = tmp_path / "runs" / "tiny"
     monkeypatch.setattr(early_stop, "is_worse", lambda verdict, look: look["step"] != 4)
-    asked = (f"encoder={{weights: {start}}}", MAE, "verdict.figure=knn/top1")
-    asked += ("evaluation={knn: {k: 3}, drift: {num_samples: 16}}",)
+    looks = "evaluation={knn: {k: 3}, drift: {num_samples: 16}}"
+    asked = (f"encoder={{weights: {start}}}", MAE, "verdict.figure=knn/top1", looks)
     code, said = run(tiny, *asked, "verdict.stop=worse")
     reason = "knn/top1 was worse than the frozen start's after steps 5, 6, 7, so the run ends here"
     assert code == 0 and f"step 7: {reason}" in said, said

@@ -45,7 +45,7 @@ def test_halves_make_up_the_whole(name: str, tracks: Path, dense_recipe: Recipe)
 
 def test_a_start_is_compared_on_a_half(tracks: Path, dense_recipe: Recipe) -> None:
     start = Start(build_model(dense_recipe.model_copy(update={"seed": 3})), "start")
-    settings = {"half": "judge", "baseline": False, "iterations": 2}
+    settings = {"half": "judge", "baseline": False, "iterations": 4}
     found: dict[str, Any] = run_evaluation(
         "depth", build_model(dense_recipe), dense_recipe, tracks, settings, start=start
     )["results"]

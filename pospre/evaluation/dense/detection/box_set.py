@@ -69,10 +69,13 @@ class BoxSet:
 
     def of_half(self, half: Half | None) -> "BoxSet":
         """Return a half of the split; all of it for None."""
-        images, sides, items = (
-            in_half(part, half, self.address) for part in (self.images, self.sides, self.items)
+        chosen = in_half(range(len(self)), half, self.address)
+        return replace(
+            self,
+            images=[self.images[index] for index in chosen],
+            sides=[self.sides[index] for index in chosen],
+            items=[self.items[index] for index in chosen],
         )
-        return replace(self, images=images, sides=sides, items=items)
 
     def image(self, index: int) -> Tensor:
         """Return an image's pixels, uint8 (3, H, W)."""
