@@ -107,7 +107,7 @@ gpu-bundle: need-FREEZE setup ## Make bundle/: what a node without a network lac
 learn: need-DATA setup ## Pre-train every method on DATA=<class folders> in minutes each; kNN and logistic accuracy.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/learn.py "$(DATA)" $(ARGS)
 
-position-table: need-DATA setup ## Measure every method with every position scheme: position in its features, kNN, linear, dense.
+position-table: need-DATA setup ## Measure position schemes under hosts, with contrasts declared before: kNN, linear, larger images.
 	PYTHONPATH=. $(PYTHON_RUN) tests/benchmarks/position_table.py "$(DATA)" $(ARGS)
 
 evaluation-table: setup ## Run every evaluation at demo size: command, time, figures of random weights and ours.

@@ -59,7 +59,8 @@ class Halved(Compared):
 
 def as_tuple(value: object) -> object:
     """Return the items of ``0,0.5`` on the command line, or of a recipe's list, as a tuple."""
-    parts = value.strip("[]()").split(",") if isinstance(value, str) else value
+    text = value.strip("[]() ") if isinstance(value, str) else ""
+    parts = (text.split(",") if text else []) if isinstance(value, str) else value
     return tuple(parts) if isinstance(parts, list) else parts
 
 

@@ -35,7 +35,6 @@ FREE_KEYS = (
     "loggers",
     "evaluation",
     "verdict.data",
-    "verdict.stop",
     "trainer.max_duration",  # a longer run differs from there on; a line says so
     "trainer.device",
     "trainer.run_folder",

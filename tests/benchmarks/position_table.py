@@ -1,113 +1,116 @@
-"""``make position-table``: what positions and position tasks are worth, on runs of minutes.
+"""``make position-table``: what positions are worth to a host, with contrasts declared before.
 
-Every method of ``yamls/learn`` with every kind of positions: pre-trained, probed for position, and
-measured by kNN and by a linear classifier on held-out images (and by segmentation and detection
-where their data are given). What does not combine says why. Each cell's figures are lines of
-``results/position_table.jsonl``; what is there is not done again, data that are given later add
-their figure, and a killed cell resumes from its last checkpoint. The table has means and standard
-deviations over the seeds, and names the differences beyond two standard deviations.
+Every row of positions of the asked blocks under every host of the block: trained, and measured by
+kNN and a linear classifier at the training's size, by kNN at two and four times as many patches a
+side, by the position probe, and by segmentation where its data are given. What does not combine
+says why. Each cell's figures are lines of ``results/position_table.jsonl``. A cell is known by its
+recipe, its seed and a hash of the code that its training and figures import, so nothing is done
+again that cannot have changed, and a killed cell resumes from its last checkpoint. The text that is
+printed has every figure, what is missing, and one sentence for each declared contrast.
 """
 
 import argparse
-import itertools
+import hashlib
 import json
-import re
-import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
 from tqdm import tqdm
 
 from pospre.errors import UserError, run_command
-from pospre.output import markdown_table
+from pospre.evaluation.registry import evaluation_module
+from pospre.nn.positions import named_scheme, scheme_class
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
-from pospre.training.build import build_model
-from pospre.training.resolve import resolve
-from tests.benchmarks.learn import RESULTS, YAMLS, call, convert
+from pospre.training.build import build_model, resolve
+from tests.benchmarks.code_hash import code_hash
+from tests.benchmarks.learn import RESULTS, YAMLS, call, convert, training_figures
+from tests.benchmarks.position_report import BLOCKS, FIGURES, HOSTS, report
 
 LINES = RESULTS / "position_table.jsonl"
-METHODS = {
-    "MAE": "mae",
-    "DropPos": "droppos",
-    "MP3": "mp3",
-    "I-JEPA": "ijepa",
-    "StoP": "stop",
-    "DINOv2": "dinov2",
-    "Intertwined": "intertwined",
-    "LUT": "lut",
-}
-CROP_FIELD = "crop field"
-POSITIONS = {
+HOST_RECIPES = {"supervised": Path(__file__).parent / "supervised.yaml"}
+POSITIONS: dict[str, Any] = {
+    "learned": "learned",
+    "plain rotary": {"rotary": {"coordinates": "cells", "columns_first": True}},
+    "DINOv3's rotary": "rotary",
+    "with jitter": {"rotary": {"rescale": 2.0}},
     "none": "none",
     "sin-cos": "sincos",
-    "learned": "learned",
-    "rotary": "rotary",
+    "mixed rotary": "rotary_mixed",
     "ALiBi": "alibi",
-    "relative": "relative",
-    CROP_FIELD: "learned",  # a table as large as the field
+    "torus": "torus",
+    "LookHere": "lookhere",
+    "four directions": {"rotary": {"directions": 4}},
 }
-FIGURES = {
-    "position_probe/top1": "position, top-1 %",
-    "position_probe/content_top1": "position, none added, top-1 %",
-    "knn/top1": "kNN %",
-    "logistic/top1": "linear %",
-    "segmentation/mIoU": "CamVid mIoU %",
-    "detection/AP50": "BCCD AP50 %",
-}
-BANKED = "knn", "logistic"
+BANKED = ("num_bank=20000", "num_samples=10000", "batch_size=256", "baseline=false")
 SETTINGS: dict[str, tuple[str, ...]] = {
-    "position_probe": ("num_samples=600", "layers=[0, 2, 4]"),
-    **dict.fromkeys(BANKED, ("num_bank=10000", "num_samples=5000", "batch_size=256")),
-    "segmentation": (),
-    "detection": (
-        *("size=96", "jitter=[0.8, 1.25]", "channels=32", "regions=32"),
-        *("iterations=400", "batch_size=4", "lr=0.002", "baseline=false"),
+    "knn": BANKED,
+    "logistic": BANKED,
+    "shifted_positions": (
+        *("num_samples=1000", "shifts=[]", "zooms=[]", "scales=[2, 4]", "baseline=false"),
+    ),
+    "position_probe": ("num_samples=600", "layers=[4]"),
+    "segmentation": (
+        *("size=96", "ignore=11", "augment=false", "iterations=300", "baseline=false"),
     ),
 }
-DEVIATIONS = 2
+TRAINING = (
+    *("pospre.model.model", "pospre.data.loader", "pospre.augment.device"),
+    *("pospre.training.step_trainer", "pospre.training.optimizer.groups"),
+)
+UNNAMED = ("run_name", "evaluation")
+"""Keys of a recipe that no cell is known by; nor by where its data and runs are."""
 
-Values = Mapping[tuple[str, str], list[float]]
-"""A figure of every seed, by positions and method."""
 
+@dataclass(frozen=True)
+class Cell:
+    """One run of the table."""
 
-class Cell(NamedTuple):
-    """One run of the table: its method, positions, seed and length."""
-
-    method: str
-    positions: str
+    row: str
+    host: str
     seed: int
-    duration: str
-
-    @property
-    def name(self) -> str:
-        words = "position_table", METHODS[self.method], self.positions, self.duration
-        return re.sub(r"[^a-z0-9]+", "_", "_".join(words).lower()) + f"_seed{self.seed}"
 
     def recipe(self, overrides: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the method's recipe with these positions, and as ``overrides`` change it."""
-        own = [f"encoder.positions={POSITIONS[self.positions]}", f"run_name={self.name}"]
-        if self.positions == CROP_FIELD:
-            own.append("algorithms.crop_field={field_size: 16}")
-        path = YAMLS / f"{METHODS[self.method]}.yaml"
-        document = load_recipe(path, [*own, f"seed={self.seed}", *overrides]).dump()
-        if self.positions != CROP_FIELD:
-            document["algorithms"].pop(CROP_FIELD.replace(" ", "_"), None)
-        return document
+        """Return the host's recipe with these positions, and as ``overrides`` change it."""
+        path = HOST_RECIPES.get(self.host, YAMLS / f"{self.host}.yaml")
+        positions = json.dumps(POSITIONS[self.row])
+        own = (f"encoder.positions={positions}", f"seed={self.seed}")
+        return load_recipe(path, [*own, *overrides]).dump()
+
+    def key(self, overrides: Sequence[str] = ()) -> dict[str, Any]:
+        """Return what a line of this cell must have: names, seed, recipe and code."""
+        given = [item for item in overrides if not item.startswith("evaluation.")]
+        recipe = self.recipe([*given, "data.path=x", "trainer.run_folder=x"])
+        known = {key: value for key, value in recipe.items() if key not in UNNAMED}
+        words = json.dumps([known, SETTINGS], sort_keys=True)
+        code = code_hash(sorted({*TRAINING, *self._modules(recipe)}))
+        recipe_hash = hashlib.sha256(words.encode()).hexdigest()[:12]
+        return {**vars(self), "recipe": recipe_hash, "code": code}
+
+    def name(self, overrides: Sequence[str] = ()) -> str:
+        """Return the name of this cell's run, another for other code."""
+        key = self.key(overrides)
+        words = "".join(each if each.isalnum() else "_" for each in f"{self.host}_{self.row}")
+        return f"table_{words}_{self.seed}_{key['recipe'][:6]}{key['code'][:6]}"
+
+    def _modules(self, recipe: Mapping[str, Any]) -> list[str]:
+        scheme, _ = named_scheme(POSITIONS[self.row])
+        measured = [evaluation_module(name).__name__ for name in SETTINGS]
+        methods = [f"pospre.algorithms.{name}" for name in recipe["algorithms"]]
+        return [scheme_class(scheme).__module__, *methods, *measured]
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make position-table", description=__doc__)
     parser.add_argument("data", type=Path, help="class folders, or train/ and test/ of them")
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--positions", nargs="+", choices=list(POSITIONS), default=list(POSITIONS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--duration", default="2ep", help="of each training, such as 78ba")
+    parser.add_argument("--blocks", nargs="+", choices=list(BLOCKS), default=["A"])
+    parser.add_argument("--hosts", nargs="+", choices=HOSTS, default=HOSTS, help="only these")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--camvid", type=Path, help="data of the evaluation segmentation")
-    parser.add_argument("--bccd", type=Path, help="data of the evaluation detection")
     parser.add_argument("--work", type=Path, default=Path("data/learn"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument(
@@ -120,39 +123,53 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print what was measured, run nothing")
     arguments = parser.parse_args(argv)
     wanted = [
-        Cell(method, positions, seed, arguments.duration)
-        for seed, positions, method in itertools.product(
-            arguments.seeds, arguments.positions, arguments.methods
-        )
+        Cell(row, host, seed)
+        for seed in arguments.seeds
+        for block in map(BLOCKS.get, arguments.blocks)
+        if block is not None
+        for host in block.hosts
+        for row in block.rows
+        if host in arguments.hosts
     ]
     if not arguments.table:
         measure(wanted, arguments)
-    print(table(lines_of(arguments.set), arguments.duration))
+    found = {cell: line_of(cell.key(arguments.set), read_lines(LINES)) for cell in wanted}
+    known = {(cell.row, cell.host, cell.seed): line for cell, line in found.items() if line}
+    print(report(arguments.blocks, known))
     return 0
 
 
-def measure(wanted: Iterable[Cell], arguments: argparse.Namespace) -> None:
-    """Train the cells and measure what their lines lack; write what is found cell by cell."""
-    known = {key_of(line): line for line in lines_of(arguments.set)}
+def measure(wanted: Sequence[Cell], arguments: argparse.Namespace) -> None:
+    """Train the cells and measure what their lines lack; write what is measured cell by cell."""
     train, test = convert(arguments.data, arguments.work)
-    places = dict.fromkeys(("position_probe", *BANKED), test)
-    dense = {"segmentation": arguments.camvid, "detection": arguments.bccd}
-    places |= {name: data for name, data in dense.items() if data is not None}
-    left = {cell: lacking(known.get(cell), places) for cell in wanted}
-    for cell, names in tqdm(
-        [item for item in left.items() if item[1]], "position table", unit="cell"
-    ):
-        found = {**cell._asdict(), "set": arguments.set}
+    data = {name: test for name in SETTINGS if name != "segmentation"}
+    if arguments.camvid is not None:
+        data["segmentation"] = arguments.camvid
+    lines = read_lines(LINES)
+    left = {}
+    for cell in wanted:
+        key = cell.key(arguments.set)
+        names = lacking(line_of(key, lines), data)
+        if names:
+            left[cell] = key, names
+    for cell, (key, names) in tqdm(left.items(), "position table", unit="cell"):
         reason = refusal(cell.recipe(arguments.set))
         if reason is None:
-            data = {name: places[name] for name in names}
-            found["figures"] = run(cell, train, data, arguments.runs, arguments.set)
+            chosen = {name: data[name] for name in names}
+            key["figures"] = run(cell, train, chosen, arguments.runs, arguments.set)
         else:
-            found["refused"] = reason
-        append(LINES, found)
+            key["refused"] = reason
+        append(LINES, key)
 
 
-def lacking(line: dict[str, Any] | None, names: Iterable[str]) -> list[str]:
+def line_of(key: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the line of a cell with all its figures, those measured later among them."""
+    own = [line for line in lines if all(line.get(name) == value for name, value in key.items())]
+    figures = {name: value for line in own for name, value in line.get("figures", {}).items()}
+    return {**own[-1], "figures": figures} if own else None
+
+
+def lacking(line: Mapping[str, Any] | None, names: Mapping[str, Path]) -> list[str]:
     """Return the evaluations that a cell's line has no figure of; none for a refused cell."""
     if line is None:
         return list(names)
@@ -161,7 +178,7 @@ def lacking(line: dict[str, Any] | None, names: Iterable[str]) -> list[str]:
 
 
 def refusal(recipe: dict[str, Any]) -> str | None:
-    """Return why a method does not work with its positions, None if it does."""
+    """Return why a host does not work with its positions, None if it does."""
     try:
         with torch.device("meta"):
             build_model(resolve(recipe_from_dict(recipe)))
@@ -174,26 +191,24 @@ def run(
     cell: Cell, train: Path, data: Mapping[str, Path], runs: Path, given: Sequence[str]
 ) -> dict[str, float]:
     """Train a cell, measure it by the evaluations of ``data`` with it, and return its figures."""
+    name = cell.name(given)
     asked = [f"evaluation.{name}.{item}" for name in data for item in SETTINGS[name]]
     asked += [f"evaluation.{name}.data={path}" for name, path in data.items()]
-    asked += [f"evaluation.{name}.bank={train}" for name in BANKED if name in data]
-    asked += [f"data.path={train}", f"trainer.run_folder={runs}"]
+    asked += [f"evaluation.{name}.bank={train}" for name in ("knn", "logistic") if name in data]
+    asked += [f"run_name={name}", f"data.path={train}", f"trainer.run_folder={runs}"]
     others = tuple(f"evaluation.{name}." for name in SETTINGS if name not in data)
     given = [item for item in given if not item.startswith(others)]
-    recipe = cell.recipe([*asked, f"trainer.max_duration={cell.duration}", *given])
     runs.mkdir(parents=True, exist_ok=True)
-    path = runs / f"{cell.name}.yaml"
-    path.write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+    path = runs / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(cell.recipe([*asked, *given]), sort_keys=False), "utf-8")
     call("pospre.train", str(path))
-    figures: dict[str, float | None] = {}
-    for figure in FIGURES:
-        name, _, key = figure.partition("/")
-        if name in data:
-            results = read_results(runs / cell.name / "evaluation" / f"{name}.json")
-            figures |= {figure: results.get(key), f"{name}/chance": results.get("chance")}
-            if "top1" in key:
-                figures[figure.replace("top1", "initial")] = initial_of(results, key)
-    return {name: value for name, value in figures.items() if value is not None}
+    figures: dict[str, float] = {}
+    for evaluation in data:
+        figures |= figures_of(
+            evaluation, read_results(runs / name / "evaluation" / f"{evaluation}.json")
+        )
+    training = training_figures(runs / name / "metrics.jsonl")
+    return {**figures, "training/ms": 60_000 * training["minutes"] / training["steps"]}
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -201,15 +216,19 @@ def read_results(path: Path) -> dict[str, Any]:
     return results
 
 
-def initial_of(results: dict[str, Any], key: str) -> float | None:
-    """Return a figure of the untrained encoder, None where it was not measured."""
-    shown_as = "content" if key == "content_top1" else "image"
-    found = [
-        row["top1"]
-        for row in results.get("rows", [])
-        if (row["model"], row["shown_as"]) == ("untrained", shown_as)
-    ]
-    return found[-1] if found else results.get("initial_top1")
+def figures_of(evaluation: str, results: Mapping[str, Any]) -> dict[str, float]:
+    """Return an evaluation's figures of the table by their names."""
+    if evaluation == "shifted_positions":
+        tops = {row["what"]: row["top1"] for row in results["rows"]}
+        rows, columns = results["grid"]
+        scaled = {s: f"image at {s * rows} x {s * columns} patches" for s in (2, 4)}
+        names = {1: "as usual", **scaled}
+        named = {f"{evaluation}/x{s}": tops.get(name) for s, name in names.items()}
+        return {name: top1 for name, top1 in named.items() if top1 is not None}
+    asked = [figure.partition("/")[2] for figure in FIGURES if figure.startswith(evaluation)]
+    figures = {f"{evaluation}/{key}": results[key] for key in asked}
+    untrained = [row["top1"] for row in results.get("rows", []) if row.get("model") == "untrained"]
+    return {**figures, f"{evaluation}/untrained": untrained[-1]} if untrained else figures
 
 
 def append(path: Path, line: dict[str, Any]) -> None:
@@ -229,106 +248,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return lines
-
-
-def lines_of(overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a line for each cell that was measured with these changes of the recipes.
-
-    Figures that were measured later join those before them. The precision, which depends on the
-    processor, may differ.
-    """
-    wanted = _without_precision(overrides)
-    merged: dict[Cell, dict[str, Any]] = {}
-    for line in read_lines(LINES):
-        if _without_precision(line["set"]) == wanted:
-            earlier = merged.get(key_of(line), {}).get("figures", {})
-            merged[key_of(line)] = {**line, "figures": earlier | line.get("figures", {})}
-    return list(merged.values())
-
-
-def _without_precision(overrides: Iterable[str]) -> list[str]:
-    return [item for item in overrides if not item.startswith("trainer.precision=")]
-
-
-def key_of(line: dict[str, Any]) -> Cell:
-    return Cell(line["method"], line["positions"], line["seed"], line["duration"])
-
-
-def table(lines: list[dict[str, Any]], duration: str) -> str:
-    """Return all figures of one length as Markdown: a table for each, then what differs."""
-    lines = [line for line in lines if line["duration"] == duration]
-    seeds = sorted({line["seed"] for line in lines})
-    parts = [f"{len(lines)} cells of {duration}; mean ± standard deviation over the seeds {seeds}."]
-    for figure, title in FIGURES.items():
-        values = by_cell(lines, figure)
-        if not values:
-            continue
-        parts.append(_grid(title, values, lines))
-        initial = by_cell(lines, figure.replace("top1", "initial"))
-        untrained = [100 * value for found in initial.values() for value in found]
-        if figure.endswith("top1") and untrained:
-            parts.append(f"Untrained: {min(untrained):.1f} to {max(untrained):.1f}.")
-        chances = by_cell(lines, figure.partition("/")[0] + "/chance")
-        levels = sorted({value for found in chances.values() for value in found})
-        if len(levels) > 1:  # by the number of patches
-            parts.append(f"Chance: {levels[0]:.1%} to {levels[-1]:.1%}, by method.")
-        parts.append(differences(values, chances))
-    reasons = {line["refused"]: line["method"] for line in lines if "refused" in line}
-    parts += [f"- {method}: {reason}" for reason, method in reasons.items()]
-    return "\n\n".join(parts)
-
-
-def by_cell(lines: list[dict[str, Any]], figure: str) -> Values:
-    """Return one figure of all seeds, by positions and method."""
-    values: dict[tuple[str, str], list[float]] = {}
-    for line in lines:
-        if figure in line.get("figures", {}):
-            values.setdefault((line["positions"], line["method"]), []).append(
-                line["figures"][figure]
-            )
-    return values
-
-
-def _grid(title: str, values: Values, lines: list[dict[str, Any]]) -> str:
-    refused = {(line["positions"], line["method"]) for line in lines if "refused" in line}
-    rows = []
-    for positions in POSITIONS:
-        pairs = [(positions, method) for method in METHODS]
-        rows.append([positions, *(_cell(values.get(pair), pair in refused) for pair in pairs)])
-    return markdown_table([title, *METHODS], rows)
-
-
-def _cell(values: list[float] | None, is_refused: bool) -> str:
-    if not values:
-        return "–" if is_refused else ""
-    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * statistics.fmean(values):.1f}{spread}"
-
-
-def differences(values: Values, chances: Values) -> str:
-    """Say which cells of one method, or of one kind of positions, differ beyond chance.
-
-    The difference of two means is beyond two standard deviations if it exceeds twice the root of
-    the sum of both cells' variances over seeds: of single runs, not of means. Cells of one seed
-    have none and are left out; so are pairs whose level of chance differs.
-    """
-    several = {cell: found for cell, found in values.items() if len(found) > 1}
-    if len(several) < 2:
-        return "No two cells have two seeds, so no deviation is known."
-    found = []
-    for pair in itertools.combinations(several, 2):
-        apart = pair[0][0] != pair[1][0] and pair[0][1] != pair[1][1]
-        if apart or len({tuple(set(chances.get(cell, ()))) for cell in pair}) > 1:
-            continue
-        low, high = sorted(pair, key=lambda cell: statistics.fmean(several[cell]))
-        gap = statistics.fmean(several[high]) - statistics.fmean(several[low])
-        deviation = sum(statistics.variance(several[cell]) for cell in pair) ** 0.5
-        if gap > DEVIATIONS * deviation:
-            names = [f"{method} ({positions})" for positions, method in (high, low)]
-            found.append(f"{names[0]} > {names[1]} by {100 * gap:.1f}")
-    if not found:
-        return "No difference lies beyond two standard deviations."
-    return f"Beyond two standard deviations: {'; '.join(found)}."
 
 
 if __name__ == "__main__":

@@ -157,7 +157,6 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the passes over crops, and the teacher."""
-        uniform = math.log(self.num_prototypes)
         return Uses(
             views={"global": NUM_CROPS},
             passes=PASSES,
@@ -166,8 +165,7 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
             calibrates="teacher" if self.fit_heads else None,
             teacher=Momentum.given(self.momentum_start, self.momentum_end),
             couples=self._couples,
-            entropies={"entropy": uniform},
-            agreements={"agreement": ("dino", uniform)},
+            entropies={"entropy": math.log(self.num_prototypes)},
             frozen=dict.fromkeys(self.last_layers, self.freeze_epochs),
             half_residual=True,
         )

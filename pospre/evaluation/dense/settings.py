@@ -12,6 +12,7 @@ from pydantic import (
 )
 
 from pospre.evaluation.common_settings import (
+    Compared,
     Halved,
     Listed,
     Numbers,
@@ -24,7 +25,7 @@ Factors = Annotated[PositiveRange, BeforeValidator(as_tuple)]
 Sides = Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(as_tuple)]
 
 
-class Trained(Halved):
+class Trained(Compared):
     """Training on images with dense labels."""
 
     bank: str | None = None
@@ -71,7 +72,7 @@ class Correspondence(Sampling, Halved):
     """Seed of the drawn pairs, homographies and colours."""
 
 
-class Depth(Trained):
+class Depth(Trained, Halved):
     """Settings of ``depth``."""
 
     protocol: Literal["look", "dinov3", "dinov2", "pixio"] = "look"
@@ -126,7 +127,7 @@ class Detection(Learned):
     layer_decay: PositiveShare = 0.7
 
 
-class Segmentation(Learned):
+class Segmentation(Learned, Halved):
     """Settings of ``segmentation``."""
 
     decoder: Literal["linear", "upernet"] = "linear"
@@ -163,7 +164,7 @@ class Segmentation(Learned):
     """Width of upernet."""
 
 
-class VideoSegmentation(Halved):
+class VideoSegmentation(Compared):
     """Settings of ``video_segmentation``."""
 
     split: str = "2017/val"
@@ -181,4 +182,4 @@ class VideoSegmentation(Halved):
     temperature: PositiveFloat = 0.1
     """T of the weights exp(cosine / T)."""
     num_videos: PositiveInt | None = None
-    """Number of videos, in order; default: all, or all of the half."""
+    """Number of videos, in order; default: all."""
