@@ -163,6 +163,8 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
     ("dinov2.dino_weight = 0.0, dinov2.ibot_weight = 0.0 .* leave no loss",
      lambda: dinov2(ibot_weight=0.0, **NO_LOSS)),
     ("leave no loss", lambda: dinov2(mask_crop_rate=0.0, **NO_LOSS)),
+    ("dinov2.mask_shape = cyclic has no effect with dinov2.mask_crop_rate = 0.0",
+     lambda: dinov2(mask_shape="cyclic", mask_crop_rate=0.0)),
     ("patch_head_bottleneck = 8 has no effect with dinov2.separate_heads",
      lambda: dinov2(patch_head_bottleneck=8)),
     ("needs the view group 'global'", lambda: build(made("dinov2"), views={"view": ViewGroup()})),

@@ -36,7 +36,7 @@ OUTSIDE: dict[str, dict[str, list[Any]]] = {
         **{"patch_head_bottleneck": [0], "freeze_epochs": [-1], "centering": ["sink"]},
         **{"mask_ratio": [(0.5, 0.2), (0.5, 1.0)], "mask_crop_rate": [-0.5]},
         **{"koleo_weight": [-1.0], "student_temperature": [NAN], "teacher_warmup": [30.0]},
-        "teacher_temperature_start": [0.0],
+        **{"teacher_temperature_start": [0.0], "mask_shape": ["ring"]},
     },
     "supervised": {
         **{"num_classes": [1], "pooling": ["max"], "mixup": [-1.0], "mix_rate": [1.5]},

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from pospre.algorithms.dinov2 import losses
 from pospre.algorithms.dinov2.losses import Centering, Targets
-from pospre.algorithms.dinov2.masks import NUM_CROPS, CropMasking, check_ratio, masked_slots
+from pospre.algorithms.dinov2.masks import (
+    NUM_CROPS,
+    CropMasking,
+    MaskShape,
+    check_ratio,
+    masked_slots,
+)
 from pospre.algorithms.dinov2.prototype_task import PrototypeOptions, TwoPrototypeTasks
 from pospre.batch import Batch
 from pospre.errors import UserError
@@ -148,6 +154,10 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
     """Share of global crops that are masked: 0.5 is one of each sample's two, 0 none (no iBOT)."""
     mask_ratio: RatioRange = (0.1, 0.5)
     """Range of the masked share of such a crop, drawn uniformly."""
+    mask_shape: MaskShape = "blocks"
+    """``blocks``; or ``cyclic`` (Franca, arXiv 2507.14137, with shares of 0.1–0.65): all but one
+    rectangle, rolled around the grid, so that every place is masked equally often.
+    """
     official: bool = False
     """As published, the rate holds over the (micro)batch instead of each sample, and shares are
     stratified over it.
@@ -188,6 +198,7 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
                 "others)."
             )
         self.check_used("patch_head_bottleneck", self.separate_heads, "separate_heads")
+        self.check_used("mask_shape", self.mask_crop_rate > 0, "mask_crop_rate")
         # without masked crops there are no patches to match
         if not (self.dino_weight or self.koleo_weight or self.ibot_weight * self.mask_crop_rate):
             raise UserError(
@@ -208,7 +219,9 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
     @property
     def masking(self) -> CropMasking:
         """How global crops are masked."""
-        return CropMasking(self.mask_crop_rate, self.mask_ratio, stratified=self.official)
+        return CropMasking(
+            self.mask_crop_rate, self.mask_ratio, self.official, shape=self.mask_shape
+        )
 
     def write(self, batch: Batch, model: PretrainModel) -> None:
         """Draw which patches of the student's global crops are masked."""

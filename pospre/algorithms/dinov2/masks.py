@@ -1,11 +1,12 @@
 """The masks of iBOT and DINOv2: rectangular blocks on some of an image's global crops.
 
-All samples are drawn at once, with a fixed number of tries, so that nothing waits for the device.
+Or Franca's cyclic masks, which leave one rectangle. All samples are drawn at once, with a fixed
+number of tries, so that nothing waits for the device.
 """
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from pospre.nn.cuda_graph import replayed
 
 NUM_CROPS = 2
 """Global crops of an image."""
+
+MaskShape = Literal["blocks", "cyclic"]
 
 _TRIES = 40  # the published loop has no limit; it took at most 27 in 20000 draws
 _GIVE_UP = 10  # consecutive failures after which a mask stays smaller than requested
@@ -50,6 +53,7 @@ class CropMasking:
     crop_rate: float
     ratio: tuple[float, float]
     stratified: bool = False
+    shape: MaskShape = "blocks"
 
     def bounds(self, num_samples: int, num_patches: int) -> list[int]:
         """Return the largest count of masked patches of each masked crop."""
@@ -62,11 +66,12 @@ class CropMasking:
 
     def draw(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
         """Return which patches of the global crops are masked: bool (B, 2, N)."""
-        keys = view_keys(batch, NUM_CROPS, seed, "dinov2/blocks")
+        keys = view_keys(batch, NUM_CROPS, seed, f"dinov2/{self.shape}")
+        masks = block_masks if self.shape == "blocks" else cyclic_masks
         counts = self._stratified(batch, grid, seed) if self.stratified else None
         if counts is None:
             counts = self._per_sample(batch, grid, seed)
-        return block_masks(keys.flatten(), counts.flatten(), grid).unflatten(0, keys.shape)
+        return masks(keys.flatten(), counts.flatten(), grid).unflatten(0, keys.shape)
 
     def _per_sample(self, batch: Batch, grid: tuple[int, int], seed: int) -> Tensor:
         """Return the counts (B, 2) if each sample masks the same number of crops."""
@@ -145,6 +150,40 @@ def _span(cells_G: Tensor, start_R: Tensor, length_R: Tensor) -> Tensor:
     """Return which cells an interval covers, (R, G); ``start_R`` is drawn from [0, 1)."""
     start = (start_R * (len(cells_G) - length_R + 1)).floor().unsqueeze(1)
     return (cells_G >= start) & (cells_G < start + length_R.unsqueeze(1))
+
+
+def cyclic_masks(keys_R: Tensor, counts_R: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return masks of ``counts_R`` patches, which leave one rectangle: bool (R, N).
+
+    The whole mask is rolled around the grid, so that each place is masked equally often (Franca,
+    arXiv 2507.14137). Arguments as of ``block_masks``; fewer than N patches are masked.
+    """
+    return around_rectangle(draws.uniform(keys_R, 5), counts_R, grid)
+
+
+def around_rectangle(uniform_R5: Tensor, counts_R: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the masks of ``cyclic_masks`` for uniform draws of aspect, top, left and two rolls.
+
+    The rectangle has the aspect (height / width) that is drawn, or the next that fits the grid. Its
+    first cells, row by row, are shown.
+    """
+    rows, cols = grid
+    shape, top, left, down, right = uniform_R5.unbind(-1)
+    shown = rows * cols - counts_R
+    low, high = (math.log(aspect) for aspect in _ASPECTS)
+    aspect = (low + (high - low) * shape).exp()
+    aspect = torch.minimum(torch.maximum(aspect, shown / cols**2), rows**2 / shown)
+    height = (shown * aspect).sqrt().ceil().clamp_max(rows)
+    width = (shown / aspect).sqrt().ceil().clamp_max(cols)
+    corner = (top * (rows - height + 1)).floor(), (left * (cols - width + 1)).floor()
+    turn = (down * rows).floor(), (right * cols).floor()
+    row, col = (  # of each patch in the rectangle, before the roll
+        (torch.arange(side, device=start.device) - by[:, None]) % side - start[:, None]
+        for side, start, by in zip(grid, corner, turn, strict=True)
+    )
+    number = row.unsqueeze(2) * width[:, None, None] + col.unsqueeze(1)
+    inside = (row.unsqueeze(2) >= 0) & ((col >= 0) & (col < width[:, None])).unsqueeze(1)
+    return ~(inside & (number < shown[:, None, None])).flatten(1)
 
 
 def masked_slots(mask_BVN: Tensor, num_slots: int) -> Slots:

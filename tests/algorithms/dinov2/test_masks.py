@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from pospre import draws
-from pospre.algorithms.dinov2.masks import CropMasking, block_masks, masked_slots
+from pospre.algorithms.dinov2.masks import (
+    CropMasking,
+    around_rectangle,
+    block_masks,
+    masked_slots,
+)
 
 PER_SAMPLE = CropMasking(0.5, (0.1, 0.5))
 STRATIFIED = CropMasking(0.5, (0.1, 0.5), stratified=True)
@@ -92,3 +97,33 @@ def test_slots_hold_every_masked_patch_and_weigh_crops_alike(masking):
     used = slots.patch[slots.weight > 0]
     assert torch.equal(used, masks.flatten().nonzero().flatten())
     assert slots.weight.sum().item() == pytest.approx(12)  # the number of masked crops
+
+
+def test_cyclic_masks_leave_the_first_cells_of_a_rectangle_that_is_rolled():
+    golden = torch.tensor([[0.5, 0.0, 0.5, 0.25, 0.5]])  # aspect 1, top 0, left 1, rolled by 1, 2
+    mask = around_rectangle(golden, torch.tensor([9]), (4, 4))
+    assert "".join(map(str, mask[0].int().tolist())) == "1111001000101110"
+    for rows, cols in ((16, 16), (6, 9)):
+        drawn = draws.uniform(draws.sample_keys(1, 0, torch.arange(200), 0, "masks"), 5)
+        counts = torch.arange(200) % (rows * cols)  # of none, nothing is masked
+        rolled = around_rectangle(drawn, counts, (rows, cols))
+        assert torch.equal(rolled.sum(1), counts)
+        straight = around_rectangle(drawn * torch.tensor([1, 1, 1, 0, 0]), counts, (rows, cols))
+        for mask, turned, (*_, down, right) in zip(straight, rolled, drawn.tolist(), strict=True):
+            shifts = int(down * rows), int(right * cols)
+            again = torch.roll(mask.view(rows, cols), shifts, (0, 1)).flatten()
+            assert torch.equal(again, turned)
+            row, col = (~mask).view(rows, cols).nonzero().unbind(1)
+            number = (row - row[0]) * (int(col.max()) - int(col.min()) + 1) + col - col.min()
+            assert number.tolist() == list(range(len(number)))
+
+
+def test_cyclic_masks_mask_all_places_equally_often():
+    masking = CropMasking(1.0, (0.1, 0.65), shape="cyclic")
+    share = masking.draw(make_batch(3000), (16, 16), 3).float().mean((0, 1))
+    assert share.mean().item() == pytest.approx(0.373, abs=0.005)
+    assert (share - share.mean()).abs().max() < 5 * 0.0095 * (4000 / 6000) ** 0.5
+    drawn = draws.uniform(draws.sample_keys(1, 0, torch.arange(3000), 0, "masks"), 5)
+    drawn[:, 3:] = 0  # without the roll corners are masked, and the middle is not
+    places = around_rectangle(drawn, torch.full((3000,), 96), (16, 16)).float().mean(0)
+    assert places[0] > 0.8 and places[8 * 16 + 8] < 0.05
