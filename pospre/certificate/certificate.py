@@ -105,7 +105,7 @@ def _run(
     shortened = (
         f"trainer.max_duration={request.steps}ba",
         f"trainer.save_interval={request.save_every}ba",
-        "schedule.warmup=2ba",
+        "schedule.warmup=1ba",  # shorter than any stage, which may restart it
         f"stages={json.dumps(_shortened(recipe, request))}",
         "evaluation={}",
         "verdict=null",
@@ -140,7 +140,10 @@ def _run(
 def _shortened(recipe: Recipe, request: Request) -> list[dict[str, Any]]:
     """Return the recipe's stages with ends of this run."""
     pairs = zip_longest(recipe.stages, (f"{end}ba" for end in request.ends))
-    return [{"until": end, "train": stage.train.model_dump()} for stage, end in pairs]
+    return [
+        {"until": end, "train": stage.train.model_dump(), "restart": stage.restart}
+        for stage, end in pairs
+    ]
 
 
 def stages(request: Request, *, coupled: str, reduced: bool) -> list[Stage]:

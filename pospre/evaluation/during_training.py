@@ -19,12 +19,14 @@ import numpy as np
 import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
+from composer.utils import dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from tqdm import tqdm
 
 from pospre.collectives import from_rank_zero, while_others_wait
 from pospre.errors import UserError
 from pospre.evaluation.best_checkpoint import BestCheckpoint
+from pospre.evaluation.early_stop import look_steps, reason_to_stop
 from pospre.evaluation.recipe_evaluations import (
     Planned,
     best_figure,
@@ -55,7 +57,7 @@ class _Signalled(Exception):
 def online_evaluations(recipe: Recipe) -> list[Callback]:
     """Return the callback that evaluates during training, if the recipe has such evaluations."""
     planned = planned_evaluations(recipe)
-    entries = [entry for entry in planned if entry.every is not None or entry.at_stages]
+    entries = [e for e in planned if e.every is not None or e.at_stages or e.may_stop]
     return [OnlineEvaluations(recipe, entries)] if entries else []
 
 
@@ -85,10 +87,12 @@ class OnlineEvaluations(Callback):
             _neighbour(state, CheckpointSaver).after_save.insert(0, self.best.settle)
         from_rank_zero(lambda: self._go_back_to(step))
         self._run(state, is_saved=True)
+        self._end_if_worse(state)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Evaluate if due; always before this step is saved."""
         self._run(state)
+        self._end_if_worse(state)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
         """Update the best checkpoint after an epoch, whose checkpoint counts the epoch."""
@@ -137,6 +141,21 @@ class OnlineEvaluations(Callback):
             else:
                 self._keep(state)
 
+    def _end_if_worse(self, state: State) -> None:
+        """End the run if the recipe wants it, and the last looks found the encoder worse."""
+        step, verdict = state.timestamp.batch.value, self.recipe.verdict
+        entry = next((each for each in self.entries if each.may_stop), None)
+        if entry is None or verdict is None or step not in look_steps(self._last(state)):
+            return
+        history, last = entry.output.with_name(HISTORY), self._last(state)
+        reason = from_rank_zero(lambda: reason_to_stop(verdict, history, step, last))
+        if reason is None:
+            return
+        if dist.get_global_rank() == 0:
+            tqdm.write(f"step {step}: {reason}", file=sys.stderr)
+            note(self.recipe.run_path() / WARNINGS, step, entry.name, reason)
+        _neighbour(state, StopSignals).end(state)
+
     def _keep(self, state: State) -> None:
         assert self.best is not None
         self._waits_for_epoch = False
@@ -146,6 +165,8 @@ class OnlineEvaluations(Callback):
     def _is_due(self, entry: Planned, state: State) -> bool:
         step, batch_size = state.timestamp.batch.value, self.recipe.data.batch_size
         if self._is_last(state) or (entry.at_stages and step in self._stage_ends(state)):
+            return True
+        if entry.may_stop and step in look_steps(self._last(state)):
             return True
         if entry.every is None:
             return False
@@ -160,8 +181,10 @@ class OnlineEvaluations(Callback):
         return {0, *ends}
 
     def _is_last(self, state: State) -> bool:
-        last = self._steps(self.recipe.trainer.max_duration, state)
-        return bool(state.timestamp.batch.value == last)
+        return bool(state.timestamp.batch.value == self._last(state))
+
+    def _last(self, state: State) -> int:
+        return self._steps(self.recipe.trainer.max_duration, state)
 
     def _steps(self, duration: str, state: State) -> int:
         batch_size = self.recipe.data.batch_size

@@ -108,10 +108,13 @@ def against_untrained(name: str, by_model: Mapping[str, Estimate]) -> dict[str, 
     }
 
 
-def with_differences(by_model: Mapping[str, Mapping[str, Estimate]]) -> dict[str, Any]:
+def with_differences(
+    by_model: Mapping[str, Mapping[str, Estimate]], *, images: int | None = None
+) -> dict[str, Any]:
     """Return the figures of every model with their errors, and the differences between them.
 
-    ``by_model`` are the figures by name, of each model by prefix.
+    ``by_model`` are the figures by name, of each model by prefix; ``images`` is the number of
+    images, if these are left out in groups.
     """
     results: dict[str, Any] = {}
     for prefix, figures in by_model.items():
@@ -121,14 +124,15 @@ def with_differences(by_model: Mapping[str, Mapping[str, Estimate]]) -> dict[str
         of_models = {key: figures[name] for key, figures in by_model.items()}
         results |= against_untrained(name, of_models)
         for other in _others(of_models):
-            results[_over(name, other)] = difference(of_models[""], of_models[other]).model_dump()
+            paired = difference(of_models[""], of_models[other], images)
+            results[_over(name, other)] = paired.model_dump()
     return results
 
 
-def difference(own: Estimate, other: Estimate) -> Paired:
+def difference(own: Estimate, other: Estimate, images: int | None = None) -> Paired:
     """Compare two figures over the same images in the same groups, by the jackknife."""
     gain = Estimate(own.value - other.value, own.without_G - other.without_G)
-    return of_jackknife(gain.value, gain.without_G, gain.error)
+    return of_jackknife(gain.value, gain.without_G, gain.error, images)
 
 
 def _others(by_model: Mapping[str, Any]) -> list[str]:

@@ -1,10 +1,11 @@
 """Loading the model to measure: from a run, a weights file, or timm."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
@@ -22,10 +23,17 @@ START_KEYS = Keys("--start ", "--start")
 
 
 class Start(NamedTuple):
-    """The encoder that a run started from, and its address."""
+    """The encoder that a run started from.
+
+    Attributes:
+        model: the encoder.
+        address: of its weights.
+        moved: how far the run's ``student`` and ``teacher`` have moved from it, see ``moved``.
+    """
 
     model: PretrainModel
     address: str
+    moved: Mapping[str, float] = {}
 
 
 class Subject(NamedTuple):
@@ -109,6 +117,27 @@ def open_beside(
             f"{recipe.encoder.channels}, so both cannot be measured on the same images"
         )
     return Start(model.eval(), address)
+
+
+def moved(state: Mapping[str, Tensor], start: PretrainModel) -> dict[str, float]:
+    """Return ‖θ − θ₀‖ / ‖θ₀‖ of a run's ``student``, and of its ``teacher`` if it has one.
+
+    Args:
+        state: the tensors of the run's model, without LoRA pairs.
+        start: has θ₀; tensors of other shapes, such as those of other positions, do not count.
+    """
+    began = {k: v for k, v in start.encoder.state_dict().items() if v.is_floating_point()}
+    found = {}
+    for name, prefix in (("student", "encoder."), ("teacher", "teacher.module.")):
+        away = whole = 0.0
+        for key, old in began.items():
+            now = state.get(f"{prefix}{key}")
+            if now is not None and now.shape == old.shape:
+                away += float((now.double() - old.double()).square().sum())
+                whole += float(old.double().square().sum())
+        if whole:
+            found[name] = math.sqrt(away / whole)
+    return found
 
 
 def subject_of(model: PretrainModel | nn.Module, *, seed: int = 0) -> Subject:

@@ -93,15 +93,21 @@ def of_images(own_M: ndarray, other_M: ndarray) -> Paired:
     )
 
 
-def of_jackknife(difference: float, without_G: ndarray, error: float | None) -> Paired:
-    """Compare figures by the error of their difference without each image in turn."""
+def of_jackknife(
+    difference: float, without_G: ndarray, error: float | None, images: int | None = None
+) -> Paired:
+    """Compare figures by the error of their difference without each image in turn.
+
+    If images are left out in groups, ``images`` is their number.
+    """
     p = None
     if error is not None:
         p = math.erfc(abs(difference) / error / math.sqrt(2)) if error else float(not difference)
     known_G = without_G[~np.isnan(without_G)]
     count = len(known_G)
     each = count * difference - (count - 1) * known_G  # Tukey's pseudo-values
-    return Paired(difference=difference, se=error, p=p, images=count, bootstrap=bootstrap(each))
+    boot, total = bootstrap(each), count if images is None else images
+    return Paired(difference=difference, se=error, p=p, images=total, bootstrap=boot)
 
 
 def bootstrap(gain_M: ndarray) -> tuple[float, float] | None:

@@ -11,7 +11,7 @@ import torch
 from pospre.collectives import print_once
 from pospre.errors import UserError, suggestion
 from pospre.evaluation.features import count_images
-from pospre.evaluation.models import Start, open_start
+from pospre.evaluation.models import Start, moved, open_start
 from pospre.evaluation.registry import (
     check_settings,
     evaluation_module,
@@ -26,7 +26,7 @@ from pospre.recipe.recipe import Recipe
 from pospre.recipe.sections import Verdict
 from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
-from pospre.training.build import build_model, model_of
+from pospre.training.build import build_model, model_of, without_pairs
 from pospre.training.data import open_data
 from pospre.training.reference import with_encoders
 from pospre.training.resolve import resolve
@@ -39,7 +39,7 @@ class Planned(NamedTuple):
     """An entry of a recipe's ``evaluation``; without ``every`` it is measured only at the end.
 
     A figure of ``verdict`` is declared: it is looked at on one half of the images, and judged on
-    the other.
+    the other. The one that may stop the run is looked at at ``early_stop.look_steps``, too.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Planned(NamedTuple):
     settings: dict[str, Any]
     output: Path
     is_declared: bool = False
+    may_stop: bool = False
 
     @property
     def at_stages(self) -> bool:
@@ -86,8 +87,15 @@ def planned_evaluations(recipe: Recipe) -> list[Planned]:
             )
         output = recipe.run_path() / "evaluation" / f"{name}.json"
         is_declared = "half" in declared.get(name, {})
-        planned.append(Planned(name, data, weights, every, settings, output, is_declared))
+        may_stop = verdict is not None and verdict.stop is not None and name == _main(verdict)
+        entry = Planned(name, data, weights, every, settings, output, is_declared, may_stop)
+        planned.append(entry)
     return planned
+
+
+def _main(verdict: Verdict) -> str | None:
+    """Return the evaluation of a verdict's figure."""
+    return None if verdict.figure is None else split_figure(verdict.figure)[0]
 
 
 def _declared(verdict: Verdict) -> dict[str, dict[str, Any]]:
@@ -130,8 +138,9 @@ def _check_verdict(verdict: Verdict, recipe: Recipe) -> None:
             "recipe: verdict compares with the weights that training starts from; set "
             "encoder.weights, or remove the section"
         )
-    if verdict.guard and verdict.figure is None:
-        raise UserError("recipe: verdict.guard needs a verdict.figure, such as knn/top1")
+    for key, value in (("guard", verdict.guard), ("stop", verdict.stop)):
+        if value and verdict.figure is None:
+            raise UserError(f"recipe: verdict.{key} needs a verdict.figure, such as knn/top1")
     if verdict.weights == "student" and _has_teacher(recipe):
         print_once(
             "verdict: the student will be judged, but there is a teacher, which is usually better; "
@@ -212,17 +221,19 @@ def measure_checkpoint(
         address=checkpoint.uri,
         weights=entry.weights,
         device=recipe.trainer.device,
-        start=_start(entry.name, recipe),
+        start=_start(entry.name, recipe, checkpoint),
         **options,
     )
 
 
-def _start(name: str, recipe: Recipe) -> Start | None:
+def _start(name: str, recipe: Recipe, checkpoint: Checkpoint) -> Start | None:
     """Return the weights that training started from, if evaluation ``name`` measures them too."""
     if recipe.encoder.weights is None or not takes_start(name):
         return None
     try:
-        return open_start(recipe)
+        start = open_start(recipe)
+        state = without_pairs(checkpoint.content["state"]["model"], recipe, checkpoint.uri)
+        return start._replace(moved=moved(state, start.model))
     except UserError as error:
         print(f"{name}: without the frozen start beside it: {error}", file=sys.stderr)
         return None

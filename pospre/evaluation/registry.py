@@ -17,6 +17,7 @@ An evaluation has a settings class of the same name in ``pospre/evaluation/<kind
   evaluation's name;
 - ``OWN_DATA = True`` if the data are not labelled images; ``check`` then opens them;
 - ``images(opened) -> int``, if the measured images are not all of the data: their number;
+- ``UNITS``, if these are not images: ``"videos"``;
 - ``alarms(results) -> list[str]``, if results can mean trouble: a line for each, its numbers after
   a colon, which training prints and keeps when it is new.
 """
@@ -95,6 +96,7 @@ class Context:
         progress: whether to draw progress bars.
         opened: the return value of the evaluation's ``check``.
         storage: access to the data, as in training: arguments of ``open_reader``.
+        moved: how far the run's student and teacher are from the start, see ``models.moved``.
         go_on: called regularly in long work; raises an exception to stop it.
     """
 
@@ -109,6 +111,7 @@ class Context:
     go_on: Callable[[], None] = lambda: None
     start: "Callable[[], PretrainModel] | None" = None
     others: "Mapping[str, PretrainModel]" = field(default_factory=dict)
+    moved: Mapping[str, float] = field(default_factory=dict)
 
     def track(self, items: Iterable[Item], title: str, **options: Any) -> Iterator[Item]:
         """Yield items under a progress bar (``options`` are tqdm's); call ``go_on`` after each."""
@@ -164,6 +167,12 @@ def evaluation_module(name: str) -> ModuleType:
 def figures_of(name: str) -> dict[str, Literal["max", "min"]]:
     """Return the figures of evaluation ``name``, and whether max or min is best."""
     return dict(getattr(evaluation_module(name), "FIGURES", {}))
+
+
+def units_of(name: str) -> str:
+    """Return what evaluation ``name`` counts: images, or what they are parts of."""
+    units: str = getattr(evaluation_module(name), "UNITS", "images")
+    return units
 
 
 def takes_start(name: str) -> bool:

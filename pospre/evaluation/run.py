@@ -143,6 +143,7 @@ def run_evaluation(
         model=model.to(torch_device).eval(),
         initial=lambda: make_initial().to(torch_device).eval(),
         start=None if start is None else lambda: start.model.to(torch_device).eval(),
+        moved={} if start is None else start.moved,
         data=str(data_path),
         device=torch_device,
         folder=None if output is None else output.with_suffix(""),

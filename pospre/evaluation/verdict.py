@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from pospre.errors import UserError
+from pospre.evaluation.common_settings import Half
 from pospre.evaluation.paired import Paired, detectable, holm
 from pospre.evaluation.registry import (
     OVER_START,
@@ -20,6 +21,7 @@ from pospre.evaluation.registry import (
     figures_of,
     settings_class,
     takes_start,
+    units_of,
 )
 from pospre.recipe.sections import Verdict
 from pospre.untrusted_json import is_number
@@ -57,6 +59,11 @@ class Measured(NamedTuple):
         """Whether it is written in percent."""
         return all(0 <= each <= 1 for each in (self.value, self.start))
 
+    @property
+    def units(self) -> str:
+        """What was measured: images, or videos."""
+        return units_of(self.name.partition("/")[0])
+
     def points(self, difference: float) -> str:
         """Write a difference with its sign."""
         return f"{100 * difference:+.1f}" if self.is_share else f"{difference:+.3g}"
@@ -71,7 +78,7 @@ class Measured(NamedTuple):
         counts = "" if paired.won is None else f"; {paired.won} won, {paired.lost} lost"
         return (
             f"{self.name} {own} against {other} for the frozen start on the same {paired.images} "
-            f"images ({self.points(paired.difference)}, 95 % {' to '.join(low_high)}{counts})"
+            f"{self.units} ({self.points(paired.difference)}, 95 % {' to '.join(low_high)}{counts})"
         )
 
 
@@ -98,12 +105,13 @@ def split_figure(name: str) -> tuple[str, str]:
 
 def power_line(name: str, images: int) -> str:
     """Say before training what this many images can show; raise a ``UserError`` if nothing."""
+    units = units_of(name.partition("/")[0])
     if images < LEAST_IMAGES:
         raise UserError(
-            f"recipe: verdict: only {images} images would judge {name}; at least {LEAST_IMAGES} "
-            "must differ before a difference can be significant. Give more images as verdict.data"
+            f"recipe: verdict: only {images} {units} would judge {name}; at least {LEAST_IMAGES} "
+            f"must differ before a difference can be significant. Give more {units} as verdict.data"
         )
-    line = f"verdict: {name} will be judged on {images} images"
+    line = f"verdict: {name} will be judged on {images} {units}"
     if name.partition("/")[2] not in _RATES:
         return f"{line}: they show a mean difference of {2.8 / images**0.5:.2g} of its spread"
     few, many = (100 * detectable(share, images) for share in (0.1, 0.3))
@@ -135,7 +143,9 @@ def judge(verdict: Verdict, start: str, documents: Documents) -> Judgement:
     """
     if verdict.figure is None:
         return Judgement("unknown", f"{_NOTHING}{_kept(documents)}.")
-    by_name = {name: _measured(name, verdict, documents) for name in figures_to_judge(verdict)}
+    by_name = {
+        name: _measured(name, verdict, documents, "judge") for name in figures_to_judge(verdict)
+    }
     measured = [one for one in by_name.values() if one is not None]
     if len(measured) < len(by_name):
         missing = next(name for name, one in by_name.items() if one is None)
@@ -155,17 +165,24 @@ def judge(verdict: Verdict, start: str, documents: Documents) -> Judgement:
         return Judgement("worse", sentence)
     if is_sure:
         return Judgement("better", f"Adapted is better. {text} {main.compared()}.")
-    few = "Too few images: no" if is_few(main.paired.images) else "No"
+    few = f"Too few {main.units}: no" if is_few(main.paired.images) else "No"
     shown = main.points(main.paired.shown).lstrip("+")
-    sentence = f"{few} difference shown. {text} {main.compared()}; this many images show {shown} or"
-    return Judgement("none", f"{sentence} more. {keep}")
+    sentence = f"{few} difference shown. {text} {main.compared()}; this many {main.units} show"
+    return Judgement("none", f"{sentence} {shown} or more. {keep}")
 
 
-def _measured(name: str, verdict: Verdict, documents: Documents) -> Measured | None:
-    """Return a declared figure on the half ``judge``; None if it was not measured on it."""
+def is_worse(verdict: Verdict, look: Mapping[str, Any]) -> bool:
+    """Return whether the figure is worse than the start's at a look on the half ``choose``."""
+    name = verdict.figure or ""
+    found = _measured(name, verdict, {name.partition("/")[0]: look}, "choose")
+    return found is not None and found.paired.is_sure and found.paired.difference < 0
+
+
+def _measured(name: str, verdict: Verdict, documents: Documents, half: Half) -> Measured | None:
+    """Return a declared figure on a half of the images; None if it was not measured on it."""
     evaluation, _, key = name.partition("/")
     document = documents.get(evaluation, {})
-    is_judged = document.get("settings", {}).get("half") == "judge"
+    is_judged = document.get("settings", {}).get("half") == half
     is_same = document.get("weights") == verdict.weights
     if evaluation not in evaluation_names() or not (is_judged and is_same):
         return None

@@ -40,6 +40,15 @@ class StageTimes:
         """Return the number of steps after which a stage ends."""
         return [*self.starts[1:], self.total_steps][number]
 
+    def spans(self, length: int) -> list[tuple[int, int]]:
+        """Return for every stage the first step of its schedule, and the schedule's steps.
+
+        They are 0 and ``length``, the whole run's, or with ``restart`` the stage's own.
+        """
+        own = [(start, self.end(number) - start) for number, start in enumerate(self.starts)]
+        pairs = zip(self.options, own, strict=True)
+        return [span if stage.restart else (0, length) for stage, span in pairs]
+
     def factor(self, life: Sequence[bool], step: int) -> float:
         """Return the factor of a tensor's rate at a step, counted from 0: its ramp, or 0.
 

@@ -129,6 +129,9 @@ class Uses:
             batch.
         entropies: largest possible value of logged metrics that are entropies of targets, by name.
             Runs check that these are neither 0 nor largest.
+        agreements: by the logged share of agreement with a teacher's prototypes, the logged
+            cross-entropy with them, and its value if all are alike to the student, ln K. Runs check
+            these at the end of a stage of heads.
         frozen: number of initial epochs with learning rate 0, by the start of a parameter's name
             within the head. Without it, a method on another has the other's.
         half_residual: the published code keeps tokens in half precision between blocks. Runs under
@@ -152,6 +155,7 @@ class Uses:
     table: TableSize | None = None
     couples: Mapping[str, bool] = field(default_factory=dict)
     entropies: Mapping[str, float] = field(default_factory=dict)
+    agreements: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     frozen: Mapping[str, int] = field(default_factory=dict)
     half_residual: bool = False
     hint: str = "Leave one of them out."

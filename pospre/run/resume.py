@@ -35,6 +35,7 @@ FREE_KEYS = (
     "loggers",
     "evaluation",
     "verdict.data",
+    "verdict.stop",
     "trainer.max_duration",  # a longer run differs from there on; a line says so
     "trainer.device",
     "trainer.run_folder",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from composer.devices import Device
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pospre.arguments import typed
@@ -166,10 +166,8 @@ def model_of(
     record = recorded(content)
     recipe = resolve(recorded_recipe(record.recipe, source=f"recipe in {uri}"))
     recipe = recipe.with_training_data(TrainedOn(record.classes, record.data))
-    found = content["state"]["model"]
-    if recipe.lora is not None:
-        found = merged_state(found, LoraOptions(**recipe.lora.model_dump()), uri)
-        recipe = recipe.model_copy(update={"lora": None})
+    found = without_pairs(content["state"]["model"], recipe, uri)
+    recipe = recipe.model_copy(update={"lora": None})
     with torch.device("meta"):  # a hostile recipe may ask for more memory than its tensors have
         compare_tensors(build_model(recipe).state_dict(), found, uri)
     model = build_model(recipe)
@@ -182,6 +180,13 @@ def model_of(
     if weights == "teacher":
         _take_teacher(model, uri)
     return model.eval(), recipe
+
+
+def without_pairs(state: dict[str, Tensor], recipe: Recipe, name: str) -> dict[str, Tensor]:
+    """Return the tensors of the checkpoint ``name`` with LoRA's products in their weights."""
+    if recipe.lora is None:
+        return state
+    return merged_state(state, LoraOptions(**recipe.lora.model_dump()), name)
 
 
 def _take_teacher(model: PretrainModel, name: str) -> None:

@@ -16,7 +16,9 @@ from pospre.collectives import from_rank_zero, print_once
 from pospre.data.memory import estimate_memory
 from pospre.errors import Stopped, UserError, printable
 from pospre.model.model import PretrainModel
+from pospre.model.stages import Stages
 from pospre.recipe.recipe import Recipe
+from pospre.recipe.sections import Trained
 from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.reading import Checkpoint
 from pospre.run.resume import recorded
@@ -30,6 +32,7 @@ from pospre.training.build import (
 )
 from pospre.training.callbacks.bad_steps import Divergence, LossSpikes
 from pospre.training.callbacks.progress import ProgressBar
+from pospre.training.callbacks.sleeping_heads import SleepingHeads
 from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.stop_signals import StageEnd, StopSignals
 from pospre.training.callbacks.watchers import WARNINGS, Collapse, PositionShortcut
@@ -76,20 +79,20 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     if is_new:
         store_reference(recipe, parts.model.reference)
     parts = from_checkpoint(parts, run, step, fresh)
-    is_finished = step >= parts.total_steps
-    if is_finished:
+    began, is_over = step, step >= parts.total_steps
+    if is_over:
         where = run.start and run.start.uri
         print_once(f"{recipe.run_name} is already finished ({where}); nothing to train")
     else:
         if parts.stages is not None:
             check_one_place(recipe)
         _say(parts, run)
-        step = _fit(parts, run, more_callbacks, step)
-    while step < parts.total_steps:  # a stage has ended; see ``_next_stage``
+        step, is_over = _fit(parts, run, more_callbacks, step)
+    while not is_over:  # a stage has ended; see ``_next_stage``
         parts = _next_stage(parts, run, step)
-        step = _fit(parts, run, more_callbacks, step)
+        step, is_over = _fit(parts, run, more_callbacks, step)
     run.finish_uploads()
-    return is_finished
+    return step == began
 
 
 def from_checkpoint(parts: Components, run: Run, step: int, fresh: list[str]) -> Components:
@@ -147,8 +150,13 @@ def _describe(parts: Components, precision: str) -> str:
     )
 
 
-def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback], step: int) -> int:
-    """Train from a step, the run's latest, to the end of its stage; return the step reached."""
+def _fit(
+    parts: Components, run: Run, more_callbacks: Sequence[Callback], step: int
+) -> tuple[int, bool]:
+    """Train from a step, the run's latest, to the end of its stage.
+
+    Return the step reached, and whether the run is over.
+    """
     signals, stages = StopSignals(), parts.stages
     callbacks = [*more_callbacks, *run.begin(stages)]
     number = None if stages is None else stages.at(step)
@@ -182,7 +190,8 @@ def _fit(parts: Components, run: Run, more_callbacks: Sequence[Callback], step: 
             f"after step {step} of {parts.total_steps}, saved in {saved.uri}; the same "
             "command resumes from there",
         )
-    return int(trainer.state.timestamp.batch.value)
+    step = int(trainer.state.timestamp.batch.value)
+    return step, signals.is_over or step >= parts.total_steps
 
 
 def _say_length(parts: Components, start: Checkpoint) -> None:
@@ -225,7 +234,7 @@ def build_trainer(
     if stage is not None:
         assert components.stages is not None
         components.stages.freeze(model, stage)  # before DDP looks which tensors have gradients
-        callbacks = [StageEnd(components.stages.end(stage)), *callbacks]
+        callbacks = [*_stage_callbacks(components.stages, stage, recipe), *callbacks]
     sharding = build_sharding(options.fsdp)
     return StepTrainer(
         model=model,
@@ -284,6 +293,15 @@ def _callbacks(
         *more,
         *bar,
     ]
+
+
+def _stage_callbacks(stages: Stages, number: int, recipe: Recipe) -> list[Callback]:
+    """Return what ends a stage, and checks its heads if nothing else has trained."""
+    end = stages.end(number)
+    if stages.options[number].train != Trained():
+        return [StageEnd(end)]
+    log = recipe.run_path() / WARNINGS
+    return [StageEnd(end), SleepingHeads(end, recipe.data.batch_size, log)]
 
 
 def _watchers(recipe: Recipe) -> list[Callback]:

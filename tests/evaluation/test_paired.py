@@ -51,6 +51,8 @@ def test_the_start_is_beside_every_figure() -> None:
     shares = {key: {"mIoU": share(each, whole)} for key, each in scores.items()}
     jackknife = with_differences(shares)
     assert jackknife["mIoU_over_start"]["se"] == pytest.approx(by_score["se"] / 3)
+    in_groups = with_differences(shares, images=1500)["mIoU_over_start"]
+    assert (jackknife["mIoU_over_start"]["images"], in_groups["images"]) == (150, 1500)
     same = of_images(own.numpy(), own.numpy())
     assert (same.difference, same.p, same.won, same.lost) == (0, 1, 0, 0) and not same.is_sure
     few = of_images(np.arange(50) < 5, np.zeros(50, dtype=bool))

@@ -1,10 +1,13 @@
 """The verdict's sentences, and what they follow from."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pospre.evaluation.early_stop import look_steps, reason_to_stop
 from pospre.evaluation.estimates import compared
 from pospre.evaluation.registry import START
 from pospre.evaluation.verdict import Judgement, judge, power_line, split_figure
@@ -81,6 +84,32 @@ def test_what_was_not_measured_has_no_verdict() -> None:
         assert verdict(knn) == ("unknown", f"{nothing}: knn/top1 was not measured beside it.")
     other = verdict(document(61, 36), logistic=document(20, 30, start_sha256="b"))
     assert other.outcome == "unknown" and "beside different starts" in other.sentence
+
+
+def test_three_worse_looks_in_a_row_end_a_run(tmp_path: Path) -> None:
+    assert look_steps(1000)[:3] == [300, 350, 400] and look_steps(1000)[-1] == 950
+    assert look_steps(4) == [1, 2, 3]
+    worse, same = (36, 61), (30, 26)
+    declared, history = Verdict(figure=FIGURE, weights="teacher"), tmp_path / "history.jsonl"
+
+    def reason(step: int, **looks: tuple[int, int]) -> str | None:
+        choose: dict[str, Any] = {"name": "knn", "settings": {"half": "choose"}}
+        found = [{**document(*each), **choose, "step": int(at[1:])} for at, each in looks.items()]
+        history.write_text("".join(json.dumps(line) + "\n" for line in found))
+        return reason_to_stop(declared, history, step, 1000)
+
+    all_worse = {"s300": worse, "s350": worse, "s400": worse}
+    said = reason(400, **all_worse)
+    assert said is not None and said.startswith(f"{FIGURE} was worse than the frozen start's after")
+    assert "300, 350, 400" in said
+    for step, looks in (
+        (400, {**all_worse, "s350": same}),
+        (400, {"s300": worse, "s400": worse}),  # one look failed
+        (350, all_worse),
+        (410, all_worse),
+        (450, all_worse),
+    ):
+        assert reason(step, **looks) is None
 
 
 def test_what_images_can_show_is_said_before_training() -> None:

@@ -11,8 +11,10 @@ from pospre.model.model import PretrainModel
 from pospre.model.stages import Stages
 from pospre.model.teacher import follow
 from pospre.nn.build import build_encoder
-from pospre.recipe.sections import Optimizer
-from pospre.training.optimizer.optim import parameter_groups, rate_scale
+from pospre.recipe.sections import Optimizer, Schedule
+from pospre.schedules import cosine_warmup
+from pospre.training.optimizer.optim import build_optimizer, parameter_groups, rate_scale
+from pospre.training.optimizer.schedule import StepSchedule, build_schedule
 from tests.algorithms.cases import made
 
 HEADS, LAST, ALL = {"train": "heads"}, {"train": {"last": 4}}, {"train": "all"}
@@ -87,6 +89,50 @@ def test_a_longer_run_keeps_the_ends_that_are_past() -> None:
     assert longer.resumed([0, 200], ["x"], 300).starts == [0, 200, 1000]
     with pytest.raises(UserError, match=r"stages.1.until = 0.5 is step 500, .* at step 600 and"):
         staged(model, *given).resumed([0, 200], [], 600)
+
+
+def schedule_of(stages: Stages, model: PretrainModel, options: Schedule) -> StepSchedule:
+    rates = Optimizer()
+    return build_schedule(
+        build_optimizer(model, rates, batch_size=8, stages=stages),
+        options,
+        rates=rates,
+        max_duration=f"{stages.total_steps}ba",
+        steps_per_epoch=10,
+        batch_size=8,
+        stages=stages,
+    )
+
+
+def test_a_stage_can_have_a_schedule_of_its_own() -> None:
+    model = model_of(depth=2)
+    middle = {"until": "10ba", "train": {"last": 1}, "ramp": "2ba", "restart": True}
+    stages = staged(model, {"until": "4ba", **HEADS}, middle, ALL, total=20)
+    schedule = schedule_of(stages, model, Schedule(warmup="2ba"))
+    whole = [cosine_warmup(step, warmup_steps=2, total_steps=20) for step in range(20)]
+    own = [0, 0.5, 1, *(cosine_warmup(step, warmup_steps=2, total_steps=6) for step in (3, 4, 5))]
+    lives = [group["life"] for group in schedule.optimizer.param_groups]
+    for life, ramp in (((True,) * 3, [1.0] * 6), ((False, True, True), [0.5] + [1.0] * 5)):
+        share = schedule.lr_lambdas[lives.index(life)]
+        found = [share(step) for step in range(20)]
+        assert found[:4] == ([0.0] * 4 if not life[0] else whole[:4])
+        assert found[4:10] == pytest.approx([a * b for a, b in zip(own, ramp, strict=True)])
+        assert found[10:] == whole[10:]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Schedule(warmup="6ba"), "stages.1.restart = true.*warmup = 6ba is 6 steps.*has 6"),
+        (Schedule(name="constant", warmup="0ba"), "stages.1.restart = true.*nothing to begin anew"),
+    ],
+)
+def test_schedules_that_cannot_restart(options: Schedule, words: str) -> None:
+    model = model_of(depth=2)
+    middle = {"until": "10ba", "train": {"last": 1}, "restart": True}
+    stages = staged(model, {"until": "4ba", **HEADS}, middle, ALL, total=20)
+    with pytest.raises(UserError, match=words):
+        schedule_of(stages, model, options)
 
 
 @pytest.mark.parametrize(

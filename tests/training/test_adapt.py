@@ -12,6 +12,7 @@ import pytest
 from pospre import evaluate, export
 from pospre.data.opening import open_reader
 from pospre.data.stores.subset import half_indices, half_of
+from pospre.evaluation import early_stop
 from pospre.evaluation.run import measure
 from pospre.recipe.recipe import load_recipe
 from tests.refusals import refuses
@@ -71,6 +72,8 @@ def test_a_run_is_judged_against_its_start(
     assert [first["step"], of_heads["step"], last["step"]] == [0, 3, 6]
     for key in ("patch_cosine", "class_cosine", "patch_kept"):
         assert first["results"][key] == of_heads["results"][key] == 1
+    assert first["results"]["student_moved"] == of_heads["results"]["teacher_moved"] == 0
+    assert 0 < last["results"]["teacher_moved"] < last["results"]["student_moved"]
     rows = first["results"]["rows"]
     both = [(layer, tokens) for layer in (1, 2) for tokens in ("class", "patch")]
     assert [(row["layer"], row["tokens"]) for row in rows] == both
@@ -107,6 +110,25 @@ def test_without_a_declared_figure_only_drift_is_told(
     assert code == 2 and "drift: without the frozen start beside it: " in said
 
 
+def test_a_run_ends_when_looks_are_worse_and_goes_on_if_asked(
+    tiny: Path, run: Run, tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    monkeypatch.setattr(early_stop, "is_worse", lambda verdict, look: look["step"] != 4)
+    looks = "evaluation={knn: {k: 3}, drift: {num_samples: 16}}"
+    asked = (f"encoder={{weights: {start}}}", MAE, "verdict.figure=knn/top1", looks)
+    code, said = run(tiny, *asked, "verdict.stop=worse")
+    reason = "knn/top1 was worse than the frozen start's after steps 5, 6, 7, so the run ends here"
+    assert code == 0 and f"step 7: {reason}" in said, said
+    assert [look["step"] for look in lines(folder, "knn")] == [4, 5, 6, 7]  # of 12 steps
+    assert document(folder, "knn")["settings"]["half"] == "judge" and "difference shown" in said
+    before = (folder / "metrics.jsonl").read_text()
+    code, said = run(tiny, *asked, "verdict.stop=worse")  # it stays over
+    assert code == 0 and (folder / "metrics.jsonl").read_text() == before
+    code, said = run(tiny, *asked)
+    assert code == 0 and max(line["step"] for line in metrics(folder)) == 12
+
+
 @pytest.mark.parametrize("name", [path.stem for path in sorted(ADAPT.glob("*.yaml"))])
 def test_a_recipe_and_weights_are_the_whole_command(
     name: str, run: Run, tmp_path: Path, image_folder: Callable[..., Path]
@@ -133,6 +155,7 @@ def test_a_recipe_and_weights_are_the_whole_command(
     [
         (("verdict={}",), "verdict compares with the weights that training starts from"),
         (("verdict.guard=[knn/top1]", "START"), "verdict.guard needs a verdict.figure"),
+        (("verdict.stop=worse", "START"), "verdict.stop needs a verdict.figure"),
         (("verdict.figure=knn/top2", "START"), "verdict: knn/top2 cannot be compared"),
         (
             ("verdict.figure=knn/top1", "evaluation.knn.k=1", "verdict.data=FEW", "START"),

@@ -125,7 +125,9 @@ def test_two_ranks_are_one_and_a_kill_changes_nothing(
     staged: Path, run: Run, tmp_path: Path
 ) -> None:
     stages = STAGES.replace("last: 1", "last: 1, lora: true")
-    options = (MAE, stages, "lora={rank: 2}", "trainer.save_interval=1ba")
+    adapting = ("algorithms.gram={}", "reference={weights: start}", "lora={rank: 2}")
+    saving = ("trainer.save_interval=1ba", "trainer.microbatch_size=auto")
+    options = (MAE, stages, *adapting, *saving)
     assert run(staged, *options, "run_name=one")[0] == 0
     one = losses_of(tmp_path / "runs" / "one")
     for name, more, steps in (("ddp", (), (12, 3)), ("fsdp2", ("trainer.fsdp={}",), (12,))):

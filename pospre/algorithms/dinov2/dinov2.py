@@ -167,6 +167,7 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the passes over crops, and the teacher."""
+        uniform = math.log(self.num_prototypes)
         return Uses(
             views={"global": NUM_CROPS},
             passes=PASSES,
@@ -175,7 +176,8 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
             calibrates="teacher" if self.fit_heads else None,
             teacher=Momentum.given(self.momentum_start, self.momentum_end),
             couples=self._couples,
-            entropies={"entropy": math.log(self.num_prototypes)},
+            entropies={"entropy": uniform},
+            agreements={"agreement": ("dino", uniform)},
             frozen=dict.fromkeys(self.last_layers, self.freeze_epochs),
             half_residual=True,
         )

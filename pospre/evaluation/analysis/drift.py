@@ -120,7 +120,9 @@ def evaluate(context: Context, settings: Drift) -> dict[str, Any]:
     Returns:
         ``rows``, the figures of every layer (see above); those of the last layer; the start's own
         (``start_…``) and the untrained encoder's (``initial_…``); and ``near_duplicates``, the
-        share of images that have another one with a cosine above 0.99 in the start.
+        share of images that have another one with a cosine above 0.99 in the start. Of a run also
+        ``student_moved`` and ``teacher_moved``: how far the weights are from the start's, as a
+        share of these.
     """
     if context.start is None:
         raise UserError(
@@ -159,6 +161,7 @@ def evaluate(context: Context, settings: Drift) -> dict[str, Any]:
     return {
         **figures[numbers[-1]],
         "near_duplicates": near_duplicates(start_MD),
+        **{f"{name}_moved": distance for name, distance in context.moved.items()},
         "rows": [_row(number, kind, figures[number]) for number in numbers for kind in kinds],
         "images": count,
         "grid": list(grid),
@@ -179,7 +182,8 @@ def alarms(results: Mapping[str, Any]) -> list[str]:
     start, own = ({key: results[f"{one}patch_{key}"] for key in keys} for one in (START, ""))
     blur, r2 = own["blur"] - start["blur"], own["r2"] - start["r2"]
     gram, near, patch = (results[f"patch_{key}"] for key in ("gram", "kept", "cosine"))
-    same = results["near_duplicates"]
+    same, student = results["near_duplicates"], results.get("student_moved", 0.0)
+    teacher = results.get("teacher_moved", student)
     signs = [
         (
             own["rank"] < 0.5 * start["rank"],
@@ -199,6 +203,15 @@ def alarms(results: Mapping[str, Any]) -> list[str]:
         (
             near < 0.5,
             f"patches have new neighbours: {near:.0%} of the start's nearest are still nearest",
+        ),
+        (
+            teacher == 0 < student,
+            f"the teacher does not follow: the student's weights have moved by {student:.1e}",
+        ),
+        (
+            teacher > student,
+            f"the teacher is ahead of the student: weights moved by {teacher:.1e}, the student's "
+            f"by {student:.1e}",
         ),
         (same > 0.05, f"near duplicates: {same:.0%} of the images have one"),
     ]

@@ -6,7 +6,7 @@ Images are decoded as in training, and turned upright by EXIF. So are masks, if 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,12 +21,21 @@ from pospre.data.decode.decoder import DecodeError, OpenedImage
 from pospre.data.decode.formats import open_picture
 from pospre.data.stores.files import odd_file, read_bytes
 from pospre.data.stores.image_folder import list_images
+from pospre.data.stores.subset import half_indices
 from pospre.errors import UserError
+from pospre.evaluation.common_settings import Half
 from pospre.recipe.recipe import Recipe
 from pospre.text_lists import read_text
 from pospre.untrusted_json import parse_object
 
 _START = 1 << 17  # bytes: EXIF and a colour profile usually end there
+
+Item = TypeVar("Item")
+
+
+def in_half(items: Sequence[Item], half: Half | None, address: str) -> list[Item]:
+    """Return the items of one half, see ``half_indices``; all of them for None."""
+    return [*items] if half is None else [items[i] for i in half_indices(len(items), half, address)]
 
 
 def decoding_of(recipe: Recipe) -> Decoding:

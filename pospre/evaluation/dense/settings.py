@@ -12,7 +12,6 @@ from pydantic import (
 )
 
 from pospre.evaluation.common_settings import (
-    Compared,
     Halved,
     Listed,
     Numbers,
@@ -25,7 +24,7 @@ Factors = Annotated[PositiveRange, BeforeValidator(as_tuple)]
 Sides = Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(as_tuple)]
 
 
-class Trained(Compared):
+class Trained(Halved):
     """Training on images with dense labels."""
 
     bank: str | None = None
@@ -72,7 +71,7 @@ class Correspondence(Sampling, Halved):
     """Seed of the drawn pairs, homographies and colours."""
 
 
-class Depth(Trained, Halved):
+class Depth(Trained):
     """Settings of ``depth``."""
 
     protocol: Literal["look", "dinov3", "dinov2", "pixio"] = "look"
@@ -127,7 +126,7 @@ class Detection(Learned):
     layer_decay: PositiveShare = 0.7
 
 
-class Segmentation(Learned, Halved):
+class Segmentation(Learned):
     """Settings of ``segmentation``."""
 
     decoder: Literal["linear", "upernet"] = "linear"
@@ -164,7 +163,7 @@ class Segmentation(Learned, Halved):
     """Width of upernet."""
 
 
-class VideoSegmentation(Compared):
+class VideoSegmentation(Halved):
     """Settings of ``video_segmentation``."""
 
     split: str = "2017/val"
@@ -182,4 +181,4 @@ class VideoSegmentation(Compared):
     temperature: PositiveFloat = 0.1
     """T of the weights exp(cosine / T)."""
     num_videos: PositiveInt | None = None
-    """Number of videos, in order; default: all."""
+    """Number of videos, in order; default: all, or all of the half."""

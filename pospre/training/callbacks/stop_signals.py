@@ -25,10 +25,12 @@ class StopSignals(Callback):
 
     Attributes:
         stopped: the signal that all ranks follow; None: none.
+        is_over: whether a callback has ended the run before its length.
     """
 
     def __init__(self) -> None:
         self.stopped: signal.Signals | None = None
+        self.is_over = False
         self._seen = 0  # 1 + its index in _SIGNALS
         self._before: dict[signal.Signals, Any] = {}
         self._shared = Greatest()
@@ -67,6 +69,11 @@ class StopSignals(Callback):
         """Make this step the last one, on all ranks together."""
         self.stopped = number
         state.stop_training()  # the saver and the loggers treat it as the end
+
+    def end(self, state: State) -> None:
+        """Make this step the last one of the whole run, on all ranks together."""
+        self.is_over = True
+        state.stop_training()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._seen and _SIGNALS[self._seen - 1] == number:

@@ -98,6 +98,8 @@ def build_schedule(
     peak, groups = optimizer.defaults["lr"], optimizer.param_groups
     peaks = [peak if options.scale_floors else group["lr"] for group in groups]
     _check(options, min(filter(None, peaks), default=peak), steps(options.warmup), total_steps)
+    if stages is not None:
+        _check_restarts(options, steps(options.warmup), stages)
     length = steps(options.length) if options.length else total_steps
     fixed = steps(options.fix_after) if options.fix_after else max(total_steps, length)
     unit = steps_per_epoch if options.unit == "epoch" else 1
@@ -106,9 +108,16 @@ def build_schedule(
     def moment(step: int) -> int:
         return min(max((step // unit + options.offset) * unit, 0), fixed)
 
+    spans = [(0, length)] if stages is None else stages.spans(length)
+
     def rate(peak: float) -> Callable[[int], float]:
-        share = _share(options, peak, steps, length)
-        return lambda step: share(moment(step))
+        shares = [_share(options, peak, steps, whole) for _, whole in spans]
+
+        def share(step: int) -> float:
+            number = 0 if stages is None else stages.at(step)
+            return shares[number](moment(step - spans[number][0]))
+
+        return share
 
     return StepSchedule(
         optimizer,
@@ -149,6 +158,21 @@ def _share(
         return max(floor, staircase(step, milestones=milestones, gamma=options.gamma))
 
     return share
+
+
+def _check_restarts(options: Schedule, warmup: int, stages: Stages) -> None:
+    for number, stage in enumerate(stages.options):
+        key, steps = f"stages.{number}.restart", stages.end(number) - stages.starts[number]
+        if stage.restart and options.name == "constant" and not warmup:
+            raise UserError(
+                f"{key} = true, but schedule.name = constant without schedule.warmup has nothing "
+                "to begin anew; leave it out"
+            )
+        if stage.restart and warmup >= steps:
+            raise UserError(
+                f"{key} = true, but schedule.warmup = {options.warmup} is {warmup} steps, and the "
+                f"stage has {steps}; shorten the warm-up, or leave restart out"
+            )
 
 
 def _check(options: Schedule, peak: float, warmup: int, total_steps: int) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from pospre.errors import UserError
 from pospre.evaluation.analysis.drift import alarms, kept, near_duplicates
-from pospre.evaluation.models import Start
+from pospre.evaluation.models import Start, moved
 from pospre.evaluation.run import run_evaluation
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import small_recipe
@@ -20,7 +20,7 @@ FINE = {
     **{f"{name}patch_blur": 0.5 for name in ("", "start_")},
     **{f"{name}patch_r2": 0.6 for name in ("", "start_")},
     **{"patch_cosine": 0.9, "class_cosine": 0.9, "patch_kept": 0.8, "patch_gram": 0.02},
-    "near_duplicates": 0.0,
+    **{"near_duplicates": 0.0, "student_moved": 0.01, "teacher_moved": 0.005},
 }
 
 
@@ -35,12 +35,23 @@ FINE = {
         ({"patch_r2": 0.85}, r"patches tell their place more than in the start: R² up by 0.25"),
         ({"patch_kept": 0.4}, "patches have new neighbours: 40% of the start's nearest"),
         ({"near_duplicates": 0.1}, "near duplicates: 10% of the images have one"),
+        ({"teacher_moved": 0.0}, "the teacher does not follow: the student's weights have moved"),
+        ({"teacher_moved": 0.02}, "the teacher is ahead of the student: weights moved by 2.0e-02"),
     ],
 )
 def test_signs_of_trouble(changed: dict[str, float], said: str) -> None:
     assert alarms(FINE) == []
     (line,) = alarms({**FINE, **changed})
     assert line.startswith(said)
+
+
+def test_weights_that_have_moved_from_the_start() -> None:
+    recipe = small_recipe()
+    start, state = build_model(recipe), build_model(recipe).state_dict()
+    assert moved(state, start) == {"student": 0.0}
+    state |= {f"teacher.module.{key}": 1.5 * v for key, v in start.encoder.state_dict().items()}
+    state["encoder.cls_token"] = torch.ones(3)  # of another shape
+    assert moved(state, start) == {"student": 0.0, "teacher": pytest.approx(0.5)}
 
 
 def test_neighbours_and_duplicates() -> None:

@@ -25,6 +25,7 @@ from pospre.model.uses import Pass, Uses
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.recipe.sections import ClipGrad
 from pospre.training.callbacks.bad_steps import Divergence, LossSpikes
+from pospre.training.callbacks.sleeping_heads import SleepingHeads
 from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.watchers import (
     Collapse,
@@ -92,8 +93,9 @@ class Alike(Objective):
     Each of its targets is a share of four prototypes, and all shares are the same.
     """
 
-    def __init__(self, encoder: PatchEncoder, options: Any) -> None:
+    def __init__(self, encoder: PatchEncoder, options: "AllAlike") -> None:
         super().__init__()
+        self.options = options
 
     def forward(self, passes: dict[str, Tensor], batch: dict[str, Tensor]) -> Outputs:
         """Return the tokens' mean over the patches."""
@@ -105,8 +107,10 @@ class Alike(Objective):
         return (features - features.mean(0)).square().sum(1).mean()
 
     def metrics(self, outputs: Outputs, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the entropy of the targets."""
-        return {"entropy": torch.tensor(4.0).log()}
+        """Return the entropy of the targets, and how well they are matched."""
+        own = self.options
+        values = {"agreement": own.agreement, "cross_entropy": own.cross_entropy}
+        return {key: torch.tensor(v) for key, v in {"entropy": math.log(4), **values}.items()}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -115,8 +119,15 @@ class AllAlike(PretrainAlgorithm):
 
     objective = Alike
 
+    agreement: float = 0.25
+    cross_entropy: float = math.log(4)
+
     def uses(self, encoder: PatchEncoder) -> Uses:
-        return Uses(passes={"student": Pass()}, entropies={"entropy": math.log(4)})
+        return Uses(
+            passes={"student": Pass()},
+            entropies={"entropy": math.log(4)},
+            agreements={"agreement": ("cross_entropy", math.log(4))},
+        )
 
 
 def test_a_collapse_is_seen(capsys: Capture, tmp_path: Path) -> None:
@@ -141,6 +152,29 @@ def test_a_collapse_is_seen(capsys: Capture, tmp_path: Path) -> None:
     other.load_state_dict({})
     other.load_state_dict(watch.state_dict())
     assert other.state_dict()["start"] == start
+
+
+@pytest.mark.parametrize(
+    ("agreement", "below", "step", "sleeps"),
+    [
+        (0.19, 0.09, 2, True),
+        (0.21, 0.09, 2, False),
+        (0.19, 0.11, 2, False),
+        (0.19, 0.09, 3, False),
+    ],
+)
+def test_heads_that_sleep_are_seen_at_the_end_of_their_stage(
+    agreement: float, below: float, step: int, sleeps: bool, capsys: Capture
+) -> None:
+    case = Case((), encoder={"patch_size": 8, "depth": 1})
+    method = AllAlike(agreement=agreement, cross_entropy=math.log(4) - below)
+    model = PretrainModel(case.encoder_of(), [method], seed=7, views=case.views)
+    fit(case, steps=2, built=model, callbacks=[SleepingHeads(step, 8)])
+    line = (
+        "warning: step 2: the heads of AllAlike sleep after their stage: agreement 0.190 (awake "
+        "above 0.2), cross_entropy 1.296, ln K 1.386, batch 8, K 4. Give fewer prototypes"
+    )
+    assert (line in capsys.readouterr().err) == sleeps
 
 
 @pytest.mark.parametrize("centers", [True, False])

@@ -37,6 +37,7 @@ from pospre.nn.sizes import pair as pair_of
 
 FIGURES = {"pck": "max"}
 OWN_DATA = True
+UNITS = "pairs"
 _MAIN = 0.1
 _SAME_PLACE = "same_place"
 

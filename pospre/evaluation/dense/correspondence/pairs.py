@@ -13,11 +13,10 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.data.decode.bit_depth import RGB, Decoding
-from pospre.data.stores.subset import half_indices
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Half
 from pospre.evaluation.dense.correspondence.matching import apply_homography
-from pospre.evaluation.dense.images import read_image
+from pospre.evaluation.dense.images import in_half, read_image
 from pospre.text_lists import read_text
 from pospre.untrusted_json import is_number, parse_object
 
@@ -195,8 +194,7 @@ def open_spair(
     names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not names:
         raise UserError(f"{path} lists no pairs.")
-    if half is not None:
-        names = [names[index] for index in half_indices(len(names), half, str(path))]
+    names = in_half(names, half, str(path))
     if count is not None and count < len(names):
         chosen = np.sort(draws.order(seed, 0, len(names))[:count])
         names = [names[index] for index in chosen]

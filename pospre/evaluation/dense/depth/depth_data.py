@@ -19,13 +19,13 @@ from pycocotools import mask as coco_mask
 from torch import Tensor
 
 from pospre.data.decode.bit_depth import RGB, Decoding
-from pospre.data.stores.subset import half_indices
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Half
 from pospre.evaluation.dense.images import (
     LABELS,
     files_by_stem,
     image_sides,
+    in_half,
     read_image,
     read_mask,
     scene_folder,
@@ -68,10 +68,7 @@ class DepthSet:
 
     def of_half(self, half: Half | None) -> "DepthSet":
         """Return a half of the split; all of it for None."""
-        if half is None:
-            return self
-        chosen = half_indices(len(self), half, self.address).tolist()
-        images, truths = ([part[index] for index in chosen] for part in (self.images, self.truths))
+        images, truths = (in_half(part, half, self.address) for part in (self.images, self.truths))
         return replace(self, images=images, truths=truths)
 
     def is_framed(self, index: int) -> bool:

@@ -1,7 +1,7 @@
 """The images, boxes and masks of a split, whatever their layout."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pospre.data.decode.bit_depth import Decoding
 from pospre.errors import UserError
-from pospre.evaluation.dense.images import image_sides, read_image
+from pospre.evaluation.common_settings import Half
+from pospre.evaluation.dense.images import image_sides, in_half, read_image
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,16 @@ class BoxSet:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def of_half(self, half: Half | None) -> "BoxSet":
+        """Return a half of the split; all of it for None."""
+        chosen = in_half(range(len(self)), half, self.address)
+        return replace(
+            self,
+            images=[self.images[index] for index in chosen],
+            sides=[self.sides[index] for index in chosen],
+            items=[self.items[index] for index in chosen],
+        )
 
     def image(self, index: int) -> Tensor:
         """Return an image's pixels, uint8 (3, H, W)."""

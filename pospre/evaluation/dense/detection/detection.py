@@ -79,7 +79,7 @@ def evaluate(context: Context, settings: Detection) -> dict[str, Any]:
         results |= {f"{prefix}{key}": value for key, value in {"loss": loss, **others}.items()}
     return {
         **results,
-        **with_differences(measured),
+        **with_differences(measured, images=len(setup.val)),
         "size": setup.size,
         "train_images": len(setup.train),
         "images": len(setup.val),
@@ -96,6 +96,7 @@ def check(plan: Plan[Detection]) -> Setup:
     decoding = decoding_of(plan.recipe)
     train = open_boxes(settings.bank or plan.data, settings.train_split, decoding=decoding)
     val = open_boxes(plan.data, settings.split, train.classes, decoding=decoding)
+    val = val.of_half(settings.half)
     setup = Setup(train, val, settings.size or max(encoder.grid) * stride_of(patch))
     unit = 2 * stride_of(patch)
     if setup.size % unit:
@@ -109,6 +110,11 @@ def check(plan: Plan[Detection]) -> Setup:
             factor = setup.size / max(sides)
             check_not_smaller(path, [each * factor for each in sides], patch)
     return setup
+
+
+def images(opened: Setup) -> int:
+    """Return the number of images to measure."""
+    return len(opened.val)
 
 
 def _empty(setup: Setup) -> list[str]:

@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from pospre.data.decode.bit_depth import RGB, Decoding
 from pospre.data.stores.image_folder import list_images
-from pospre.data.stores.subset import half_indices
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Half
 from pospre.evaluation.dense.images import (
@@ -26,6 +25,7 @@ from pospre.evaluation.dense.images import (
     SCENE_CLASSES,
     check_apart,
     image_sides,
+    in_half,
     read_image,
     read_labels,
     scene_folder,
@@ -65,10 +65,7 @@ class MaskSet:
 
     def of_half(self, half: Half | None) -> "MaskSet":
         """Return a half of the split; all of it for None."""
-        if half is None:
-            return self
-        chosen = half_indices(len(self), half, self.address).tolist()
-        images, masks = ([part[index] for index in chosen] for part in (self.images, self.masks))
+        images, masks = (in_half(part, half, self.address) for part in (self.images, self.masks))
         return replace(self, images=images, masks=masks)
 
     def image(self, index: int) -> Tensor:

@@ -20,7 +20,7 @@ from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
 from pospre.errors import UserError
-from pospre.evaluation.dense.images import check_not_smaller, decoding_of, image_sides
+from pospre.evaluation.dense.images import check_not_smaller, decoding_of, image_sides, in_half
 from pospre.evaluation.dense.maps import FeatureMaps, check_encoder
 from pospre.evaluation.dense.settings import VideoSegmentation
 from pospre.evaluation.dense.video.video_data import VOID, Video, check_video, open_videos
@@ -30,6 +30,7 @@ from pospre.model.model import PretrainModel
 
 FIGURES = {"JF": "max", "J": "max", "F": "max"}
 OWN_DATA = True
+UNITS = "videos"
 _ENOUGH = 0.5
 _TOLERANCE = 0.008  # of the diagonal
 _ROWS = 1024  # patches at once: with 8 frames of 6000 patches, similarities take 200 MB
@@ -80,7 +81,8 @@ def check(plan: Plan[VideoSegmentation]) -> list[Video]:
             f"multiple={multiple} is not a multiple of the patch size {patch}; use "
             f"{max(1, round(multiple / patch)) * patch}."
         )
-    videos = open_videos(plan.data, settings.split, decoding_of(plan.recipe))[: settings.num_videos]
+    videos = open_videos(plan.data, settings.split, decoding_of(plan.recipe))
+    videos = in_half(videos, settings.half, plan.data)[: settings.num_videos]
     for video in videos:
         check_video(video)
         height, width = image_sides(video.frames[0])
@@ -93,6 +95,11 @@ def check(plan: Plan[VideoSegmentation]) -> list[Video]:
                 f"{max(sides):.0f} pixels; leave it out, or give a larger size."
             )
     return videos
+
+
+def images(opened: list[Video]) -> int:
+    """Return the number of videos to measure."""
+    return len(opened)
 
 
 @torch.no_grad()
