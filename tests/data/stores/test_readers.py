@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from pospre.data.opening import open_reader
 from pospre.data.stores.image_folder import describe_classes
@@ -51,30 +50,6 @@ def test_every_format_returns_the_files_bytes(data_set, photos):
         assert reader.read(index).encoded.numpy().tobytes() == file.read_bytes()
         if reader.format != "ffcv":  # FFCV stores no paths
             assert file.relative_to(photos).as_posix() in reader.name(index)
-
-
-# Folders
-
-
-def test_images_are_sorted_by_relative_path(tmp_path):
-    names = ["b/1.jpg", "a/z/2.PNG", "a-b/3.bmp", "a/no_extension", "a/4.webp"]
-    for name in [*names, "a/.hidden.jpg", ".cache/5.jpg"]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (9, 9)).save(tmp_path / name, "PNG")
-    (tmp_path / "notes.txt").write_text("no image")
-    reader = open_reader(tmp_path)
-    found = [str(Path(reader.name(i)).relative_to(tmp_path)) for i in range(len(reader))]
-    assert found == ["a-b/3.bmp", "a/4.webp", "a/no_extension", "a/z/2.PNG", "b/1.jpg"]
-    assert reader.classes == ["a", "a-b", "b"]
-    assert [reader.read(i).label for i in range(5)] == [1, 0, 0, 0, 2]
-
-
-def test_images_beside_class_folders_mean_no_classes(image_folder):
-    folder = image_folder(num_images=4)
-    shutil.copy(folder / "cat" / "0000.jpg", folder / "loose.jpg")
-    with pytest.warns(UserWarning, match=r"images beside the sub-folders, .*loose"):
-        reader = open_reader(folder)
-    assert reader.classes is None and {reader.read(i).label for i in range(5)} == {-1}
 
 
 @pytest.mark.parametrize(

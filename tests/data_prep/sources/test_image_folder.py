@@ -32,6 +32,9 @@ def test_order_labels_and_ignored_files(tmp_path: Path) -> None:
     for item in folder.items:
         assert folder.classes[item.label] == item.name.split("/")[0]
     assert folder.num_ignored == 2  # hidden ones do not count
+    reader = open_reader(tmp_path)
+    found = [reader.about(number) for number in range(len(reader))]
+    assert found == [(item.label, item.name) for item in folder.items]
 
 
 def test_linked_folders_are_followed_once_for_each_class(tmp_path: Path) -> None:
@@ -89,7 +92,8 @@ def test_a_stray_image_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     root = write_files(tmp_path / "in", dict.fromkeys(["a/1.jpg", "b/1.jpg", "top.png"], JPEG))
     said = "so these are no classes and all labels are -1 (1): top.png"
     with pytest.warns(UserWarning, match=re.escape(said)):
-        assert open_reader(root).classes is None
+        reader = open_reader(root)
+    assert reader.classes is None and [reader.read(n).label for n in range(3)] == [-1] * 3
     assert run(root, tmp_path / "out") == 0
     assert said in capsys.readouterr().out
 
