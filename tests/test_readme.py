@@ -16,7 +16,7 @@ from pospre.exporting.export import export
 from pospre.planning.estimate import plan
 from pospre.planning.gpus import Assumptions, Machine, gpu_named
 from pospre.recipe.recipe import load_recipe
-from pospre.run.resume import FREE_KEYS
+from pospre.run.same_recipe import FREE_KEYS
 from pospre.train import main
 from tests.benchmarks import learn
 from tests.evaluation.checkpoints import save_checkpoint

@@ -29,7 +29,8 @@ from pospre.run.checkpoints.folders import remove_checkpoints
 from pospre.run.checkpoints.reading import open_newest
 from pospre.run.lease import lease
 from pospre.run.peers.ranks import is_restart
-from pospre.run.resume import compare_recipes, recorded
+from pospre.run.resume import recorded
+from pospre.run.same_recipe import compare_recipes
 from pospre.untrusted_json import parse_steps
 
 _HALF_WRITTEN = f"recipe.yaml*{PARTIAL}", f"{PRETEXT_TASKS}*{PARTIAL}"

@@ -1,6 +1,5 @@
 """What a checkpoint records of its run, the check that this start is that run, and the loading."""
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -17,48 +16,10 @@ from pospre.model.model import PretrainModel
 from pospre.model.stages import Stages
 from pospre.recipe.provenance import COMPARED, fingerprint
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.yaml_text import VARIABLE, key_parts
 from pospre.run.checkpoints.content import callback_states
 from pospre.run.checkpoints.files import warn_of_other_versions
 from pospre.run.checkpoints.reading import Checkpoint
-
-# What may differ when a run resumes: where things are and how fast they go, not what is learned
-# (but for DropPos with attentive weights: its loss depends slightly on trainer.microbatch_size).
-FREE_KEYS = (
-    "data.path",
-    "data.num_workers",
-    "data.bad_samples",  # so that a run that met one can resume as the message says
-    "data.cache_dir",
-    "data.cache_limit",
-    "reference.store",
-    "callbacks",
-    "loggers",
-    "evaluation",
-    "verdict.data",
-    "verdict.stop",
-    "trainer.max_duration",  # a longer run differs from there on; a line says so
-    "trainer.device",
-    "trainer.run_folder",
-    "trainer.overwrite",
-    "trainer.save_folder",
-    "trainer.save_interval",
-    "trainer.hours_between_failures",
-    "trainer.keep_checkpoints",
-    "trainer.keep_remote",
-    "trainer.keep_best",
-    "trainer.autoresume",
-    "trainer.microbatch_size",
-    "trainer.activation_checkpointing",
-    "trainer.compile",
-    "trainer.attention",
-    "trainer.fsdp",
-    "trainer.log_interval",
-    "trainer.progress_bar",
-    "trainer.dist_timeout",
-    "trainer.rendezvous_timeout",
-    "trainer.peer_timeout",
-)
-_STAGE_END = re.compile(r"stages\.\d+\.until")
+from pospre.run.same_recipe import compare_recipes
 
 
 class Recorded(NamedTuple):
@@ -224,89 +185,6 @@ def compare_tensors(
             raise UserError(
                 f"{name} is of another model: its tensor '{key}' is not in the recipe's model"
             )
-
-
-def compare_recipes(
-    previous: dict[str, Any],
-    recipe: Recipe,
-    source: str,
-    fingerprints: Mapping[str, str] | None = None,
-) -> None:
-    """Raise a ``UserError`` naming the first key in which two recipes are not the same run.
-
-    It also names the ``source`` of the previous one. ``fingerprints`` are of the values from the
-    environment; None treats these keys as equal.
-    """
-    now = recipe.record()
-    key = first_difference(previous, _as_recorded(previous, recipe, fingerprints))
-    if key is None:
-        return
-    elsewhere = " and trainer.save_folder" if recipe.trainer.save_folder else ""
-    if key == "run_name":
-        raise UserError(
-            f"{source} belongs to run '{previous['run_name']}', not to '{recipe.run_name}'; choose "
-            f"another {'trainer.save_folder' if elsewhere else 'run_name'}"
-        )
-    old, new = (_look_up(one, key) for one in (previous, now))
-    new = f"another value of {new}" if old == new else new
-    section, *within = key_parts(key)
-    if section == "algorithms" and len(within) == 1 and None in (old, new):  # another method
-        key = "algorithms"
-        old, new = (" + ".join(one["algorithms"]) for one in (previous, now))
-    same = f"give {key}={old} to resume it, or " if key == "trainer.precision" else ""
-    raise UserError(
-        f"run '{recipe.run_name}' exists with another recipe: {source} has {key} = {old}, this one "
-        f"{new}; {same}choose another run_name=…{elsewhere}, or trainer.overwrite=true to delete "
-        "it and start again"
-    )
-
-
-def _as_recorded(
-    previous: dict[str, Any], recipe: Recipe, fingerprints: Mapping[str, str] | None
-) -> dict[str, Any]:
-    """Return a recipe with recorded references instead of equal values."""
-    now = recipe.dump()
-    for dotted in COMPARED:
-        section, _, key = dotted.partition(".")
-        old = _look_up(previous, dotted)
-        if not VARIABLE.search(str(old)):
-            continue
-        if fingerprints is None or fingerprints.get(dotted) == fingerprint(
-            recipe.run_name, dotted, now[section][key]
-        ):
-            now[section][key] = old
-    return now
-
-
-def first_difference(old: Any, new: Any, key: str = "") -> str | None:
-    """Return the first dotted key in which two recipes differ, apart from ``FREE_KEYS``.
-
-    Ends of stages may differ, too: some of them may still change.
-    """
-    if key in FREE_KEYS or _STAGE_END.fullmatch(key) or old == new:
-        return None
-    old, new = _numbered(old), _numbered(new)
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return key
-    names = [*new, *(name for name in old if name not in new)]
-    differences = (
-        first_difference(old.get(n), new.get(n), f"{key}.{n}" if key else n) for n in names
-    )
-    return next((difference for difference in differences if difference is not None), None)
-
-
-def _numbered(value: Any) -> Any:
-    """Return a list of sections as a section with their numbers as keys."""
-    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        return {str(number): item for number, item in enumerate(value)}
-    return value
-
-
-def _look_up(recipe: Any, key: str) -> Any:
-    for part in key_parts(key):
-        recipe = _numbered(recipe)
-        recipe = recipe.get(part) if isinstance(recipe, dict) else None
-    return recipe
 
 
 class Resume(Callback):
