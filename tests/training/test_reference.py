@@ -5,6 +5,7 @@ from shutil import rmtree
 from typing import Any
 
 import pytest
+import timm
 import torch
 import yaml
 from safetensors.torch import load_file
@@ -132,3 +133,24 @@ def test_a_checkpoint_alone_has_no_reference_to_run(
     model = load_run(tmp_path / "runs" / "tiny")
     batch = random_views(side=64)
     refuses("no tensors of its reference", lambda: model(batch, progress=0.5))
+
+
+def test_a_named_model_with_a_file_is_a_reference_for_smaller_views(
+    adapting: Path, tmp_path: Path, run: Run
+) -> None:
+    file = tmp_path / "other.pth"
+    torch.save(timm.create_model("vit_tiny_patch16_224", img_size=96).state_dict(), file)
+    code, said = run(
+        adapting,
+        *BEGUN,
+        "algorithms={gram: {}, dinov2: {num_prototypes: 32, head_hidden: 32}}",
+        f"reference.weights=timm:vit_tiny_patch16_224,{file}",
+        "encoder.image_size=96",
+        "data.views={global: {count: 2, size: 64}}",
+    )
+    assert code == 0, said
+    folder = tmp_path / "runs" / "tiny"
+    copy, own = load_file(folder / "reference.safetensors"), torch.load(file)
+    assert copy["blocks.11.norm1.weight"].equal(own["blocks.11.norm1.weight"])
+    assert copy["positions.pos_embed"].shape[1] == 1 + 36  # the table of 96 pixels
+    assert finals(folder)["encoder.positions.pos_embed"].shape[1] == 1 + 16

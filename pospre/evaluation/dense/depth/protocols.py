@@ -6,7 +6,8 @@
 - ``dinov2``: the same with the class token, without either norm, on maps enlarged four times
   (arXiv 2304.07193); its rates are not published with its code, so they are DINOv3's.
 - ``pixio``: patch and class tokens, batch norm, one logit whose sigmoid is the share of the largest
-  depth, SILog; windows of 256, which overlap by a third (Pixio's code pads those at borders).
+  depth, SILog; windows of 256, which overlap by a third (Pixio's code pads those at borders, and
+  averages the eight class tokens of its encoders; here the first counts).
 
 In NYUv2 training cuts off the photographs' white frame, and Eigen's box is measured. pixio never
 sees more than that box.
