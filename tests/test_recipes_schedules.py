@@ -51,6 +51,7 @@ RATES: dict[str, published.RateRule] = {
         for name in ("dinov2", "intertwined")
         for size in ("vits16", "vitb16")
     },
+    "pretrain/lejepa_vits16": mae(5e-4, 1, 100, 5e-7),
     "pretrain/dinov2_vitl16": published.dinov2(4e-3 * math.sqrt(2), 1e-6, 200, 20),
     "pretrain/dinov2_vitl14": lambda _: published.dinov2(2e-4 * 3**0.5, 1e-6, 500, 80)(1250),
     "pretrain/supervised_vits16": deit(1e-3, 300),

@@ -20,7 +20,7 @@ from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.sizes import SIZES
 from pospre.nn.vit import Encoder
 
-HOSTS = ("mae", "simmim", "ijepa", "dinov2", "supervised")
+HOSTS = ("mae", "simmim", "ijepa", "dinov2", "lejepa", "supervised")
 ALONE = ("droppos", "mp3", "sp")
 """Position algorithms that need no host."""
 
@@ -38,6 +38,7 @@ OPTIONS: Options = {
     "ijepa": {"predictor_dim": 32, "predictor_depth": 1, "predictor_heads": 2},
     "dinov2": {"num_prototypes": 32, "head_hidden": 32, "head_bottleneck": 16},
     "supervised": {"num_classes": 3},
+    "lejepa": {"hidden_dim": 32, "projection_dim": 16, "num_slices": 32},
     "lut": {"hidden_dim": 32},
     "crop_field": {"field_size": 9},
     "diet": {"num_images": 120, "mixup": 0.0, "cutmix": 0.0},

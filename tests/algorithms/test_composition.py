@@ -21,6 +21,7 @@ PAIRS = [
     "crop_field+dinov2",
     "crop_field+droppos",
     "crop_field+ijepa",
+    "crop_field+lejepa",
     "crop_field+mae",
     "crop_field+mp3",
     "crop_field+simmim",
@@ -29,6 +30,7 @@ PAIRS = [
     "diet+droppos",
     "diet+ema_teacher",
     "diet+ijepa",
+    "diet+lejepa",
     "diet+mae",
     "diet+simmim",
     "diet+sp",
@@ -42,17 +44,25 @@ PAIRS = [
     "dinov2+supervised",
     "droppos+ema_teacher",
     "droppos+ijepa",
+    "droppos+lejepa",
     "droppos+lut",
     "droppos+mae",
     "droppos+sp",
+    "ema_teacher+lejepa",
     "ema_teacher+mae",
     "ema_teacher+mp3",
     "ema_teacher+simmim",
     "ema_teacher+sp",
     "ema_teacher+supervised",
+    "ijepa+lejepa",
     "ijepa+lut",
     "ijepa+sp",
     "ijepa+stop",
+    "lejepa+mae",
+    "lejepa+mp3",
+    "lejepa+simmim",
+    "lejepa+sp",
+    "lejepa+supervised",
     "lut+mae",
     "lut+simmim",
     "mae+sp",
@@ -61,9 +71,9 @@ PAIRS = [
     "simmim+supervised",
     "sp+supervised",
 ]
-"""All pairs that are accepted, of 136, with their default options."""
-NUM_TRIPLES = 89
-"""The number of accepted triples, of 680."""
+"""All pairs that are accepted, of 153, with their default options."""
+NUM_TRIPLES = 124
+"""The number of accepted triples, of 816."""
 
 TRIPLES = [
     ("dinov2", "crop_field", "masked_position"),

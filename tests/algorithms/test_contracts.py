@@ -121,24 +121,24 @@ def test_microbatches_sum_to_the_batch_unless_it_says_that_samples_are_coupled(n
     if name == "droppos":
         options.append({"temperature": None})
     split = [slice(0, 3), slice(3, 4)]
-    if name == "lut":  # whose batch norm takes no single sample
-        split = [slice(0, 2), slice(2, 4)]
+    if name in ("lut", "lejepa"):  # whose batch norm, or SIGReg, takes no single sample
+        split = [slice(0, 3), slice(3, 6)]
     for chosen in options:
         case = case_of(name, **chosen)
         says = bool(case.layout().coupled)
-        whole, parts = _gradients(case, [slice(0, 4)]), _gradients(case, split)
+        whole, parts = (_gradients(case, each) for each in ([slice(0, split[-1].stop)], split))
         assert whole.keys() == parts.keys()
         near = all(torch.allclose(parts[key], whole[key], 1e-3, 1e-5) for key in whole)
         assert near != says
 
 
 def _gradients(case: Case, microbatches: list[slice]) -> dict[str, torch.Tensor]:
-    """Return the loss and all gradients as Composer sums them over microbatches of four samples."""
+    """Return the loss and all gradients as Composer sums them over microbatches."""
     model = case.build()
-    total = torch.zeros(())
+    total, samples = torch.zeros(()), microbatches[-1].stop
     for rows in microbatches:
-        inputs = written(model, {key: value[rows] for key, value in case.batch().items()})
-        loss = model.loss(model(inputs), inputs)["total"] * ((rows.stop - rows.start) / 4)
+        inputs = written(model, {key: value[rows] for key, value in case.batch(samples).items()})
+        loss = model.loss(model(inputs), inputs)["total"] * ((rows.stop - rows.start) / samples)
         loss.backward()
         total += loss.detach()
     gradients = {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
@@ -148,6 +148,8 @@ def _gradients(case: Case, microbatches: list[slice]) -> dict[str, torch.Tensor]
 CENTRED: Options = {"dinov2": {"centering": "centering"}}
 NORMS = [f"{part}.1.running_{what}" for part in ("head", "predictor") for what in ("mean", "var")]
 NORMS += [f"{part}.1.num_batches_tracked" for part in ("head", "predictor")]
+LAYERS = [name.replace("head.1", "project.1") for name in NORMS if name.startswith("head")]
+LAYERS += [name.replace("project.1", "project.4") for name in LAYERS]
 KEEPING: list[tuple[Case, list[str]]] = [
     (
         Case(("dinov2",), CENTRED),
@@ -156,13 +158,15 @@ KEEPING: list[tuple[Case, list[str]]] = [
     (Case(("dinov2", "masked_position"), CENTRED), ["targets.center.center_K"]),
     (Case(("mae", "lut")), NORMS),
     (Case(("mae", "lut"), {"lut": {"symmetric": True}}), NORMS),
+    (Case(("lejepa",)), LAYERS),
 ]
 """Methods whose objective keeps something from batch to batch, besides parameters: its names."""
 
 
 @pytest.mark.parametrize(("case", "names"), KEEPING)
 def test_what_is_kept_moves_as_far_in_a_step_of_microbatches(case: Case, names: list[str]) -> None:
-    before, whole, *others = (_kept(case, size) for size in (0, 8, 4, 2))
+    sizes = (4,) if case.names == ("lejepa",) else (4, 2)  # two are too few for SIGReg
+    before, whole, *others = (_kept(case, size) for size in (0, 8, *sizes))
     prefix = f"objectives.named.{case.names[-1]}."
     assert {f"{prefix}{name}" for name in names} == {key for key in whole if prefix in key}
     for name, usual in whole.items():
@@ -174,7 +178,7 @@ def test_what_is_kept_moves_as_far_in_a_step_of_microbatches(case: Case, names: 
 
 
 def test_other_methods_keep_nothing(name: str) -> None:
-    if name != "lut":
+    if name not in ("lut", "lejepa"):
         assert _kept(case_of(name), 0) == {}
 
 

@@ -36,7 +36,8 @@ OUTSIDE: dict[str, dict[str, list[Any]]] = {
         **{"patch_head_bottleneck": [0], "freeze_epochs": [-1], "centering": ["sink"]},
         **{"mask_ratio": [(0.5, 0.2), (0.5, 1.0)], "mask_crop_rate": [-0.5]},
         **{"koleo_weight": [-1.0], "student_temperature": [NAN], "teacher_warmup": [30.0]},
-        **{"teacher_temperature_start": [0.0], "mask_shape": ["ring"]},
+        **{"teacher_temperature_start": [0.0], "mask_shape": ["ring"], "spread": ["none"]},
+        "sigreg_weight": [-1.0],
     },
     "supervised": {
         **{"num_classes": [1], "pooling": ["max"], "mixup": [-1.0], "mix_rate": [1.5]},
@@ -60,6 +61,10 @@ OUTSIDE: dict[str, dict[str, list[Any]]] = {
         **{"mix_rate": [1.5], "switch_rate": [-0.1], "weight": [-1.0]},
     },
     "sp": {"pool": ["max"], "sigma": [(1.0, 1.0, 0.0, 1.0), (1.0, 1.0)], "weight": [-1.0]},
+    "lejepa": {
+        **{"sigreg_weight": [0.0, 1.5], "num_slices": [0], "hidden_dim": [0]},
+        **{"projection_dim": [0], "weight": [-1.0]},
+    },
     "paka": {"on": ["masked"], "resize": ["area"], "weight": [-1.0]},
     "gram": {"on": ["masked"], "level": ["patch"], "resize": ["area"], "weight": [-1.0]},
     "distill": {

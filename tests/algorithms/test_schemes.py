@@ -20,6 +20,7 @@ TOGETHER = {
     "simmim": ("simmim",),
     "ijepa": ("ijepa",),
     "dinov2": ("dinov2",),
+    "lejepa": ("lejepa",),
     "supervised": ("supervised",),
     "droppos": ("mae", "droppos"),
     "mp3": ("mp3",),
@@ -41,6 +42,8 @@ COVERING: list[tuple[str, Any]] = [
     ("ijepa", "rotary_mixed"),
     ("dinov2", ROTARY),
     ("dinov2", "torus"),
+    ("lejepa", "none"),
+    ("lejepa", ROTARY),
     ("supervised", "relative"),
     ("supervised", "lookhere"),
     ("droppos", "lookhere"),
@@ -73,6 +76,7 @@ REFUSED = [
     ("simmim", "none", "all would be predicted alike"),
     ("dinov2", "relative", "supports only the grid"),
     ("sp", "relative", "supports only the grid"),
+    ("lejepa", "shared_relative", "supports only the grid"),
 ]
 
 

@@ -3,7 +3,7 @@
 A momentum teacher sees two global crops of an image. The student sees the same two, half of them
 with blocks of patches masked, and several small local crops. All predictions are over K prototypes.
 The student's class tokens predict the teacher's on another crop (DINO). Its masked patches predict
-the teacher's patch at the same place (iBOT). KoLeo keeps its class tokens apart.
+the teacher's patch at the same place (iBOT). KoLeo, or SIGReg, keeps its class tokens apart.
 """
 
 import math
@@ -24,6 +24,7 @@ from pospre.algorithms.dinov2.masks import (
     masked_slots,
 )
 from pospre.algorithms.dinov2.prototype_task import PrototypeOptions, TwoPrototypeTasks
+from pospre.algorithms.lejepa.sigreg import SIGReg, over_ranks
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
@@ -49,20 +50,22 @@ PASSES = {
 
 
 class PrototypeMatching(TwoPrototypeTasks):
-    """The student's and the teacher's heads, and the three losses."""
+    """The student's and the teacher's heads, and the losses."""
 
     def __init__(self, encoder: PatchEncoder, options: "DINOv2") -> None:
         super().__init__(encoder, options, options.weight)
         self.options = options
         self.class_targets = Targets(options.centering, options.num_prototypes)
         self.patch_targets = Targets(options.centering, options.num_prototypes)
+        self.sigreg = SIGReg(options.head_bottleneck) if options.spreads("sigreg") else None
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return the cross-entropy of every prediction with its target, and the class tokens.
 
         ``class_entropy`` (B, S) of all crops; ``patch_entropy`` and ``patch_weight`` of the masked
-        patches; ``classes`` (B, 2, D) of the global crops; what ``metrics`` logs. Predictions over
-        K prototypes and their targets are too large to keep until the loss.
+        patches; ``classes`` (B, 2, D) of the global crops; ``sigreg``, if it is on; what
+        ``metrics`` logs. Predictions over K prototypes and their targets are too large to keep
+        until the loss.
         """
         masked = batch[MASK_KEY]
         bounds = self.options.masking.bounds(len(masked), masked.shape[-1])
@@ -82,7 +85,10 @@ class PrototypeMatching(TwoPrototypeTasks):
             targets = targets.unflatten(0, (-1, NUM_CROPS))
             patch_targets = self.patch_targets(patch_targets, self.temperature, slots.weight)
         temperature = self.options.student_temperature
-        return {
+        spread: Outputs = {}
+        if self.sigreg is not None:  # a second run of so few tokens costs little
+            spread["sigreg"] = self.sigreg(self.head.mlp(classes).float().transpose(0, 1))
+        return spread | {
             "class_entropy": losses.cross_view_entropy(class_logits, targets, temperature),
             "patch_entropy": losses.soft_cross_entropy(patch_logits, patch_targets, temperature),
             "patch_weight": slots.weight,
@@ -91,27 +97,31 @@ class PrototypeMatching(TwoPrototypeTasks):
         }
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
-        """Return the weighted sum of the three losses."""
+        """Return the weighted sum of the losses; SIGReg's weight is per sample of all ranks."""
         options, terms = self.options, self._terms(outputs)
-        return (
-            options.dino_weight * terms["dino"]
-            + options.ibot_weight * terms["ibot"]
-            + options.koleo_weight * terms["koleo"]
-        )
+        loss = options.dino_weight * terms["dino"] + options.ibot_weight * terms["ibot"]
+        if "koleo" in terms:
+            loss = loss + options.koleo_weight * terms["koleo"]
+        if "sigreg" in terms:
+            per_sample = terms["sigreg"] / over_ranks(len(outputs["classes"]))
+            loss = loss + options.sigreg_weight * per_sample
+        return loss
 
     def _terms(self, outputs: Outputs) -> Outputs:
-        """Return the three losses before their weights."""
+        """Return the losses before their weights."""
         classes, weights = outputs["classes"], outputs["patch_weight"]
-        spread = classes if self.options.koleo_crops == "both" else classes[:, :1]
-        return {
+        terms = {
             "dino": losses.cross_view_loss(outputs["class_entropy"]),
             "ibot": losses.patch_loss(outputs["patch_entropy"], weights, NUM_CROPS * len(classes)),
-            "koleo": torch.stack([losses.koleo(crop) for crop in spread.unbind(1)]).sum(),
         }
+        if self.options.spreads("koleo"):
+            spread = classes if self.options.koleo_crops == "both" else classes[:, :1]
+            terms["koleo"] = torch.stack([losses.koleo(crop) for crop in spread.unbind(1)]).sum()
+        return terms | {key: outputs[key] for key in ("sigreg",) if key in outputs}
 
     @torch.no_grad()
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Return the three losses before their weights, and measures of the class targets."""
+        """Return the losses before their weights, and measures of the class targets."""
         measured = {name: outputs[name] for name in ("agreement", "entropy")}
         return {**self._terms(outputs), **measured}
 
@@ -138,6 +148,12 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
     """Weight of the loss over class tokens."""
     ibot_weight: NonNegativeFloat = 1.0
     """Weight of the loss over masked patches."""
+    spread: Literal["koleo", "sigreg", "both"] = "koleo"
+    """What keeps class tokens apart: KoLeo, or LeJEPA's SIGReg of the head's bottleneck, of each
+    global crop (FINO), or both.
+    """
+    sigreg_weight: NonNegativeFloat = 0.05
+    """Weight of SIGReg divided by the number of samples of all ranks, as FINO's code has it."""
     koleo_weight: NonNegativeFloat = 0.1
     """Weight of the KoLeo regulariser."""
     koleo_crops: Literal["both", "first"] = "both"
@@ -163,7 +179,7 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
     stratified over it.
     """
     weight: NonNegativeFloat = 1.0
-    """Factor of the three losses' sum in the total."""
+    """Factor of the losses' sum in the total."""
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the passes over crops, and the teacher."""
@@ -182,11 +198,16 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
             half_residual=True,
         )
 
+    def spreads(self, by: str) -> bool:
+        """Return whether ``koleo`` or ``sigreg`` keeps class tokens apart."""
+        return self.spread in (by, "both")
+
     @property
     def _couples(self) -> dict[str, bool]:
         return {
             "the targets": self.centering == "sinkhorn",
-            "KoLeo": self.koleo_weight > 0,
+            "KoLeo": self.spreads("koleo") and self.koleo_weight > 0,
+            "SIGReg": self.spreads("sigreg") and self.sigreg_weight > 0,
             "the sizes of masks": self.official,
         }
 
@@ -201,8 +222,12 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
             )
         self.check_used("patch_head_bottleneck", self.separate_heads, "separate_heads")
         self.check_used("mask_shape", self.mask_crop_rate > 0, "mask_crop_rate")
+        self.check_used("koleo_weight", self.spreads("koleo"), "spread")
+        self.check_used("koleo_crops", self.spreads("koleo"), "spread")
+        self.check_used("sigreg_weight", self.spreads("sigreg"), "spread")
+        spread = self._couples["KoLeo"] or self._couples["SIGReg"]
         # without masked crops there are no patches to match
-        if not (self.dino_weight or self.koleo_weight or self.ibot_weight * self.mask_crop_rate):
+        if not (self.dino_weight or spread or self.ibot_weight * self.mask_crop_rate):
             raise UserError(
                 f"dinov2.dino_weight = {self.dino_weight}, dinov2.ibot_weight = "
                 f"{self.ibot_weight} and dinov2.koleo_weight = {self.koleo_weight} with "
@@ -230,7 +255,9 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
         batch[MASK_KEY] = self.masking.draw(batch, model.grid("global"), model.seed)
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
-        """Set the teacher's temperature."""
+        """Set the teacher's temperature, and draw SIGReg's slices."""
         objective = model.objectives[self.module_name()]
         assert isinstance(objective, PrototypeMatching)
         objective.temperature.fill_(self.temperature(progress))
+        if objective.sigreg is not None:
+            objective.sigreg.draw(model.seed, progress)
