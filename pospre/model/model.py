@@ -28,6 +28,7 @@ from pospre.model.uses import Method
 from pospre.nn.build import check_divides
 from pospre.nn.encoder_interface import Edit, PatchEncoder
 from pospre.nn.places import Places, view_places
+from pospre.nn.positions.fading import Fading
 from pospre.nn.vit import Encoder, as_vit
 from pospre.nn.weights.timm_models import wrap_encoder
 
@@ -239,8 +240,17 @@ class PretrainModel(ComposerModel):
             self.loop_watch.begin(self, progress.step)
         for method in self.algorithms:
             method.schedule(self, progress)
+        if self.training:
+            self._fade(progress.step)
         numbers = self.loop_watch.numbers if self.training else None
         return self.draw_stream(partial(self.draw, batch, numbers))
+
+    def _fade(self, progress: float) -> None:
+        """Set the share of positions that fade in, of the encoder and its teacher."""
+        copies = [] if self.teacher is None else [self.teacher.module]
+        for encoder in (self.encoder, *copies):
+            if isinstance(encoder.positions, Fading):
+                encoder.positions.fade(progress)
 
     def draw(self, batch: Batch, numbers: SampleNumbers | None = None) -> Batch:
         """Write the algorithms' draws into ``batch`` and return it; see ``prepare``."""

@@ -71,6 +71,10 @@ class EncoderOptions:
     RoPE-ViT), ``rotary_mixed`` (RoPE-ViT, learned) and ``learned_rotary`` (with a table as well).
     ``none``: no positions.
     """
+    fades_from: Annotated[GivenPositions, BeforeValidator(_scheme)] | None = None
+    """Positions of weights that fade out over the first half of the training, while ``positions``
+    fade in. A recipe takes them from its weights, with ``keep: fade``.
+    """
     class_token: bool = True
     """Have a class token."""
     num_registers: Count = 0

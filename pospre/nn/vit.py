@@ -21,6 +21,7 @@ from pospre.nn.initialisation import (
 from pospre.nn.masking import gather_tokens, others
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions, schemes_that
+from pospre.nn.positions.fading import Fading
 from pospre.nn.positions.foreign import as_their_table
 from pospre.nn.positions.scheme import PositionTerms, TransformerDims, in_order
 from pospre.nn.projections import PatchConv, check_parts, parts_of
@@ -75,6 +76,9 @@ class Encoder(PatchEncoder):
         self.register_gate = nn.Parameter(torch.empty(depth)) if self.gated else None
         dims = TransformerDims(dim, size.num_heads, depth, self.grid, class_token, num_registers)
         self.positions = build_positions(options.positions, dims)
+        if options.fades_from is not None:
+            old = build_positions(options.fades_from, dims)
+            self.positions = Fading(dims, old, self.positions)
         self.norm_pre = nn.LayerNorm(dim, size.eps) if size.pre_norm else nn.Identity()
         self.blocks = nn.ModuleList(
             Block(size, layer_scale=options.layer_scale, dropout=options.dropout)

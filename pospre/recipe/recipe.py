@@ -94,7 +94,9 @@ class Recipe(Section):
     @property
     def class_names(self) -> list[str]:
         """Names of algorithms and position schemes, which may be classes of other packages."""
-        return [*self.algorithms, *_names(self.encoder.positions)]
+        encoder = self.encoder
+        schemes = (each for each in (encoder.positions, encoder.fades_from) if each is not None)
+        return [*self.algorithms, *(name for scheme in schemes for name in _names(scheme))]
 
     def dump(self) -> dict[str, Any]:
         """Return the recipe with all defaults as dicts, lists, strings, numbers, bools and None."""

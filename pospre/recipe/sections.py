@@ -79,10 +79,11 @@ class Encoder(Section, EncoderOptions):
     ``pinv``, FlexiViT's pseudo-inverse; ``timm``, timm's.
     """
 
-    keep: Literal["fit"] | None = None
+    keep: Literal["fit", "fade"] | None = None
     """What ``positions`` that are not those of the weights keep of them: ``fit``, biases (of
     ``alibi``, ``torus`` or ``relative``) fitted to what the weights' own positions do to attention;
-    the default of these three.
+    the default of these three. ``fade``: at first all; the weights' own fade out over the first
+    half of the training, while the new ones (but ``lookhere``) fade in.
     """
 
     @model_validator(mode="after")

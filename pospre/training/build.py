@@ -23,6 +23,7 @@ from pospre.model.stages import Stages
 from pospre.nn.build import build_encoder
 from pospre.nn.lora import add_lora, merged_state
 from pospre.nn.lora_options import LoraOptions
+from pospre.nn.positions.fading import settled
 from pospre.recipe.recipe import Recipe, recorded_recipe
 from pospre.run.checkpoints.reading import Checkpoint, open_checkpoint
 from pospre.run.device import build_device
@@ -145,7 +146,8 @@ def build_model(recipe: Recipe, reference: PretrainModel | None = None) -> Pretr
 def load_model(uri: str, *, weights: Weights = "student") -> tuple[PretrainModel, Recipe]:
     """Return the model of a checkpoint, in eval mode on the CPU, and its recipe.
 
-    Pairs of LoRA are merged into the weights, and the recipe has none.
+    Pairs of LoRA are merged into the weights, and the recipe has none. The same holds for positions
+    that have faded out.
 
     Args:
         uri: a checkpoint, a folder of them or a run folder (the newest counts), local or S3.
@@ -168,6 +170,9 @@ def model_of(
     recipe = recipe.with_training_data(TrainedOn(record.classes, record.data))
     found = without_pairs(content["state"]["model"], recipe, uri)
     recipe = recipe.model_copy(update={"lora": None})
+    if recipe.encoder.fades_from is not None and (left := settled(found)) is not None:
+        found, alone = left, {"fades_from": None, "keep": None}
+        recipe = recipe.with_encoder(recipe.encoder.model_copy(update=alone))
     with torch.device("meta"):  # a hostile recipe may ask for more memory than its tensors have
         compare_tensors(build_model(recipe).state_dict(), found, uri)
     model = build_model(recipe)

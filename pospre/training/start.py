@@ -2,8 +2,9 @@
 
 ``encoder: {weights: FILE, positions: torus, keep: fit}`` gives published weights positions that
 they were not trained with. Class token and registers take over their rows of a table; biases are
-fitted in closed form (``nn.position_fit``) on images of the training data. So are new heads of a
-method that asks for it (``fit_heads``).
+fitted in closed form (``nn.position_fit``) on images of the training data. With ``keep: fade``, the
+encoder has both (``nn.positions.fading``), and takes weights as any other does. New heads of a
+method that asks for it are fitted, too (``fit_heads``).
 """
 
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from pospre.nn.build import build_encoder
 from pospre.nn.encoder_options import Kernel
 from pospre.nn.position_fit import fit_biases
 from pospre.nn.positions import schemes_that
+from pospre.nn.positions.fading import add_prefix
 from pospre.nn.positions.foreign import as_text, without_grid
 from pospre.nn.vit import Encoder
 from pospre.recipe.recipe import Recipe
@@ -52,7 +54,7 @@ def start_from(parts: Components) -> tuple[str, list[str]]:
     """
     given = parts.recipe.encoder
     assert given.weights is not None
-    take = take_weights if given.keep is None else partial(_take_fitted, parts)
+    take = partial(_take_fitted, parts) if given.keep == "fit" else take_weights
     return load(parts.model, given.weights, given.weights_from, given.kernel, take)
 
 
@@ -82,14 +84,7 @@ def _copy_content(encoder: Encoder, original: Encoder) -> None:
     """Copy all weights but those of patches' positions; prefix tokens get theirs added."""
     own = {k: v for k, v in original.state_dict().items() if not k.startswith("positions.")}
     encoder.load_state_dict(own, strict=False)
-    rows, count = original.positions.prefix(), int(encoder.has_class_token)
-    if rows is not None:
-        for tokens, added in (
-            (encoder.cls_token, rows[:, :count]),
-            (encoder.reg_token, rows[:, count:]),
-        ):
-            if tokens is not None:
-                tokens.add_(added)
+    add_prefix(encoder, original.positions)
 
 
 def _original(encoder: Encoder, source: Source) -> Encoder:

@@ -54,7 +54,8 @@ def with_encoder(recipe: Recipe) -> Recipe:
         UserError: the weights cannot be read, do not show an encoder, or contradict a key.
     """
     given = recipe.encoder
-    if given.name:
+    fades = given.keep == "fade" and given.fades_from is None
+    if given.name and not fades:
         return recipe
     recorded = None if starts_over(recipe) else _recorded(recipe)
     if recorded is None:
@@ -63,7 +64,7 @@ def with_encoder(recipe: Recipe) -> Recipe:
     keys = given.model_fields_set
     if given.positions == named_scheme(recorded["positions"])[0]:
         keys = keys - {"positions"}  # the options are those of the weights, or of a fit
-    shown = (*_SHOWN, "keep")
+    shown = ("fades_from",) if given.name else (*_SHOWN, "keep", "fades_from")
     chosen = {key: value for key, value in recorded.items() if key in shown and key not in keys}
     encoder = Encoder.model_validate({**given.model_dump(exclude_unset=True), **chosen})
     return recipe.with_encoder(encoder)
@@ -91,11 +92,14 @@ def _of_file(given: Encoder) -> dict[str, Any]:
     if more > 0:
         options["gated_registers"] += more
     check_fits(EncoderOptions(**{**_shown(options), **own}), source)
-    return options if "positions" not in own else {**options, **_repositioned(given, options)}
+    changes = "positions" in own or given.keep == "fade"
+    return {**options, **_repositioned(given, options)} if changes else options
 
 
 def _repositioned(given: Encoder, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what other positions than those of the weights need to be fitted to them."""
+    """Return what other positions than those of the weights need to take their place."""
+    if given.keep == "fade":
+        return {"fades_from": options["positions"]}
     (name, own), (theirs, _) = map(named_scheme, (given.positions, options["positions"]))
     scheme = scheme_class(name)
     if not scheme.can_fit or theirs in (name, "none"):
@@ -231,7 +235,7 @@ def fitting_section(options: EncoderOptions, source: Source) -> str:
         return ""
     usual = {field.name: field.default for field in fields(EncoderOptions) if field.name != "name"}
     section: dict[str, Any] = {"weights": source.address}
-    given = {**asdict(options), **_shown(fit)}
+    given = {**asdict(options), **_shown(fit), "fades_from": None}
     if options.image_size != usual["image_size"] and _divides(options, fit):
         given["image_size"] = options.image_size
     for key, value in given.items():

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.places import Places
+from pospre.nn.positions.fading import Fading
 from pospre.nn.positions.file_tables import (
     FileTable,
     Grid,
@@ -27,6 +29,8 @@ from pospre.nn.weights.address import DROP, GRID, POSITIONS, as_grid
 from pospre.nn.weights.encoder_from_tensors import no_grid
 from pospre.nn.weights.names import interleaved
 from pospre.training.weight_files import Source
+
+_UNSEEN = -1e4  # a bias of attention to what is not seen
 
 
 def in_our_layout(encoder: PatchEncoder, source: Source) -> Source:
@@ -80,6 +84,23 @@ def check_fixed(encoder: PatchEncoder, source: Source) -> None:
         )
 
 
+def check_fading(positions: Fading) -> None:
+    """Raise ``UserError`` if positions cannot fade into others."""
+    old, new = positions.old, positions.new
+    if old.name == new.name:
+        raise UserError(
+            f"encoder.keep = fade with positions = {new.name}, but the weights have {old.name}: "
+            "there is nothing to fade. Leave encoder.keep out."
+        )
+    terms = new.layer_terms(Places(new.dims.grid))
+    if any(each.bias is not None and bool((each.bias < _UNSEEN).any()) for each in terms):
+        raise UserError(
+            f"encoder.keep = fade with positions = {new.name}: its heads see no token in some "
+            "directions, and no share of that is in between. Leave the file's positions out with "
+            "',positions=drop'."
+        )
+
+
 def check_thrown_away(unused: list[str], encoder: PatchEncoder, source: Source) -> None:
     """Raise ``UserError`` if a table of positions would be left out without being asked for."""
     kinds = ("pos_embed", "relative_position_bias_table")
@@ -87,8 +108,8 @@ def check_thrown_away(unused: list[str], encoder: PatchEncoder, source: Source) 
     if tables:
         raise UserError(
             f"{source.named} was trained with positions ('{tables[0]}'), for which encoder."
-            f"positions = {encoder.positions.name} has no place. Use the positions of the file"
-            f"{_or_drop(source)}"
+            f"positions = {encoder.positions.name} has no place. Use the positions of the file, or "
+            f"let them fade out: encoder.keep=fade{_or_drop(source)}"
         )
 
 

@@ -25,6 +25,7 @@ from pospre.model.teacher import follow
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.encoder_options import Kernel
 from pospre.nn.lora import PAIRS
+from pospre.nn.positions.fading import Fading, only_old
 from pospre.nn.positions.foreign import constant_frequencies, is_rounded
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
@@ -32,6 +33,7 @@ from pospre.nn.weights.layouts import shortened
 from pospre.nn.weights.timm_models import PREFIX, pixels_of
 from pospre.training.start_encoder import FACTOR, KEYS, check_fits, fitting_section
 from pospre.training.start_positions import (
+    check_fading,
     check_fixed,
     check_thrown_away,
     fitted_relative,
@@ -131,8 +133,6 @@ def load(
     source = read_source(uri, which, KEYS)
     check_fits(model.encoder.options, source, getattr(model.encoder, "size", None))
     try:
-        if model.encoder.positions.name == "sincos":
-            check_fixed(model.encoder, source)
         done = take(model, source, kernel)
     except UserError as error:
         section = fitting_section(model.encoder.options, source)
@@ -143,7 +143,17 @@ def load(
 
 def take_weights(model: PretrainModel, source: Source, kernel: Kernel = "bicubic") -> Loaded:
     """Load the tensors of ``source``; see ``load_weights``."""
-    done = take_encoder(model.encoder, source, kernel)
+    encoder = model.encoder
+    with only_old(encoder):
+        done = take_encoder(encoder, source, kernel)
+    if isinstance(encoder.positions, Fading):
+        check_fading(encoder.positions)
+        done.differences.append(
+            f"encoder.positions = {encoder.positions.new.name}: {encoder.positions.name} over the "
+            "first half of the training"
+        )
+        new = encoder.positions.new.named_parameters(prefix="positions.new")
+        done.fresh += (encoder.timm_name_of(name) for name, _ in new)
     take_pixels(model, source)
     follow(model.teachers.pairs, 0.0)
     return done
@@ -151,6 +161,8 @@ def take_weights(model: PretrainModel, source: Source, kernel: Kernel = "bicubic
 
 def take_encoder(encoder: PatchEncoder, source: Source, kernel: Kernel) -> Loaded:
     """Load the tensors of ``source`` into an encoder alone."""
+    if encoder.positions.name == "sincos":
+        check_fixed(encoder, source)
     _check_kind(encoder, source)
     _check_heads(encoder, source)
     _check_key_bias(encoder, source)

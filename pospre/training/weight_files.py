@@ -19,6 +19,7 @@ from pospre.errors import UserError
 from pospre.nn.encoder_options import Positions
 from pospre.nn.lora import merged_state
 from pospre.nn.lora_options import LoraOptions
+from pospre.nn.positions.fading import settled
 from pospre.nn.positions.file_tables import without_empty
 from pospre.nn.positions.foreign import turns
 from pospre.nn.weights.address import DROP, Address, bare_address, split_address
@@ -139,6 +140,15 @@ def _read_run(uri: str, which: Weights, keys: Keys) -> Source:
     if recipe.get("lora") is not None:
         given = check_arguments("lora", LoraOptions, recipe["lora"], f"recipe in {uri}")
         tensors = merged_state(tensors, LoraOptions(**given), uri)
+    if recipe["encoder"].get("fades_from") is not None:
+        left = settled(tensors)
+        if left is None:
+            raise UserError(
+                f"{keys.weights}{uri} has positions that still fade. Train it to the half of its "
+                "trainer.max_duration, or give a later checkpoint."
+            )
+        tensors = left
+        recipe = {**recipe, "encoder": {**recipe["encoder"], "fades_from": None}}
     start = _PREFIX[which]
     own = {
         timm_name(key[len(start) :]): value

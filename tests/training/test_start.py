@@ -105,6 +105,9 @@ def test_a_fitted_run_resumes_without_the_weights_and_is_exported(
          r"needs learned slopes: use encoder.positions = \{torus: \{slopes: learned\}\}"),
         ("none", {"positions": "relative", "keep": "fit"}, "weights have none: there is nothing"),
         ("learned", {"keep": "fit"}, "positions = learned: nothing of learned can be fitted"),
+        ("learned", {"keep": "fade"}, "weights have learned: there is nothing to fade"),
+        ("learned", {"positions": "lookhere", "keep": "fade"}, "no token in some directions"),
+        ("learned", {"positions": "rotary"}, "or let them fade out: encoder.keep=fade, or leave"),
         ("learned", {"positions": "relative", "num_registers": 2}, "works without registers only"),
     ],
 )  # fmt: skip

@@ -5,13 +5,15 @@ angle 0 and, instead of the table's vector, one learned vector or nothing. For o
 see ``learned``, ``rotary`` and ``rotary_mixed``.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
-from pospre.nn.positions.scheme import PositionTerms, Resampling, Scheme, TransformerDims
+from pospre.nn.positions.scheme import Resampling, Scheme, TransformerDims
 from pospre.nn.positions.table import Table, TableGrid
 
 
@@ -40,7 +42,7 @@ class LearnedRotary(Table):
                 f"encoder.positions.learned_rotary.rotation = {self.rotation.name} rotates "
                 "nothing. Use rotary or rotary_mixed."
             )
-        self.is_drawn = self.rotation.is_drawn
+        self.is_drawn, self.shares_terms = self.rotation.is_drawn, self.rotation.shares_terms
 
     def reset_parameters(self) -> None:
         """Draw the table and the rotation anew."""
@@ -55,6 +57,6 @@ class LearnedRotary(Table):
         """Raise ``UserError`` for places that the rotation cannot take."""
         self.rotation.check(places)
 
-    def layer_terms(self, places: Places) -> Iterator[PositionTerms]:
-        """Yield the rotation of each block."""
-        return self.rotation.layer_terms(places)
+    def angles(self, places: Places, layer: int) -> Tensor | None:
+        """Return the angles of the rotation in block ``layer``."""
+        return self.rotation.angles(places, layer)

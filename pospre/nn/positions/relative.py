@@ -56,6 +56,7 @@ class RelativeBias(Scheme):
 class Relative(RelativeBias):
     """One table for each block (BEiT's fine-tuning, MP3)."""
 
+    shares_terms = False
     can_fit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -67,6 +68,10 @@ class Relative(RelativeBias):
         index = self.index(places)
         for table in self.tables:
             yield self.terms_of(places, None, _read(table, index))
+
+    def distances(self, places: Places, layer: int) -> Tensor:
+        """Return the bias (R, heads, T, T) of block ``layer``."""
+        return _read(self.tables[layer], self.index(places))
 
     @torch.no_grad()
     def fit(self, logits_HNN: Tensor, layer: int, grid: tuple[int, int]) -> None:

@@ -38,6 +38,7 @@ SWIN_NEEDS: dict[str, Any] = {
     "num_heads": None,
     "channels": 3,
     "positions": "relative",
+    "fades_from": None,
     "class_token": False,
     "num_registers": 0,
     "gated_registers": 0,
