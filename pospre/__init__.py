@@ -11,6 +11,7 @@
 ``add_lora``          LoRA pairs beside an encoder's weights; ``merge_lora`` puts them in
 ``load_run``          the trained model of a run
 ``load_weights``      load the encoder of a checkpoint or file into the model
+``calibrate``         fit new heads to published weights, or to the reference, as runs do
 ``parameter_groups``  optimiser groups: layer decay, no weight decay for vectors
 ``Stages``            which tensors train when, with ramps, as a recipe's stages
 ``build_loader``      batches of views from a folder, ``.beton`` or MDS shards
@@ -43,7 +44,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.algorithms.crop_field import CropField as CropField
     from pospre.algorithms.diet import DIET as DIET
     from pospre.algorithms.dinov2.dinov2 import DINOv2 as DINOv2
-    from pospre.algorithms.distill import Distill as Distill
+    from pospre.algorithms.distill.distill import Distill as Distill
     from pospre.algorithms.droppos import DropPos as DropPos
     from pospre.algorithms.ema_teacher import EmaTeacher as EmaTeacher
     from pospre.algorithms.gram import Gram as Gram
@@ -65,6 +66,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.errors import UserError as UserError
     from pospre.evaluation.run import measure as measure
     from pospre.model.algorithm import PretrainAlgorithm as PretrainAlgorithm
+    from pospre.model.calibration import calibrate as calibrate
     from pospre.model.model import PretrainModel as PretrainModel
     from pospre.model.objective import Objective as Objective
     from pospre.model.objective import PixelObjective as PixelObjective

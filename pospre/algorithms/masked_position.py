@@ -33,7 +33,7 @@ from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.calibration import centre
 from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
-from pospre.model.objective import Outputs
+from pospre.model.objective import Outputs, Sampled
 from pospre.model.passes import ForgottenPlaces
 from pospre.model.progress import Progress
 from pospre.model.task_description import TaskDescription
@@ -52,10 +52,10 @@ class PositionMatching(PrototypeTask):
         self.host, self.mask_ratio = host, options.mask_ratio
         self.targets = Targets(host.centering, host.num_prototypes)
 
-    def calibrate(self, classes_RD: Tensor, patches_RD: Tensor) -> None:
+    def calibrate(self, sampled: Sampled) -> None:
         """Fit the head to patches, if the host's heads are fitted."""
         if self.host.fit_heads:
-            centre(self.head.mlp, patches_RD)
+            centre(self.head.mlp, sampled.patches)
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return the masked patches' ``cross_entropy`` with their targets, and their ``weight``.
@@ -125,7 +125,7 @@ class MaskedPosition(PretrainAlgorithm):
                 "teacher": Pass("global", joins=True),
             },
             keys={KNOWN: "the position is known"},
-            calibrates="teacher",
+            calibrates=("teacher",),
             predicts="content",  # the teacher's feature, which knows the place
             couples={"the targets": True},
             hint="Add dinov2, or use droppos, which needs no teacher.",

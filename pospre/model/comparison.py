@@ -78,13 +78,16 @@ class Comparison(Objective):
             each.num_prefix_tokens for each in (encoder, layout.reference)
         )
         self.resize: Resize = options.resize
-        self.read = [name for name in _GROUPS if f"reference/{name}" in layout.passes]
         laid = layout.passes
+        self.targets = {
+            name: key for name in _GROUPS if (key := options.reference_pass(name)) in laid
+        }
+        self.read = [*self.targets]
         self.visible = {name: laid[name].visible for name in self.read}
         self.grids = {name: layout.grid(_GROUPS[name]) for name in self.read}
         self.reference_grids = {
-            name: layout.reference.grid_of(*layout.views[laid[f"reference/{name}"].group].shape)
-            for name in self.read
+            name: layout.reference.grid_of(*layout.views[laid[key].group].shape)
+            for name, key in self.targets.items()
         }
         keys = {name: f"{_GROUPS[name]}/masked" for name in self.read}
         self.masks = {
@@ -106,7 +109,7 @@ class Comparison(Objective):
     def _pairs(self, passes: dict[str, Tensor], batch: Batch) -> Iterator[Pair]:
         """Yield what to compare, for each pass."""
         for name in self.read:
-            student, target = passes[name].float(), passes[f"reference/{name}"].float()
+            student, target = passes[name].float(), passes[self.targets[name]].float()
             patches = target[:, self.reference_prefix :]
             patches = on_grid(patches, self.reference_grids[name], self.grids[name], self.resize)
             visible = self.visible[name]
@@ -138,10 +141,15 @@ class ComparisonAlgorithm(PretrainAlgorithm):
     weight: NonNegativeFloat = 1.0
     """Factor of this loss in the total."""
 
+    def reference_pass(self, name: str) -> str:
+        """Return the reference's pass beside the pass ``name``."""
+        return f"reference/{name}"
+
     def check(self, layout: Layout) -> None:
         """Raise ``UserError`` if no view would count."""
         name = self.module_name()
-        groups = [group for key, group in _GROUPS.items() if f"reference/{key}" in layout.passes]
+        passes = {key: self.reference_pass(key) for key in _GROUPS}
+        groups = [group for key, group in _GROUPS.items() if passes[key] in layout.passes]
         if self.on == "unmasked" and all(layout.masked(group) == 1 for group in groups):
             raise UserError(
                 f"{name}.on = unmasked, but in every view of data.views.{' and '.join(groups)} "

@@ -147,7 +147,7 @@ def _laid_out(layout: Layout, method: str, own: Pass) -> EncoderPass:
     seen = f"{own.group}/visible" if _left_out(layout) else None
     if own.reference:
         group = layout.seen_by_reference(own.group)
-        return EncoderPass(group, reference=True, needs_patches=own.needs_patches)
+        return EncoderPass(group, reference=True, rolls=own.rolls, needs_patches=own.needs_patches)
     visible = {ALL: None, SEEN: seen}.get(own.over, own.over)
     count: int | None = None
     if visible is None:

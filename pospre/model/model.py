@@ -10,6 +10,7 @@ from composer.models import ComposerModel
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from pospre import draws
 from pospre.augment.device import DeviceAugment, ViewDraws
 from pospre.batch import EPOCH, INDEX, Batch, flip_key, image_key, per_row, place_keys, view_keys
 from pospre.data.views.crop_plan import first_view
@@ -175,7 +176,12 @@ class PretrainModel(ComposerModel):
         declared = self.layout.passes[name]
         if declared.reference:
             assert self.reference is not None
-            return self.reference(images_BVCHW, prefix_only=not declared.needs_patches)
+            shifts = None
+            if declared.rolls:
+                keys_BV = view_keys(batch, images_BVCHW.shape[1], self.seed, "rolls")
+                shifts = draws.uniform(keys_BV.flatten(), 2 * declared.rolls)
+            prefix_only = not declared.needs_patches
+            return self.reference(images_BVCHW, prefix_only=prefix_only, shifts_RK=shifts)
         images = images_BVCHW.flatten(0, 1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and declared.has_grad):
             encoder = self.teacher if declared.teacher else self.encoder

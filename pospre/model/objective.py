@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
@@ -15,6 +15,22 @@ from pospre.nn.encoder_interface import PatchEncoder, patchify
 from pospre.nn.masking import gather_tokens
 
 Outputs = dict[str, Tensor]
+
+
+class Sampled(NamedTuple):
+    """Tokens of R views, to which heads are fitted before the first step.
+
+    Attributes:
+        classes: (R, D) the first token of each view.
+        patches: (M, D) some patches of each view; later views have other ones.
+        places: (M,) their places in the grid, row-major.
+        grid: (rows, columns) of it.
+    """
+
+    classes: Tensor
+    patches: Tensor
+    places: Tensor
+    grid: tuple[int, int]
 
 
 class Objective(nn.Module, ABC):
@@ -41,8 +57,8 @@ class Objective(nn.Module, ABC):
         """Return detached scalars to log; default: none."""
         return {}
 
-    def calibrate(self, classes_RD: Tensor, patches_RD: Tensor) -> None:
-        """Fit the head to the first tokens and to patches of views; see ``Uses.calibrates``."""
+    def calibrate(self, sampled: "Sampled") -> None:
+        """Fit the head to tokens of the start's views; see ``Uses.calibrates``."""
         raise NotImplementedError
 
     def after_step(self) -> None:

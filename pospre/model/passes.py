@@ -22,6 +22,7 @@ class EncoderPass:
         places: the methods that edit places.
         teacher: run the teacher instead of the trained encoder, without gradient.
         reference: run the reference encoder instead, over all patches.
+        rolls: of so many shifted copies of each view; 0: of the view itself.
         grad: whether gradients flow through the trained encoder here.
         needs_patches: whether any objective reads patch tokens. If not, the pass returns only
             prefix tokens, and the last block computes no others.
@@ -36,6 +37,7 @@ class EncoderPass:
     places: tuple[str, ...] = ()
     teacher: bool = False
     reference: bool = False
+    rolls: int = 0
     grad: bool = True
     needs_patches: bool = True
     count: int | None = field(default=None, compare=False)

@@ -46,12 +46,36 @@ class Reference(Frozen):
         encoder = encoder if isinstance(encoder, PatchEncoder) else wrap_encoder(encoder)
         return cls(encoder, pixels if isinstance(pixels, DeviceAugment) else None)
 
-    def forward(self, images_BVCHW: Tensor, *, prefix_only: bool = False) -> Tensor:
-        """Return the tokens (B·V, P+N, D) of all patches, or the prefix tokens alone."""
+    def forward(
+        self,
+        images_BVCHW: Tensor,
+        *,
+        prefix_only: bool = False,
+        shifts_RK: Tensor | None = None,
+    ) -> Tensor:
+        """Return the tokens (B·V, P+N, D) of all patches, or the prefix tokens alone.
+
+        ``shifts_RK``: draws in [0, 1), two for each copy of a view. The copy is shifted around by
+        that share of the grid's rows and columns, and its tokens are shifted back; they are means
+        over the copies.
+        """
         if self.missing:
             raise UserError(self.missing)
-        tokens: Tensor = super().forward(images_BVCHW.flatten(0, 1), prefix_only=prefix_only)
-        return tokens
+        images = images_BVCHW.flatten(0, 1)
+        if shifts_RK is None:
+            tokens: Tensor = super().forward(images, prefix_only=prefix_only)
+            return tokens
+        encoder = self.module
+        grid, prefix = encoder.grid_of(*images.shape[-2:]), encoder.num_prefix_tokens
+        sides, patch = (torch.tensor(each).to(images.device) for each in (grid, encoder.patch_size))
+        cells_RK2 = (shifts_RK.unflatten(1, (-1, 2)) * sides).long()
+        parts = []
+        for cells_R2 in cells_RK2.unbind(1):
+            copy = super().forward(rolled(images, cells_R2 * patch), prefix_only=prefix_only)
+            maps = copy[:, prefix:].mT.unflatten(2, grid) if not prefix_only else None
+            back = [] if maps is None else [rolled(maps, -cells_R2).flatten(2).mT]
+            parts.append(torch.cat([copy[:, :prefix], *back], dim=1).float())
+        return torch.stack(parts).mean(0)
 
     @cached_property
     def sha256(self) -> str:
@@ -69,6 +93,16 @@ class Reference(Frozen):
     ) -> dict[str, Any]:
         """Return nothing of its own: checkpoints do not grow."""
         return {} if destination is None else destination
+
+
+def rolled(maps_RCHW: Tensor, steps_R2: Tensor) -> Tensor:
+    """Return maps shifted by their own rows and columns (down, right); what leaves comes back."""
+    rows, columns = (
+        (torch.arange(side, device=maps_RCHW.device) - steps_R2[:, axis, None]) % side
+        for axis, side in enumerate(maps_RCHW.shape[-2:])
+    )
+    number = torch.arange(len(maps_RCHW), device=maps_RCHW.device)[:, None, None]
+    return maps_RCHW.movedim(1, -1)[number, rows[:, :, None], columns[:, None]].movedim(-1, 1)
 
 
 def _lacks_nothing(reference: nn.Module, keys: Any) -> None:

@@ -69,6 +69,8 @@ class Pass:
         or_all: with ``joins``, if no other method runs such a pass: all patches.
         reference: run the reference encoder instead, over all patches of whole, unmasked views, and
             without changed colours. It sees the group that is ``of`` this one, if there is one.
+        rolls: with ``reference``, so many copies of each view are shifted around by whole patches,
+            and their tokens, shifted back, are averaged.
         twin_of: the pass of another group whose editors also apply here.
         if_left_out: declared only if hidden patches are left out (True), or only if they are masked
             (False); None: always.
@@ -87,6 +89,7 @@ class Pass:
     joins: bool = False
     or_all: bool = False
     reference: bool = False
+    rolls: int = 0
     twin_of: str | None = None
     if_left_out: bool | None = None
 
@@ -117,8 +120,8 @@ class Uses:
         predicts: ``places`` of patches in their view; ``view_places`` of views in the image or in
             each other; or ``content``, anything else. Required if it edits places.
         masked: by view group, the share of views in which it replaces patches by a mask token.
-        calibrates: the pass to whose tokens its head is fitted before the first step, if the run
-            starts from published weights; None: it is not.
+        calibrates: the passes to whose tokens its head is fitted before the first step, the first
+            that there is; those of the trained encoder only if it starts from published weights.
         teacher: momentum of the teacher that it has; None: it has none of its own.
         averages: the teacher also follows the heads of other methods.
         widths: by part of its head, such as ``decoder``: width and attention heads, which must
@@ -148,7 +151,7 @@ class Uses:
     keys: Mapping[str, str | None] = field(default_factory=dict)
     predicts: Predicts | None = None
     masked: Mapping[str, float] = field(default_factory=dict)
-    calibrates: str | None = None
+    calibrates: tuple[str, ...] = ()
     teacher: Momentum | None = None
     averages: bool = False
     widths: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -145,7 +145,8 @@ def fit_heads(model: PretrainModel, recipe: Recipe, device: Device) -> str | Non
 
     All ranks read the same samples: the weights are a function of the seed.
     """
-    wanted = calibrated(model)
+    from_weights = recipe.encoder.weights is not None
+    wanted = calibrated(model, from_weights=from_weights)
     if not wanted:
         return None
     count = max(model.views[model.layout.passes[name].group].count for name in wanted.values())
@@ -160,6 +161,9 @@ def fit_heads(model: PretrainModel, recipe: Recipe, device: Device) -> str | Non
     before = next(model.parameters()).device
     device.module_to_device(model)
     batches = islice(loader, -(-NUM_VIEWS // (count * _BATCH)))
-    views = calibrate(model, map(device.batch_to_device, batches))
+    given = map(device.batch_to_device, batches)
+    views = calibrate(model, given, from_weights=from_weights)
     model.to(before)
-    return f"heads of {' and '.join(wanted)} fitted to {views} views of the start"
+    reference = all(model.layout.passes[name].reference for name in wanted.values())
+    whose = "the reference" if reference else "the start"
+    return f"heads of {' and '.join(wanted)} fitted to {views} views of {whose}"

@@ -72,9 +72,8 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     if recipe.encoder.weights is not None and is_new:
         said, fresh = start_from(parts)
         print_once(said)
-        fitted = fit_heads(parts.model, parts.recipe, run.device)
-        if fitted is not None:
-            print_once(fitted)
+    if is_new and (fitted := fit_heads(parts.model, parts.recipe, run.device)) is not None:
+        print_once(fitted)
     step = run.find(parts)
     if is_new:
         store_reference(recipe, parts.model.reference)

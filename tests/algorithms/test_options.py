@@ -68,6 +68,7 @@ OUTSIDE: dict[str, dict[str, list[Any]]] = {
     "paka": {"on": ["masked"], "resize": ["area"], "weight": [-1.0]},
     "gram": {"on": ["masked"], "level": ["patch"], "resize": ["area"], "weight": [-1.0]},
     "distill": {
+        **{"target": ["blank"], "num_rolls": [0], "standardise": ["white"]},
         **{"distance": ["l3"], "class_weight": [-1.0], "patch_weight": [NAN]},
         **{"on": ["masked"], "weight": [-1.0]},
     },

@@ -52,7 +52,7 @@ def test_every_head_is_fitted_and_its_teacher_is_the_same(separate: bool) -> Non
         assert all(own.equal(copy) for own, copy in pairs)
     assert all(twin.state_dict()[key].equal(value) for key, value in model.state_dict().items())
     alone = Case(("dinov2",), {"dinov2": {"fit_heads": False}})
-    assert alone.layout().uses["dinov2"].calibrates is None
+    assert alone.layout().uses["dinov2"].calibrates == ()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pospre.algorithms.distill import Distill
+from pospre.algorithms.distill.distill import Distill
 from pospre.algorithms.gram import Gram
 from pospre.data.views.augment_options import Augment
 from pospre.data.views.options import ViewGroup

@@ -189,7 +189,7 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
             passes=PASSES,
             keys={MASK_KEY: "the content is masked"},
             masked={"global": self.mask_crop_rate},
-            calibrates="teacher" if self.fit_heads else None,
+            calibrates=("teacher",) if self.fit_heads else (),
             teacher=Momentum.given(self.momentum_start, self.momentum_end),
             couples=self._couples,
             entropies={"entropy": uniform},

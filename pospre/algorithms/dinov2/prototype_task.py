@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pospre.algorithms.dinov2.losses import Targets
 from pospre.model.calibration import centre
-from pospre.model.objective import Objective
+from pospre.model.objective import Objective, Sampled
 from pospre.model.progress import Progress
 from pospre.model.teacher import Frozen
 from pospre.nn.encoder_interface import PatchEncoder
@@ -142,9 +142,9 @@ class PrototypeTask(Objective):
         start = torch.tensor(options.teacher_temperature_start)
         self.register_buffer("temperature", start, persistent=False)
 
-    def calibrate(self, classes_RD: Tensor, patches_RD: Tensor) -> None:
+    def calibrate(self, sampled: Sampled) -> None:
         """Fit the head to class tokens, which it shares with the patches."""
-        centre(self.head.mlp, classes_RD)
+        centre(self.head.mlp, sampled.classes)
 
     def after_step(self) -> None:
         """Move the centres of the targets."""
@@ -180,11 +180,11 @@ class TwoPrototypeTasks(PrototypeTask):
             pairs.append((self.patch_head, self.teacher_patch_head.module))
         return pairs
 
-    def calibrate(self, classes_RD: Tensor, patches_RD: Tensor) -> None:
+    def calibrate(self, sampled: Sampled) -> None:
         """Fit the head to class tokens, and a second one to patches."""
-        super().calibrate(classes_RD, patches_RD)
+        super().calibrate(sampled)
         if self.patch_head is not None:
-            centre(self.patch_head.mlp, patches_RD)
+            centre(self.patch_head.mlp, sampled.patches)
 
     def logits(self, classes_BSD: Tensor, patches_SD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the student's logits of class tokens (B, S, K) and of patches (S, K)."""

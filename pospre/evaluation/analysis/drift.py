@@ -24,6 +24,8 @@ from pospre.evaluation.features import centre_batches, check_images
 from pospre.evaluation.layers import chosen_layers, layer_tokens, planned_encoder
 from pospre.evaluation.registry import START, Context, Plan
 from pospre.model.model import PretrainModel
+from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.positions.fading import Fading
 from pospre.training.callbacks.watchers import effective_rank
 
 FIGURES = {
@@ -33,6 +35,7 @@ FIGURES = {
 KINDS = ("class", "patch")
 NEIGHBOURS = 5
 _LEAST = 16
+_READABLE = 0.2  # R² of the place, of positions that took the place of others
 _SAME = 0.99  # cosine of the start's vectors of two images that are nearly the same
 
 
@@ -119,10 +122,10 @@ def evaluate(context: Context, settings: Drift) -> dict[str, Any]:
 
     Returns:
         ``rows``, the figures of every layer (see above); those of the last layer; the start's own
-        (``start_…``) and the untrained encoder's (``initial_…``); and ``near_duplicates``, the
-        share of images that have another one with a cosine above 0.99 in the start. Of a run also
-        ``student_moved`` and ``teacher_moved``: how far the weights are from the start's, as a
-        share of these.
+        (``start_…``) and the untrained encoder's (``initial_…``); ``near_duplicates``, the share of
+        images that have another one with a cosine above 0.99 in the start; and ``repositioned``. Of
+        a run also ``student_moved`` and ``teacher_moved``: how far the weights are from the
+        start's, as a share of these.
     """
     if context.start is None:
         raise UserError(
@@ -162,6 +165,7 @@ def evaluate(context: Context, settings: Drift) -> dict[str, Any]:
         **figures[numbers[-1]],
         "near_duplicates": near_duplicates(start_MD),
         **{f"{name}_moved": distance for name, distance in context.moved.items()},
+        "repositioned": repositioned(context.model.encoder, models[START].encoder),
         "rows": [_row(number, kind, figures[number]) for number in numbers for kind in kinds],
         "images": count,
         "grid": list(grid),
@@ -213,9 +217,24 @@ def alarms(results: Mapping[str, Any]) -> list[str]:
             f"the teacher is ahead of the student: weights moved by {teacher:.1e}, the student's "
             f"by {student:.1e}",
         ),
+        (
+            results["repositioned"] is not None and own["r2"] > _READABLE,
+            f"{results['repositioned']} tells places again: R² {own['r2']:.2f}; "
+            "distill.target=debiased teaches patches without them",
+        ),
         (same > 0.05, f"near duplicates: {same:.0%} of the images have one"),
     ]
     return [text for is_wrong, text in signs if is_wrong]
+
+
+def repositioned(own: PatchEncoder, start: PatchEncoder) -> str | None:
+    """Return positions that took the place of the start's, but can also tell places, or None."""
+    scheme = own.positions
+    if isinstance(scheme, Fading):
+        if scheme.share < 1:
+            return None
+        scheme = scheme.new
+    return None if scheme.is_cyclic or scheme.name == start.positions.name else scheme.name
 
 
 def _row(number: int, kind: str, figures: Mapping[str, float]) -> dict[str, Any]:

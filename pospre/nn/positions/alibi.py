@@ -91,6 +91,7 @@ class Torus(Alibi):
     Distances are divided by the longest one between cells.
     """
 
+    is_cyclic: ClassVar[bool] = True
     slopes: Slopes = "constant"
     """As in ``alibi``; ``constant`` is the published choice."""
 

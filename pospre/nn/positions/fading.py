@@ -39,6 +39,7 @@ class Fading(Scheme):
         self.is_drawn = old.is_drawn or new.is_drawn
         flags: dict[str, Any] = {key: getattr(old, key) and getattr(new, key) for key in _FLAGS}
         both = (("old", old), ("new", new))
+        flags["is_cyclic"] = new.is_cyclic  # in the end
         flags["inputs"] = tuple(f"{key}.{each}" for key, one in both for each in one.inputs)
         for key, value in flags.items():  # of this pair, not of the class
             setattr(self, key, value)

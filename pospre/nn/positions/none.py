@@ -13,6 +13,7 @@ class NoPositions(Scheme):
 
     takes_boxes: ClassVar[bool] = False
     can_forget: ClassVar[bool] = False
+    is_cyclic: ClassVar[bool] = True
     timm = "vit"
 
     def exported(self, grid: tuple[int, int]) -> dict[str, Tensor]:

@@ -117,6 +117,8 @@ class Scheme(nn.Module):
         timm: the kind of timm model with this scheme, for export: ``vit``, ``relpos``,
             ``shared_relpos`` or ``eva``; None: timm has none.
         takes_registers: supports registers.
+        is_cyclic: no place is absolute: of an image that is shifted around by whole patches, the
+            features are shifted likewise.
         learns: has a learned table, which ``enlarge`` moves to another grid.
         inputs: names of the parameters that are added to tokens.
         undecayed: names of the parameters without weight decay.
@@ -139,6 +141,7 @@ class Scheme(nn.Module):
     in_decoders: ClassVar[bool] = False
     timm: ClassVar[TimmKind | None] = None
     takes_registers: ClassVar[bool] = True
+    is_cyclic: ClassVar[bool] = False
     learns: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...]] = ()
     undecayed: ClassVar[tuple[str, ...]] = ()

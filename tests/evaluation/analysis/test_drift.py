@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pospre.errors import UserError
-from pospre.evaluation.analysis.drift import alarms, kept, near_duplicates
+from pospre.evaluation.analysis.drift import alarms, kept, near_duplicates, repositioned
 from pospre.evaluation.models import Start, moved
 from pospre.evaluation.run import run_evaluation
+from pospre.nn.build import build_encoder
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import small_recipe
 
@@ -21,6 +22,7 @@ FINE = {
     **{f"{name}patch_r2": 0.6 for name in ("", "start_")},
     **{"patch_cosine": 0.9, "class_cosine": 0.9, "patch_kept": 0.8, "patch_gram": 0.02},
     **{"near_duplicates": 0.0, "student_moved": 0.01, "teacher_moved": 0.005},
+    "repositioned": None,
 }
 
 
@@ -34,6 +36,10 @@ FINE = {
         ({"patch_norm": 2.5}, "a few patches are far longer than the others: outliers"),
         ({"patch_r2": 0.85}, r"patches tell their place more than in the start: R² up by 0.25"),
         ({"patch_kept": 0.4}, "patches have new neighbours: 40% of the start's nearest"),
+        (
+            {"repositioned": "alibi"},
+            "alibi tells places again: R² 0.60; distill.target",
+        ),
         ({"near_duplicates": 0.1}, "near duplicates: 10% of the images have one"),
         ({"teacher_moved": 0.0}, "the teacher does not follow: the student's weights have moved"),
         ({"teacher_moved": 0.02}, "the teacher is ahead of the student: weights moved by 2.0e-02"),
@@ -52,6 +58,19 @@ def test_weights_that_have_moved_from_the_start() -> None:
     state |= {f"teacher.module.{key}": 1.5 * v for key, v in start.encoder.state_dict().items()}
     state["encoder.cls_token"] = torch.ones(3)  # of another shape
     assert moved(state, start) == {"student": 0.0, "teacher": pytest.approx(0.5)}
+
+
+def test_positions_that_can_tell_places_again_are_known() -> None:
+    def small(positions: str, **options: Any) -> Any:
+        return build_encoder("vit_tiny16", image_size=32, depth=1, positions=positions, **options)
+
+    start = small("learned")
+    for own, name in (("learned", None), ("torus", None), ("none", None), ("alibi", "alibi")):
+        assert repositioned(small(own), start) == name
+    fading = small("alibi", fades_from="learned")
+    assert repositioned(fading, start) is None
+    fading.positions.fade(0.5)
+    assert repositioned(fading, start) == "alibi"
 
 
 def test_neighbours_and_duplicates() -> None:
