@@ -152,27 +152,3 @@ def test_fitted_targets_are_fitted_first() -> None:
     twin.load_state_dict(model.state_dict())
     batch = written(model, random_views())
     assert torch.equal(*(each(batch)["distill"]["patches"] for each in (model, twin)))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"num_rolls": 2}, r"num_rolls = 2 has no effect with distill\.target = raw"),
-        ({"standardise": "isotropic"}, "has no effect with distill.distance = cosine"),
-        ({"standardise": "phi_s", "distance": "mse"}, "turns features, which no mse can tell"),
-        (
-            {"target": "debiased", "patch_weight": 0.0},
-            "of patches, but distill.patch_weight = 0",
-        ),
-    ],
-)
-def test_options_without_effect_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        repositioned(**options)
-
-
-def test_what_some_encoders_lack_is_refused() -> None:
-    with pytest.raises(UserError, match=r"positions = learned\. Use none or torus"):
-        tiny_model(Distill(target="rolled"), positions="learned", reference=tiny_model().vit)
-    with pytest.raises(UserError, match=r"width 100, .* Use distill\.standardise: isotropic"):
-        hadamard(100)

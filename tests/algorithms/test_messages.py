@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from pospre.algorithms.distill.targets import hadamard
 from pospre.algorithms.ijepa.blocks import check_blocks
 from pospre.data.views.options import ViewGroup
 from pospre.model.algorithm import PretrainAlgorithm
@@ -235,6 +236,17 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
      lambda: alone("distill", patch_weight=0.0, class_weight=0.0)),
     (r"distill\.class_weight needs a class token",
      lambda: build(made("distill"), class_token=False)),
+    (r"num_rolls = 2 has no effect with distill\.target = raw",
+     lambda: alone("distill", num_rolls=2)),
+    (r"has no effect with distill\.distance = cosine",
+     lambda: alone("distill", standardise="isotropic")),
+    ("turns features, which no mse can tell",
+     lambda: alone("distill", standardise="phi_s", distance="mse")),
+    (r"of patches, but distill\.patch_weight = 0",
+     lambda: alone("distill", target="debiased", patch_weight=0.0)),
+    (r"positions = learned\. Use none or torus",
+     lambda: build(made("distill", target="rolled"), positions="learned")),
+    (r"width 100, .* Use distill\.standardise: isotropic", lambda: hadamard(100)),
     # Swin
     ("swin_tiny has offsets.*Use zeros", lambda: swin(swin_recipe(position_token="learned"))),
     (r"encoder\.class_token is false", lambda: swin(swin_recipe(temperature=0.1))),
