@@ -64,7 +64,7 @@ def test_golden_numbers_of_standardised_features() -> None:
         (scale.square(), 11.370536),
         (distances(features, other, "mse").mean(), 29.25),
         (distances(*apart, "mse").mean(), 2.572438),
-        (distances(*(each @ turn for each in apart), "mse").mean(), 2.572438),
+        (distances(apart[0] @ turn, apart[1] @ turn, "mse").mean(), 2.572438),
         (distances(*apart, "smooth_l1").mean(), 1.064689),
     ):
         assert value.item() == pytest.approx(number, abs=1e-6)
@@ -96,8 +96,9 @@ def test_directions_of_places_are_found_and_no_more() -> None:
     assert bool((inside > 0.98).all())
     noise = sampled._replace(patches=torch.randn(features.shape, generator=generator))
     assert place_directions(noise).shape[1] == 0
-    many = torch.eye(64)[torch.arange(64).repeat(views)]  # a direction for each place
-    many = Sampled(many, many, torch.arange(64).repeat(views), (8, 8))
+    places = torch.arange(64).repeat(views)
+    each = torch.eye(64)[places]  # a direction for each place
+    many = Sampled(each, each, places, (8, 8))
     with pytest.raises(UserError, match=r"places can still be read \(R² 0\.\d+\) without 32"):
         place_directions(many)
 
