@@ -5,7 +5,7 @@
 ``MAE``               the algorithms with their options: ``MAE(mask_ratio=0.75)``; the others:
                       ``SimMIM`` ``IJEPA`` ``DINOv2`` ``LeJEPA`` ``Supervised`` ``DropPos``
                       ``MP3`` ``MaskedPosition`` ``CropField`` ``StoP`` ``LUT`` ``EmaTeacher``
-                      ``Gram`` ``Distill`` ``DIET`` ``PaKA`` ``SP``
+                      ``Gram`` ``Distill`` ``DIET`` ``PaKA`` ``SP`` ``LOCA``
 ``build_encoder``     an encoder by name: ``vits16``, ``timm:vit_small_patch16_224``, …
 ``wrap_encoder``      the encoder of a ``timm.create_model`` model, with its weights
 ``add_lora``          LoRA pairs beside an encoder's weights; ``merge_lora`` puts them in
@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.algorithms.gram import Gram as Gram
     from pospre.algorithms.ijepa.ijepa import IJEPA as IJEPA
     from pospre.algorithms.lejepa.lejepa import LeJEPA as LeJEPA
+    from pospre.algorithms.loca import LOCA as LOCA
     from pospre.algorithms.lut.lut import LUT as LUT
     from pospre.algorithms.mae import MAE as MAE
     from pospre.algorithms.masked_position import MaskedPosition as MaskedPosition

@@ -29,6 +29,7 @@ RATES: dict[str, published.RateRule] = {
     **{f"pretrain/mae_{size}": mae(2.4e-3, 40, 800) for size in ("vits16", "vitb16", "vitl16")},
     "pretrain/mae_vith14": mae(2.4e-3, 40, 800),
     "pretrain/mae_pixio_vith16": lambda _: mae(8e-4, 40, 400)(1605),
+    "pretrain/loca_vitb16": mae(1e-3, 15, 100, 1e-5),
     "pretrain/mae_sp_vitb16": mae(2.4e-3, 40, 800),
     "pretrain/mae_swint": mae(2.4e-3, 10, 200),
     "pretrain/mae_cifar100_vits4": mae(1.5e-4, 40, 2000),
@@ -127,6 +128,7 @@ DECAYS: dict[str, published.ValueRule] = {
     "pretrain/dinov2_vitl16": published.dinov2_value(0.04, 0.4, 200),
     "pretrain/dinov2_vitl14": lambda _: published.dinov2_value(0.04, 0.2, 500)(1250),
     "pretrain/supervised_vitl16": lambda _: lambda step: 0.3,
+    "pretrain/loca_vitb16": lambda _: lambda step: 0.1,
     "speech/paper_mp3": lambda _: lambda step: 0.0,
     "speech/paper_supervised": lambda _: lambda step: 0.0,
 }

@@ -169,6 +169,31 @@ class Block(nn.Module):
         return (x_BTD + mixed).to(x_BTD.dtype)
 
 
+class CrossBlock(nn.Module):
+    """x + attention(norm(x) to norm(context)), then x + MLP(norm(x)): tokens do not mix."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        size = EncoderSize("", 1, dim, 1, num_heads, activation="gelu_tanh")
+        self.num_heads = num_heads
+        self.norm_query, self.norm_context = (nn.LayerNorm(dim, size.eps) for _ in range(2))
+        self.query, self.key_value = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim, size.eps)
+        self.mlp = Mlp(size)
+
+    def forward(self, x_BTD: Tensor, context_BMD: Tensor) -> Tensor:
+        """Return the tokens (B, T, D); the context (B, M, D) gives keys and values."""
+        key, value = self.key_value(self.norm_context(context_BMD)).chunk(2, dim=-1)
+        query, key, value = (
+            part.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            for part in (self.query(self.norm_query(x_BTD)), key, value)
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        x_BTD = x_BTD + self.proj(mixed.transpose(1, 2).flatten(2))
+        return x_BTD + self.mlp(self.norm(x_BTD))
+
+
 class DecoderBlocks(nn.Sequential):
     """A narrow transformer for predictions: MLP ratio 4, qkv bias, LayerNorm eps 1e-6."""
 

@@ -21,7 +21,7 @@ from pospre.nn.sizes import SIZES
 from pospre.nn.vit import Encoder
 
 HOSTS = ("mae", "simmim", "ijepa", "dinov2", "lejepa", "supervised")
-ALONE = ("droppos", "mp3", "sp")
+ALONE = ("droppos", "loca", "mp3", "sp")
 """Position algorithms that need no host."""
 
 DECODER: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
@@ -32,6 +32,7 @@ Options = dict[str, dict[str, Any]]
 """Options of algorithms by their names."""
 
 OPTIONS: Options = {
+    "loca": {"num_prototypes": 32, "head_hidden": 32, "head_bottleneck": 16},
     "mae": DECODER,
     "droppos": DECODER,
     "simmim": {"mask_cell": 16},
@@ -58,6 +59,8 @@ GROUPS = {
     "second": ViewGroup(name="second", size=32),
     "global": ViewGroup(name="global", count=2, size=32),
     "local": ViewGroup(name="local", count=2, size=16),
+    "query": ViewGroup(name="query", size=32),
+    "focal": ViewGroup(name="focal", count=2, size=16),
     "pair": ViewGroup(name="pair", count=2, size=16, scale=(0.05, 0.32)),
 }
 

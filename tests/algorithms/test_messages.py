@@ -25,6 +25,7 @@ from tests.swin_runs import SUPERVISED, small_swin
 
 TWO = {name: GROUPS[name] for name in ("view", "second")}
 SMALLER = {**TWO, "second": ViewGroup(name="second", size=16)}
+QUERY = {"query": GROUPS["query"]}
 LOCALS = {name: GROUPS[name] for name in ("global", "local")}
 
 
@@ -59,6 +60,16 @@ def sp(
 ) -> None:
     pair = {"pair": ViewGroup(name="pair", count=2, size=16, **views)}
     build(made("sp", **options), *others, views=pair, **encoder or {})
+
+
+def loca(
+    views: dict[str, Any],
+    encoder: dict[str, Any] | None = None,
+    *others: PretrainAlgorithm,
+    **options: Any,
+) -> None:
+    groups = {"view": GROUPS["view"], **views}
+    build(made("loca", **options), *others, views=groups, **encoder or {})
 
 
 def ijepa(**options: Any) -> None:
@@ -220,6 +231,18 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
      lambda: sp({}, {"class_token": False}, pool="class_token")),
     ("'view_places', but crop_field gives",
      lambda: sp({}, {}, made("crop_field", field_size=None))),
+    # a reference and its queries
+    ("Add data.views.query with count: 1", lambda: loca({})),
+    (r"loca.context_ratio = 0.05 shows none of 16 patches.*at least 0\.0625",
+     lambda: loca(QUERY, context_ratio=0.05)),
+    ("loca.query_mask_ratio = 0.95 leaves none of the 16",
+     lambda: loca(QUERY, query_mask_ratio=0.95)),
+    ("context_places = False with encoder.positions = none: nothing would tell",
+     lambda: loca(QUERY, {"positions": "none"}, context_places=False)),
+    ("'view_places', but crop_field gives",
+     lambda: loca(QUERY, {}, made("crop_field", field_size=None))),
+    ("algorithms.loca uses a momentum teacher, but there is none",
+     lambda: loca(QUERY, momentum_start=None)),
     # classes, teachers and references
     ("supervised.num_classes is None", lambda: alone("supervised", num_classes=None)),
     ("label_smoothing = 0.1 has no effect",

@@ -60,6 +60,11 @@ OUTSIDE: dict[str, dict[str, list[Any]]] = {
         **{"num_images": [1], "smoothing": [1.5], "mixup": [-1.0], "cutmix": [NAN]},
         **{"mix_rate": [1.5], "switch_rate": [-0.1], "weight": [-1.0]},
     },
+    "loca": {
+        **{"query_mask_ratio": [1.0], "context_ratio": [0.0], "num_prototypes": [1]},
+        **{"student_temperature": [0.0], "teacher_temperature": [NAN], "weight": [-1.0]},
+        **{"head_hidden": [0], "head_bottleneck": [0]},
+    },
     "sp": {"pool": ["max"], "sigma": [(1.0, 1.0, 0.0, 1.0), (1.0, 1.0)], "weight": [-1.0]},
     "lejepa": {
         **{"sigreg_weight": [0.0, 1.5], "num_slices": [0], "hidden_dim": [0]},

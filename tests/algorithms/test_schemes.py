@@ -29,6 +29,7 @@ TOGETHER = {
     "crop_field": ("dinov2", "crop_field"),
     "masked_position": ("dinov2", "crop_field", "masked_position"),
     "ema_teacher": ("mae", "ema_teacher"),
+    "loca": ("loca",),
     "sp": ("sp",),
 }
 ROTARY = {"rotary": {"shift": 0.1, "jitter": 1.2, "rescale": 2.0}}
@@ -61,6 +62,8 @@ COVERING: list[tuple[str, Any]] = [
     ("masked_position", {"alibi": {"slopes": "learned"}}),
     ("ema_teacher", "learned_rotary"),
     ("ema_teacher", "learned_sincos"),
+    ("loca", "none"),
+    ("loca", "learned"),
     ("sp", "none"),
     ("sp", "alibi"),
 ]
@@ -75,6 +78,7 @@ REFUSED = [
     ("droppos", "none", "has none to change"),
     ("simmim", "none", "all would be predicted alike"),
     ("dinov2", "relative", "supports only the grid"),
+    ("loca", "relative", "supports only the grid"),
     ("sp", "relative", "supports only the grid"),
     ("lejepa", "shared_relative", "supports only the grid"),
 ]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from pospre.nn.block import Attention, Block
+from pospre.nn.block import Attention, Block, CrossBlock
 from pospre.nn.build import build_encoder
 from pospre.nn.masking import slot_mask
 from pospre.nn.places import Places
@@ -212,3 +212,19 @@ def test_bf16_context_attention_is_near_fp32(attention: Attention, tokens: Tenso
     with torch.autocast("cpu", torch.bfloat16):
         half = attention(tokens, num_keys=4)
     torch.testing.assert_close(half.float(), full, atol=0.02, rtol=0.05)
+
+
+def test_a_cross_block_attends_to_its_context_alone() -> None:
+    block, oracle = CrossBlock(16, 2), torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_(std=0.3)
+        oracle.in_proj_weight.copy_(torch.cat([block.query.weight, block.key_value.weight]))
+        oracle.in_proj_bias.copy_(torch.cat([block.query.bias, block.key_value.bias]))
+    oracle.out_proj = block.proj  # type: ignore[assignment]
+    tokens, context = torch.randn(3, 5, 16), torch.randn(3, 7, 16)
+    keys = block.norm_context(context)
+    attended = tokens + oracle(block.norm_query(tokens), keys, keys)[0]
+    expected = attended + block.mlp(block.norm(attended))
+    torch.testing.assert_close(block(tokens, context), expected)
+    torch.testing.assert_close(block(tokens[:, 2:3], context), expected[:, 2:3])

@@ -275,6 +275,17 @@ def test_hidden_places_are_drawn_anew_among_each_other(name: str, options: dict[
     assert ((at_home - 1 / count).abs() < 5 * (1 / count / 2000) ** 0.5).all()
 
 
+@pytest.mark.parametrize(("name", "measure"), [("sp", "r2"), ("loca", "accuracy")])
+def test_heads_that_place_whole_views_are_asked_too(
+    name: str, measure: str, capsys: Capture
+) -> None:
+    case = Case((name,), encoder={"depth": 1})
+    watch = PositionShortcut(every=2, interval=1)
+    logged = fit(case, steps=2, batch=case.batch(64), callbacks=[watch])
+    assert len(logged[f"metric/{name}_blank_{measure}"]) == 1
+    assert "warning" not in capsys.readouterr().err
+
+
 class Slow(Dataset[dict[str, Tensor]]):
     """Rows of which each takes its time."""
 

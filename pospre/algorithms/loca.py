@@ -1,0 +1,256 @@
+"""LOCA: where in a reference view each patch of a query view lies (arXiv 2212.02400).
+
+Patches of query views attend once to a few patches of a reference view, and each says in which of
+its N cells it lies. They also predict the cluster that a momentum teacher gives the reference
+there. Only patches inside the reference count. The loss is the cross-entropy of places, plus that
+of clusters, less the entropy of the mean predicted cluster.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+
+from pospre import draws
+from pospre.algorithms.dinov2.losses import sinkhorn, soft_cross_entropy
+from pospre.algorithms.dinov2.prototype_task import PrototypeHead
+from pospre.batch import EPOCH, INDEX, Batch, box_key, flip_key, known_boxes, view_keys
+from pospre.errors import UserError
+from pospre.model.algorithm import PretrainAlgorithm
+from pospre.model.layout import Layout
+from pospre.model.model import PretrainModel
+from pospre.model.objective import Objective, Outputs
+from pospre.model.position_task import PlaceObjective, ViewAnswers
+from pospre.model.task_description import TaskDescription
+from pospre.model.teacher import Frozen, Momentum
+from pospre.model.uses import ALL, Pass, Uses
+from pospre.nn.block import CrossBlock
+from pospre.nn.encoder_interface import PatchEncoder
+from pospre.nn.initialisation import init_weights
+from pospre.nn.masking import gather_tokens, num_visible
+from pospre.nn.places import label_in, mirrored_boxes
+from pospre.nn.positions.sincos import sincos_table
+from pospre.ranges import PositiveShare, Ratio
+
+QUERIES = ("query", "focal")
+CONTEXT, KEPT = "loca/context", "loca/query"
+
+
+class PlaceInReference(PlaceObjective):
+    """The attention to the reference, the classifier of places, and the clusters.
+
+    Args:
+        encoder: the encoder.
+        options: the method's.
+        grids: (rows, columns) of the patches of each group of queries.
+    """
+
+    def __init__(
+        self, encoder: PatchEncoder, options: "LOCA", grids: Mapping[str, tuple[int, int]]
+    ) -> None:
+        super().__init__()
+        self.weight, self.options, self.grids = options.weight, options, grids
+        self.num_prefix, self.grid, dim = encoder.num_prefix_tokens, encoder.grid, encoder.embed_dim
+        self.attend = CrossBlock(dim, encoder.positions.dims.num_heads)
+        self.norm = nn.LayerNorm(dim, 1e-6)
+        self.predict = nn.Linear(dim, encoder.num_patches)
+        for part in (self.attend, self.norm, self.predict):
+            init_weights(part)
+        self.clusters = PrototypeHead(
+            dim,
+            options.num_prototypes,
+            hidden=options.head_hidden,
+            bottleneck=options.head_bottleneck,
+        )
+        self.teacher_clusters = Frozen(self.clusters)
+        told = options.tells_places(encoder)
+        cells = sincos_table(dim, *encoder.grid) if told else torch.zeros(1, dim)
+        self.cells = nn.Buffer(cells, persistent=False)
+
+    def mirrored(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the head of clusters with its teacher."""
+        return [(self.clusters, self.teacher_clusters.module)]
+
+    def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
+        """Return ``logits`` (B, Q, N) and what the loss has of clusters, of all query patches."""
+        options, reference = self.options, passes["teacher"][:, self.num_prefix :]
+        query = torch.cat([self._patches(passes[group], len(reference)) for group in self.grids], 1)
+        context = gather_tokens(reference + self.cells, batch[CONTEXT])
+        outputs = {"logits": self.predict(self.norm(self.attend(query, context)))}
+        # Sinkhorn starts from softmaxed rows, as in the published code
+        logits = self.teacher_clusters(reference).float().flatten(0, 1)
+        targets = sinkhorn((logits / options.teacher_temperature).log_softmax(-1), 1.0)
+        targets = targets.unflatten(0, reference.shape[:2])
+        predicted, temperature = self.clusters(query), options.student_temperature
+        wanted = gather_tokens(targets, self.places(batch).clamp_min(0))
+        outputs["cluster"] = soft_cross_entropy(predicted, wanted, temperature)
+        mean_K = _over_ranks((predicted.float() / temperature).softmax(-1).mean((0, 1)))
+        outputs["mean_entropy"] = torch.special.entr(mean_K).sum()
+        outputs["entropy"] = torch.special.entr(targets).sum(-1).mean()
+        return outputs
+
+    def _patches(self, tokens_RTD: Tensor, samples: int) -> Tensor:
+        """Return the patches of all views of a group: (B, V·K, D)."""
+        return tokens_RTD[:, self.num_prefix :].unflatten(0, (samples, -1)).flatten(1, 2)
+
+    def places(self, batch: Batch) -> Tensor:
+        """Return the reference's cell of every query patch, −1 outside: int64 (B, Q)."""
+        reference = mirrored_boxes(batch[box_key()], batch[flip_key()])
+        found = []
+        for group, grid in self.grids.items():
+            box = mirrored_boxes(batch[box_key(group)], batch[flip_key(group)])
+            whole = reference.expand_as(box).flatten(0, 1)
+            cells = label_in(whole, self.grid, box.flatten(0, 1), grid)
+            cells = cells.unflatten(0, box.shape[:2])
+            if group == "query" and KEPT in batch:
+                cells = cells.gather(2, batch[KEPT])
+            found.append(cells.flatten(1))
+        return torch.cat(found, dim=1)
+
+    def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the sum of both cross-entropies, over patches inside, less the mean's entropy."""
+        places = self.places(batch)
+        inside = places >= 0
+        logits, count = outputs["logits"].float(), inside.sum().clamp_min(1)
+        place = F.cross_entropy(logits.mT, places, ignore_index=-1, reduction="sum") / count
+        cluster = (outputs["cluster"] * inside).sum() / count
+        return place + cluster - outputs["mean_entropy"]
+
+    def answers(self, outputs: Outputs, batch: Batch) -> ViewAnswers:
+        """Return the predicted cells of the query patches; those inside the reference count."""
+        places = self.places(batch)
+        inside = places >= 0
+        return ViewAnswers(outputs["logits"], places, torch.zeros_like(inside), inside)
+
+    def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return the ``accuracy`` of places, the entropy of targets and that of the mean cluster.
+
+        ``inside`` is the share of query patches that lie in the reference.
+        """
+        answers = self.answers(outputs, batch)
+        return {
+            "accuracy": answers.accuracy(),
+            "entropy": outputs["entropy"],
+            "mean_entropy": outputs["mean_entropy"],
+            "inside": answers.counted.float().mean(),
+        }
+
+
+def _over_ranks(mean: Tensor) -> Tensor:
+    """Return the mean of this over all ranks, with gradient."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return mean
+    return all_reduce(mean) / dist.get_world_size()
+
+
+@dataclass(kw_only=True, eq=False)
+class LOCA(PretrainAlgorithm):
+    """Predict where patches of crops lie in a reference view, and its clusters there.
+
+    Needs the group ``view``, the reference, and ``query``, one or more crops of the whole image;
+    ``focal``, smaller crops, is optional. Writes ``loca/context`` (B, M), the patches of the
+    reference that give keys, a run in row-major order, and ``loca/query`` (B, V, K), the patches
+    that are encoded of each view of ``query``. All patches of ``focal`` are.
+    """
+
+    pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
+        "A part of a picture, and some patches of a larger part. Where in it does each patch lie?",
+        "accuracy",
+        "share of patches inside the larger part that are put in their place",
+    )
+    objective: ClassVar[type[Objective] | None] = PlaceInReference
+
+    query_mask_ratio: Ratio = 0.64
+    """Share of the patches of ``query`` that are left out, at random, in [0, 1)."""
+    context_ratio: PositiveShare = 0.2
+    """Share of the reference's patches that queries see, in (0, 1]."""
+    context_places: bool | None = None
+    """Add fixed sinusoids of their cells to these patches, in the head; null: unless the encoder's
+    positions are only added (its tokens then tell them, as published).
+    """
+    num_prototypes: Annotated[int, Field(ge=2)] = 4096
+    """Number of clusters K."""
+    head_hidden: PositiveInt = 2048
+    """Width of the hidden layers of the head of clusters."""
+    head_bottleneck: PositiveInt = 256
+    """Width in which cosines with the clusters are taken."""
+    student_temperature: PositiveFloat = 0.1
+    """Temperature of predicted clusters."""
+    teacher_temperature: PositiveFloat = 0.05
+    """Temperature of the teacher's, before Sinkhorn's three rounds."""
+    momentum_start: float | None = 0.996
+    """Momentum of the teacher at the first step; None: another algorithm's teacher."""
+    momentum_end: float = 1.0
+    """Limit of the momentum at the last step, along a cosine."""
+    weight: NonNegativeFloat = 1.0
+    """Factor of this loss in the total."""
+
+    def uses(self, encoder: PatchEncoder) -> Uses:
+        """Declare the teacher's pass over the reference, and those over the queries."""
+        keys: dict[str, str | None] = {CONTEXT: "queries see them"}
+        passes = {"teacher": Pass(teacher=True), "focal": Pass("focal", optional=True)}
+        passes["query"] = Pass("query", over=KEPT if self.query_mask_ratio else ALL)
+        if self.query_mask_ratio:
+            keys[KEPT] = None
+        return Uses(
+            views={"view": 1, "query": None},
+            passes=passes,
+            keys=keys,
+            predicts="view_places",
+            teacher=Momentum.given(self.momentum_start, self.momentum_end),
+            couples={"the targets": True},
+            entropies={"entropy": math.log(self.num_prototypes)},
+        )
+
+    def tells_places(self, encoder: PatchEncoder) -> bool:
+        """Return whether the head adds the places of the reference's patches."""
+        if self.context_places is None:
+            return not encoder.positions.is_added
+        return self.context_places
+
+    def num_context(self, encoder: PatchEncoder) -> int:
+        """Return how many patches of the reference queries see: ``int(N·ratio)``."""
+        return int(encoder.num_patches * self.context_ratio)
+
+    def check_encoder(self, encoder: PatchEncoder) -> None:
+        """Raise ``UserError`` if queries would see no patch, or none that has a place."""
+        super().check_encoder(encoder)
+        if not self.num_context(encoder):
+            raise UserError(
+                f"loca.context_ratio = {self.context_ratio} shows none of {encoder.num_patches} "
+                f"patches of the reference. Use at least {1 / encoder.num_patches:.4f}."
+            )
+        if not (encoder.positions.can_forget or self.tells_places(encoder)):
+            raise UserError(
+                "loca.context_places = False with encoder.positions = "
+                f"{encoder.positions.name}: nothing would tell where the reference's patches are. "
+                "Remove it."
+            )
+
+    def head(self, encoder: PatchEncoder, layout: Layout) -> PlaceInReference:
+        """Return the head over the groups of queries that there are."""
+        groups = [group for group in QUERIES if group in layout.views]
+        return PlaceInReference(encoder, self, {each: layout.grid(each) for each in groups})
+
+    def write(self, batch: Batch, model: PretrainModel) -> None:
+        """Draw the patches that queries see, and those of ``query``."""
+        head = model.objectives[self.module_name()]
+        assert isinstance(head, PlaceInReference)
+        for group in ("view", *head.grids):
+            known_boxes(batch, group, self.module_name())
+        patches, count = model.encoder.num_patches, self.num_context(model.encoder)
+        keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, CONTEXT)
+        start = (draws.uniform(keys, 1) * (patches - count + 1)).long()
+        batch[CONTEXT] = start + torch.arange(count, device=start.device)
+        if self.query_mask_ratio:
+            patches = math.prod(head.grids["query"])
+            count = num_visible(patches, self.query_mask_ratio, key="loca.query_mask_ratio")
+            keys = view_keys(batch, batch[box_key("query")].shape[1], model.seed, KEPT)
+            batch[KEPT] = draws.permutation(keys, patches)[..., :count]
