@@ -58,8 +58,8 @@ def test_slices_are_functions_of_seed_and_step() -> None:
     assert torch.equal(first, drawn(1, Progress(0.125, 0.5, 2000)))  # step 250 as well
     for other in ((2, Progress(0.25, 0.0, 1000)), (1, Progress(0.251, 0.0, 1000))):
         assert not torch.allclose(first, drawn(*other), atol=0.1)
-    unknown = [drawn(1, Progress(step / 10**6, 0.0)) for step in (1, 2)]
-    assert not torch.allclose(*unknown, atol=0.1)
+    one, two = (drawn(1, Progress(step / 10**6, 0.0)) for step in (1, 2))
+    assert not torch.allclose(one, two, atol=0.1)
 
 
 def on_two_ranks(rank: int, folder: str) -> None:
