@@ -234,6 +234,14 @@ class LOCA(PretrainAlgorithm):
                 "Remove it."
             )
 
+    def check(self, layout: Layout) -> None:
+        """Raise ``UserError`` if no patch of ``query`` would be left."""
+        self.num_kept(layout.grid("query"))
+
+    def num_kept(self, grid: tuple[int, int]) -> int:
+        """Return how many patches of a view of ``query`` are encoded."""
+        return num_visible(math.prod(grid), self.query_mask_ratio, key="loca.query_mask_ratio")
+
     def head(self, encoder: PatchEncoder, layout: Layout) -> PlaceInReference:
         """Return the head over the groups of queries that there are."""
         groups = [group for group in QUERIES if group in layout.views]
@@ -250,7 +258,6 @@ class LOCA(PretrainAlgorithm):
         start = (draws.uniform(keys, 1) * (patches - count + 1)).long()
         batch[CONTEXT] = start + torch.arange(count, device=start.device)
         if self.query_mask_ratio:
-            patches = math.prod(head.grids["query"])
-            count = num_visible(patches, self.query_mask_ratio, key="loca.query_mask_ratio")
+            grid = head.grids["query"]
             keys = view_keys(batch, batch[box_key("query")].shape[1], model.seed, KEPT)
-            batch[KEPT] = draws.permutation(keys, patches)[..., :count]
+            batch[KEPT] = draws.permutation(keys, math.prod(grid))[..., : self.num_kept(grid)]
