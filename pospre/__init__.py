@@ -5,7 +5,7 @@
 ``MAE``               the algorithms with their options: ``MAE(mask_ratio=0.75)``; the others:
                       ``SimMIM`` ``IJEPA`` ``DINOv2`` ``LeJEPA`` ``Supervised`` ``DropPos``
                       ``MP3`` ``MaskedPosition`` ``CropField`` ``StoP`` ``LUT`` ``EmaTeacher``
-                      ``Gram`` ``Distill`` ``DIET`` ``PaKA`` ``SP`` ``LOCA``
+                      ``Gram`` ``Distill`` ``DIET`` ``PaKA`` ``SP`` ``LOCA`` ``PART``
 ``build_encoder``     an encoder by name: ``vits16``, ``timm:vit_small_patch16_224``, …
 ``wrap_encoder``      the encoder of a ``timm.create_model`` model, with its weights
 ``add_lora``          LoRA pairs beside an encoder's weights; ``merge_lora`` puts them in
@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see late import
     from pospre.algorithms.masked_position import MaskedPosition as MaskedPosition
     from pospre.algorithms.mp3 import MP3 as MP3
     from pospre.algorithms.paka import PaKA as PaKA
+    from pospre.algorithms.part import PART as PART
     from pospre.algorithms.simmim import SimMIM as SimMIM
     from pospre.algorithms.sp import SP as SP
     from pospre.algorithms.stop.stop import StoP as StoP

@@ -61,6 +61,7 @@ RATES: dict[str, published.RateRule] = {
     "pretrain/supervised_cifar100_vits4": deit(2.5e-4, 400),
     "pretrain/supervised_tiny_imagenet_vitb8": deit(5e-4, 400),
     "pretrain/mp3_cifar100_vits4": deit(2.5e-4, 2000),
+    "pretrain/part_cifar100_vits4": deit(2.5e-4, 2000),
     "pretrain/mp3_tiny_imagenet_vitb8": deit(5e-4, 2000),
     "pretrain/mp3_vitb16": deit(2e-3, 100),
     "pretrain/mp3_vitl16": deit(2e-3, 150),

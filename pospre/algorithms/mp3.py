@@ -7,7 +7,6 @@ positions. Fine-tuning adds new positions, or none. In speech a few patches keep
 encoder forgets all others, under every position scheme.
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -25,7 +24,7 @@ from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
 from pospre.model.objective import Outputs
 from pospre.model.passes import ForgottenPlaces
-from pospre.model.position_task import Answers
+from pospre.model.position_task import Answers, warn_of_unused_positions
 from pospre.model.progress import Progress
 from pospre.model.task_description import TaskDescription
 from pospre.model.uses import Pass, Uses
@@ -166,24 +165,15 @@ class MP3(PretrainAlgorithm):
 
     def check(self, layout: Layout) -> None:
         """Refuse other readers of its pass; warn of positions that no pass with a gradient uses."""
-        name, positions = self.module_name(), layout.encoder.positions
+        name = self.module_name()
         others = [each for each in layout.passes["student"].readers if each != name]
         if others:
             raise UserError(
                 f"mp3 encodes all patches without their places, and {', '.join(others)} would get "
                 "the same tokens. Use mp3 alone or with dinov2; or droppos, which goes with mae."
             )
-        known = self.num_known(layout.encoder.num_patches)
-        placed = [
-            each for each in layout.passes.values() if each.has_grad and name not in each.places
-        ]
-        if positions.can_forget and not known and not placed:
-            warnings.warn(
-                f"mp3 hides all places, so that encoder.positions = {positions.name} is never used "
-                "in training: fine-tune the encoder, or read its features with positions=none. "
-                "Or set encoder.positions: none, or an mp3.position_rate.",
-                stacklevel=2,
-            )
+        if not self.num_known(layout.encoder.num_patches):
+            warn_of_unused_positions(name, layout, "none, or an mp3.position_rate")
 
     def check_encoder(self, encoder: PatchEncoder) -> None:
         """Raise ``UserError`` if there is nothing to predict, or no position to give."""

@@ -131,8 +131,11 @@ class PretrainAlgorithm(Algorithm):
         """Return the module that moves or forgets ``Places`` in passes with ``edits_places``."""
         raise NotImplementedError
 
-    def mix(self, pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
-        """Return the views of the group whose ``g/pixels`` it declares, changed; in training."""
+    def mix(self, pixels_BVCHW: Tensor, batch: Batch, encoder: PatchEncoder) -> Tensor:
+        """Return the views of the group whose ``g/pixels`` it declares, changed.
+
+        In training; in evaluation too with ``Uses.mixes_always``.
+        """
         raise NotImplementedError
 
     def write(self, batch: Batch, model: PretrainModel) -> None:

@@ -107,6 +107,9 @@ class Layout:
                 return self.methods[other]
         return self.methods[name]
 
-    def mixer(self, group: str) -> Method | None:
+    def mixer(self, group: str, *, training: bool = True) -> Method | None:
         """Return the method that changes the pixels of a view group; None: none does."""
-        return self.methods.get(self.writers.get(f"{group}/pixels", ""))
+        name = self.writers.get(f"{group}/pixels")
+        if name is None or not (training or self.uses[name].mixes_always):
+            return None
+        return self.methods[name]

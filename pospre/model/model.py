@@ -331,9 +331,9 @@ class PretrainModel(ComposerModel):
         return {**self.objectives(passes, batch, declared), FEATURES: features}
 
     def _mixed(self, pixels_BVCHW: Tensor, batch: Batch, group: str) -> Tensor:
-        """Return the views of a group as a method mixes them in training, if one does."""
-        mixer = self.layout.mixer(group) if self.training else None
-        return pixels_BVCHW if mixer is None else mixer.mix(pixels_BVCHW, batch)
+        """Return the views of a group as a method mixes them, if one does."""
+        mixer = self.layout.mixer(group, training=self.training)
+        return pixels_BVCHW if mixer is None else mixer.mix(pixels_BVCHW, batch, self.encoder)
 
     def _features(self, tokens_RND: Tensor) -> Tensor:
         """Return the mean of the patch tokens, or the class token of a pass without these."""

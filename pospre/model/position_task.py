@@ -1,5 +1,6 @@
 """Objectives that predict places, and their answers, which a watcher and evaluations read."""
 
+import warnings
 from abc import abstractmethod
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from pospre import draws
 from pospre.batch import Batch
+from pospre.model.layout import Layout
 from pospre.model.objective import Objective, Outputs
 from pospre.nn.encoder_interface import PatchEncoder
 
@@ -174,3 +176,16 @@ class PositionObjective(PlaceObjective):
     @abstractmethod
     def answers(self, outputs: Outputs, batch: Batch) -> Answers:
         """Return the predictions in ``forward``'s outputs."""
+
+
+def warn_of_unused_positions(name: str, layout: Layout, remedy: str = "none") -> None:
+    """Warn if no pass with a gradient has places, because the method ``name`` hides all of them."""
+    positions = layout.encoder.positions
+    placed = [each for each in layout.passes.values() if each.has_grad and name not in each.places]
+    if positions.can_forget and not placed:
+        warnings.warn(
+            f"{name} hides all places, so that encoder.positions = {positions.name} is never used "
+            "in training: fine-tune the encoder, or read its features with positions=none. Or set "
+            f"encoder.positions: {remedy}.",
+            stacklevel=2,
+        )

@@ -117,6 +117,7 @@ class Uses:
         keys: batch keys that it writes, with the caption of pictures in which the key's patches
             are marked, or no caption. ``*/`` stands for every view group. Who writes
             ``*/field_box`` places the views. Who writes ``g/pixels`` changes them in ``mix``.
+        mixes_always: it changes them in evaluation too, because its task is about changed views.
         predicts: ``places`` of patches in their view; ``view_places`` of views in the image or in
             each other; or ``content``, anything else. Required if it edits places.
         masked: by view group, the share of views in which it replaces patches by a mask token.
@@ -149,6 +150,7 @@ class Uses:
     replaces_head: bool = False
     passes: Mapping[str, Pass] = field(default_factory=dict)
     keys: Mapping[str, str | None] = field(default_factory=dict)
+    mixes_always: bool = False
     predicts: Predicts | None = None
     masked: Mapping[str, float] = field(default_factory=dict)
     calibrates: tuple[str, ...] = ()
@@ -209,7 +211,7 @@ class Method(Protocol):
     def place_editor(self, encoder: PatchEncoder) -> nn.Module:
         """Return the module that edits places."""
 
-    def mix(self, pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
+    def mix(self, pixels_BVCHW: Tensor, batch: Batch, encoder: PatchEncoder) -> Tensor:
         """Return changed views."""
 
     def write(self, batch: Batch, model: Any) -> None:

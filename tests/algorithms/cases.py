@@ -21,7 +21,7 @@ from pospre.nn.sizes import SIZES
 from pospre.nn.vit import Encoder
 
 HOSTS = ("mae", "simmim", "ijepa", "dinov2", "lejepa", "supervised")
-ALONE = ("droppos", "loca", "mp3", "sp")
+ALONE = ("droppos", "loca", "mp3", "part", "sp")
 """Position algorithms that need no host."""
 
 DECODER: dict[str, Any] = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
@@ -62,6 +62,7 @@ GROUPS = {
     "query": ViewGroup(name="query", size=32),
     "focal": ViewGroup(name="focal", count=2, size=16),
     "pair": ViewGroup(name="pair", count=2, size=16, scale=(0.05, 0.32)),
+    "part": ViewGroup(name="part", size=32),
 }
 
 
@@ -103,7 +104,7 @@ class Case:
         """The encoder's option without which these algorithms are refused, or idle."""
         if "crop_field" in self.names:
             return {"positions": "learned"}
-        return {"positions": "none"} if self.names == ("mp3",) else {}
+        return {"positions": "none"} if self.names in (("mp3",), ("part",)) else {}
 
     def of_one_block(self) -> "Case":
         """Return the case with an encoder of one block, for half the time to compile it."""

@@ -20,6 +20,7 @@ DRAWING: Options = {
     "mae": {"sampling": "uniform", "second_mask_ratio": 0.25},
     "mp3": {"position_rate": 0.5},
     "lut": {"symmetric": True, "target_mask_ratio": 0.5},
+    "part": {"predictor": "attention", "log_ratios": True},
     "stop": {"variant": "both"},
     "diet": {"mixup": 1.0, "cutmix": 1.0},
     "supervised": {"mixup": 0.8, "cutmix": 1.0, "mask_ratio": 0.5},

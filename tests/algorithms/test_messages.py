@@ -39,6 +39,10 @@ def alone(name: str, **options: Any) -> None:
     build(made(name, **options))
 
 
+def part(**options: Any) -> None:
+    build(made("part", **options), views={"part": GROUPS["part"]}, positions="none")
+
+
 def globals_of(count: int) -> dict[str, ViewGroup]:
     return {"global": ViewGroup(name="global", count=count, size=32)}
 
@@ -143,6 +147,12 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
     ("mp3.temperature needs a class token",
      lambda: build(made("mp3", temperature=0.1), positions="none", class_token=False)),
     ("mae.*Use mp3 alone", lambda: build(made("mp3", mask_ratio=0.0), made("mae"))),
+    ("part.num_pairs = 64, but 4 patches .part.share = 0.25 of 4 × 4. make 12 pairs. Use at most",
+     lambda: part(share=0.25)),
+    (r"part.sizes = \[1.0, 5.0\], but a view of 32 × 32 pixels holds no patch of more than 4",
+     lambda: part(sizes=(1.0, 5.0))),
+    (r"part.log_ratios = True has no effect with part.sizes = \(1.0, 1.0\)",
+     lambda: part(sizes=(1.0, 1.0), log_ratios=True)),
     # features of hidden blocks
     ("ijepa.target_tokens is 30, but must be from 1 to 29", lambda: blocks(target_tokens=30)),
     (r"ijepa.target_scale = \[0.15, 0.2\] leaves target blocks without",

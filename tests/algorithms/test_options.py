@@ -56,6 +56,10 @@ OUTSIDE: dict[str, dict[str, list[Any]]] = {
         **{"mask_ratio": [(0.1, 1.0), (0.5, 0.1)], "shape": ["star"], "weight": [-1.0]}
     },
     "ema_teacher": {"shape": ["round"]},
+    "part": {
+        **{"sizes": [(0.0, 1.0), (2.0, 1.0)], "share": [0.0, 1.5], "num_pairs": [0]},
+        **{"predictor": ["mlp"], "log_ratios": ["yes"], "weight": [-1.0]},
+    },
     "diet": {
         **{"num_images": [1], "smoothing": [1.5], "mixup": [-1.0], "cutmix": [NAN]},
         **{"mix_rate": [1.5], "switch_rate": [-0.1], "weight": [-1.0]},

@@ -40,8 +40,10 @@ HIDING = [
     ("mp3",),
     ("dinov2", "mp3"),
     ("mp3", "crop_field"),
+    ("part",),
+    ("mae", "part", "crop_field"),
 ]
-PASSES = {"droppos": "student", "masked_position": "global", "mp3": "student"}
+PASSES = {"droppos": "student", "masked_position": "global", "mp3": "student", "part": "part"}
 DRAWN = {"rotary": {"shift": 0.1, "jitter": 1.2, "rescale": 2.0}}
 TELLING = [name for name in SCHEMES if name != "none"]
 

@@ -18,6 +18,7 @@ from pospre import draws
 from pospre.batch import EPOCH, INDEX, Batch
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.model import PretrainModel
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.ranges import Share
 
 _STEPS = 4096
@@ -63,7 +64,7 @@ class MixingAlgorithm(PretrainAlgorithm):
         keys = ("view/pixels", *(f"{self.mixing}/{part}" for part in Mix._fields))
         return dict.fromkeys(keys) if self.mixes else {}
 
-    def mix(self, pixels_BVCHW: Tensor, batch: Batch) -> Tensor:
+    def mix(self, pixels_BVCHW: Tensor, batch: Batch, encoder: PatchEncoder) -> Tensor:
         """Return the views mixed as drawn."""
         drawn = Mix(*(batch[f"{self.mixing}/{part}"] for part in Mix._fields))
         return mix_pixels(pixels_BVCHW, drawn)
