@@ -118,10 +118,12 @@ class PlaceInReference(PlaceObjective):
         """Return the sum of both cross-entropies, over patches inside, less the mean's entropy."""
         places = self.places(batch)
         inside = places >= 0
-        logits, count = outputs["logits"].float(), inside.sum().clamp_min(1)
-        place = F.cross_entropy(logits.mT, places, ignore_index=-1, reduction="sum") / count
+        # of all ranks' patches: their mean would weigh a rank's by how few it has
+        count = _over_ranks(inside.sum().float()).clamp_min(1e-6)
+        logits = outputs["logits"].float().mT
+        cell = F.cross_entropy(logits, places, ignore_index=-1, reduction="sum") / count
         cluster = (outputs["cluster"] * inside).sum() / count
-        return place + cluster - outputs["mean_entropy"]
+        return cell + cluster - outputs["mean_entropy"]
 
     def answers(self, outputs: Outputs, batch: Batch) -> ViewAnswers:
         """Return the predicted cells of the query patches; those inside the reference count."""

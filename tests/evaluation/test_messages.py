@@ -28,7 +28,7 @@ SETTINGS: list[tuple[str, str, dict[str, Any]]] = [
     ("knn: k=0: .*greater than 0", "knn", {"k": "0"}),
     ("knn: k=null: .*integer", "knn", {"k": "null"}),
     ("knn: layers=last", "knn", {"layers": "last"}),
-    ("features=max: .*'mean' or 'cls'", "knn", {"features": "max"}),
+    ("features=max: .*'mean', 'cls' or 'prefix'", "knn", {"features": "max"}),
     ("needs the setting protocol: mae.*clevr_distance", "linear", {"bank": "photos"}),
     ("protocol=moco", "linear", {"bank": "photos", "protocol": "moco"}),
     ("patch_position: mask_ratios=", "patch_position", {"mask_ratios": "0,1"}),

@@ -22,7 +22,7 @@ def published_init(name: str) -> str:
     if "simmim" in name:
         return "simmim"
     codes = {"ijepa": "ijepa", "stop": "ijepa", "dinov2": "dinov2", "intertwined": "dinov2"}
-    codes |= {"supervised": "deit", "mp3": "deit"}
+    codes |= dict.fromkeys(("supervised", "mp3", "lejepa", "part"), "deit")
     return codes.get(name.split("_")[0], "mae")
 
 

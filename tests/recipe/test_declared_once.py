@@ -57,7 +57,7 @@ def test_a_function_takes_what_is_declared(function: Any, declaration: Any) -> N
         (LossSpikes, sections.LossSpikes, 3),
         (PositionShortcut, sections.PositionShortcut, 1),
         (Stalls, sections.Stalls, 3),
-        (parameter_groups, sections.Optimizer, 4),
+        (parameter_groups, sections.Optimizer, 5),
     ],
 )
 def test_what_is_used_without_a_recipe_has_its_defaults(

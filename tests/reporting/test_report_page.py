@@ -205,8 +205,8 @@ REQUIRED = {"bank": "train", "protocol": "mae"}
 @pytest.mark.parametrize("name", evaluation_names())
 def test_a_printed_command_means_what_was_measured(tmp_path: Path, name: str) -> None:
     needed = {key: REQUIRED[key] for key in REQUIRED if key in default_settings(name)}
-    if name == "logistic":  # whose protocol is another, and may be left out
-        needed["protocol"] = "stop"
+    others = {"logistic": "stop", "depth": "dinov3"}  # may be left out
+    needed |= {"protocol": others[name]} if name in others else {}
     folder = fabricate_run(tmp_path, num_steps=5, evaluated=False)
     settings = check_settings(name, needed).values()
     document = {"name": name, "model": "runs/x", "data": "p", "settings": settings, "results": {}}

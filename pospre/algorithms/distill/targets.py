@@ -77,11 +77,11 @@ def place_directions(sampled: Sampled) -> Tensor:
     shares = places.bincount(minlength=count).clamp_min(1).unsqueeze(1)
     means = features.new_zeros(count, features.shape[1]).index_add(0, places, features) / shares
     basis = torch.linalg.svd(means - means.mean(0), full_matrices=False).Vh.T
-    place = torch.stack([places // sampled.grid[1], places % sampled.grid[1]], 1).double()
+    cells = torch.stack([places // sampled.grid[1], places % sampled.grid[1]], 1).double()
     most = min(MOST_DIRECTIONS, basis.shape[1])
     for number in range(most + 1):
         left = features - features @ basis[:, :number] @ basis[:, :number].T
-        if (r2 := _r_squared(left, place)) < _LARGEST_R2:
+        if (r2 := _r_squared(left, cells)) < _LARGEST_R2:
             return basis[:, :number]
     raise UserError(
         f"distill.target = debiased: places can still be read (R² {r2:.2f}) without {most} "

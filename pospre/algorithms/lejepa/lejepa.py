@@ -103,7 +103,7 @@ class LeJEPA(PretrainAlgorithm):
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
         "Crops of one picture should look alike, and all pictures like Gaussian noise. Do they?",
         "inv",
-        "mean squared distance of a crop from the mean of its picture's large crops",
+        "mean squared distance of a crop from the mean of the large crops",
     )
     objective = ViewAgreement
     is_host: ClassVar[bool] = True

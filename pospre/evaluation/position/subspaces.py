@@ -113,9 +113,10 @@ def largest_count(directions_DR: Tensor) -> int:
 def check_blank(encoder: PatchEncoder, planes: int | None) -> None:
     """Raise a ``UserError`` if a blank image cannot show positions, or not so many directions."""
     positions = encoder.positions
-    if positions.name == "none":
+    if not positions.can_forget:
         raise UserError(
-            f"by=blank, but encoder.positions = none: a blank image is empty. {_NO_POSITIONS}"
+            f"by=blank, but encoder.positions = {positions.name}: a blank image is empty. "
+            + _NO_POSITIONS
         )
     if not encoder.num_prefix_tokens and type(positions).embed is Scheme.embed:
         raise UserError(

@@ -27,6 +27,7 @@ WEIGHTS_OF_OTHERS = {
 OTHERS = {
     "algorithms/droppos.py": "no scheme: a dropped position's token may be learned",
     "algorithms/stop/ablations.py": "an ablation of the paper has learned positions",
+    "algorithms/loca.py": "its head may add fixed sinusoids to what queries see, as published",
     "nn/encoder_options.py": "the default",
     "nn/swin/encoder.py": "Swin's own, the one that it has",
     "reporting/measured.py": "what the papers' encoders have",
