@@ -1,11 +1,7 @@
 """LeJEPA and SIGReg: the golden numbers, the scale, ranks, slices, and DINOv2's use of it."""
 
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from pospre.algorithms.dinov2.dinov2 import PrototypeMatching
@@ -60,30 +56,6 @@ def test_slices_are_functions_of_seed_and_step() -> None:
         assert not torch.allclose(first, drawn(*other), atol=0.1)
     one, two = (drawn(1, Progress(step / 10**6, 0.0)) for step in (1, 2))
     assert not torch.allclose(one, two, atol=0.1)
-
-
-def on_two_ranks(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    features = GOLDEN[None, 3 * rank : 3 * rank + 3].clone().requires_grad_()
-    value = sigreg_of(SLICES)(features)
-    value.backward()
-    torch.save((value.detach(), features.grad), f"{folder}/{rank}")
-    dist.destroy_process_group()
-
-
-def test_two_ranks_equal_one_in_value_and_mean_gradient(tmp_path: Path) -> None:
-    mp.start_processes(on_two_ranks, (str(tmp_path),), nprocs=2, start_method="fork")
-    features = GOLDEN[None].clone().requires_grad_()
-    value = sigreg_of(SLICES)(features)
-    value.backward()
-    assert features.grad is not None
-    for rank in range(2):
-        found, gradient = torch.load(tmp_path / str(rank))
-        torch.testing.assert_close(found, value.detach())
-        mean = gradient / 2  # as DDP and FSDP divide
-        torch.testing.assert_close(mean, features.grad[:, 3 * rank : 3 * rank + 3])
 
 
 @pytest.mark.parametrize("class_token", [True, False])
