@@ -59,9 +59,10 @@ class Halved(Compared):
 
 def as_tuple(value: object) -> object:
     """Return the items of ``0,0.5`` on the command line, or of a recipe's list, as a tuple."""
-    text = value.strip("[]() ") if isinstance(value, str) else ""
-    parts = (text.split(",") if text else []) if isinstance(value, str) else value
-    return tuple(parts) if isinstance(parts, list) else parts
+    if isinstance(value, str):
+        text = value.strip("[]() ")
+        return tuple(text.split(",")) if text else ()
+    return tuple(value) if isinstance(value, list) else value
 
 
 Item = TypeVar("Item")

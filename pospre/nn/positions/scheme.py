@@ -118,7 +118,7 @@ class Scheme(nn.Module):
             ``shared_relpos`` or ``eva``; None: timm has none.
         takes_registers: supports registers.
         is_cyclic: no place is absolute: of an image that is shifted around by whole patches, the
-            features are shifted likewise.
+            features are shifted as much.
         learns: has a learned table, which ``enlarge`` moves to another grid.
         inputs: names of the parameters that are added to tokens.
         undecayed: names of the parameters without weight decay.
