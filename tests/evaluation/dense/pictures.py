@@ -7,6 +7,8 @@ import numpy as np
 from numpy import ndarray
 from PIL import Image
 
+from data_prep.scenes import Settings, render_scenes
+
 COLOURS = np.array([[30, 60, 200], [220, 40, 40], [40, 200, 60]], np.uint8)
 
 
@@ -107,4 +109,12 @@ def davis_folder(root: Path, num_frames: int = 5, side: tuple[int, int] = (64, 8
     listed = root / "ImageSets" / "2017" / "val.txt"
     listed.parent.mkdir(parents=True, exist_ok=True)
     listed.write_text("moving\n")
+    return root
+
+
+def rendered_splits(root: Path, counts: dict[str, int], frames: int) -> Path:
+    """Render so many images of 64 pixels of each split; return the folder of both."""
+    for split, count in counts.items():
+        settings = Settings(num_images=count, size=64, seed=0, split=split, frames=frames)
+        render_scenes(root / split, settings, num_workers=0)
     return root

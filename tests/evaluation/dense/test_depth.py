@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from data_prep.rendering import draw_scene
-from data_prep.scenes import Settings, render_scenes
 from pospre.errors import UserError
 from pospre.evaluation.dense.depth.depth import check
 from pospre.evaluation.dense.depth.depth_data import DepthSet, open_depths
@@ -35,6 +34,7 @@ from pospre.evaluation.dense.settings import Depth
 from pospre.evaluation.registry import Plan
 from tests.conftest import jpeg
 from tests.evaluation.checkpoints import results_of, tiny_recipe
+from tests.evaluation.dense.pictures import rendered_splits
 
 BINS = torch.linspace(0.001, 10, 256)
 
@@ -84,11 +84,7 @@ def test_loss_and_metrics_are_the_golden_numbers() -> None:
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return scenes with a training and a validation folder."""
-    root = tmp_path_factory.mktemp("scenes")
-    for split, count in (("train", 12), ("val", 6)):
-        settings = Settings(num_images=count, size=64, seed=0, split=split, frames=1)
-        render_scenes(root / split, settings, num_workers=0)
-    return root
+    return rendered_splits(tmp_path_factory.mktemp("scenes"), {"train": 12, "val": 6}, frames=1)
 
 
 def test_depths_of_scenes_are_the_renderers(scenes: Path) -> None:

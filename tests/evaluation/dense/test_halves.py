@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import pytest
 
-from data_prep.scenes import Settings, render_scenes
 from pospre.errors import UserError
 from pospre.evaluation.models import Start
 from pospre.evaluation.registry import evaluation_module
@@ -13,6 +12,7 @@ from pospre.evaluation.run import check_evaluation, run_evaluation
 from pospre.evaluation.verdict import power_line, split_figure
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
+from tests.evaluation.dense.pictures import rendered_splits
 
 HALVES: tuple[Literal["choose", "judge"], ...] = ("choose", "judge")
 NAMES = ("depth", "detection", "segmentation", "video_segmentation")
@@ -21,11 +21,7 @@ NAMES = ("depth", "detection", "segmentation", "video_segmentation")
 @pytest.fixture(scope="module")
 def tracks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return rendered tracks: two to train on, and six of three frames to measure."""
-    root = tmp_path_factory.mktemp("tracks")
-    for split, count in (("train", 6), ("val", 18)):
-        settings = Settings(num_images=count, size=64, seed=0, split=split, frames=3)
-        render_scenes(root / split, settings, num_workers=0)
-    return root
+    return rendered_splits(tmp_path_factory.mktemp("tracks"), {"train": 6, "val": 18}, frames=3)
 
 
 @pytest.mark.parametrize("name", NAMES)
