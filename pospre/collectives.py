@@ -1,4 +1,4 @@
-"""Work done or printed by one rank for all, and work compared between all."""
+"""Work done or printed by one rank for all, work compared between all, and sums over all."""
 
 import threading
 import time
@@ -8,8 +8,11 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as distributed
 from composer.devices import Device
 from composer.utils import dist
+from torch import Tensor
+from torch.distributed.nn.functional import all_reduce
 
 from pospre.errors import UserError
 
@@ -23,6 +26,21 @@ class _Failure(NamedTuple):
     rank: int
     mistake: UserError | None
     named: str
+
+
+def is_joined() -> bool:
+    """Return whether this process is one of a group of ranks."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def num_ranks() -> int:
+    """Return the number of ranks of the group, 1 without one."""
+    return distributed.get_world_size() if is_joined() else 1
+
+
+def sum_over_ranks(value: Tensor) -> Tensor:
+    """Return the sum of a tensor over all ranks, with gradient; itself without a group."""
+    return all_reduce(value) if is_joined() else value
 
 
 def from_rank_zero(work: Callable[[], Value]) -> Value:

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
 from pospre import draws
 from pospre.algorithms.dinov2.losses import sinkhorn, soft_cross_entropy
 from pospre.algorithms.dinov2.prototype_task import PrototypeHead
 from pospre.batch import EPOCH, INDEX, Batch, box_key, flip_key, known_boxes, view_keys
+from pospre.collectives import num_ranks, sum_over_ranks
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.layout import Layout
@@ -91,7 +90,8 @@ class PlaceInReference(PlaceObjective):
         predicted, temperature = self.clusters(query), options.student_temperature
         wanted = gather_tokens(targets, self.places(batch).clamp_min(0))
         outputs["cluster"] = soft_cross_entropy(predicted, wanted, temperature)
-        mean_K = _over_ranks((predicted.float() / temperature).softmax(-1).mean((0, 1)))
+        mean_K = (predicted.float() / temperature).softmax(-1).mean((0, 1))
+        mean_K = sum_over_ranks(mean_K) / num_ranks()
         outputs["mean_entropy"] = torch.special.entr(mean_K).sum()
         outputs["entropy"] = torch.special.entr(targets).sum(-1).mean()
         return outputs
@@ -119,7 +119,7 @@ class PlaceInReference(PlaceObjective):
         places = self.places(batch)
         inside = places >= 0
         # of all ranks' patches: their mean would weigh a rank's by how few it has
-        count = _over_ranks(inside.sum().float()).clamp_min(1e-6)
+        count = (sum_over_ranks(inside.sum().float()) / num_ranks()).clamp_min(1e-6)
         logits = outputs["logits"].float().mT
         cell = F.cross_entropy(logits, places, ignore_index=-1, reduction="sum") / count
         cluster = (outputs["cluster"] * inside).sum() / count
@@ -143,13 +143,6 @@ class PlaceInReference(PlaceObjective):
             "mean_entropy": outputs["mean_entropy"],
             "inside": answers.counted.float().mean(),
         }
-
-
-def _over_ranks(mean: Tensor) -> Tensor:
-    """Return the mean of this over all ranks, with gradient."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return mean
-    return all_reduce(mean) / dist.get_world_size()
 
 
 @dataclass(kw_only=True, eq=False)

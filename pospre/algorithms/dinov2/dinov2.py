@@ -24,8 +24,9 @@ from pospre.algorithms.dinov2.masks import (
     masked_slots,
 )
 from pospre.algorithms.dinov2.prototype_task import PrototypeOptions, TwoPrototypeTasks
-from pospre.algorithms.lejepa.sigreg import SIGReg, over_ranks
+from pospre.algorithms.lejepa.sigreg import SIGReg
 from pospre.batch import Batch
+from pospre.collectives import num_ranks
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
 from pospre.model.layout import Layout
@@ -103,7 +104,7 @@ class PrototypeMatching(TwoPrototypeTasks):
         if "koleo" in terms:
             loss = loss + options.koleo_weight * terms["koleo"]
         if "sigreg" in terms:
-            per_sample = terms["sigreg"] / over_ranks(len(outputs["classes"]))
+            per_sample = terms["sigreg"] / (len(outputs["classes"]) * num_ranks())
             loss = loss + options.sigreg_weight * per_sample
         return loss
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pospre.collectives import is_joined
+
 Centering = Literal["sinkhorn", "centering"]
 
 
@@ -131,7 +133,7 @@ class Targets(nn.Module):
 
 def _reduce(value: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     """Return ``value`` combined over all ranks; in place, and itself without a process group."""
-    if dist.is_available() and dist.is_initialized():
+    if is_joined():
         dist.all_reduce(value, operation)
     return value
 

@@ -1,12 +1,11 @@
 """SIGReg: features that are Gaussian along random directions (arXiv 2511.08544)."""
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
 from pospre import draws
+from pospre.collectives import num_ranks, sum_over_ranks
 from pospre.errors import UserError
 from pospre.model.progress import Progress
 
@@ -56,7 +55,7 @@ class SIGReg(nn.Module):
         Raises:
             UserError: so few samples that equal features would cost less than Gaussian ones.
         """
-        count = over_ranks(features_VND.shape[1])
+        count = features_VND.shape[1] * num_ranks()
         if self.training and count < _LEAST:
             raise UserError(
                 f"SIGReg of {count} sample{'s' * (count > 1)} costs less if features are equal "
@@ -69,14 +68,6 @@ class SIGReg(nn.Module):
             normal_K = (-knots_K.square() / 2).exp()
             angles_VNSK = (features @ self.slices_DS.to(features)).unsqueeze(-1) * knots_K
             waves = torch.stack([angles_VNSK.cos().sum(1), angles_VNSK.sin().sum(1)])
-            if dist.is_available() and dist.is_initialized():
-                waves = all_reduce(waves)
-            real, imaginary = (waves / count).unbind()
+            real, imaginary = (sum_over_ranks(waves) / count).unbind()
             distance_VSK = (real - normal_K).square() + imaginary.square()
             return count * (distance_VSK @ (self.trapezoid_K * normal_K)).mean()
-
-
-def over_ranks(rows: int) -> int:
-    """Return the number of samples of all ranks, of which each has ``rows``."""
-    known = dist.is_available() and dist.is_initialized()
-    return rows * (dist.get_world_size() if known else 1)

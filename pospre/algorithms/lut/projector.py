@@ -1,11 +1,10 @@
 """The two-layer head with batch norm of BYOL and LUT, used as projector and as predictor."""
 
 import torch
-import torch.distributed as dist
 from composer.utils import dist as composer_dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
+from pospre.collectives import is_joined, num_ranks, sum_over_ranks
 from pospre.errors import UserError
 
 
@@ -59,13 +58,13 @@ class RankBatchNorm(nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (rows, D)."""
-        if not (self.training and dist.is_available() and dist.is_initialized()):
+        if not (self.training and is_joined()):
             return super().forward(input)
         with torch.autocast(input.device.type, enabled=False):
-            rows, count = input.float(), len(input) * dist.get_world_size()
-            mean = all_reduce(rows.sum(0)) / count
+            rows, count = input.float(), len(input) * num_ranks()
+            mean = sum_over_ranks(rows.sum(0)) / count
             centred = rows - mean
-            variance = all_reduce(centred.square().sum(0)) / count
+            variance = sum_over_ranks(centred.square().sum(0)) / count
             self._follow(mean.detach(), variance.detach() * (count / (count - 1)))
             normalised = centred * (variance + self.eps).rsqrt() * self.weight + self.bias
         return normalised.to(input.dtype)

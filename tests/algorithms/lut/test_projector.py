@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pospre.algorithms.lut import projector
+from pospre import collectives
 from pospre.algorithms.lut.projector import Projector
 from pospre.model.teacher import Frozen
 
@@ -47,9 +47,11 @@ def test_among_ranks_it_is_the_plain_head_of_all_rows(monkeypatch: pytest.Monkey
     twin, rows = plain(head), torch.randn(7, 6)
     expected = twin(rows)
     expected.square().sum().backward()
-    monkeypatch.setattr(projector.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(projector.dist, "get_world_size", lambda: 3)  # with the same rows each
-    monkeypatch.setattr(projector, "all_reduce", lambda value: 3 * value)
+    monkeypatch.setattr(collectives.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(
+        collectives.distributed, "get_world_size", lambda: 3
+    )  # with the same rows each
+    monkeypatch.setattr(collectives, "all_reduce", lambda value: 3 * value)
     found = head(rows)
     found.square().sum().backward()
     torch.testing.assert_close(found, expected)
