@@ -7,8 +7,20 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = {"reporting", "run", "certificate", "planning", "exporting", "embedding"}
-"""Packages that training imports and that change no figure: pages, folders, predictions."""
+OUTSIDE = (
+    *("reporting", "run", "certificate", "planning", "exporting", "embedding"),
+    *("data.bucket", "object_store", "bucket_errors", "attempts", "atomic_file", "scratch"),
+    *("errors", "output", "command_line", "docstrings", "option_texts", "model.refusals"),
+    *("arguments", "external_class", "installed", "trust", "evaluation.drawing", "recipe"),
+    *("nn.lora", "nn.lora_options", "nn.swin", "nn.weights", "model.reference", "model.stages"),
+    *("model.stage_times", "training.stages", "training.foreign", "training.weight_files"),
+    *("training.start_encoder", "training.start_weights"),
+)
+"""Parts of ``pospre`` that training imports and that change no figure of a run from scratch on a
+local folder: pages, buckets, messages, what a recipe means (it is hashed itself), weights of others
+and stages."""
+DOORS = ("pospre", "pospre.algorithms")
+"""Packages that import all their parts, to name them: a run uses few."""
 
 
 def code_hash(modules: Iterable[str]) -> str:
@@ -29,11 +41,11 @@ def code_hash(modules: Iterable[str]) -> str:
 
 
 def _file_of(module: str) -> Path | None:
-    """Return the file of one of our modules, None for those of others and for ``OUTSIDE``."""
-    parts = module.split(".")
-    if parts[0] != "pospre" or {*parts[1:2]} & OUTSIDE:
+    """Return the file of one of our modules, None for those of others, of ``OUTSIDE``, doors."""
+    outside = any(f"{module}.".startswith(f"pospre.{name}.") for name in OUTSIDE)
+    if outside or module in DOORS or not module.startswith("pospre."):
         return None
-    path = ROOT.joinpath(*parts)
+    path = ROOT.joinpath(*module.split("."))
     paths = path.with_suffix(".py"), path / "__init__.py"
     return next((path for path in paths if path.exists()), None)
 

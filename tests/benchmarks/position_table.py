@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from pospre.errors import UserError, run_command
 from pospre.evaluation.registry import evaluation_module
+from pospre.model.algorithm import algorithm_class
 from pospre.nn.positions import named_scheme, scheme_class
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
 from pospre.training.build import build_model, resolve
@@ -100,7 +101,7 @@ class Cell:
     def _modules(self, recipe: Mapping[str, Any]) -> list[str]:
         scheme, _ = named_scheme(POSITIONS[self.row])
         measured = [evaluation_module(name).__name__ for name in SETTINGS]
-        methods = [f"pospre.algorithms.{name}" for name in recipe["algorithms"]]
+        methods = [algorithm_class(name).__module__ for name in recipe["algorithms"]]
         return [scheme_class(scheme).__module__, *methods, *measured]
 
 

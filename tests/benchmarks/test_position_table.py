@@ -78,6 +78,15 @@ def test_a_cell_is_known_by_what_can_change_its_figures() -> None:
     assert Cell("LookHere", "mae", 0).key()["code"] != key["code"]  # another file
 
 
+def test_a_cell_is_known_by_files_that_its_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = code_hash._read
+    names: set[str] = set()
+    monkeypatch.setattr(code_hash, "_read", lambda path: (names.add(path.name), read(path))[1])
+    Cell("learned", "supervised", 0).key()
+    assert {"supervised.py", "vit.py", "device.py", "step_trainer.py", "knn.py"} <= names
+    assert not names & {"errors.py", "object_store.py", "droppos.py", "saver.py"}
+
+
 def test_every_row_and_host_of_a_block_has_a_recipe_that_works_or_a_reason() -> None:
     for block in BLOCKS.values():
         for host in block.hosts:
