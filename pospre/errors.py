@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import logging
 import os
 import shlex
 import signal
@@ -148,6 +149,8 @@ def run_command(main: Callable[[], int]) -> int:
     # before torch loads OpenMP: otherwise its waiting threads spin. That slows everything else on
     # these cores: other runs, other ranks, the loader's threads
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # where torchao is installed, Composer's imports load it: two lines of its own deprecated calls
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     try:
         with stoppable(_UNDONE):
             return main()

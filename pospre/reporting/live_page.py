@@ -50,7 +50,8 @@ class LivePage(Callback):
             if not self._drawn:
                 self._draw(state)
                 self._drawn = True
-            if (start := time.monotonic()) >= self._next:
+            written = (self.folder / "metrics.jsonl").exists()  # not before the first lines
+            if (start := time.monotonic()) >= self._next and written:
                 write_report(self.folder, refresh=max(1, round(self.every)))
                 spent = time.monotonic() - start
                 self._next = start + max(self.every, spent / SHARE)

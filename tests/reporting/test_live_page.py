@@ -49,12 +49,25 @@ def test_the_page_follows_the_run_and_changes_nothing_of_it(tmp_path: Path) -> N
 
 def test_what_fails_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = fabricate_run(tmp_path, num_steps=5)
-    (folder / "metrics.jsonl").unlink()
+    (folder / "report.html").mkdir()
     live = LivePage(folder, every=0)
     for number in (1, 2):
         live.batch_end(at_step(number), None)  # type: ignore[arg-type]
     said = capsys.readouterr().err
-    assert said.count("the report is not updated during training") == 1 and "metrics.jsonl" in said
+    assert said.count("the report is not updated during training") == 1 and "report.html" in said
+
+
+def test_the_page_waits_for_the_first_metrics(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fabricate_run(tmp_path, num_steps=5)
+    metrics = (folder / "metrics.jsonl").rename(tmp_path / "metrics.jsonl")
+    live = LivePage(folder, every=0)
+    live.batch_end(at_step(1), None)  # type: ignore[arg-type]
+    assert not (folder / "report.html").exists() and not capsys.readouterr().err
+    metrics.rename(folder / "metrics.jsonl")
+    live.batch_end(at_step(2), None)  # type: ignore[arg-type]
+    assert (folder / "report.html").exists()
 
 
 def drawn(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], list[np.ndarray]]:
