@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.model.comparison import COMPARED, Comparison, ComparisonAlgorithm, Pair
+from pospre.model.comparison import Comparison, ComparisonAlgorithm, Pair
 from pospre.model.layout import Layout
 from pospre.model.objective import Objective, Outputs
 from pospre.model.uses import Uses
@@ -73,4 +73,4 @@ class Gram(ComparisonAlgorithm):
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the passes that are compared."""
         coupled = {"the patches": self.level == "batch"}
-        return Uses(views={}, passes=COMPARED, predicts="content", couples=coupled)
+        return Uses(views={}, passes=self.passes(), predicts="content", couples=coupled)

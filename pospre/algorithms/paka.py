@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from pospre.batch import Batch
-from pospre.model.comparison import COMPARED, Comparison, ComparisonAlgorithm, Pair
+from pospre.model.comparison import Comparison, ComparisonAlgorithm, Pair
 from pospre.model.objective import Objective, Outputs
 from pospre.model.uses import Uses
 from pospre.nn.encoder_interface import PatchEncoder
@@ -56,4 +56,4 @@ class PaKA(ComparisonAlgorithm):
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the passes that are compared."""
-        return Uses(views={}, passes=COMPARED, predicts="content")
+        return Uses(views={}, passes=self.passes(), predicts="content")

@@ -1,6 +1,7 @@
 """The reference: the same features as published, never changed, and outside of checkpoints."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from pospre.algorithms.distill.distill import Distill
 from pospre.algorithms.gram import Gram
 from pospre.data.views.augment_options import Augment
 from pospre.data.views.options import ViewGroup
-from pospre.model.comparison import on_grid
+from pospre.model.comparison import Comparison, in_box, on_grid
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
+from pospre.nn.places import mirrored_boxes
 from tests.algorithms.cases import (
+    GROUPS,
     Case,
     made,
     make_optimizer,
@@ -103,6 +106,58 @@ def test_maps_are_read_at_the_centres_before_lengths_are_normalised() -> None:
     assert on_grid(ramp(4), (4, 4), (3, 3), "bicubic").shape == (1, 9, 1)
 
 
+def test_local_views_are_compared_at_their_places_in_the_view_that_it_sees() -> None:
+    whole, part = torch.tensor([[0.0, 0, 1, 1]]), torch.tensor([[0.25, 0.1, 0.75, 0.6]])
+
+    def read(outer: Tensor, inner: Tensor) -> list[float]:
+        found: list[float] = in_box(ramp(4), (4, 4), (2, 2), outer, inner).flatten().tolist()
+        return found
+
+    assert read(whole, part) == pytest.approx([5, 6, 15, 16])
+    mirror = torch.tensor([True])
+    assert read(whole, mirrored_boxes(part, mirror)) == pytest.approx([6, 5, 16, 15])
+    assert read(mirrored_boxes(whole, mirror), part) == pytest.approx([6, 5, 16, 15])
+    assert read(0.5 * whole, 0.5 * part) == pytest.approx([5, 6, 15, 16])
+    thirds = in_box(ramp(4), (4, 4), (3, 3), whole, whole)
+    torch.testing.assert_close(thirds, on_grid(ramp(4), (4, 4), (3, 3)))
+
+
+LOCAL = ViewGroup(name="local", count=2, size=16, inside="global")
+VIEWS = {"global": ViewGroup(name="global", count=2, size=32), "local": LOCAL}
+SIDES = {"global": 32, "local": 16}
+
+
+def test_each_local_view_has_the_patches_of_its_own_outer_view() -> None:
+    model = tiny_model(made("dinov2"), Distill(local=True), views=VIEWS, reference=encoder_of())
+    assert model.layout.passes["local"].needs_patches
+    outer, inner = (random_views(name, views=2, side=side) for name, side in SIDES.items())
+    batch = {**outer, **inner}
+    batch["global/box"] = torch.rand(4, 2, 4) * 0.2 + torch.tensor([0.0, 0.0, 0.6, 0.6])
+    batch["local/box"] = torch.rand(4, 2, 4) * 0.1 + torch.tensor([0.2, 0.2, 0.4, 0.4])
+    refuses("the batch lacks 'local/box'", lambda: written(model, {**outer, **inner}))
+    batch["global/flip"][0], batch["local/flip"][:2] = True, True
+    inputs = written(model, batch)
+    distances, loss = model(inputs)["distill"], model.objectives["distill"]
+    assert set(distances) == {"patches", "class"}  # the reference sees no local view's own class
+    assert isinstance(loss, Comparison)
+    places = torch.arange(16.0).view(1, 16, 1).expand(8, -1, 192)
+    tokens = torch.cat([torch.zeros(8, 1, 192), places + 100 * torch.arange(8.0)[:, None, None]], 1)
+    passes = {name: torch.zeros(8, 17, 192) for name in ("global", "local")}
+    *_, local = loss._pairs({**passes, "reference/global": tokens}, inputs)
+    assert local.target_prefix is None
+    for row in range(8):
+        flip = {name: bool(batch[f"{name}/flip"].flatten()[row]) for name in VIEWS}
+        box = {name: batch[f"{name}/box"].flatten(0, 1)[row] for name in VIEWS}
+        (x0, y0, x1, y1), (a0, b0, a1, b1) = (box[name].tolist() for name in VIEWS)
+        for cell, found in enumerate(local.target[row, :, 0].tolist()):
+            high, across = (cell // 2 + 0.5) / 2, (cell % 2 + 0.5) / 2
+            x = a0 + (a1 - a0) * (1 - across if flip["local"] else across)
+            u, v = (x - x0) / (x1 - x0), (b0 + (b1 - b0) * high - y0) / (y1 - y0)
+            u = 1 - u if flip["global"] else u
+            column, line = (min(3.0, max(0.0, 4 * each - 0.5)) for each in (u, v))
+            assert found == pytest.approx(100 * row + 4 * line + column, abs=1e-3)
+
+
 def test_it_sees_neither_masks_nor_colours_but_the_same_flips() -> None:
     own = encoder_of()
     views = [ViewGroup(size=32, augment=Augment(grayscale_rate=1.0))]
@@ -157,6 +212,13 @@ def other(**options: Any) -> dict[str, Any]:
         ((Gram(), made("supervised", mixup=0.8)),
          other() | {"views": {"view": ViewGroup(size=32), "a": ViewGroup(of="view", size=64)}},
          "supervised mixes the images of data.views.view, but not those of data.views.a"),
+        ((Gram(local=True),), other() | {"views": {**VIEWS, "local": GROUPS["local"]}},
+         r"gram.local = True, but data.views.local.inside = None: .*Set .*inside: global"),
+        ((Gram(local=True),), other(), "gram .* data.views.local"),
+        ((Gram(local=True), made("supervised", mixup=0.8)),
+         other() | {"views": {"view": ViewGroup(size=32), "local": replace(LOCAL, inside="view")}},
+         "gram.local = True, but algorithms.supervised mixes the images of data.views.view"),
+        ((Distill(local=True, patch_weight=0.0),), other(), "distill.local = True has no effect"),
         ((Gram(),), other() | {"views": {"crop": ViewGroup(size=32)}},
          "gram reads one of the view groups global and view, but data.views has crop"),
     ],

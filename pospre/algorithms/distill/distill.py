@@ -6,7 +6,7 @@ size or resolution. With an encoder of other positions, it teaches published fea
 targets may lack places (``debiased``), or be means over shifts (``rolled``).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -24,7 +24,6 @@ from pospre.algorithms.distill.targets import (
 from pospre.batch import Batch
 from pospre.errors import UserError
 from pospre.model.comparison import (
-    COMPARED,
     Comparison,
     ComparisonAlgorithm,
     Pair,
@@ -81,7 +80,7 @@ class FeatureMatching(Comparison):
         if self.options.target == "debiased":
             target = target - (target - self.mean) @ self.directions @ self.directions.T
         terms = {"patches": pair.mean(self._distances(self.project(pair.student), target).mean(1))}
-        if self.options.class_weight:
+        if self.options.class_weight and pair.target_prefix is not None:
             student = self.project_class(pair.student_prefix[:, 0])
             terms["class"] = pair.mean(self._distances(student, pair.target_prefix[:, 0]))
         return terms
@@ -166,6 +165,7 @@ class Distill(ComparisonAlgorithm):
     def check_encoder(self, encoder: PatchEncoder) -> None:
         """Raise ``UserError`` for options without effect, or positions that shifts change."""
         super().check_encoder(encoder)
+        self.check_used("local", self.patch_weight > 0, "patch_weight")
         self.check_used("num_rolls", self.target == "rolled", "target")
         self.check_used("standardise", self.distance != "cosine", "distance")
         if self.standardise == "phi_s" and self.distance == "mse":
@@ -201,14 +201,10 @@ class Distill(ComparisonAlgorithm):
                 "distill.patch_weight = 0 and distill.class_weight = 0 leave no loss. 1 and 0.2 "
                 "are usual."
             )
-        token = "distill.class_weight" if self.class_weight else None
-        rolls, passes = self.num_rolls if self.target == "rolled" else 0, {}
-        for name, own in COMPARED.items():
-            if own.reference:
-                key = self.reference_pass(name.removeprefix("reference/"))
-                passes[key] = replace(own, rolls=rolls)
-            else:
-                passes[name] = replace(own, class_token=token)
+        passes = self.passes(
+            rolls=self.num_rolls if self.target == "rolled" else 0,
+            class_token="distill.class_weight" if self.class_weight else None,
+        )
         fitted = tuple(key for key, own in passes.items() if own.reference and self.is_fitted)
         return Uses(views={}, passes=passes, predicts="content", calibrates=fitted)
 
