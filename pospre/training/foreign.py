@@ -39,11 +39,13 @@ class Shown(NamedTuple):
         mean: for normalisation, one per channel in [0, 1] or one for all. None: what the
             weights expect, if known, else ImageNet's.
         std: as ``mean``.
+        channels: those of the images; for 1, kernels of RGB are added up. None: the weights'.
     """
 
     image_size: tuple[int, int] | None = None
     mean: Numbers = None
     std: Numbers = None
+    channels: int | None = None
 
 
 AS_NOTED = Shown()
@@ -133,6 +135,7 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
     options |= {"image_size": shown.image_size or usual}
     _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
     options = keeping_table(options, grid, source)
+    options |= {"channels": 1} if shown.channels == 1 else {}
     model = _headless(build_encoder(**options), shown, seed)
     hold = partial(hold_table, usual=model.encoder.grid_of(*own))
     return _loaded(model, source, seed, options["name"], assumed, hold)

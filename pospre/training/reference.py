@@ -139,9 +139,9 @@ def _opened(recipe: Recipe) -> tuple[PretrainModel, str]:
     if not address.startswith(PREFIX) and not is_weights_file(address):
         return model_of(open_checkpoint(address), weights=which)[0], ""
     with torch.random.fork_rng(devices=[]):
-        foreign = open_foreign(address, which, _KEYS)
+        foreign = open_foreign(address, which, _KEYS, shown=Shown(channels=recipe.encoder.channels))
         if not foreign.model.encoder.positions.takes_any_grid:  # its table gets that of the views
-            shown = Shown(pair(recipe.encoder.image_size))
+            shown = Shown(pair(recipe.encoder.image_size), channels=recipe.encoder.channels)
             foreign = open_foreign(address, which, _KEYS, shown=shown)
     return foreign.model, foreign.name
 

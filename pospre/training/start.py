@@ -63,8 +63,9 @@ def _take_fitted(parts: Components, model: PretrainModel, source: Source, kernel
     encoder = model.vit
     original = _original(encoder, source)
     check_fit(model, original)
+    source, about = take_pixels(model, source)
     done = take_encoder(original, source, kernel)
-    take_pixels(model, source)
+    done.differences += about
     _copy_content(encoder, original)
     images = _images(parts)
     share = fit_biases(encoder, original, images)

@@ -197,7 +197,11 @@ def _contradictions(
     if heads not in (None, size.num_heads):
         wrong.append(differs("num_heads", size.num_heads, heads))
     for key, actual, fits in (
-        ("channels", other.channels, options.channels >= other.channels),
+        (
+            "channels",
+            other.channels,
+            options.channels >= other.channels or (options.channels, other.channels) == (1, 3),
+        ),
         ("class_token", other.class_token, options.class_token == other.class_token),
         ("num_registers", other.num_registers, options.num_registers >= other.num_registers),
     ):

@@ -1,11 +1,45 @@
-"""Weights for an encoder with other patches, more channels or more registers than theirs."""
+"""Weights for an encoder with other patches, other channels or more registers than theirs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
+from pospre.augment.device import IMAGENET_MEAN, IMAGENET_STD
+from pospre.errors import UserError
+from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.encoder_options import Kernel
-from pospre.nn.weights.kernels import KERNELS, resized_kernel, with_channels
+from pospre.nn.weights.kernels import KERNELS, resized_kernel, to_grey, with_channels
 from pospre.training.weight_files import Source
+
+KERNEL = "patch_embed.proj.weight"
+_BIAS = "patch_embed.proj.bias"
+_RGB = 3
+
+
+def in_grey(
+    model: PretrainModel, source: Source, pixels: Mapping[str, Sequence[float]]
+) -> tuple[Source, list[str]]:
+    """Return weights for the channels of a model of grey images, and a line about it.
+
+    Others stay as they are. ``pixels`` is what is known of how images are normalised for them.
+    """
+    kernel, bias = (source.tensors.get(key) for key in (KERNEL, _BIAS))
+    if kernel is None or kernel.ndim != 4 or (model.encoder.channels, kernel.shape[1]) != (1, _RGB):
+        return source, []
+    own = {key: getattr(model.augment, key).flatten().tolist() for key in ("mean", "std")}
+    if bias is None or len(own["mean"]) > 1:
+        why = "no bias" if bias is None else "one mean, but the data have one for each column"
+        raise UserError(f"encoder.channels = 1, but {source.named} has 3 and {why}; use 3 channels")
+    grey, more = to_grey(kernel, {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, **pixels}, own)
+    tensors = {**source.tensors, KERNEL: grey, _BIAS: bias.float() + more}
+    assumed = "" if pixels else " (of ImageNet's mean and deviation, assumed)"
+    line = (
+        f"encoder.channels = 1, but {source.name} has 3: its kernels are added up{assumed}, so a "
+        "grey image has the features that it has in three equal channels"
+    )
+    return replace(source, tensors=tensors), [line]
 
 
 def added_registers(encoder: PatchEncoder, source: Source) -> int:

@@ -4,9 +4,9 @@ Every tensor of the encoder comes from the file, or is fresh and named in the me
 random silently. Only positions may be fresh, if the file has none of their kind.
 
 Three things may differ from the file, each with a line that says so: the size of patches, more
-channels (``nn.weights.kernels``), and more registers, which are fresh and gated. Positions of
-another grid are resampled as the code that trained them does (``resample_positions``; relative ones
-by timm's ``resize_rel_pos_bias_table``).
+channels or one (``nn.weights.kernels``), and more registers, which are fresh and gated. Positions
+of another grid are resampled as the code that trained them does (``resample_positions``; relative
+ones by timm's ``resize_rel_pos_bias_table``).
 """
 
 from collections.abc import Callable
@@ -41,13 +41,18 @@ from pospre.training.start_positions import (
     in_our_layout,
     other_scheme,
 )
-from pospre.training.start_shapes import about_registers, added_registers, fitted_kernel
+from pospre.training.start_shapes import (
+    KERNEL,
+    about_registers,
+    added_registers,
+    fitted_kernel,
+    in_grey,
+)
 from pospre.training.weight_files import Source, read_source
 from pospre.training.weight_records import Weights
 
 _TABLE = "relative_position_bias_table"
 _SHARED = f"shared_rel_pos.{_TABLE}"
-_KERNEL = "patch_embed.proj.weight"
 _COMPARE = (
     "compare name, depth, num_heads, class_token, num_registers, layer_scale and final_norm of "
     "the encoder"
@@ -144,8 +149,10 @@ def load(
 def take_weights(model: PretrainModel, source: Source, kernel: Kernel = "bicubic") -> Loaded:
     """Load the tensors of ``source``; see ``load_weights``."""
     encoder = model.encoder
+    source, about = take_pixels(model, source)
     with only_old(encoder):
         done = take_encoder(encoder, source, kernel)
+    done.differences += about
     if isinstance(encoder.positions, Fading):
         check_fading(encoder.positions)
         done.differences.append(
@@ -154,7 +161,6 @@ def take_weights(model: PretrainModel, source: Source, kernel: Kernel = "bicubic
         )
         new = encoder.positions.new.named_parameters(prefix="positions.new")
         done.fresh += (encoder.timm_name_of(name) for name, _ in new)
-    take_pixels(model, source)
     follow(model.teachers.pairs, 0.0)
     return done
 
@@ -191,20 +197,23 @@ def take_encoder(encoder: PatchEncoder, source: Source, kernel: Kernel) -> Loade
     return done
 
 
-def take_pixels(model: PretrainModel, source: Source) -> None:
-    """Normalise as the weights expect; a file that does not say it has its timm model's."""
+def take_pixels(model: PretrainModel, source: Source) -> tuple[Source, list[str]]:
+    """Normalise as the weights expect, or see ``in_grey``; return the weights and lines about them.
+
+    A file that does not say it has its timm model's.
+    """
     encoder, name = model.encoder, model.encoder.options.name
-    model.augment.expect(source.known.pixels, "the weights'")
-    if (
-        source.known.pixels
-        or source.is_run
-        or encoder.pixels_expected
-        or not name.startswith(PREFIX)
-    ):
-        return
-    config = timm.get_pretrained_cfg(name.removeprefix(PREFIX))
-    if config is not None:
-        model.augment.expect(pixels_of(vars(config), encoder.channels), "timm's")
+    pixels, whose = source.known.pixels, "the weights'"
+    kernel = source.tensors.get(KERNEL)
+    channels = encoder.channels if kernel is None else kernel.shape[1]
+    is_silent = not (pixels or source.is_run or encoder.pixels_expected)
+    if is_silent and name.startswith(PREFIX):
+        config = timm.get_pretrained_cfg(name.removeprefix(PREFIX))
+        if config is not None:
+            pixels, whose = pixels_of(vars(config), channels), "timm's"
+    if channels == encoder.channels:
+        model.augment.expect(pixels, whose)
+    return in_grey(model, source, pixels)
 
 
 def _check_kind(encoder: PatchEncoder, source: Source) -> None:
@@ -284,7 +293,7 @@ def _matching(
         theirs, changed, assumed = fitted(own, encoder, source)
         if assumed and assumed not in done.assumed:
             done.assumed.append(assumed)
-    elif key == _KERNEL and theirs.ndim == 4 and len(theirs) == len(own):
+    elif key == KERNEL and theirs.ndim == 4 and len(theirs) == len(own):
         theirs, lines = fitted_kernel(theirs, own, kernel, source.name)
         done.differences += lines
     if theirs.shape != own.shape:

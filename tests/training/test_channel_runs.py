@@ -13,6 +13,7 @@ from pospre.errors import UserError
 from pospre.evaluate import main as evaluate
 from pospre.evaluation.run import check_evaluation
 from pospre.export import main as export
+from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import load_recipe
 from pospre.training.build import load_model
 from tests.conftest import draw_image
@@ -102,6 +103,28 @@ def test_grey_images_in_one_channel(run: Run, options: list[str], tmp_path: Path
     assert len(losses(tmp_path / "runs" / "mae_channels")) == 3
     # and in three, as ever
     assert run(RECIPE, *own, "encoder.channels=3", "run_name=rgb")[0] == 0
+
+
+def test_grey_images_continue_weights_of_colours(
+    run: Run, options: list[str], tmp_path: Path
+) -> None:
+    source = tmp_path / "grey"
+    source.mkdir()
+    for number in range(6):
+        draw_image(number, 60, 50).convert("L").save(source / f"{number}.png")
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"image_size": 32, "patch_size": 8, "depth": 1}
+    torch.save(build_encoder("vit_tiny16", **small).timm_state(), tmp_path / "rgb.pth")
+    own = [
+        *(*options, f"data.path={source}", "data.mean=[0.5]", "data.std=[0.25]"),
+        *("encoder={weights: " + f"{tmp_path}/rgb.pth, channels: 1, image_size: 32}}",),
+        *("reference={weights: start}", "algorithms={distill: {}}", "schedule.warmup=0ba"),
+        "trainer.precision=fp32",
+    ]
+    code, said = run(RECIPE, *own)
+    assert code == 0 and "has 3: its kernels are added up" in said, said
+    first, second, _ = losses(tmp_path / "runs" / "mae_channels")
+    assert 0 <= first < 1e-9 < second  # the reference is as the start
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_run_and_an_export_say_it_too(tmp_path: Path) -> None:
         ({"num_registers": 3, "depth": 5}, "encoder.depth = 5, but .* has 2 blocks; .*= 3, but"),
         ({"name": "vits16", "positions": "learned"}, "name = vits16 .embed_dim 384, hidden_dim 1"),
         ({"name": "timm:vit_tiny_patch16_224"}, "encoder.depth = 12.*registers = 0.*layer_scale"),
-        ({"channels": 1}, "encoder.channels = 1, but .* has 3"),
+        ({"channels": 2}, "encoder.channels = 2, but .* has 3"),
         ({"class_token": False}, "encoder.class_token = false, but .* has true"),
     ],
 )

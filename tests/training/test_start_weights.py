@@ -259,6 +259,28 @@ def test_more_channels_and_registers_than_the_file(tmp_path: Path, positions: st
     assert moved.min() < cosine.min()
 
 
+@pytest.mark.parametrize("given", [{}, {"mean": [0.5], "std": [0.25]}])
+def test_a_grey_image_has_the_features_of_three_equal_channels(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    path, _ = exported(tmp_path / "encoder.pth")
+    encoder = build_encoder("vit_tiny16", image_size=64, depth=2, channels=1)
+    model, original = PretrainModel(encoder, seed=0, **given), small()
+    said = load_weights(model, str(path))
+    line = f"encoder.channels = 1, but {path} has 3: its kernels are added up (of ImageNet's"
+    assert line in said and "30 of 30 tensors" in said
+    load_weights(original, str(path))
+    grey = torch.randint(0, 256, (2, 1, 1, 64, 64), dtype=torch.uint8)
+    flip = torch.zeros(2, 1, dtype=torch.bool)
+    with torch.no_grad():
+        found = encoder(model.augment(grey, flip)[:, 0])
+        images = original.augment(grey.expand(-1, -1, 3, -1, -1), flip)[:, 0]
+        torch.testing.assert_close(found, original.encoder(images), rtol=0, atol=1e-3)
+    columns = PretrainModel(encoder, seed=0, mean=[0.0] * 64, std=[1.0] * 64)
+    with pytest.raises(UserError, match=r"channels = 1, but .* has 3 and one mean, but the data"):
+        load_weights(columns, str(path))
+
+
 def test_further_registers_follow_those_of_the_file(tmp_path: Path) -> None:
     path, weights = exported(tmp_path / "encoder.pth", positions="learned", num_registers=2)
     weights["pos_embed"][:, 1:3] = 0

@@ -8,6 +8,7 @@ at the new size have finer detail than enlarged ones; there ``bicubic`` stays cl
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -48,3 +49,26 @@ def with_channels(kernel_DCHW: Tensor, count: int) -> Tensor:
     kernel, old = kernel_DCHW.float(), kernel_DCHW.shape[1]
     new = kernel.mean(dim=1, keepdim=True).expand(-1, count - old, -1, -1)
     return torch.cat([kernel, new], dim=1) * (old / count)
+
+
+def to_grey(
+    kernel_DCHW: Tensor,
+    theirs: Mapping[str, Sequence[float]],
+    own: Mapping[str, Sequence[float]],
+) -> tuple[Tensor, Tensor]:
+    """Return a kernel (D, 1, h, w) of grey images, and what to add to its bias (D,): float32.
+
+    A grey image has the embedding that it has in equal channels.
+
+    Args:
+        kernel_DCHW: kernel of images in channels.
+        theirs: ``mean`` and ``std`` that normalise those, one number per channel.
+        own: the numbers that normalise grey images.
+    """
+    (mean_C, std_C), (mean, std) = (
+        [torch.tensor([*each[key]]).double() for key in ("mean", "std")] for each in (theirs, own)
+    )
+    kernel = kernel_DCHW.double()
+    grey = torch.einsum("dchw,c->dhw", kernel, std / std_C).unsqueeze(1)
+    bias = torch.einsum("dchw,c->d", kernel, (mean - mean_C) / std_C)
+    return grey.float(), bias.float()

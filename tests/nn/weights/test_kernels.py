@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pospre.augment.device import IMAGENET_MEAN, IMAGENET_STD
 from pospre.nn.encoder_options import Kernel
-from pospre.nn.weights.kernels import resized_kernel, with_channels
+from pospre.nn.weights.kernels import resized_kernel, to_grey, with_channels
 
 SMALL = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
 LARGE = torch.arange(16.0).view(1, 1, 4, 4)
@@ -62,3 +63,14 @@ def test_channels_are_added() -> None:
     assert found.tolist() == [0.75, 1.5, 2.25, 1.5]
     assert float((2 * found).sum()) == 12  # equal channels: the same
     assert float(found @ torch.tensor([1.0, 2.0, 3.0, 0.0])) == 10.5  # an empty one is not
+
+
+def test_channels_are_added_up_for_grey_images() -> None:
+    kernel = torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)
+    theirs = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    grey, bias = to_grey(kernel, theirs, {"mean": [0.0], "std": [1.0]})
+    assert float(grey) == pytest.approx(26.628717, abs=1e-6)
+    assert float(bias) == pytest.approx(-11.602665, abs=1e-6)
+    assert float(0.5 * grey + bias) == pytest.approx(1.711693, abs=1e-6)
+    grey, bias = to_grey(kernel, theirs, {"mean": [0.4], "std": [0.2]})  # normalised otherwise
+    assert float((0.5 - 0.4) / 0.2 * grey + bias) == pytest.approx(1.711693, abs=1e-6)
