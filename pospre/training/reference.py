@@ -82,7 +82,8 @@ def open_reference(recipe: Recipe, *, resumes: bool) -> PretrainModel | None:
         return _opened(recipe)[0]
     reference = _restored(content, recipe)
     address = _source(recipe)[0]
-    path = bare_address(address.removeprefix(PREFIX).rpartition(",")[2])
+    file = address.partition(",")[2] if address.startswith(PREFIX) else address
+    path = bare_address(file)
     if is_remote(path):
         return reference
     if not os.path.lexists(path):

@@ -86,8 +86,10 @@ def test_a_file_that_has_changed_beside_the_copy_is_refused(
     path = tmp_path / "published.pth"
     tensors = torch.load(path)
     torch.save({**tensors, "norm.weight": tensors["norm.weight"] + 1}, path)
-    code, said = run(adapting)
-    assert code == 2 and "published.pth has changed since the run began" in said
+    for said_of_it in ("", ",positions=learned"):
+        more = f"encoder.weights={path}{said_of_it}"
+        code, said = run(adapting, more)
+        assert code == 2 and "published.pth has changed since the run began" in said
     torch.save(tensors, path)
     (tmp_path / "runs" / "tiny" / "reference.safetensors").write_bytes(b"x" * 30)
     code, said = run(adapting)
