@@ -7,6 +7,10 @@ shares an input space and moves k, too; here q, k, v and SwiGLU's halves are row
 each. And peft draws A from torch's global generator; here it depends on the seed alone, so that all
 ranks and starts agree. B starts at 0: the features are those of the weights, bit by bit.
 
+With ``dora`` (Liu et al. 2024, arXiv 2402.09353) each row of V = W + s·B·A has a length of its own:
+W′ = g·‖W‖/‖V‖·V, with g = 1 at first, so that it does not matter when W is loaded. As in the paper,
+no gradient flows through ‖V‖.
+
 A teacher averages A and B, not their product: for A from 1 to 3 and B from 0 to 2, at a momentum of
 .5, its product is 2, not 3.
 """
@@ -33,6 +37,7 @@ class _Rows(NamedTuple):
     blocks: int = 1
 
 
+_SMALLEST = 1e-12
 _ROWS = {
     "q": _Rows("attn.qkv", 0, 3),
     "k": _Rows("attn.qkv", 1, 3),
@@ -46,17 +51,27 @@ _ROWS = {
 
 
 class Pair(nn.Module):
-    """x·Aᵀ·Bᵀ, for rows of a weight (rows, width)."""
+    """x·Aᵀ·Bᵀ, for rows of a weight (rows, width); g of DoRA is their relative length."""
 
-    def __init__(self, width: int, rows: int, rank: int, like: Tensor) -> None:
+    def __init__(
+        self, width: int, rows: int, rank: int, like: Tensor, *, dora: bool = False
+    ) -> None:
         super().__init__()
         self.a = nn.Parameter(torch.empty(rank, width, dtype=like.dtype, device=like.device))
         self.b = nn.Parameter(torch.zeros(rows, rank, dtype=like.dtype, device=like.device))
         nn.init.uniform_(self.a, -(width**-0.5), width**-0.5)
+        self.g = nn.Parameter(like.new_ones(rows)) if dora else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product (..., rows)."""
         return F.linear(F.linear(x, self.a), self.b)
+
+    def stretch(self, own: Tensor, scale: float) -> Tensor | None:
+        """Return the factor g·‖W‖/‖V‖ (rows,) of the rows ``own`` of a weight; None: no DoRA."""
+        if self.g is None:
+            return None
+        added = own + scale * (self.b @ self.a)
+        return self.g * (own.norm(dim=1) / added.norm(dim=1).clamp_min(_SMALLEST)).detach()
 
 
 class Pairs(nn.Module):
@@ -73,19 +88,24 @@ class Pairs(nn.Module):
                     f"lora.rank = {options.rank}, but {part} is {rows} × {width}; give less than "
                     f"{min(width, rows) // 2}, or train it whole"
                 )
-            self.add_module(part, Pair(width, rows, options.rank, layer.weight))
+            pair = Pair(width, rows, options.rank, layer.weight, dora=options.dora)
+            self.add_module(part, pair)
 
-    def forward(self, x: Tensor, out: Tensor) -> Tensor:
+    def forward(self, x: Tensor, out: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the layer's output with the products of its input."""
-        blocks = list(out.chunk(self.count, -1))
+        blocks, rows = list(out.chunk(self.count, -1)), weight.chunk(self.count)
         for part in self.parts:
-            index = _ROWS[part].number
-            blocks[index] = blocks[index] + self.scale * getattr(self, part)(x)
+            index, pair = _ROWS[part].number, getattr(self, part)
+            blocks[index] = blocks[index] + self.scale * pair(x)
+            if (factor := pair.stretch(rows[index], self.scale)) is not None:
+                own = 0 if bias is None else bias.chunk(self.count)[index]
+                more = (factor - 1) * (blocks[index] - own)  # exactly 0 at first
+                blocks[index] = blocks[index] + more.to(out.dtype)
         return blocks[0] if self.count == 1 else torch.cat(blocks, -1)
 
 
 def _add_products(layer: Any, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
-    added: Tensor = layer.lora(inputs[0], out)
+    added: Tensor = layer.lora(inputs[0], out, layer.weight, layer.bias)
     return added
 
 
@@ -98,7 +118,7 @@ def add_lora(
         encoder: a ViT from ``build_encoder`` or ``wrap_encoder``.
         blocks: number of first blocks that get pairs; None: all.
         seed: of A.
-        options: those of a recipe's ``lora``: ``rank``, ``alpha``, ``rslora`` and ``layers``.
+        options: those of a recipe's ``lora``: ``rank``, ``alpha``, ``layers`` and so on.
 
     Raises:
         UserError: it is no ViT, has pairs, an option is wrong, or the rank is too large.
@@ -145,7 +165,9 @@ def merge_lora(encoder: nn.Module) -> None:
     for layer in list(adapted(encoder)):
         for part in layer.lora.parts:
             pair = getattr(layer.lora, part)
-            layer.weight.copy_(_merged(layer.weight, part, pair.a, pair.b, layer.lora.scale))
+            layer.weight.copy_(
+                _merged(layer.weight, part, pair.a, pair.b, layer.lora.scale, pair.g)
+            )
         hooks = layer._forward_hooks
         for key in [key for key, hook in hooks.items() if hook is _add_products]:
             del hooks[key]
@@ -164,19 +186,27 @@ def merged_state(state: Mapping[str, Tensor], options: LoraOptions, name: str) -
         part, weight = rest.removesuffix(".a"), f"{layer}.weight"
         try:
             factors = state[key], state[f"{key[:-1]}b"]
-            merged[weight] = _merged(merged[weight], part, *factors, options.scale)
+            lengths = state[f"{key[:-1]}g"] if options.dora else None
+            merged[weight] = _merged(merged[weight], part, *factors, options.scale, lengths)
         except (KeyError, ValueError, RuntimeError) as error:
             raise UserError(f"{name} is of another model: '{key}' fits no weight") from error
     return merged
 
 
-def _merged(weight: Tensor, part: str, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Return W + s·B·A, computed in float64 and rounded once; where it adds 0, the bytes of W."""
+def _merged(
+    weight: Tensor, part: str, a: Tensor, b: Tensor, scale: float, g: Tensor | None = None
+) -> Tensor:
+    """Return W′, computed in float64 and rounded once; where it adds 0, the bytes of W."""
     rows = _ROWS[part]
     own = weight.chunk(rows.blocks)[rows.number]
-    if a.dim() != 2 or b.dim() != 2 or (len(b), a.shape[1]) != tuple(own.shape):
+    fits = a.dim() == b.dim() == 2 and (len(b), a.shape[1]) == tuple(own.shape)
+    if not fits or (g is not None and g.shape != own.shape[:1]):
         raise ValueError(part)  # before a product that is larger than both
     more = scale * (b.double() @ a.double())
+    if g is not None:
+        both, lengths = own.double() + more, own.double().norm(dim=1)
+        factor = g.double() * lengths / both.norm(dim=1).clamp_min(_SMALLEST)
+        more = both * factor[:, None] - own.double()
     whole = weight.clone()
     new = torch.where(more == 0, own, (own.double() + more).to(own.dtype))
     whole.chunk(rows.blocks)[rows.number].copy_(new)

@@ -24,6 +24,8 @@ class LoraOptions:
     """Their product counts ``alpha / rank`` times."""
     rslora: bool = False
     """It counts ``alpha / √rank`` times."""
+    dora: bool = False
+    """Each row also gets a length of its own (DoRA); every forward computes whole weights."""
     layers: Annotated[
         tuple[Literal["q", "k", "v", "proj", "fc1", "fc2"], ...],
         Field(strict=False, min_length=1),

@@ -37,6 +37,8 @@ def filled(encoder: nn.Module, std: float = 0.02) -> None:
     for name, each in encoder.named_parameters():
         if name.endswith(".b"):
             each.data.normal_(0.0, std, generator=generator)
+        if name.endswith(".g"):
+            each.data.add_(std * torch.randn(len(each), generator=generator))
 
 
 def test_golden() -> None:
@@ -50,6 +52,9 @@ def test_golden() -> None:
     pair.a.data, pair.b.data = a, b
     x = torch.tensor([1.0, 2])
     assert (weight @ x + 2 * pair(x)).tolist() == [1, 9]
+    rows = torch.tensor([[2.076137, -0.830455], [4.642383, 1.856953]])
+    stretched = _merged(weight, "proj", a, b, scale=2.0, g=torch.ones(2))
+    torch.testing.assert_close(stretched, rows, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +74,19 @@ def test_numbers_of_parameters(size: str, on: tuple[str, ...], rank: int, count:
 
 
 @pytest.mark.parametrize("make", [encoder_of, gated])
-@pytest.mark.parametrize("on", [("q", "v"), SIX["layers"]])
-def test_it_starts_as_the_weights_and_merges_into_them(make: Any, on: Any) -> None:
+@pytest.mark.parametrize(
+    ("on", "dora"), [(("q", "v"), False), (SIX["layers"], False), (SIX["layers"], True)]
+)
+def test_it_starts_as_the_weights_and_merges_into_them(make: Any, on: Any, dora: bool) -> None:
     encoder = make()
     plain = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     side = encoder.image_size[0]
     images = torch.randn(2, 3, side, side)
     before: Tensor = encoder(images)
-    add_lora(encoder, rank=3, layers=on, seed=1)
+    add_lora(encoder, rank=3, layers=on, seed=1, dora=dora)
     assert torch.equal(encoder(images), before)
     state = encoder.state_dict()
-    options = LoraOptions(rank=3, layers=on)
+    options = LoraOptions(rank=3, layers=on, dora=dora)
     assert same(merged_state(state, options, "x"), plain)  # B = 0: the same bytes
     filled(encoder)
     state = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
@@ -151,9 +158,16 @@ def test_weights_are_not_trained_beside_their_pairs() -> None:
 def test_tensors_of_strangers_take_no_memory_beyond_theirs() -> None:
     state = {"x.weight": torch.zeros(4, 4), "x.lora.proj.a": torch.zeros(1, 1 << 20)}
     state["x.lora.proj.b"] = torch.zeros(1 << 20, 1)
-    for odd in (state, {**state, "x.lora.proj.b": torch.zeros(4)}, {"y.lora.q.a": torch.zeros(1)}):
+    fit = {**state, "x.lora.proj.a": torch.zeros(1, 4), "x.lora.proj.b": torch.zeros(4, 1)}
+    for odd, dora in (
+        (state, False),
+        ({**state, "x.lora.proj.b": torch.zeros(4)}, False),
+        ({"y.lora.q.a": torch.zeros(1)}, False),
+        (fit, True),
+        ({**fit, "x.lora.proj.g": torch.zeros(1 << 20, 1)}, True),
+    ):
         with pytest.raises(UserError, match=r"x is of another model: '.*\.a' fits no weight"):
-            merged_state(odd, LoraOptions(), "x")
+            merged_state(odd, LoraOptions(dora=dora), "x")
 
 
 def test_compiled_and_copied_encoders_keep_their_pairs() -> None:

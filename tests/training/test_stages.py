@@ -125,7 +125,7 @@ def test_two_ranks_are_one_and_a_kill_changes_nothing(
     staged: Path, run: Run, tmp_path: Path
 ) -> None:
     stages = STAGES.replace("last: 1", "last: 1, lora: true")
-    adapting = ("algorithms.gram={}", "reference={weights: start}", "lora={rank: 2}")
+    adapting = ("algorithms.gram={}", "reference={weights: start}", "lora={rank: 2, dora: true}")
     saving = ("trainer.save_interval=1ba", "trainer.microbatch_size=auto")
     options = (MAE, stages, *adapting, *saving)
     assert run(staged, *options, "run_name=one")[0] == 0
