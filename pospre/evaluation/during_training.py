@@ -57,7 +57,7 @@ class _Signalled(Exception):
 def online_evaluations(recipe: Recipe) -> list[Callback]:
     """Return the callback that evaluates during training, if the recipe has such evaluations."""
     planned = planned_evaluations(recipe)
-    entries = [e for e in planned if e.every is not None or e.at_stages or e.may_stop]
+    entries = [e for e in planned if e.every or e.at_start or e.at_stages or e.may_stop]
     return [OnlineEvaluations(recipe, entries)] if entries else []
 
 
@@ -164,6 +164,8 @@ class OnlineEvaluations(Callback):
 
     def _is_due(self, entry: Planned, state: State) -> bool:
         step, batch_size = state.timestamp.batch.value, self.recipe.data.batch_size
+        if entry.at_start:
+            return step == 0
         if self._is_last(state) or (entry.at_stages and step in self._stage_ends(state)):
             return True
         if entry.may_stop and step in look_steps(self._last(state)):

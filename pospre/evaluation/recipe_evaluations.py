@@ -32,6 +32,7 @@ from pospre.training.reference import with_encoders
 from pospre.training.resolve import resolve
 from pospre.untrusted_json import parse_object
 
+DUPLICATES = "duplicates"
 _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")
 
 
@@ -55,6 +56,11 @@ class Planned(NamedTuple):
     def at_stages(self) -> bool:
         """Whether it is also measured before the first step and at the end of each stage."""
         return self.name == DRIFT
+
+    @property
+    def at_start(self) -> bool:
+        """Whether it is measured before the first step alone: what it says is of the data."""
+        return self.name == DUPLICATES and self.every is None
 
     def look(self) -> "Planned":
         """Return the same for a look during training."""
@@ -99,10 +105,10 @@ def _main(verdict: Verdict) -> str | None:
 
 
 def _declared(verdict: Verdict) -> dict[str, dict[str, Any]]:
-    """Return what a verdict says of its evaluations, by name; the drift is always one of them."""
+    """Return what a verdict says of its evaluations; drift and duplicates are always measured."""
     data = {} if verdict.data is None else {"data": verdict.data}
     names = [split_figure(each)[0] for each in figures_to_judge(verdict)]
-    return {DRIFT: {}, **{name: {"half": "judge", **data} for name in names}}
+    return {DRIFT: {}, DUPLICATES: {}, **{name: {"half": "judge", **data} for name in names}}
 
 
 def check_evaluations(recipe: Recipe) -> None:

@@ -102,6 +102,7 @@ ROWS = {
     "relative_attention": Row("droppos", "plain loop over pairs 1e-6"),
     "position_correlation": Row("droppos", "scipy 1e-6"),
     "drift": Row("droppos", "golden CKA 1e-6, scipy; equal weights exactly", ("num_samples=200",)),
+    "duplicates": Row("droppos", "copies that are planted, exactly"),
     "spectrum": Row("droppos", "scipy: spectra 1e-5, ranks 1e-4"),
     "field": Row("intertwined", "scikit-learn and numpy 1e-6"),
     "reconstructions": Row("mae", "none: the training's own pass, 1e-5"),

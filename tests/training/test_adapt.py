@@ -73,6 +73,7 @@ def test_a_run_is_judged_against_its_start(
     for key in ("patch_cosine", "class_cosine", "patch_kept"):
         assert first["results"][key] == of_heads["results"][key] == 1
     assert first["results"]["student_moved"] == of_heads["results"]["teacher_moved"] == 0
+    assert [look["step"] for look in lines(folder, "duplicates")] == [0]
     assert 0 < last["results"]["teacher_moved"] < last["results"]["student_moved"]
     rows = first["results"]["rows"]
     both = [(layer, tokens) for layer in (1, 2) for tokens in ("class", "patch")]

@@ -36,7 +36,6 @@ KINDS = ("class", "patch")
 NEIGHBOURS = 5
 _LEAST = 16
 _READABLE = 0.2  # R² of the place, of positions that took the place of others
-_SAME = 0.99  # cosine of the start's vectors of two images that are nearly the same
 
 
 class _Layer:
@@ -122,10 +121,9 @@ def evaluate(context: Context, settings: Drift) -> dict[str, Any]:
 
     Returns:
         ``rows``, the figures of every layer (see above); those of the last layer; the start's own
-        (``start_…``) and the untrained encoder's (``initial_…``); ``near_duplicates``, the share of
-        images that have another one with a cosine above 0.99 in the start; and ``repositioned``. Of
-        a run also ``student_moved`` and ``teacher_moved``: how far the weights are from the
-        start's, as a share of these.
+        (``start_…``) and the untrained encoder's (``initial_…``); and ``repositioned``. Of a run
+        also ``student_moved`` and ``teacher_moved``: how far the weights are from the start's, as a
+        share of these.
     """
     if context.start is None:
         raise UserError(
@@ -159,11 +157,8 @@ def evaluate(context: Context, settings: Drift) -> dict[str, Any]:
                 layer.read(_rows(tokens, slice(cut, None)), places_N2)
     spread = float((places_N2 - places_N2.mean(0)).square().sum())
     figures = {number: layer.figures([*models], spread) for number, layer in layers.items()}
-    last = layers[numbers[-1]].vectors
-    start_MD = torch.cat(next(each for (name, _), each in last.items() if name == START))
     return {
         **figures[numbers[-1]],
-        "near_duplicates": near_duplicates(start_MD),
         **{f"{name}_moved": distance for name, distance in context.moved.items()},
         "repositioned": repositioned(context.model.encoder, models[START].encoder),
         "rows": [_row(number, kind, figures[number]) for number in numbers for kind in kinds],
@@ -186,7 +181,7 @@ def alarms(results: Mapping[str, Any]) -> list[str]:
     start, own = ({key: results[f"{one}patch_{key}"] for key in keys} for one in (START, ""))
     blur, r2 = own["blur"] - start["blur"], own["r2"] - start["r2"]
     gram, near, patch = (results[f"patch_{key}"] for key in ("gram", "kept", "cosine"))
-    same, student = results["near_duplicates"], results.get("student_moved", 0.0)
+    student = results.get("student_moved", 0.0)
     teacher = results.get("teacher_moved", student)
     signs = [
         (
@@ -222,7 +217,6 @@ def alarms(results: Mapping[str, Any]) -> list[str]:
             f"{results['repositioned']} tells places again: R² {own['r2']:.2f}; "
             "distill.target=debiased teaches patches without them",
         ),
-        (same > 0.05, f"near duplicates: {same:.0%} of the images have one"),
     ]
     return [text for is_wrong, text in signs if is_wrong]
 
@@ -285,9 +279,3 @@ def kept(own_BNN: Tensor, start_BNN: Tensor) -> Tensor:
         nearest.append(torch.zeros_like(others, dtype=torch.bool).scatter_(-1, places, True))
     both = (nearest[0] & nearest[1]).sum(-1) / count
     return both.mean(-1)
-
-
-def near_duplicates(start_MD: Tensor) -> float:
-    """Return the share of images that have another one with nearly the same vector."""
-    (similarity,) = _similarities(start_MD[None])
-    return float((similarity.fill_diagonal_(0) > _SAME).any(1).double().mean())

@@ -9,6 +9,7 @@ from pospre.evaluation.common_settings import (
     Compared,
     Numbers,
     OpenRatio,
+    Pooling,
     Sampling,
     Settings,
 )
@@ -38,6 +39,19 @@ class Drift(Sampling, Compared):
     layers: Numbers | None = None
     """Blocks to measure, such as 6,12; default: all."""
     batch_size: PositiveInt = 32
+
+
+class Duplicates(Sampling):
+    """Settings of ``duplicates``."""
+
+    num_samples: PositiveInt = 10_000
+    """Number of images, drawn by the seed, that are compared with each other."""
+    similarity: OpenRatio = 0.99
+    """Cosine above which two images are nearly the same."""
+    features: Pooling | None = None
+    """Class token, or mean of the patch or prefix tokens; default: the class token, if there is
+    one, else the mean.
+    """
 
 
 class Field(Settings):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pospre.errors import UserError
-from pospre.evaluation.analysis.drift import alarms, kept, near_duplicates, repositioned
+from pospre.evaluation.analysis.drift import alarms, kept, repositioned
 from pospre.evaluation.models import Start, moved
 from pospre.evaluation.run import run_evaluation
 from pospre.nn.build import build_encoder
@@ -21,7 +21,7 @@ FINE = {
     **{f"{name}patch_blur": 0.5 for name in ("", "start_")},
     **{f"{name}patch_r2": 0.6 for name in ("", "start_")},
     **{"patch_cosine": 0.9, "class_cosine": 0.9, "patch_kept": 0.8, "patch_gram": 0.02},
-    **{"near_duplicates": 0.0, "student_moved": 0.01, "teacher_moved": 0.005},
+    **{"student_moved": 0.01, "teacher_moved": 0.005},
     "repositioned": None,
 }
 
@@ -40,7 +40,6 @@ FINE = {
             {"repositioned": "alibi"},
             "alibi tells places again: R² 0.60; distill.target",
         ),
-        ({"near_duplicates": 0.1}, "near duplicates: 10% of the images have one"),
         ({"teacher_moved": 0.0}, "the teacher does not follow: the student's weights have moved"),
         ({"teacher_moved": 0.02}, "the teacher is ahead of the student: weights moved by 2.0e-02"),
     ],
@@ -73,15 +72,12 @@ def test_positions_that_can_tell_places_again_are_known() -> None:
     assert repositioned(fading, start) == "alibi"
 
 
-def test_neighbours_and_duplicates() -> None:
+def test_neighbours() -> None:
     line = -(torch.arange(12.0)[:, None] - torch.arange(12.0)).abs()[None]
     assert kept(line, line).item() == 1
     far = line.clone()
     far[0, 0] = torch.arange(12.0)  # of one of twelve tokens, the farthest are nearest
     assert kept(far, line).item() == pytest.approx(11 / 12)
-    vectors = torch.eye(4)
-    vectors[3] = vectors[2] + 0.01 * vectors[0]
-    assert near_duplicates(vectors) == 0.5
 
 
 def test_a_scale_is_no_drift_and_a_shift_only_of_the_mean(
