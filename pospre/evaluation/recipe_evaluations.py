@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +20,7 @@ from pospre.evaluation.registry import (
     takes_start,
 )
 from pospre.evaluation.results_table import results_table
-from pospre.evaluation.run import check_evaluation, run_evaluation
+from pospre.evaluation.run import Checked, check_evaluation, run_evaluation
 from pospre.evaluation.verdict import DRIFT, figures_to_judge, power_line, split_figure
 from pospre.recipe.provenance import concealed
 from pospre.recipe.recipe import Recipe
@@ -117,7 +118,9 @@ def check_evaluations(recipe: Recipe) -> None:
         recipe = resolve(with_encoders(recipe), open_data(recipe))
     if recipe.verdict is not None:
         _check_verdict(recipe.verdict, recipe)
+    best_figure(recipe)
     images: dict[str, int] = {}
+    missing: dict[str, str] = {}
     for entry in planned_evaluations(recipe):
         name = entry.name
         if entry.weights == "teacher" and not _has_teacher(recipe):
@@ -126,15 +129,24 @@ def check_evaluations(recipe: Recipe) -> None:
                 f"{', '.join(recipe.algorithms)} has one; leave it out, or add ema_teacher"
             )
         try:
-            checked, opened = check_evaluation(
-                name, recipe, entry.data, entry.settings, entry.output
-            )
+            checked = check_evaluation(name, recipe, entry.data, entry.settings, entry.output)
         except UserError as error:
             raise error.restated(f"recipe: evaluation.{name}: {error}") from error
-        images[name] = 0 if not entry.is_declared else _images(entry, checked, opened)
+        missing |= {f"{name}/{figure}": why for figure, why in checked.missing.items()}
+        images[name] = _images(entry, checked) if entry.is_declared else 0
+    for key, figure in _asked(recipe):
+        if figure in missing:
+            raise UserError(f"recipe: {key} = {figure}: {missing[figure]}")
     for figure in [] if recipe.verdict is None else figures_to_judge(recipe.verdict):
         print_once(power_line(figure, images[figure.partition("/")[0]]))
-    best_figure(recipe)
+
+
+def _asked(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield the figures that a recipe cannot do without, after the keys that name them."""
+    if recipe.verdict is not None:
+        yield from (("verdict.guard", each) for each in recipe.verdict.guard)
+        yield "verdict.figure", recipe.verdict.figure or ""
+    yield "trainer.keep_best", (recipe.trainer.keep_best or "").removeprefix("evaluation/")
 
 
 def _check_verdict(verdict: Verdict, recipe: Recipe) -> None:
@@ -154,10 +166,10 @@ def _check_verdict(verdict: Verdict, recipe: Recipe) -> None:
         )
 
 
-def _images(entry: Planned, settings: Any, opened: Any) -> int:
+def _images(entry: Planned, checked: Checked) -> int:
     """Return the number of images that an evaluation will measure."""
-    module = evaluation_module(entry.name)
-    count: int | None = module.images(opened) if hasattr(module, "images") else None
+    module, settings = evaluation_module(entry.name), checked.settings
+    count: int | None = module.images(checked.opened) if hasattr(module, "images") else None
     if count is not None:
         return count
     count = count_images(entry.data, settings.half)
@@ -192,7 +204,7 @@ def run_evaluations(recipe: Recipe, *, again: bool) -> list[UserError]:
     With ``again``, evaluations that already have results of this checkpoint are repeated.
     """
     newest = [each.batch for each in checkpoints_of(recipe)[:1]]
-    planned = planned_evaluations(recipe)
+    planned = [entry for entry in planned_evaluations(recipe) if not entry.at_start]
     due = [entry for entry in planned if again or [_existing(entry).get("step")] != newest]
     checkpoint = open_newest(checkpoint_folders(recipe)) if newest and due else None
     if checkpoint is None:

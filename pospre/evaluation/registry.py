@@ -15,6 +15,8 @@ An evaluation has a settings class of the same name in ``pospre/evaluation/<kind
   It is called before ``evaluate``, and by a recipe before training. ``evaluate`` gets its return
   value, such as opened data or models, as ``context.opened``. Errors of both are prefixed with the
   evaluation's name;
+- ``missing(plan, opened) -> dict[str, str]``, if some of ``FIGURES`` need more than ``check``
+  demands: those that will be None, each with the cause and the remedy;
 - ``OWN_DATA = True`` if the data are not labelled images; ``check`` then opens them;
 - ``images(opened) -> int``, if the measured images are not all of the data: their number;
 - ``UNITS``, if these are not images: ``"videos"``;

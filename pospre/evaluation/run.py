@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -35,17 +35,28 @@ from pospre.training.data import storage
 from pospre.untrusted_json import parse_json
 
 
+class Checked(NamedTuple):
+    """An evaluation that can run.
+
+    Attributes:
+        settings: all of them, typed.
+        opened: see ``Context``.
+        missing: why it will not give some of its figures, by figure.
+    """
+
+    settings: Settings
+    opened: Any
+    missing: Mapping[str, str]
+
+
 def check_evaluation(
     name: str,
     recipe: Recipe,
     data_path: str | Path,
     settings: Mapping[str, Any],
     output: Path | None,
-) -> tuple[Settings, Any]:
-    """Raise a ``UserError`` if ``run_evaluation`` would fail with these arguments; needs no model.
-
-    Return all settings, typed, and what was ``opened``, see ``Context``.
-    """
+) -> Checked:
+    """Raise a ``UserError`` if ``run_evaluation`` would fail with these arguments; no model."""
     checked = check_settings(name, settings)
     module = evaluation_module(name)
     needed = getattr(module, "NEEDS", None)
@@ -62,12 +73,11 @@ def check_evaluation(
     if output is not None:
         _check_replaced(name, output)
     folder = None if output is None else output.with_suffix("")
-    opened = None
+    plan, opened = Plan(name, recipe, str(data_path), checked, folder), None
     with named_in_errors(name):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise UserError(f"its pictures would go to the folder {folder}, which is a file")
         if hasattr(module, "check"):
-            plan = Plan(name, recipe, str(data_path), checked, folder)
             opened = module.check(plan)
         if not getattr(module, "OWN_DATA", False):
             if check_views(recipe, str(data_path)):
@@ -77,7 +87,8 @@ def check_evaluation(
                 )
             if bank := getattr(checked, "bank", None):
                 check_views(recipe, bank)
-    return checked, opened
+    missing = module.missing(plan, opened) if hasattr(module, "missing") else {}
+    return Checked(checked, opened, missing)
 
 
 @cache
@@ -135,7 +146,7 @@ def run_evaluation(
     if origin:
         print(origin, file=sys.stderr)
     torch_device = find_device(device)
-    checked, opened = check_evaluation(name, recipe, data_path, settings or {}, output)
+    checked, opened, _ = check_evaluation(name, recipe, data_path, settings or {}, output)
     require_finite(model, address or "the model")
     make_initial = initial or (lambda: build_model(recipe))
     was_training, measured = model.training, encoder_hash(model)

@@ -10,7 +10,10 @@ from pospre.errors import UserError
 from pospre.evaluation import recipe_evaluations
 from pospre.recipe.recipe import recipe_from_dict
 from pospre.run.checkpoints.reading import Checkpoint
+from tests.conftest import write_images
 from tests.evaluation.checkpoints import tiny_recipe
+from tests.evaluation.dense.pictures import voc_folder
+from tests.refusals import refuses
 
 
 def test_the_newest_whole_checkpoint_is_read_once_for_all(
@@ -50,3 +53,28 @@ def test_the_newest_whole_checkpoint_is_read_once_for_all(
     assert knn[1:5] == ("student", recipe, "unused", {"k": 5})
     assert logistic[:4] == ("logistic", "teacher", recipe, "unused")
     assert logistic[-2:] == ("ep1-ba4", "teacher")
+
+
+CLASSES = {"supervised": {"num_classes": 5}}
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "methods", "why"),
+    [
+        ("detection", "mask_AP", "mae", "objects of .* have no masks; add them, or use detection"),
+        ("accuracy", "top5", CLASSES, "of 5 classes .* among five; use accuracy/top1"),
+        ("drift", "class_cosine", "mae", "the encoder has no class token; use drift/patch_cosine"),
+    ],
+)
+def test_a_best_figure_that_will_be_none_is_refused_before_training(
+    name: str, figure: str, methods: Any, why: str, tmp_path: Path
+) -> None:
+    made = tiny_recipe(tmp_path, methods, class_token=name != "drift").dump()
+    images = write_images(tmp_path / "images", 20, tuple("abcde"))
+    boxes = voc_folder(tmp_path / "boxes", {"train": 2, "val": 2})
+    made["data"]["path"] = str(images)
+    data = str(boxes if name == "detection" else images)
+    made["evaluation"] = {name: {"every": "1ep", "data": data}}
+    made["trainer"]["keep_best"] = f"{name}/{figure}"
+    words = f"recipe: trainer.keep_best = {name}/{figure}: {why}"
+    refuses(words, lambda: recipe_evaluations.check_evaluations(recipe_from_dict(made)), tmp_path)

@@ -15,6 +15,7 @@ from pospre.data.stores.subset import half_indices, half_of
 from pospre.evaluation import early_stop
 from pospre.evaluation.run import measure
 from pospre.recipe.recipe import load_recipe
+from tests.evaluation.dense.pictures import voc_folder
 from tests.refusals import refuses
 from tests.training.test_start_weights import exported
 from tests.training.tiny_runs import MAE, Run, metrics
@@ -162,6 +163,10 @@ def test_a_recipe_and_weights_are_the_whole_command(
             ("verdict.figure=knn/top1", "evaluation.knn.k=1", "verdict.data=FEW", "START"),
             r"only \d images would judge knn/top1",
         ),
+        (
+            ("verdict.figure=detection/AP", "verdict.guard=[detection/mask_AP]", "BOXES", "START"),
+            r"verdict.guard = detection/mask_AP: objects of .*boxes \(train\) and .* have no masks",
+        ),
     ],
 )
 def test_verdicts_that_cannot_be_given(
@@ -173,8 +178,12 @@ def test_verdicts_that_cannot_be_given(
     overrides: tuple[str, ...],
     said: str,
 ) -> None:
-    few = image_folder(8, name="few")
-    known = {"START": f"encoder={{weights: {start}}}", "verdict.data=FEW": f"verdict.data={few}"}
+    few, boxes = image_folder(8, name="few"), voc_folder(tmp_path / "boxes", {"train": 2, "val": 8})
+    known = {
+        "START": f"encoder={{weights: {start}}}",
+        "verdict.data=FEW": f"verdict.data={few}",
+        "BOXES": f"verdict.data={boxes}",
+    }
     given = [known.get(each, each) for each in overrides]
     code, told = run(tiny, MAE, *given)
     assert code == 2 and not (tmp_path / "runs").exists()

@@ -175,6 +175,12 @@ def check(plan: Plan[Drift]) -> int:
     return check_images(plan, _LEAST)
 
 
+def missing(plan: Plan[Drift], opened: int) -> dict[str, str]:
+    """Return why there is no figure of the class token, if the encoder has none."""
+    why = "the encoder has no class token; use drift/patch_cosine"
+    return {} if planned_encoder(plan.recipe).has_class_token else {"class_cosine": why}
+
+
 def alarms(results: Mapping[str, Any]) -> list[str]:
     """Return a line for each sign of trouble."""
     keys = ("rank", "norm", "blur", "r2")

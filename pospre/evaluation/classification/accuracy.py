@@ -74,6 +74,13 @@ def check(plan: Plan[Accuracy]) -> tuple[HeadClasses, list[PretrainModel]]:
     return classes, load_classifiers(plan.settings.ensemble, classes.names, plan.recipe)
 
 
+def missing(plan: Plan[Accuracy], opened: tuple[HeadClasses, Any]) -> dict[str, str]:
+    """Return why there is no top-5, if there is none."""
+    count = len(opened[0].names)
+    why = f"of {count} classes the true one is always among five; use accuracy/top1"
+    return {"top5": why} if count <= 5 else {}
+
+
 def rank_of(logits_BC: Tensor, label_B: Tensor) -> Tensor:
     """Return the number of classes ranked before the true one, (B,); ties count as before."""
     own = logits_BC.gather(1, label_B[:, None])

@@ -156,7 +156,8 @@ def _opened(
     wanted |= {key: value for key, value in given.items() if key != "data"}
     data = str(given.get("data", plan.data))
     try:
-        return *check_evaluation(name, plan.recipe, data, wanted, None), data
+        checked = check_evaluation(name, plan.recipe, data, wanted, None)
+        return checked.settings, checked.opened, data
     except UserError as error:
         raise UserError(f"evaluations={name}: {error}") from error
 

@@ -29,7 +29,7 @@ def test_halves_make_up_the_whole(name: str, tracks: Path, dense_recipe: Recipe)
     data = tracks / "val" if name == "video_segmentation" else tracks
     found: dict[str | None, list[Any]] = {}
     for half in (None, *HALVES):
-        _, opened = check_evaluation(name, dense_recipe, data, {"half": half}, None)
+        opened = check_evaluation(name, dense_recipe, data, {"half": half}, None).opened
         parts = opened if isinstance(opened, list) else opened.val.images
         assert evaluation_module(name).images(opened) == len(parts) > 0
         found[half] = [each.name for each in parts]

@@ -112,6 +112,16 @@ def check(plan: Plan[Detection]) -> Setup:
     return setup
 
 
+def missing(plan: Plan[Detection], opened: Setup) -> dict[str, str]:
+    """Return why these data give no precision of masks, or none at all, by figure."""
+    if all(item.crowd for items in opened.val.items for item in items):
+        why = f"the {len(opened.val)} images to measure have no objects but crowds; give others"
+        return dict.fromkeys(FIGURES, why)
+    bare = [part.address for part in (opened.train, opened.val) if not part.has_masks]
+    why = f"objects of {' and '.join(bare)} have no masks; add them, or use detection/AP"
+    return {"mask_AP": why} if bare else {}
+
+
 def images(opened: Setup) -> int:
     """Return the number of images to measure."""
     return len(opened.val)
