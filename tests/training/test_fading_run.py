@@ -1,5 +1,6 @@
 """A run whose positions fade into others: exact at the start, after a kill, and when exported."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,13 +62,36 @@ def test_it_begins_as_the_original_and_ends_without_its_table(
         torch.testing.assert_close(again(images()), opened(images()), rtol=0, atol=1e-5)
 
 
-def test_two_ranks_are_one(fading: Path, run: Run, tmp_path: Path) -> None:
+@pytest.fixture
+def one(fading: Path, run: Run, tmp_path: Path) -> list[float]:
+    """Return the losses of one rank."""
     assert run(fading, "run_name=one")[0] == 0
-    one = losses_of(tmp_path / "runs" / "one")
-    options = ("run_name=fsdp2", "trainer.fsdp={}", "trainer.save_interval=4ba")
+    return losses_of(tmp_path / "runs" / "one")
+
+
+@pytest.mark.parametrize("sharding", ["null", "{}"])
+def test_two_ranks_are_one(
+    sharding: str, fading: Path, one: list[float], run: Run, tmp_path: Path
+) -> None:
+    options = ("run_name=two", f"trainer.fsdp={sharding}", "trainer.save_interval=4ba")
     done = finished(command(fading, *options, ranks=2), env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
-    assert losses_of(tmp_path / "runs" / "fsdp2") == pytest.approx(one, rel=1e-4, abs=1e-6)
-    go_back(tmp_path / "runs" / "fsdp2", 4)
+    assert losses_of(tmp_path / "runs" / "two") == pytest.approx(one, rel=1e-4, abs=1e-6)
+    go_back(tmp_path / "runs" / "two", 4)
     assert run(fading, *options[::2])[0] == 0  # one rank goes on
-    assert losses_of(tmp_path / "runs" / "fsdp2") == pytest.approx(one, rel=1e-4, abs=1e-6)
+    assert losses_of(tmp_path / "runs" / "two") == pytest.approx(one, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("parts", ["true", "blocks"])
+def test_a_compiled_run_learns_the_same(
+    parts: str,
+    fading: Path,
+    one: list[float],
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    code, said = run(fading, "run_name=compiled", f"trainer.compile={parts}")
+    assert code == 0 and "warning" not in said, said
+    assert losses_of(tmp_path / "runs" / "compiled") == pytest.approx(one, rel=1e-4, abs=1e-6)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,22 @@ def test_two_ranks_are_one_and_a_kill_changes_nothing(
 
 def losses_of(folder: Path) -> list[float]:
     return [loss for _, loss, _ in curve(folder)]
+
+
+@pytest.mark.parametrize("parts", ["true", "blocks"])
+def test_each_stage_is_compiled_anew_with_its_pairs(
+    parts: str, staged: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = "stages=[{until: 2ba, train: heads}, {train: {last: 1, lora: true}}]"
+    options = (MAE, stages, "lora={rank: 2}", "trainer.max_duration=4ba")
+    options = (*options, "trainer.precision=amp_bf16")
+    assert run(staged, *options, "run_name=plain")[0] == 0
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    code, said = run(staged, *options, "run_name=compiled", f"trainer.compile={parts}")
+    assert code == 0 and "warning" not in said, said
+    assert said.count("the first step took") == 2
+    plain, compiled = (losses_of(tmp_path / "runs" / name) for name in ("plain", "compiled"))
+    assert compiled == pytest.approx(plain, rel=2e-2)
 
 
 def test_a_plain_loop_can_do_the_same(staged: Path, run: Run, tmp_path: Path) -> None:
