@@ -26,8 +26,10 @@ FIGURES = {
     "segmentation/mIoU": "CamVid mIoU",
     "position_probe/top1": "position",
 }
-HOSTS = ["mae", "supervised", "dinov2"]
+HOSTS = ["mae", "supervised", "dinov2", "ijepa"]
 RESOLVED = "shifted_positions/x4"
+OWN, BLANK = "training/own", "training/blank"
+"""What a task that predicts places reaches at the end of training, and on blank images."""
 PAPERS = ["learned", "plain rotary", "DINOv3's rotary", "with jitter"]
 OTHERS = ["none", "sin-cos", "mixed rotary", "ALiBi", "torus", "LookHere", "four directions"]
 
@@ -37,32 +39,43 @@ Lines = Mapping[tuple[str, str, int], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Block:
-    """Rows under hosts, and the pairs of rows whose difference is asked, at which figures."""
+    """Rows by host, and the pairs of rows whose difference is asked, over some of the hosts.
 
-    rows: Sequence[str]
-    hosts: tuple[str, ...]
-    pairs: Sequence[tuple[str, str]] = ()
-    figures: Sequence[str] = ()
+    Each family of figures is tested for itself: Holm's p is over its figures and all pairs.
+    """
 
-    @property
-    def contrasts(self) -> list[Contrast]:
-        """All tests of the family, whatever is measured yet."""
-        return [
-            Contrast(figure, *pair, self.hosts) for figure in self.figures for pair in self.pairs
-        ]
+    rows: Mapping[str, Sequence[str]]
+    pairs: Sequence[tuple[str, str, tuple[str, ...]]] = ()
+    families: Sequence[Sequence[str]] = ()
 
 
+_A = ("mae", "supervised")
+_ROTARY = "DINOv3's rotary"
+_TASKS = {
+    "mae": ["DropPos", "SP", "LUT"],
+    "dinov2": ["masked position", "cyclic masks", "SIGReg"],
+    "ijepa": ["context"],
+}
 BLOCKS = {
     "A": Block(
-        PAPERS,
-        ("mae", "supervised"),
-        [(row, other) for other, row in pairwise(PAPERS)],
-        ["knn/top1", "logistic/top1", RESOLVED],
+        dict.fromkeys(_A, PAPERS),
+        [(row, other, _A) for other, row in pairwise(PAPERS)],
+        [["knn/top1", "logistic/top1", RESOLVED]],
     ),
-    "A+": Block(PAPERS, ("dinov2",)),
-    "C": Block(["learned", *OTHERS], ("mae",), [(row, "learned") for row in OTHERS], [RESOLVED]),
+    "A+": Block({"dinov2": PAPERS}),
+    "B": Block(
+        {host: [_ROTARY, *tasks] for host, tasks in _TASKS.items()},
+        [(task, _ROTARY, (host,)) for host, tasks in _TASKS.items() for task in tasks],
+        [["knn/top1", "logistic/top1"], ["segmentation/mIoU"]],
+    ),
+    "C": Block(
+        {"mae": ["learned", *OTHERS]},
+        [(row, "learned", ("mae",)) for row in OTHERS],
+        [[RESOLVED]],
+    ),
 }
-"""A and A+ ask what issue 17 of facebookresearch/dinov3 asks; C, what a larger image does."""
+"""A and A+ ask what issue 17 of facebookresearch/dinov3 asks; B, what a task adds to its host; C,
+what a larger image does."""
 
 
 def report(blocks: Sequence[str], lines: Lines) -> str:
@@ -72,8 +85,39 @@ def report(blocks: Sequence[str], lines: Lines) -> str:
     for name in blocks:
         block = BLOCKS[name]
         parts += [f"### Block {name}", _grid(block, lines), *_missing(block, lines)]
-        parts += _sentences(block, lines, spreads)
+        learned = gate(block, lines)
+        parts += [_gate_line(cell, lines, passed) for cell, passed in learned.items()]
+        out = {cell for cell, passed in learned.items() if not passed}
+        asked = [
+            pair for pair in block.pairs if not any((pair[0], each) in out for each in pair[2])
+        ]
+        for figures in block.families:
+            family = [Contrast(figure, *pair) for figure in figures for pair in asked]
+            parts += _sentences(family, lines, spreads)
     return "\n\n".join(parts)
+
+
+def gate(block: Block, lines: Lines) -> dict[tuple[str, str], bool]:
+    """Return whether tasks that predict places have learned here, by (row, host).
+
+    In every seed, the task's own measure at the end of training must be above that on blank images,
+    and above 0, the R² of guessing; chance passes one in 32 if there are five. Of a task that has
+    not learned no difference is read: it leaves its families. Tasks that predict content have no
+    such measure, and stay.
+    """
+    own, blank = cells_of(OWN, lines), cells_of(BLANK, lines)
+    cells = [(row, host) for host, rows in block.rows.items() for row in rows]
+    return {
+        cell: all(o > max(b, 0.0) for o, b in zip(own[cell], blank[cell], strict=True))
+        for cell in cells
+        if cell in own
+    }
+
+
+def _gate_line(cell: tuple[str, str], lines: Lines, passed: bool) -> str:
+    own, blank = (_cell(cells_of(figure, lines)[cell]) for figure in (OWN, BLANK))
+    verdict = "learned" if passed else "not learned here, so no difference is read"
+    return f"{' × '.join(cell)}: its own measure is {own}, on blank images {blank}: {verdict}."
 
 
 def cells_of(figure: str, lines: Lines) -> dict[tuple[str, str], list[float]]:
@@ -87,14 +131,14 @@ def cells_of(figure: str, lines: Lines) -> dict[tuple[str, str], list[float]]:
 
 def _grid(block: Block, lines: Lines) -> str:
     rows = []
-    for host in block.hosts:
-        for row in block.rows:
+    for host, of_host in block.rows.items():
+        for row in of_host:
             own = {key: line for key, line in lines.items() if key[:2] == (row, host)}
             if own:
                 cells = [_cell(cells_of(figure, own).get((row, host))) for figure in FIGURES]
                 untrained = cells_of("position_probe/untrained", own).get((row, host))
                 rows.append([host, row, str(len(own)), *cells, _cell(untrained)])
-    titles = ["host", "positions", "seeds", *FIGURES.values(), "position, untrained"]
+    titles = ["host", "row", "seeds", *FIGURES.values(), "position, untrained"]
     return markdown_table(titles, rows)
 
 
@@ -112,7 +156,7 @@ def _spread_line(title: str, spread: Spread) -> str:
 
 def _missing(block: Block, lines: Lines) -> list[str]:
     """Name the cells of a block that have no line, and say why others cannot be."""
-    pairs = [(row, host) for host in block.hosts for row in block.rows]
+    pairs = [(row, host) for host, rows in block.rows.items() for row in rows]
     known = {key[:2]: line for key, line in lines.items()}
     left = [f"{row} × {host}" for row, host in pairs if (row, host) not in known]
     parts = [f"Missing: {', '.join(left)}."] if left else []
@@ -120,19 +164,19 @@ def _missing(block: Block, lines: Lines) -> list[str]:
     return parts + [f"{row} × {host}: {why}" for (row, host), why in refused.items()]
 
 
-def _sentences(block: Block, lines: Lines, spreads: Mapping[str, Spread | None]) -> list[str]:
+def _sentences(
+    contrasts: Sequence[Contrast], lines: Lines, spreads: Mapping[str, Spread | None]
+) -> list[str]:
+    """Return the sentences of a family of contrasts, and what its runs can show."""
     results = []
-    for contrast in block.contrasts:
+    for contrast in contrasts:
         spread, cells = spreads[contrast.figure], cells_of(contrast.figure, lines)
         if spread is not None and not contrast.missing(cells):
             results.append(measured(contrast, cells, spread))
-    family = len(block.contrasts)
-    parts = []
-    for figure in block.figures:
-        spread, runs = (
-            spreads[figure],
-            [min(r.runs) for r in results if r.contrast.figure == figure],
-        )
+    family, parts = len(contrasts), []
+    for figure in dict.fromkeys(each.figure for each in contrasts):
+        runs = [min(each.runs) for each in results if each.contrast.figure == figure]
+        spread = spreads[figure]
         if spread and runs:
             points = 100 * detectable(spread, min(runs), family)
             parts.append(

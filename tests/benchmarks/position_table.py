@@ -1,6 +1,6 @@
 """``make position-table``: what positions are worth to a host, with contrasts declared before.
 
-Every row of positions of the asked blocks under every host of the block: trained, and measured by
+Every row of the asked blocks, positions or a task, under its hosts: trained, and measured by
 kNN and a linear classifier at the training's size, by kNN at two and four times as many patches a
 side, by the position probe, and by segmentation where its data are given. What does not combine
 says why. Each cell's figures are lines of ``results/position_table.jsonl``. A cell is known by its
@@ -30,10 +30,32 @@ from pospre.recipe.recipe import load_recipe, recipe_from_dict
 from pospre.training.build import build_model, resolve
 from tests.benchmarks.code_hash import code_hash
 from tests.benchmarks.learn import RESULTS, YAMLS, call, convert, training_figures
-from tests.benchmarks.position_report import BLOCKS, FIGURES, HOSTS, report
+from tests.benchmarks.position_report import BLANK, BLOCKS, FIGURES, HOSTS, OWN, report
 
 LINES = RESULTS / "position_table.jsonl"
 HOST_RECIPES = {"supervised": Path(__file__).parent / "supervised.yaml"}
+_COLOURS = {"jitter": [0.4, 0.4, 0.2, 0.1], "jitter_rate": 0.8}
+TASKS: dict[str, dict[str, Any]] = {
+    "DropPos": {
+        "algorithms.droppos": {
+            **{"position_mask_ratio": 0.5, "temperature": None, "affinity": "visible"},
+            **{"decoder_dim": 96, "decoder_depth": 2, "decoder_heads": 3},
+        }
+    },
+    "SP": {
+        "data.views.pair": {"count": 2, "size": 16, "scale": [0.1, 0.5], "augment": _COLOURS},
+        "algorithms.sp": {"weight": 0.5},
+    },
+    "LUT": {
+        "data.views.second": {"crop": "simple", "augment": _COLOURS},
+        "algorithms.lut": {"hidden_dim": 512, "momentum_start": 0.98},
+    },
+    "masked position": {"algorithms.masked_position": {"shape": "cross"}},
+    "cyclic masks": {"algorithms.dinov2.mask_shape": "cyclic"},
+    "SIGReg": {"algorithms.dinov2.spread": "sigreg"},
+    "context": {"algorithms.ijepa.context_weight": 0.5},
+}
+"""What each adds to its host's recipe, at the size of those in ``yamls/learn``."""
 POSITIONS: dict[str, Any] = {
     "learned": "learned",
     "plain rotary": {"rotary": {"coordinates": "cells", "columns_first": True}},
@@ -46,6 +68,7 @@ POSITIONS: dict[str, Any] = {
     "torus": "torus",
     "LookHere": "lookhere",
     "four directions": {"rotary": {"directions": 4}},
+    **dict.fromkeys(TASKS, "rotary"),
 }
 BANKED = ("num_bank=20000", "num_samples=10000", "batch_size=256", "baseline=false")
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -76,10 +99,11 @@ class Cell:
     seed: int
 
     def recipe(self, overrides: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the host's recipe with these positions, and as ``overrides`` change it."""
+        """Return the host's recipe with the row's positions or task, and with ``overrides``."""
         path = HOST_RECIPES.get(self.host, YAMLS / f"{self.host}.yaml")
         positions = json.dumps(POSITIONS[self.row])
-        own = (f"encoder.positions={positions}", f"seed={self.seed}")
+        task = [f"{key}={json.dumps(value)}" for key, value in TASKS.get(self.row, {}).items()]
+        own = (f"encoder.positions={positions}", f"seed={self.seed}", *task)
         return load_recipe(path, [*own, *overrides]).dump()
 
     def key(self, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -128,8 +152,8 @@ def main(argv: list[str] | None = None) -> int:
         for seed in arguments.seeds
         for block in map(BLOCKS.get, arguments.blocks)
         if block is not None
-        for host in block.hosts
-        for row in block.rows
+        for host, rows in block.rows.items()
+        for row in rows
         if host in arguments.hosts
     ]
     if not arguments.table:
@@ -208,8 +232,19 @@ def run(
         figures |= figures_of(
             evaluation, read_results(runs / name / "evaluation" / f"{evaluation}.json")
         )
-    training = training_figures(runs / name / "metrics.jsonl")
-    return {**figures, "training/ms": 60_000 * training["minutes"] / training["steps"]}
+    metrics = runs / name / "metrics.jsonl"
+    training = training_figures(metrics)
+    figures["training/ms"] = 60_000 * training["minutes"] / training["steps"]
+    return figures | own_measure(training["last"], metrics.read_text("utf-8"))
+
+
+def own_measure(last: Mapping[str, float], metrics: str) -> dict[str, float]:
+    """Return what a task that predicts places reaches at the end, and last on blank images."""
+    found: dict[str, float] = {}
+    for line in map(json.loads, metrics.splitlines()):
+        for key in (key for key in line if "_blank_" in key):
+            found = {OWN: last[key.replace("_blank_", "_")], BLANK: line[key]}
+    return found
 
 
 def read_results(path: Path) -> dict[str, Any]:

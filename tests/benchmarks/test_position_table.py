@@ -9,8 +9,15 @@ import pytest
 
 from pospre.evaluation.registry import figures_of
 from tests.benchmarks import code_hash, position_table
-from tests.benchmarks.position_report import BLOCKS, FIGURES, PAPERS, report
-from tests.benchmarks.position_table import HOST_RECIPES, Cell, append, read_lines, refusal
+from tests.benchmarks.position_report import BLANK, BLOCKS, FIGURES, OWN, PAPERS, report
+from tests.benchmarks.position_table import (
+    HOST_RECIPES,
+    Cell,
+    append,
+    own_measure,
+    read_lines,
+    refusal,
+)
 
 SMALL = [
     "encoder.depth=4",
@@ -48,7 +55,7 @@ def test_a_cell_is_measured_once_and_again_with_other_code(
     data = image_folder(num_images=16, size=(40, 40))
     monkeypatch.setattr(position_table, "convert", lambda *_: (data, data))
     monkeypatch.setattr(position_table, "call", here)
-    monkeypatch.setitem(BLOCKS, "A", replace(BLOCKS["A"], rows=["learned"]))
+    monkeypatch.setitem(BLOCKS, "A", replace(BLOCKS["A"], rows={"mae": ["learned"]}))
     given = [str(data), "--hosts", "mae", "--seeds", "0", "--runs", str(tmp_path / "runs")]
     given += ["--set", *SMALL]
     cell = Cell("learned", "mae", 0)
@@ -89,8 +96,8 @@ def test_a_cell_is_known_by_files_that_its_run_uses(monkeypatch: pytest.MonkeyPa
 
 def test_every_row_and_host_of_a_block_has_a_recipe_that_works_or_a_reason() -> None:
     for block in BLOCKS.values():
-        for host in block.hosts:
-            for row in block.rows:
+        for host, rows in block.rows.items():
+            for row in rows:
                 recipe = Cell(row, host, 0).recipe()
                 assert refusal(recipe) is None, (row, host)
     assert "supervised" in HOST_RECIPES
@@ -116,3 +123,32 @@ def test_the_report_has_means_reasons_and_sentences() -> None:
     assert "- kNN, mae and supervised: plain rotary − learned (+10.0 points" in text
     assert "7 of 9 declared contrasts are not measured yet." in text
     assert "with 4 runs a side, four of five true differences of" in text
+
+
+def test_a_task_that_has_not_learned_leaves_its_families() -> None:
+    rows: dict[str, dict[str, float]] = {  # a host has no measure of its own
+        "DINOv3's rotary": {},
+        "DropPos": {OWN: 0.3, BLANK: 0.2},
+        "SP": {OWN: -0.1, BLANK: -0.2},
+    }
+    lines: dict[tuple[str, str, int], dict[str, Any]] = {
+        (row, "mae", seed): {"figures": {"knn/top1": 0.4 + 0.01 * seed, **own}}
+        for row, own in rows.items()
+        for seed in range(2)
+    }
+    text = report(["B"], lines)
+    assert (
+        "DropPos × mae: its own measure is 30.0 ± 0.0, on blank images 20.0 ± 0.0: learned" in text
+    )
+    assert (
+        "SP × mae: its own measure is -10.0 ± 0.0, on blank images -20.0 ± 0.0: not learned" in text
+    )
+    assert "kNN, mae: DropPos − DINOv3's rotary" in text and "SP − DINOv3's rotary" not in text
+    assert "11 of 12 declared contrasts are not measured yet." in text
+    assert "6 of 6 declared contrasts are not measured yet." in text
+
+
+def test_the_own_measure_of_a_task_is_kept_with_the_last_one_on_blank_images() -> None:
+    metrics = '{"metric/sp_blank_r2": -0.2}\n{"metric/sp_r2": 0.1}\n{"metric/sp_blank_r2": -0.1}\n'
+    assert own_measure({"metric/sp_r2": 0.3}, metrics) == {OWN: 0.3, BLANK: -0.1}
+    assert own_measure({"loss/mae": 0.3}, '{"loss/mae": 0.3}') == {}
