@@ -33,7 +33,7 @@ from pospre.model.uses import ALL, Pass, Uses
 from pospre.nn.block import CrossBlock
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.initialisation import init_weights
-from pospre.nn.masking import gather_tokens, num_visible
+from pospre.nn.masking import gather_tokens, num_visible, scatter_tokens, slot_mask
 from pospre.nn.places import label_in, mirrored_boxes
 from pospre.nn.positions.sincos import sincos_table
 from pospre.ranges import PositiveShare, Ratio
@@ -102,17 +102,25 @@ class PlaceInReference(PlaceObjective):
 
     def places(self, batch: Batch) -> Tensor:
         """Return the reference's cell of every query patch, −1 outside: int64 (B, Q)."""
+        whole, index = self._cells(batch)
+        return whole.gather(1, index)
+
+    def _cells(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the cell of all patches of the query views (B, P), and the encoded ones (B, Q)."""
         reference = mirrored_boxes(batch[box_key()], batch[flip_key()])
         found = []
         for group, grid in self.grids.items():
             box = mirrored_boxes(batch[box_key(group)], batch[flip_key(group)])
             whole = reference.expand_as(box).flatten(0, 1)
             cells = label_in(whole, self.grid, box.flatten(0, 1), grid)
-            cells = cells.unflatten(0, box.shape[:2])
-            if group == "query" and KEPT in batch:
-                cells = cells.gather(2, batch[KEPT])
-            found.append(cells.flatten(1))
-        return torch.cat(found, dim=1)
+            found.append(cells.unflatten(0, box.shape[:2]).flatten(1))
+        places = torch.cat(found, dim=1)
+        index = torch.arange(places.shape[1], device=places.device).expand_as(places)
+        if KEPT in batch:
+            kept, patches = batch[KEPT], math.prod(self.grids["query"])
+            start = patches * torch.arange(kept.shape[1], device=kept.device).unsqueeze(1)
+            index = torch.cat([(kept + start).flatten(1), index[:, found[0].shape[1] :]], dim=1)
+        return places, index
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the sum of both cross-entropies, over patches inside, less the mean's entropy."""
@@ -126,22 +134,29 @@ class PlaceInReference(PlaceObjective):
         return cell + cluster - outputs["mean_entropy"]
 
     def answers(self, outputs: Outputs, batch: Batch) -> ViewAnswers:
-        """Return the predicted cells of the query patches; those inside the reference count."""
-        places = self.places(batch)
-        inside = places >= 0
-        return ViewAnswers(outputs["logits"], places, torch.zeros_like(inside), inside)
+        """Return the predicted cells of all patches of the query views, row by row.
+
+        Those that are encoded and lie inside the reference count.
+        """
+        (places, index), logits = self._cells(batch), outputs["logits"]
+        nothing = logits.new_zeros(*places.shape, logits.shape[-1])
+        asked = slot_mask(index, places.shape[1])
+        answers = scatter_tokens(nothing, index, logits)
+        return ViewAnswers(answers, places, ~asked, asked & (places >= 0))
 
     def metrics(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the ``accuracy`` of places, the entropy of targets and that of the mean cluster.
 
         ``inside`` is the share of query patches that lie in the reference.
         """
-        answers = self.answers(outputs, batch)
+        places = self.places(batch)
+        inside = places >= 0
+        right = (outputs["logits"].argmax(-1) == places) & inside
         return {
-            "accuracy": answers.accuracy(),
+            "accuracy": right.sum() / inside.sum().clamp_min(1),
             "entropy": outputs["entropy"],
             "mean_entropy": outputs["mean_entropy"],
-            "inside": answers.counted.float().mean(),
+            "inside": inside.float().mean(),
         }
 
 

@@ -84,7 +84,9 @@ class Answers(NamedTuple):
 class ViewAnswers(Answers):
     """Answers about patches of views that lie somewhere: R samples, K patches of their views.
 
-    A place is a cell of the sample's reference view, or −1 outside of it.
+    A place is a cell of the sample's reference view, or −1 outside of it. ``known`` are patches
+    that were not encoded; nothing is asked of them. Slot k is the same patch of the views in all
+    rows.
     """
 
     def redraw(self, number: int) -> "ViewAnswers":
@@ -93,8 +95,8 @@ class ViewAnswers(Answers):
         What is hidden is where a whole view lies. Patches of one view are not exchanged: their
         order in it is known, and tells much of their places.
         """
-        turn = other_rows(self.places, number)
-        return self._replace(places=self.places[turn], counted=self.counted[turn])
+        places = self.places[other_rows(self.places, number)]
+        return self._replace(places=places, counted=~self.known & (places >= 0))
 
 
 class Relations(NamedTuple):

@@ -23,13 +23,15 @@ VIEWS = {
 }
 
 
-def model_of(positions: str = "sincos", **options: Any) -> PretrainModel:
+def model_of(
+    positions: str = "sincos", views: dict[str, ViewGroup] = VIEWS, **options: Any
+) -> PretrainModel:
     torch.manual_seed(0)
     encoder = build_encoder(
         "speech8", image_size=16, patch_size=4, channels=3, depth=2, positions=positions
     )
     method = LOCA(num_prototypes=32, head_hidden=32, head_bottleneck=16, **options)
-    return PretrainModel(encoder, [method], seed=3, views=VIEWS)
+    return PretrainModel(encoder, [method], seed=3, views=views)
 
 
 def head_of(model: PretrainModel) -> PlaceInReference:
@@ -51,12 +53,31 @@ def test_queries_see_a_run_of_patches_and_each_has_its_own_labels() -> None:
     assert context.shape == (64, 3) and (context.diff(dim=1) == 1).all()  # int(.2 · 16)
     assert {*context[:, 0].tolist()} == {*range(14)}
     assert kept.shape == (64, 1, 5)  # int(.36 · 16)
-    found, _ = asked(model, batch)
-    assert found.logits.shape == (64, 5 + 2 * 4, 16)
-    whole = head_of(model).places({key: each for key, each in batch.items() if key != "loca/query"})
-    assert torch.equal(found.places[:, :5], whole[:, :16].gather(1, kept[:, 0]))
-    assert torch.equal(found.places[:, 5:], whole[:, 16:])
-    assert torch.equal(found.counted, found.places >= 0) and not found.known.any()
+    found, outputs = asked(model, batch)
+    assert outputs["logits"].shape == (64, 5 + 2 * 4, 16)
+    assert found.logits.shape == (64, 16 + 2 * 4, 16)
+    places = head_of(model).places(batch)
+    assert torch.equal(places[:, :5], found.places[:, :16].gather(1, kept[:, 0]))
+    assert torch.equal(places[:, 5:], found.places[:, 16:])
+    rows = torch.arange(64)[:, None]
+    assert torch.equal(outputs["logits"][:, :5], found.logits[rows, kept[:, 0]])
+    assert torch.equal(outputs["logits"][:, 5:], found.logits[:, 16:])
+    assert torch.equal(found.counted, (found.places >= 0) & ~found.known)
+    assert int(found.counted.sum()) == int((places >= 0).sum())
+
+
+def test_what_the_index_of_a_patch_tells_is_guessing() -> None:
+    """Patches that are encoded differ from sample to sample; redrawn places are of equal ones."""
+    model = model_of(views={key: VIEWS[key] for key in ("view", "query")})
+    head, batch = head_of(model), batch_of(model.views, 0, told=False, size=1024)
+    batch = model.prepare(batch, 0.0)
+    whole = head.places({key: each for key, each in batch.items() if key != "loca/query"})
+    counts = torch.nn.functional.one_hot(whole.clamp_min(0), 16) * (whole >= 0).unsqueeze(-1)
+    of_index = (counts.sum(0) + 0.1).log()  # the places of each patch
+    found = head.answers({"logits": of_index[batch["loca/query"][:, 0]]}, batch)
+    chance = found.chance()
+    assert chance.mean > 1.5 / 16
+    assert (found.accuracy() - chance.mean).abs() < 4 * chance.deviation
 
 
 def test_a_query_that_is_the_reference_has_its_cells_in_order() -> None:
@@ -78,8 +99,8 @@ def test_the_loss_of_clusters_that_are_all_alike() -> None:
     found, outputs = asked(model, batch)
     assert outputs["cluster"].flatten().tolist() == pytest.approx([math.log(32)] * 104)
     assert float(outputs["mean_entropy"]) == pytest.approx(math.log(32))
-    places = found.logits[found.counted].log_softmax(-1)
-    place = -places.gather(1, found.places[found.counted].unsqueeze(1)).mean()
+    log_prob = found.logits[found.counted].log_softmax(-1)
+    place = -log_prob.gather(1, found.places[found.counted].unsqueeze(1)).mean()
     assert float(head_of(model).loss(outputs, batch)) == pytest.approx(float(place), abs=1e-5)
 
 
@@ -129,4 +150,4 @@ def test_it_learns_from_pictures_that_tell_the_place_and_from_no_others() -> Non
         found, _ = asked(model, next(train(model, 40, told=told, lr=5e-3)))
         chance = found.chance()
         above = float((found.accuracy() - chance.mean) / chance.deviation)
-        assert above > 8 if told else above < 4, (told, found.accuracy(), chance)
+        assert above > 6 if told else above < 4, (told, found.accuracy(), chance)
