@@ -128,11 +128,14 @@ class _Parent:
 
     def wait(self, process: int, flags: int = 0) -> tuple[int, int]:
         """Wait for the end of a fork, as ``os.waitpid`` does."""
-        while True:
-            ended, status = self._ask({"wait": process})
-            if ended or flags & os.WNOHANG:
-                return ended, status
-            time.sleep(0.01)
+        if not flags & os.WNOHANG:
+            end = os.pidfd_open(process)
+            try:
+                select.select([end], [], [])
+            finally:
+                os.close(end)
+        ended, status = self._ask({"wait": process})
+        return ended, status
 
     def _ask(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
         """Send a request, and files that go with it; return the answer."""
