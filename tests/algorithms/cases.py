@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
 from pospre.model.progress import Progress
 from pospre.nn.build import build_encoder
+from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.encoder_options import EncoderOptions
 from pospre.nn.sizes import SIZES
 from pospre.nn.vit import Encoder
@@ -85,19 +87,11 @@ class Case:
         """The names, joined."""
         return "+".join(self.names)
 
-    @property
+    @cached_property
     def views(self) -> dict[str, ViewGroup]:
         """Return the view groups that these algorithms read, of small views; ``view`` for none."""
-        try:
-            with torch.device("meta"):
-                encoder = self.encoder_of()
-            uses = [each.uses(encoder) for each in self.algorithms()]
-        except UserError:  # a refusal, which building them says again
-            return GROUPS
-        passes = [one for each in uses for one in each.passes.values()]
-        read = {one.group for one in passes if not (one.or_all or one.reference)}
-        read = read.union(*(each.views for each in uses)) or {"view"}
-        return {name: group for name, group in GROUPS.items() if name in read}
+        with torch.device("meta"):
+            return views_of(self.algorithms(), self.encoder_of())
 
     @property
     def needed(self) -> dict[str, Any]:
@@ -135,26 +129,41 @@ class Case:
 
     def batch(self, size: int = 4) -> dict[str, Tensor]:
         """Return ``size`` random samples with all views; row i is the same in every batch."""
-        rows = [self._sample(index) for index in range(size)]
+        rows = [_sample(index, self.views) for index in range(size)]
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
 
-    def _sample(self, index: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(100 + index)
-        sample = {
-            "index": torch.tensor([index + 10]),
-            "epoch": torch.tensor([1]),
-            "label": torch.tensor([index % 3]),
-        }
-        for name, group in self.views.items():
-            shape = (1, group.count, 3, *group.shape)
-            sample[f"{name}/image"] = torch.randint(
-                0, 256, shape, dtype=torch.uint8, generator=generator
-            )
-            sample[f"{name}/flip"] = torch.rand(1, group.count, generator=generator) < 0.5
-            corner = torch.rand(1, group.count, 2, generator=generator) * 0.5
-            side = 0.3 + torch.rand(1, group.count, 2, generator=generator) * 0.2
-            sample[f"{name}/box"] = torch.cat([corner, corner + side], dim=-1)
-        return sample
+
+def _sample(index: int, views: dict[str, ViewGroup]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 + index)
+    sample = {
+        "index": torch.tensor([index + 10]),
+        "epoch": torch.tensor([1]),
+        "label": torch.tensor([index % 3]),
+    }
+    for name, group in views.items():
+        shape = (1, group.count, 3, *group.shape)
+        sample[f"{name}/image"] = torch.randint(
+            0, 256, shape, dtype=torch.uint8, generator=generator
+        )
+        sample[f"{name}/flip"] = torch.rand(1, group.count, generator=generator) < 0.5
+        corner = torch.rand(1, group.count, 2, generator=generator) * 0.5
+        side = 0.3 + torch.rand(1, group.count, 2, generator=generator) * 0.2
+        sample[f"{name}/box"] = torch.cat([corner, corner + side], dim=-1)
+    return sample
+
+
+def views_of(
+    algorithms: Sequence[PretrainAlgorithm], encoder: PatchEncoder
+) -> dict[str, ViewGroup]:
+    """Return the view groups that algorithms read; ``view`` for none."""
+    try:
+        uses = [each.uses(encoder) for each in algorithms]
+    except UserError:  # a refusal, which building them says again
+        return GROUPS
+    passes = [one for each in uses for one in each.passes.values()]
+    read = {one.group for one in passes if not (one.or_all or one.reference)}
+    read = read.union(*(each.views for each in uses)) or {"view"}
+    return {name: group for name, group in GROUPS.items() if name in read}
 
 
 def needs_reference(algorithms: Sequence[PretrainAlgorithm], encoder: Encoder) -> bool:
@@ -177,9 +186,12 @@ def tiny_model(
     return PretrainModel(made, algorithms, seed=seed, views=views, reference=reference)
 
 
+_class_of = cache(algorithm_class)  # which looks at the folder
+
+
 def made(name: str, **options: Any) -> PretrainAlgorithm:
     """Return an algorithm of a small size."""
-    return algorithm_class(name)(**{**OPTIONS.get(name, {}), **options})
+    return _class_of(name)(**{**OPTIONS.get(name, {}), **options})
 
 
 def random_views(

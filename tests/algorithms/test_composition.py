@@ -1,5 +1,6 @@
 """Every host with every algorithm, the table that says so, and all sets in every order."""
 
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations, permutations
 
@@ -13,7 +14,7 @@ from pospre.model.compose import compose
 from pospre.model.layout import Layout
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import PatchEncoder
-from tests.algorithms.cases import GROUPS, Case, written
+from tests.algorithms.cases import Case, views_of, written
 from tests.algorithms.composition import Outcome, outcomes, refusal_of, table, written_table
 
 PAIRS = [
@@ -142,14 +143,17 @@ def encoder_of(positions: str | None) -> PatchEncoder:
         return Case((), encoder={} if positions is None else {"positions": positions}).encoder_of()
 
 
-def layout_of(names: tuple[str, ...], views: tuple[str, ...]) -> Layout | str:
-    """Return the layout of these methods, or why there is none."""
-    case = Case(names)
+def layouts_of(orders: Sequence[tuple[str, ...]]) -> Iterator[Layout | str]:
+    """Yield the layout of methods in each of some orders, or why there is none."""
+    case = Case(orders[0])
     encoder = encoder_of(case.needed.get("positions"))
-    try:
-        return compose(case.algorithms(), encoder, {name: GROUPS[name] for name in views})
-    except UserError as error:
-        return str(error)
+    methods = dict(zip(case.names, case.algorithms(), strict=True))
+    views = views_of([*methods.values()], encoder)
+    for order in orders:
+        try:
+            yield compose([methods[name] for name in order], encoder, views)
+        except UserError as error:
+            yield str(error)
 
 
 def test_the_order_of_a_list_decides_nothing() -> None:
@@ -157,8 +161,7 @@ def test_the_order_of_a_list_decides_nothing() -> None:
     for size, found in accepted.items():
         for names in combinations(algorithm_names(), size):
             orders = [*permutations(names)] if size == 2 else [names, names[::-1]]
-            views = tuple(Case(names).views)
-            first, *others = (layout_of(order, views) for order in orders)
+            first, *others = layouts_of(orders)
             for other in others:
                 if isinstance(first, str) or isinstance(other, str):
                     assert first == other

@@ -5,6 +5,7 @@ therefore constant, and nothing waits for the device.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -193,6 +194,7 @@ def _official_size(
     return high, wide
 
 
+@cache
 def check_blocks(blocks: Blocks, owner: str, *, official: bool) -> None:
     """Raise ``UserError`` for impossible masks, or masks that almost no layout leaves room for."""
     where = f"on a grid of {blocks.grid[0]}×{blocks.grid[1]} tokens"
