@@ -22,6 +22,11 @@ from tests.training.tiny_runs import MAE, Run, metrics
 
 ADAPT = Path(__file__).parents[2] / "yamls" / "adapt"
 HALVES: tuple[Literal["choose", "judge"], ...] = ("choose", "judge")
+NARROW = {
+    "dinov2": ("num_prototypes=32", "head_hidden=32", "head_bottleneck=16"),
+    "mae": ("decoder_dim=32", "decoder_depth=1", "decoder_heads=2"),
+}
+"""Heads of the recipes' methods that cost little: their own are wider than the tiny encoder."""
 LABELLED = "evaluation={knn: {every: 1ep, k: 3}, drift: {num_samples: 16}}"
 
 
@@ -142,7 +147,11 @@ def test_a_recipe_and_weights_are_the_whole_command(
         *("trainer.max_duration=4ba", "schedule.warmup=0ba", "evaluation.drift.num_samples=16"),
         *("trainer.progress_bar=false", f"trainer.run_folder={tmp_path}/runs"),
         *(["data.views.local.size=32"] if "local" in recipe.data.views else []),
-        *(["algorithms.dinov2.num_prototypes=32"] if "dinov2" in recipe.algorithms else []),
+        *(
+            f"algorithms.{method}.{given}"
+            for method in recipe.algorithms
+            for given in NARROW.get(method, ())
+        ),
     ]
     code, said = run(Path(f"adapt/{name}"), f"encoder.weights={start}", *small)
     assert code == 0, said
