@@ -24,12 +24,15 @@ settings.load_profile("untimed")
 
 
 LONG = """
-    certificate/test_certificate run/peers/test_many_nodes model/test_fsdp test_package
-    training/scale/test_compilation data_prep/distribute/test_cluster
-    test_recipes algorithms/test_contracts test_papers benchmarks/test_gpu_count
-    training/test_train planning/test_step_costs planning/test_plan test_readme
-    run/checkpoints/test_uploads run/checkpoints/test_rank_files algorithms/test_schemes
+    certificate/test_certificate training/test_stages run/peers/test_many_nodes model/test_fsdp
+    training/test_adapt algorithms/test_composition test_package training/scale/test_compilation
+    data_prep/distribute/test_cluster test_recipes algorithms/test_contracts test_papers
+    benchmarks/test_gpu_count training/test_train planning/test_step_costs planning/test_plan
+    algorithms/test_part training/callbacks/test_stop_signals planning/test_kernels
+    training/test_evaluations_during_training test_readme run/checkpoints/test_uploads
+    run/checkpoints/test_rank_files algorithms/test_schemes training/test_reference
     training/test_start_weights_swin
+    model/test_trained_leaks nn/weights/test_dinov3 nn/weights/test_eva benchmarks/test_gpu_minutes
 """
 """Files of half a minute and more, the longest first."""
 
