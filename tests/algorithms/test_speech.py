@@ -131,11 +131,6 @@ def test_what_does_not_fit_is_refused(
         build_components(recipe("demo_mp3", words(100), override))
 
 
-def test_images_are_no_clips(image_folder: Callable[..., Path]) -> None:
-    with pytest.raises(UserError, match=r"holds images and notes none for encoder\.channels = 1"):
-        build_components(recipe("demo_mp3", image_folder()))
-
-
 def test_98_frames(words: Callable[[int], Path]) -> None:
     loader = build_loader(words(98), views=[ViewGroup(size=(98, 40))], batch_size=8, seed=0)
     assert next(iter(loader))["view/image"].shape == (8, 1, 1, 98, 40)

@@ -11,7 +11,6 @@ import torch
 from pospre.errors import UserError
 from pospre.evaluation.registry import check_settings
 from pospre.evaluation.run import check_evaluation
-from pospre.nn.swin.encoder import SWIN_NEEDS
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
 from tests.conftest import draw_image
@@ -131,9 +130,6 @@ def test_mistakes_are_said_before_any_work(
             check_evaluation("position_probe", recipe, data, settings, None)
         return str(error.value)
 
-    windows = {"name": "swin_tiny", "depth": None, "image_size": 256, **SWIN_NEEDS}
-    swin = tiny_recipe(tmp_path, "droppos", **windows)
-    assert "reads the blocks of a ViT" in message(swin)
     few = image_folder(num_images=5, name="few")
     assert "8 images or more, but only 5 of" in message(recipe, few)
     other = save_checkpoint(tiny_recipe(tmp_path / "other", "mae", image_size=32, patch_size=16))
