@@ -241,6 +241,7 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
      lambda: sp({}, {"class_token": False}, pool="class_token")),
     ("'view_places', but crop_field gives",
      lambda: sp({}, {}, made("crop_field", field_size=None))),
+    ("sp: encoder.positions = shared_relative supports only the grid", lambda: sp({}, OFFSETS)),
     # a reference and its queries
     ("Add data.views.query with count: 1", lambda: loca({})),
     (r"loca.context_ratio = 0.05 shows none of 16 patches.*at least 0\.0625",
@@ -251,6 +252,8 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
      lambda: loca(QUERY, {"positions": "none"}, context_places=False)),
     ("'view_places', but crop_field gives",
      lambda: loca(QUERY, {}, made("crop_field", field_size=None))),
+    ("loca: encoder.positions = shared_relative supports only the grid",
+     lambda: loca({**QUERY, "focal": GROUPS["focal"]}, OFFSETS)),
     ("algorithms.loca uses a momentum teacher, but there is none",
      lambda: loca(QUERY, momentum_start=None)),
     # classes, teachers and references

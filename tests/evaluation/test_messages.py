@@ -101,8 +101,11 @@ ROWS: list[tuple[str, str, Any, Any, Any]] = [
     ("planes=15, but at most 14 ", "position_removal", MAE, SINCOS, {"planes": 15, **BLANK}),
     ("positions = none: a blank image is empty", "position_removal", MAE, {"positions": "none"},
      BLANK),
-    ("rotary only relates tokens .* no class token or registers", "position_removal", MAE,
-     {"positions": "rotary", "class_token": False}, BLANK),
+    *((f"{kind} only relates tokens .* no class token or registers", "position_removal", MAE,
+       {"positions": kind, "class_token": False}, BLANK)
+      for kind in ("rotary", "alibi", "relative")),
+    ("planes=17, but at most 16 ", "position_removal", MAE, {**SINCOS, "image_size": 64},
+     {"planes": 17, **BLANK}),
     ("by=covariance removes one plane", "position_removal", MAE, {},
      {"planes": "2", "by": "covariance"}),
     (r"algorithms\.mae or .*simmim.*has droppos", "reconstructions", DROPPOS, {}, {}),
