@@ -96,10 +96,9 @@ def read_patches(image_BCHW: Tensor, box_BN4: Tensor, patch: tuple[int, int]) ->
 
 def mosaic(patches_BKChw: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return an image (B, C, H, W) of patches in row-major order; free cells are 0."""
-    rows, columns = grid
-    free = rows * columns - patches_BKChw.shape[1]
-    cells = F.pad(patches_BKChw, (0, 0, 0, 0, 0, 0, 0, free)).unflatten(1, grid)
-    return cells.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+    (rows, columns), (high, wide) = grid, patches_BKChw.shape[-2:]
+    cells = F.pad(patches_BKChw.flatten(2), (0, 0, 0, rows * columns - patches_BKChw.shape[1]))
+    return F.fold(cells.mT, (rows * high, columns * wide), (high, wide), stride=(high, wide))
 
 
 def relations(box_BN4: Tensor, pair_BP2: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
     controls = controls_of(removal, tokens, settings.seed)
     steps, beside = _probe(context, removal, controls, tokens, settings)
     without = {
-        name: without_basis(model, removal.remove(basis))
+        name: without_basis(model, removal.by(basis))
         for name, basis in {"": removal.basis_DK, **controls}.items()
     }
     return {
@@ -163,8 +163,9 @@ def _opened(
 
 
 def without_basis(model: PretrainModel, removed: nn.Module) -> PretrainModel:
-    """Return a copy of the model with a module after its encoder's last norm."""
-    other = copy.deepcopy(model)
+    """Return the model with the same tensors and a module after its encoder's last norm."""
+    tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    other = copy.deepcopy(model, tensors)
     encoder: Any = other.encoder
     encoder.norm = nn.Sequential(encoder.norm, removed)
     return other.to(next(model.parameters()).device).eval()
@@ -181,25 +182,25 @@ def _probe(
 
     These are measured after the last step, and for a blank image after each.
     """
-    known_MD = tokens.learn.tokens[0].flatten(0, 1)
-    whole_MD = removal.remove(removal.basis_DK[:, :0])(known_MD)
+    whole_MD, size = removal.whole(tokens), 1 if removal.mean_D is None else 2
     steps: list[dict[str, Any]] = []
     beside: list[dict[str, Any]] = []
     for count in removal.counts:
         context.go_on()
-        left: dict[str, Estimate] = {}
+        ours: Estimate | None = None
         for name, basis in {"": removal.basis_DK, **controls}.items():
-            if name and (count == 0 or (removal.size == 2 and count < removal.counts[-1])):
+            if name and (count == 0 or (size == 2 and count < removal.counts[-1])):
                 continue
-            some_DK = basis[:, : removal.size * count]
-            figures, left[name] = measure(removal.remove(some_DK), tokens, settings)
-            gone = {"variance_removed": variance_in(whole_MD, some_DK)}
-            if not name:
-                steps.append({"planes": count, **figures, **gone})
+            some_DK = basis[:, : size * count]
+            figures, left = measure(removal.by(some_DK), tokens, settings)
+            row = {**figures, "variance_removed": variance_in(whole_MD, some_DK)}
+            if ours is None:
+                ours = left
+                steps.append({"planes": count, **row})
                 continue
-            less = difference(left[name], left[""])  # of 1 − R²
+            less = difference(left, ours)  # of 1 − R²
             gain = {"r2_difference": less.difference, **_interval(less)}
-            beside.append({"planes": count, "subspace": name, **figures, **gone, **gain})
+            beside.append({"planes": count, "subspace": name, **row, **gain})
     return steps, beside
 
 

@@ -1,18 +1,15 @@
 """What ``position_removal`` projects out, the probes of what is left, and the controls."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from pospre.evaluation.estimates import Estimate
 from pospre.evaluation.position.layer_features import Features
 from pospre.evaluation.position.probes import coordinates_of, fit_probes, scores, unexplained
 from pospre.evaluation.position.settings import Blank, PositionRemoval
 from pospre.evaluation.position.subspaces import (
-    DirectionsRemoved,
-    PlanesRemoved,
+    Removed,
     angles_between,
     blank_directions,
     blank_tokens,
@@ -30,30 +27,37 @@ _COUNTS = (1, 2, 5, 10, 20, 50)
 _NO_POSITION = 0.05  # R²
 
 
-class Removal(NamedTuple):
-    """What is projected out.
-
-    Attributes:
-        basis_DK: orthonormal directions, in the order of removal.
-        size: directions of a plane: two, or one of a blank image.
-        counts: numbers of planes after which the probes are fitted.
-        remove: makes the module that removes the directions of a basis.
-        notes: results about the directions themselves.
-    """
-
-    basis_DK: Tensor
-    size: int
-    counts: list[int]
-    remove: Callable[[Tensor], nn.Module]
-    notes: dict[str, Any]
-
-
 class Tokens(NamedTuple):
     """Tokens to fit probes to, and to measure them on."""
 
     learn: Features
     measure: Features
     grid: tuple[int, int]
+
+
+class Removal(NamedTuple):
+    """What is projected out.
+
+    Attributes:
+        basis_DK: orthonormal directions, in the order of removal.
+        mean_D: mean of the tokens that planes, of two directions each, are removed around; None:
+            single directions, of tokens of length 1.
+        counts: numbers of planes, or of directions, after which the probes are fitted.
+        notes: results about the directions themselves.
+    """
+
+    basis_DK: Tensor
+    mean_D: Tensor | None
+    counts: list[int]
+    notes: dict[str, Any]
+
+    def by(self, basis_DK: Tensor) -> Removed:
+        """Return the module that removes these directions."""
+        return Removed(basis_DK, self.mean_D)
+
+    def whole(self, tokens: Tokens) -> Tensor:
+        """Return the tokens (M, D) to fit probes to, before anything is removed."""
+        return self.by(self.basis_DK[:, :0])(tokens.learn.tokens[0].flatten(0, 1))
 
 
 def shown_by_blank(model: PretrainModel, settings: PositionRemoval) -> tuple[Tensor, Tensor]:
@@ -71,8 +75,7 @@ def of_images(tokens: Tokens, settings: PositionRemoval) -> Removal:
     else:
         planes = settings.planes or 9
         basis = regression_planes(tokens_MD, places_M, tokens.grid, planes, settings.weight_decay)
-    counts = [*range(basis.shape[1] // 2 + 1)]
-    return Removal(basis, 2, counts, partial(PlanesRemoved, tokens_MD.mean(0)), {})
+    return Removal(basis, tokens_MD.mean(0), [*range(basis.shape[1] // 2 + 1)], {})
 
 
 def of_blank(
@@ -86,7 +89,7 @@ def of_blank(
     ridge_only = settings.model_copy(update={"iterations": 1})
 
     def is_enough(count: int) -> bool:
-        removed = DirectionsRemoved(directions_DR[:, :count])
+        removed = Removed(directions_DR[:, :count], None)
         return 1 - measure(removed, tokens, ridge_only)[1].value < _NO_POSITION
 
     count = settings.planes or fewest(largest_count(directions_DR), is_enough)
@@ -100,21 +103,18 @@ def of_blank(
         f"angles_to_{other}": [float(each) for each in (angles[0], angles.median(), angles[-1])],
     }
     counts = [0, *(each for each in _COUNTS if each < count), count]
-    return Removal(basis_DK, 1, counts, DirectionsRemoved, notes)
+    return Removal(basis_DK, None, counts, notes)
 
 
 def controls_of(removal: Removal, tokens: Tokens, seed: int) -> dict[str, Tensor]:
     """Return other bases of the same rank, by name."""
     dim, count = removal.basis_DK.shape
-    whole_MD = removal.remove(removal.basis_DK[:, :0])(tokens.learn.tokens[0].flatten(0, 1))
-    return {
-        "random": random_directions(dim, count, seed),
-        "pca": principal_directions(whole_MD, count),
-    }
+    pca_DK = principal_directions(removal.whole(tokens), count)
+    return {"random": random_directions(dim, count, seed), "pca": pca_DK}
 
 
 def measure(
-    removed: nn.Module, tokens: Tokens, settings: PositionRemoval
+    removed: Removed, tokens: Tokens, settings: PositionRemoval
 ) -> tuple[dict[str, float], Estimate]:
     """Return both probes' figures on the remaining tokens, and 1 − R² by image."""
     learn, asked, grid = tokens

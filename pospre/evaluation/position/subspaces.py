@@ -21,34 +21,24 @@ _SHOWN = 1e-4
 _NO_POSITIONS = "Use by=regression or by=covariance, which find positions in images."
 
 
-class PlanesRemoved(nn.Module):
-    """Projects tokens onto the orthogonal complement of a basis (D, K), around their mean (D,)."""
+class Removed(nn.Module):
+    """Projects tokens onto the orthogonal complement of a basis (D, K), around their mean (D,).
 
-    def __init__(self, mean_D: Tensor, basis_DK: Tensor) -> None:
+    Without a mean, tokens have length 1 before and after: x̂ − U Uᵀ x̂ of x̂ = x / ‖x‖ (INSID3).
+    """
+
+    def __init__(self, basis_DK: Tensor, mean_D: Tensor | None) -> None:
         super().__init__()
-        self.mean_D: Tensor
-        self.basis_DK: Tensor
-        self.register_buffer("mean_D", mean_D)
-        self.register_buffer("basis_DK", basis_DK)
+        self.basis_DK = nn.Buffer(basis_DK)
+        self.mean_D = None if mean_D is None else nn.Buffer(mean_D)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the tokens (…, D) without their component in the basis."""
         basis_DK = self.basis_DK.to(tokens)
+        if self.mean_D is None:
+            unit = F.normalize(tokens, dim=-1)
+            return F.normalize(unit - unit @ basis_DK @ basis_DK.T, dim=-1)
         return tokens - (tokens - self.mean_D.to(tokens)) @ basis_DK @ basis_DK.T
-
-
-class DirectionsRemoved(nn.Module):
-    """Projects tokens of length 1 onto the orthogonal complement of a basis (D, K), as INSID3."""
-
-    def __init__(self, basis_DK: Tensor) -> None:
-        super().__init__()
-        self.basis_DK: Tensor
-        self.register_buffer("basis_DK", basis_DK)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return x̂ − U Uᵀ x̂ with length 1, of tokens (…, D) with x̂ = x / ‖x‖."""
-        basis_DK, unit = self.basis_DK.to(tokens), F.normalize(tokens, dim=-1)
-        return F.normalize(unit - unit @ basis_DK @ basis_DK.T, dim=-1)
 
 
 def covariance_plane(tokens_MD: Tensor, places_M: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -69,7 +59,7 @@ def regression_planes(
     targets = coordinates_of(places_M, grid)
     basis = tokens_MD.new_zeros(tokens_MD.shape[1], 0)
     for _ in range(planes):
-        left_MD = PlanesRemoved(tokens_MD.mean(0), basis)(tokens_MD)
+        left_MD = Removed(basis, tokens_MD.mean(0))(tokens_MD)
         whiten = fit_whitening(left_MD)
         plane = whiten.matrix @ ridge(whiten(left_MD), targets, weight_decay)[:-1]
         plane = plane - basis @ (basis.T @ plane)

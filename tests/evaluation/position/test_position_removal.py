@@ -14,8 +14,7 @@ from pospre.errors import UserError
 from pospre.evaluation.position.position_removal import without_basis
 from pospre.evaluation.position.probes import coordinates_of
 from pospre.evaluation.position.subspaces import (
-    DirectionsRemoved,
-    PlanesRemoved,
+    Removed,
     angles_between,
     blank_directions,
     covariance_plane,
@@ -57,7 +56,7 @@ def test_the_place_in_a_sequence_is_found_too(
     tokens, places, _ = planted
     basis = regression_planes(tokens, places, (20, 1), 3, weight_decay=1e-4)
     torch.testing.assert_close(basis.T @ basis, torch.eye(6), atol=1e-5, rtol=0)
-    left = PlanesRemoved(tokens.mean(0), basis)(tokens)
+    left = Removed(basis, tokens.mean(0))(tokens)
     wanted = places.float().unsqueeze(1).numpy()
     assert found_in(tokens, wanted) > 0.9 and found_in(left, wanted) < 0.1
 
@@ -73,7 +72,7 @@ def test_the_planted_plane_is_found_and_no_position_is_left(
     wanted = coordinates_of(places, GRID).numpy()
     assert LinearRegression().fit(tokens, wanted).score(tokens, wanted) > 0.98
     for plane in (basis[:, :2], covariance_plane(tokens, places, GRID)):
-        left = PlanesRemoved(tokens.mean(0), plane)(tokens)
+        left = Removed(plane, tokens.mean(0))(tokens)
         assert found_in(left, wanted) < 0.01
         torch.testing.assert_close(left @ axes[:, 2:], tokens @ axes[:, 2:], atol=0.2, rtol=0.05)
 
@@ -88,7 +87,7 @@ def test_many_copies_of_position_go_with_the_covariance_and_not_with_one_plane(
     wanted = coordinates_of(places, GRID).numpy()
 
     def left_by(basis: torch.Tensor) -> float:
-        left = PlanesRemoved(tokens.mean(0), basis)(tokens)
+        left = Removed(basis, tokens.mean(0))(tokens)
         return found_in(left, wanted)
 
     assert left_by(covariance_plane(tokens, places, GRID)) < 1e-4
@@ -126,13 +125,14 @@ def test_the_evaluation_says_what_is_left_and_what_knn_becomes(
     assert len(other["steps"]) == 2 and other["r2_left"] < 0.2 < 0.8 < found["steps"][0]["r2"]
 
 
-def test_the_copy_lacks_the_planes_and_the_model_keeps_them(recipe: Any) -> None:
+def test_the_other_model_lacks_the_planes_and_this_one_keeps_them(recipe: Any) -> None:
     model = build_model(recipe).eval()
     images = torch.randn(2, 3, 32, 32)
     before = model.encoder(images)
     basis = torch.linalg.qr(torch.randn(192, 4)).Q
-    without = without_basis(model, PlanesRemoved(torch.zeros(192), basis))
+    without = without_basis(model, Removed(basis, torch.zeros(192)))
     assert torch.equal(model.encoder(images), before)
+    assert next(without.parameters()) is next(model.parameters())  # no second time in memory
     assert (without.encoder(images) @ basis).abs().max() < 1e-4
     torch.testing.assert_close(without.encoder(images), before - before @ basis @ basis.T)
 
@@ -146,7 +146,7 @@ def test_golden_directions_of_a_blank_image() -> None:
     unit = torch.tensor([1.0, 2, 2]) / 3
     left = unit - first @ (first.T @ unit)
     assert left.tolist() == pytest.approx([0.393345, 0.529597, 0.733455], abs=1e-6)
-    removed = DirectionsRemoved(first)
+    removed = Removed(first, None)
     once = removed(torch.tensor([5.0, 10, 10]))  # of any length
     assert once.tolist() == pytest.approx([0.398735, 0.536853, 0.743504], abs=1e-6)
     torch.testing.assert_close(removed(once), once)  # idempotent
@@ -161,7 +161,7 @@ def test_content_that_is_orthogonal_to_position_is_left() -> None:
     position = torch.nn.functional.normalize(position, dim=1)  # of one length, as tokens are
     directions, _ = blank_directions(position + 2 * axes[:, 3])
     assert angles_between(axes[:, :2], directions).max() < 1e-3
-    left = DirectionsRemoved(axes[:, :2])(position + content)
+    left = Removed(axes[:, :2], None)(position + content)
     torch.testing.assert_close(left, torch.nn.functional.normalize(content, dim=1))
 
 
