@@ -34,7 +34,8 @@ def evaluate(context: Context, settings: Duplicates) -> dict[str, Any]:
     """
     model, vectors, numbers = context.model, [], []
     pooling = settings.features or ("cls" if model.encoder.has_class_token else "mean")
-    for batch in centre_batches(context, settings):
+    sampling = settings.model_copy(update={"num_samples": context.opened})
+    for batch in centre_batches(context, sampling):
         tokens = model.encoder(model.images(batch)[:, 0])
         vectors.append(pool_tokens(model, tokens, pooling))
         numbers.append(batch["index"])
@@ -52,10 +53,10 @@ def evaluate(context: Context, settings: Duplicates) -> dict[str, Any]:
     }
 
 
-def check(plan: Plan[Duplicates]) -> None:
-    """Raise a ``UserError`` for one image, or features that the encoder does not have."""
+def check(plan: Plan[Duplicates]) -> int:
+    """Return the number of images; ``UserError`` for one, or for features that are not there."""
     check_pooling(plan)
-    check_images(plan, 2)
+    return check_images(plan, 2)
 
 
 def alarms(results: Mapping[str, Any]) -> list[str]:
