@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from pospre.training.callbacks.metrics import StepLosses
@@ -99,7 +100,9 @@ def flat(value: Any) -> Any:
         return {key: flat(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [flat(item) for item in value]
-    return value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype, value.contiguous().numpy().tobytes()
+    return value
 
 
 def no_space(*_: Any) -> None:

@@ -239,8 +239,8 @@ def test_staged_tensors_are_copies_in_the_same_memory() -> None:
     first = staging.copy(state)
     memory = first["a"].data_ptr()
     weights += 1
-    assert flat(first["a"]) == [[0, 1, 2], [3, 4, 5]] and first["b"].is_contiguous()
+    assert first["a"].tolist() == [[0, 1, 2], [3, 4, 5]] and first["b"].is_contiguous()
     second = staging.copy({**state, "new": torch.ones(1)})
     assert flat(second) == flat({**state, "new": torch.ones(1)})
     assert second["a"].data_ptr() == memory != weights.data_ptr()
-    assert flat(staging.copy({"a": torch.ones(7)})) == {"a": [1] * 7}
+    assert staging.copy({"a": torch.ones(7)})["a"].tolist() == [1] * 7
