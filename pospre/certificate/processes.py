@@ -29,7 +29,7 @@ from pospre.run.checkpoints.folders import incomplete
 _SERVER = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _SERVER |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", PREPARE: "1"}
 _AFTER_ONE = 2.0  # seconds that the other ranks get to end by themselves
-_LOOK = 0.0005  # seconds between two checks for the time of a kill
+_LOOK = 0.002  # seconds between two checks for the time of a kill
 _MISSED = 4  # steps after which a save must have been missed
 KILLED, STOPPED = -9, 75  # exit codes
 

@@ -32,16 +32,17 @@ def overrides(name: str, pictures: Path, folder: Path) -> tuple[Path, tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "options", "title"),
+    ("name", "more", "kills", "options", "title"),
     [
-        ("dinov2", (), ("--ranks", "1,2"), "2 ranks beside 2: the targets and KoLeo of dinov2"),
-        ("mae", ("encoder.dropout=0.1", "trainer.precision=fp32", *SHARDED),
+        ("dinov2", (), 1, ("--ranks", "1,2"), "2 ranks beside 2: the targets and KoLeo of dinov2"),
+        ("mae", ("encoder.dropout=0.1", "trainer.precision=fp32", *SHARDED), 3,
          ("--ranks", "2,1,2", "--also", "trainer.microbatch_size=4"), "ranks 2→1→2"),
     ],
 )  # fmt: skip
 def test_a_green_certificate(
     name: str,
     more: tuple[str, ...],
+    kills: int,
     options: tuple[str, ...],
     title: str,
     pictures: Path,
@@ -49,21 +50,22 @@ def test_a_green_certificate(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path, small_keys = overrides(name, pictures, tmp_path)
-    given = [str(path), *small_keys, *more, "--steps", "6", "--kills", "3", *options]
+    given = [str(path), *small_keys, *more, "--steps", "6", "--kills", str(kills), *options]
     assert command.main(given) == 0
     said = capsys.readouterr()
     folder = tmp_path / "runs" / name / "certificate"
     assert f"certificate of {path}: green" in said.out and f"{folder}/certificate.md" in said.out
-    *_, third, last = [
-        line for line in said.err.splitlines() if line.startswith("3 kills, process")
+    *_, killed_last, last = [
+        line for line in said.err.splitlines() if line.startswith(f"{kills} kills, process")
     ]
-    assert "process 4 of 4: came to the end, at step 6" in last or (
-        "at step 6" in third and "process 4 of 4: came to the end, nothing was left to do" in last
+    ended = f"process {kills + 1} of {kills + 1}: came to the end, "
+    assert f"{ended}at step 6" in last or (
+        "at step 6" in killed_last and f"{ended}nothing was left to do" in last
     )
     assert {entry.name for entry in folder.iterdir()} == {"certificate.json", "certificate.md"}
     document = json.loads((folder / "certificate.json").read_text())
     killed, *others = document["columns"]
-    assert document["green"] and len(killed["ends"]) == 3
+    assert document["green"] and len(killed["ends"]) == kills
     found = {verdict["property"]: verdict["text"] for verdict in killed["verdicts"]}
     equal = ("sample ids", "boxes", "flips", "masks", "pixels", "losses", "parameters")
     assert {found[name] for name in (*equal, "optimiser", "random")} == {"equal"}
