@@ -77,6 +77,8 @@ ROWS: list[tuple[str, Made, str, str, dict[str, Any]]] = [
     *((ALIBI, scheme("alibi"), format, FILES[format], {}) for format in ("timm", "hf")),
     (r"positions\.rotary\.normalize cannot be exported(?!.*exact periods)",
      scheme({"rotary": {"normalize": "max"}}), "timm", "e.pth", {}),
+    (r"positions\.rotary\.coordinates cannot be exported",  # mixed ones count cells
+     scheme({"rotary": {"directions": 4}}), "timm", "e.pth", {}),
     (r"positions\.rotary\.bf16_periods cannot be exported.*exact periods",
      scheme({"rotary": {"bf16_periods": True}}), "timm", "e.pth", {}),
     ("holds no checkpoint", notes, "timm", "encoder.pth", {}),

@@ -196,7 +196,7 @@ def odd_option(encoder: Any) -> str:
     _, turn = rotation_of(encoder.positions.as_given()) or ("", {})
     usual = {"normalize": "separate", "period_range": None, "bf16_periods": False}
     if _is_directed(turn):  # exact as mixed positions, which count cells
-        usual = {"coordinates": "cells"}
+        usual, turn = {"coordinates": "cells"}, {"coordinates": "centred", **turn}
     odd = [f"positions.rotary.{key}" for key, own in usual.items() if turn.get(key, own) != own]
     if (encoder.size.eps, encoder.layer_scale is not None) not in _NAMES:
         odd.append(f"layer_scale = {encoder.layer_scale} with norms of ε = {encoder.size.eps}")
