@@ -62,7 +62,7 @@ def sp(
     *others: PretrainAlgorithm,
     **options: Any,
 ) -> None:
-    pair = {"pair": ViewGroup(name="pair", count=2, size=16, **views)}
+    pair = {"pair": ViewGroup(**{"name": "pair", "count": 2, "size": 16, **views})}
     build(made("sp", **options), *others, views=pair, **encoder or {})
 
 
@@ -305,7 +305,13 @@ def test_what_cannot_work_is_said(words: str, call: Callable[[], object]) -> Non
 
 
 @pytest.mark.parametrize(
-    "call", [dropped_context, lambda: blocks(official=True), lambda: lut(views=SMALLER)]
+    "call",
+    [
+        dropped_context,
+        lambda: blocks(official=True),
+        lambda: lut(views=SMALLER),
+        lambda: sp({"size": 32}, OFFSETS),
+    ],
 )
 def test_what_is_near_to_that_works(call: Callable[[], object]) -> None:
     call()
