@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
@@ -168,7 +168,7 @@ def _check_verdict(verdict: Verdict, recipe: Recipe) -> None:
 
 def _images(entry: Planned, checked: Checked) -> int:
     """Return the number of images that an evaluation will measure."""
-    module, settings = evaluation_module(entry.name), checked.settings
+    module, settings = evaluation_module(entry.name), cast("Any", checked.settings)
     count: int | None = module.images(checked.opened) if hasattr(module, "images") else None
     if count is not None:
         return count

@@ -86,9 +86,13 @@ def test_a_cell_is_known_by_what_can_change_its_figures() -> None:
 
 
 def test_a_cell_is_known_by_files_that_its_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = code_hash._read
-    names: set[str] = set()
-    monkeypatch.setattr(code_hash, "_read", lambda path: (names.add(path.name), read(path))[1])
+    read, names = code_hash._read, set()
+
+    def note(path: Path) -> tuple[str, list[str]]:
+        names.add(path.name)
+        return read(path)
+
+    monkeypatch.setattr(code_hash, "_read", note)
     Cell("learned", "supervised", 0).key()
     assert {"supervised.py", "vit.py", "device.py", "step_trainer.py", "knn.py"} <= names
     assert not names & {"errors.py", "object_store.py", "droppos.py", "saver.py"}

@@ -161,8 +161,13 @@ def test_each_stage_is_compiled_anew_with_its_pairs(
     parts: str, staged: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages = "stages=[{until: 2ba, train: heads}, {train: {last: 1, lora: true}}]"
-    options = (MAE, stages, "lora={rank: 2}", "trainer.max_duration=4ba")
-    options = (*options, "trainer.precision=amp_bf16")
+    options = (
+        MAE,
+        stages,
+        "lora={rank: 2}",
+        "trainer.max_duration=4ba",
+        "trainer.precision=amp_bf16",
+    )
     assert run(staged, *options, "run_name=plain")[0] == 0
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     code, said = run(staged, *options, "run_name=compiled", f"trainer.compile={parts}")
