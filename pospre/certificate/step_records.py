@@ -235,6 +235,8 @@ def prepare() -> None:
     The fork server calls it while it imports this module. No thread may be left: a fork has only
     the forking one, and locks held by others would stay.
     """
+    import composer.algorithms  # noqa: F401  (with transformers; Composer does at its first step)
+
     with scratch() as folder:
         Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(folder / "black.jpg")
         recipe = {
