@@ -82,18 +82,13 @@ def test_both_views_are_mirrored_like_the_first() -> None:
     assert model.prepare(batch, 0.0)["pair/flip"].tolist() == [[True, True], [False, False]]
 
 
-def test_it_learns_from_pictures_that_tell_the_place_and_from_no_others() -> None:
-    """Sizes take longer to learn than places."""
-    for told in (True, False):
-        model = model_of()
-        batch = next(train(model, 60, told=told, lr=5e-3))
-        found = answers(model, batch)
-        chance = found.chance()
-        above = found.r2() > chance.mean + 5 * chance.deviation
-        if told:
-            assert above[:2].all() and (found.r2()[:2] > 0.8).all()
-        else:
-            assert not above.any() and (found.r2() < 0.02).all()
+def test_it_learns_from_pictures_that_tell_the_place() -> None:
+    """Sizes take longer to learn than places. Of others: tests/model/test_trained_leaks.py."""
+    model = model_of()
+    found = answers(model, next(train(model, 60, told=True, lr=5e-3)))
+    chance = found.chance()
+    above = found.r2() > chance.mean + 5 * chance.deviation
+    assert above[:2].all() and (found.r2()[:2] > 0.8).all()
 
 
 def test_class_tokens_are_compared_if_asked_for() -> None:
