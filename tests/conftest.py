@@ -31,7 +31,7 @@ LONG = """
     algorithms/test_part training/callbacks/test_stop_signals planning/test_kernels
     training/test_evaluations_during_training test_readme run/checkpoints/test_uploads
     run/checkpoints/test_rank_files algorithms/test_schemes training/test_reference
-    training/test_start_weights_swin
+    training/test_start_weights_swin training/test_fading_run
     model/test_trained_leaks nn/weights/test_dinov3 nn/weights/test_eva benchmarks/test_gpu_minutes
 """
 """Files of half a minute and more, the longest first."""
