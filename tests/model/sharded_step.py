@@ -45,9 +45,13 @@ KOLEO = Case(
 
 
 def named(title: str) -> Case:
-    """Return the case of algorithms, ``a+b``; or that of one over a scheme, ``a@scheme``."""
+    """Return the case of algorithms, ``a+b``; or that of one over a scheme, ``a@scheme``.
+
+    An algorithm alone has one block: how several are sharded, the others show.
+    """
     name, _, scheme = title.partition("@")
     case = case_of(name, scheme) if scheme else Case(tuple(name.split("+")))
+    case = case if len(case.names) > 1 or scheme else case.of_one_block()
     alone = BESIDE_BATCH_NORM if "lut" in case.names else WITHOUT_KOLEO
     return replace(case, options={**case.options, **alone})
 
