@@ -34,8 +34,12 @@ ALONE = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Keeps libraries from starting threads, and torch from the GPU: what forks could not inherit."""
 
 
+@cache
 def preload() -> None:
-    """Import what training needs, and prepare once what each process would at its first step."""
+    """Import what training needs, and prepare what each process would at its first step.
+
+    Once: a fork that calls it has all that.
+    """
     import composer.cli.launcher  # noqa: F401
 
     find_composer_once()
