@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pospre.algorithms.crop_field import (
-    CropField,
-    enclosing_box,
-    mirrored_image,
-    place_boxes,
-)
+from pospre.algorithms.crop_field import CropField, enclosing_box, mirrored_image, place_boxes
 from pospre.batch import box_key, field_box_key, flip_key
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder

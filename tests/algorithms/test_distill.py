@@ -7,12 +7,7 @@ import torch
 from torch import Tensor
 
 from pospre.algorithms.distill.distill import Distill, distances
-from pospre.algorithms.distill.targets import (
-    equalising_turn,
-    hadamard,
-    place_directions,
-    spread,
-)
+from pospre.algorithms.distill.targets import equalising_turn, hadamard, place_directions, spread
 from pospre.errors import UserError
 from pospre.model.calibration import calibrate
 from pospre.model.comparison import half_squared_distance

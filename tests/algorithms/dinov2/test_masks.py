@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from pospre import draws
-from pospre.algorithms.dinov2.masks import (
-    CropMasking,
-    around_rectangle,
-    block_masks,
-    masked_slots,
-)
+from pospre.algorithms.dinov2.masks import CropMasking, around_rectangle, block_masks, masked_slots
 
 PER_SAMPLE = CropMasking(0.5, (0.1, 0.5))
 STRATIFIED = CropMasking(0.5, (0.1, 0.5), stratified=True)

@@ -156,12 +156,7 @@ def test_a_collapse_is_seen(capsys: Capture, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("agreement", "below", "step", "sleeps"),
-    [
-        (0.19, 0.09, 2, True),
-        (0.21, 0.09, 2, False),
-        (0.19, 0.11, 2, False),
-        (0.19, 0.09, 3, False),
-    ],
+    [(0.19, 0.09, 2, True), (0.21, 0.09, 2, False), (0.19, 0.11, 2, False), (0.19, 0.09, 3, False)],
 )
 def test_heads_that_sleep_are_seen_at_the_end_of_their_stage(
     agreement: float, below: float, step: int, sleeps: bool, capsys: Capture
