@@ -78,13 +78,13 @@ BLOCKS = {
 what a larger image does."""
 
 
-def report(blocks: Sequence[str], lines: Lines) -> str:
-    """Return figures, spreads, missing cells and sentences of some blocks as Markdown."""
+def report(blocks: Sequence[str], lines: Lines, seeds: Sequence[int]) -> str:
+    """Return figures, spreads, missing cells of ``seeds`` and sentences of blocks as Markdown."""
     spreads = {figure: pooled(cells_of(figure, lines)) for figure in FIGURES}
     parts = [_spread_line(FIGURES[key], spread) for key, spread in spreads.items() if spread]
     for name in blocks:
         block = BLOCKS[name]
-        parts += [f"### Block {name}", _grid(block, lines), *_missing(block, lines)]
+        parts += [f"### Block {name}", _grid(block, lines), *_missing(block, lines, seeds)]
         learned = gate(block, lines)
         parts += [_gate_line(cell, lines, passed) for cell, passed in learned.items()]
         out = {cell for cell, passed in learned.items() if not passed}
@@ -154,13 +154,17 @@ def _spread_line(title: str, spread: Spread) -> str:
     return f"{title}: sd {100 * spread.deviation:.2f} points (df {spread.freedom}{equal})."
 
 
-def _missing(block: Block, lines: Lines) -> list[str]:
+def _missing(block: Block, lines: Lines, seeds: Sequence[int]) -> list[str]:
     """Name the cells of a block that have no line, and say why others cannot be."""
     pairs = [(row, host) for host, rows in block.rows.items() for row in rows]
-    known = {key[:2]: line for key, line in lines.items()}
-    left = [f"{row} × {host}" for row, host in pairs if (row, host) not in known]
+    refused = {key[:2]: line["refused"] for key, line in lines.items() if "refused" in line}
+    left = []
+    for pair in pairs:
+        lacking = [str(seed) for seed in seeds if (*pair, seed) not in lines]
+        if lacking and pair not in refused:
+            some = f" (seed {', '.join(lacking)})" if len(lacking) < len(seeds) else ""
+            left.append(f"{' × '.join(pair)}{some}")
     parts = [f"Missing: {', '.join(left)}."] if left else []
-    refused = {pair: line["refused"] for pair, line in known.items() if "refused" in line}
     return parts + [f"{row} × {host}: {why}" for (row, host), why in refused.items()]
 
 

@@ -160,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
         measure(wanted, arguments)
     found = {cell: line_of(cell.key(arguments.set), read_lines(LINES)) for cell in wanted}
     known = {(cell.row, cell.host, cell.seed): line for cell, line in found.items() if line}
-    print(report(arguments.blocks, known))
+    print(report(arguments.blocks, known, arguments.seeds))
     return 0
 
 

@@ -120,10 +120,11 @@ def test_the_report_has_means_reasons_and_sentences() -> None:
         for seed in range(2)
     }
     lines["with jitter", "mae", 0] = {"refused": "it cannot", "figures": {}}
-    text = report(["A"], lines)
+    text = report(["A"], lines, range(3))
     assert "kNN: sd 0.71 points (df 6" in text
     assert "| mae | learned | 2 | 40.5 ± 0.7 |" in text
-    assert "with jitter × mae: it cannot" in text and "Missing: with jitter × supervised." in text
+    assert "with jitter × mae: it cannot" in text
+    assert "Missing: learned × mae (seed 2), " in text and ", with jitter × supervised." in text
     assert "- kNN, mae and supervised: plain rotary − learned (+10.0 points" in text
     assert "7 of 9 declared contrasts are not measured yet." in text
     assert "with 4 runs a side, four of five true differences of" in text
@@ -140,7 +141,7 @@ def test_a_task_that_has_not_learned_leaves_its_families() -> None:
         for row, own in rows.items()
         for seed in range(2)
     }
-    text = report(["B"], lines)
+    text = report(["B"], lines, range(2))
     assert (
         "DropPos × mae: its own measure is 30.0 ± 0.0, on blank images 20.0 ± 0.0: learned" in text
     )
