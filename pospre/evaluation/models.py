@@ -104,12 +104,13 @@ def open_beside(
 ) -> Start:
     """Return the encoder at an address, on the CPU, with views of a recipe's size.
 
-    It has the positions, patches and normalisation of its weights, as with ``--model FILE``.
+    It has the positions, patches and normalisation of its weights, as with ``--model FILE``. Beside
+    a model of grey images, RGB's kernels are added up.
 
     Raises:
         UserError: the weights cannot be read, or take other views or channels.
     """
-    shown = Shown(pair(recipe.encoder.image_size))
+    shown = Shown(pair(recipe.encoder.image_size), channels=recipe.encoder.channels)
     model = open_foreign(address, weights, keys, shown=shown, seed=recipe.seed).model
     if model.encoder.channels != recipe.encoder.channels:
         raise UserError(

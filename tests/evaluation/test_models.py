@@ -15,7 +15,7 @@ import pospre
 from pospre import evaluate
 from pospre.errors import UserError, run_command
 from pospre.evaluation.layers import blank_encoder
-from pospre.evaluation.models import open_model, subject_of
+from pospre.evaluation.models import open_beside, open_model, subject_of
 from pospre.exporting.export import export
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
@@ -254,6 +254,17 @@ def test_a_file_of_fewer_tensors_than_blocks_is_refused_before_any_is_built(
     path = tmp_path / "weights.safetensors"
     save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
     refuses(said, lambda: open_model(str(path)))
+
+
+def test_the_start_beside_a_model_of_grey_images_adds_its_colours_up(tmp_path: Path) -> None:
+    path = tmp_path / "rgb.pth"
+    torch.save(build_encoder("vit_tiny16", image_size=64, depth=2).timm_state(), path)
+    start = open_beside(str(path), tiny_recipe(tmp_path, "mae", channels=1)).model
+    assert start.encoder.channels == 1 and start.augment.mean.item() == 0
+    refuses(
+        "takes 3 channels, and the model has 4",
+        lambda: open_beside(str(path), tiny_recipe(tmp_path, "mae", channels=4)),
+    )
 
 
 def test_models_made_in_code(image_folder: Callable[..., Path]) -> None:
