@@ -187,6 +187,7 @@ def alarms(results: Mapping[str, Any]) -> list[str]:
     start, own = ({key: results[f"{one}patch_{key}"] for key in keys} for one in (START, ""))
     blur, r2 = own["blur"] - start["blur"], own["r2"] - start["r2"]
     gram, near, patch = (results[f"patch_{key}"] for key in ("gram", "kept", "cosine"))
+    images = results.get("class_kept", 1.0)
     student = results.get("student_moved", 0.0)
     teacher = results.get("teacher_moved", student)
     signs = [
@@ -208,6 +209,11 @@ def alarms(results: Mapping[str, Any]) -> list[str]:
         (
             near < 0.5,
             f"patches have new neighbours: {near:.0%} of the start's nearest are still nearest",
+        ),
+        (
+            images < 0.5,
+            f"images have new neighbours by their class tokens: {images:.0%} of the start's "
+            "nearest are still nearest",
         ),
         (
             teacher == 0 < student,

@@ -36,6 +36,7 @@ FINE = {
         ({"patch_norm": 2.5}, "a few patches are far longer than the others: outliers"),
         ({"patch_r2": 0.85}, r"patches tell their place more than in the start: R² up by 0.25"),
         ({"patch_kept": 0.4}, "patches have new neighbours: 40% of the start's nearest"),
+        ({"class_kept": 0.3}, "images have new neighbours by their class tokens: 30% of the"),
         ({"repositioned": "alibi"}, "alibi tells places again: R² 0.60; distill.target"),
         ({"teacher_moved": 0.0}, "the teacher does not follow: the student's weights have moved"),
         ({"teacher_moved": 0.02}, "the teacher is ahead of the student: weights moved by 2.0e-02"),
