@@ -112,15 +112,23 @@ def power_line(name: str, images: int) -> str:
             f"must differ before a difference can be significant. Give more {units} as verdict.data"
         )
     line = f"verdict: {name} will be judged on {images} {units}"
-    if name.partition("/")[2] not in _RATES:
-        return f"{line}: they show a mean difference of {2.8 / images**0.5:.2g} of its spread"
-    few, many = (100 * detectable(share, images) for share in (0.1, 0.3))
-    line += (
-        f": they show a difference of {few:.1f} points if a tenth of them is judged differently, "
-        f"of {many:.1f} if three tenths are"
-    )
-    too_few = ". Too few to show a usual gain; a collapse would show"
-    return line + (too_few if is_few(images) else "")
+    if name.partition("/")[2] in _RATES:
+        few, many = (100 * detectable(share, images) for share in (0.1, 0.3))
+        line += (
+            f": they show a difference of {few:.1f} points if a tenth of them is judged "
+            f"differently, of {many:.1f} if three tenths are"
+        )
+    else:
+        line += f": they show a mean difference of {2.8 / images**0.5:.2g} of its spread"
+    if is_few(images):
+        line += ". Too few to show a usual gain; a collapse would show"
+    evaluation = name.partition("/")[0]
+    if "lr" in settings_class(evaluation).model_fields:  # trained step by step
+        line += (
+            ". A decoder is trained beside each encoder, and its own noise is not in the interval: "
+            f"repeat with other values of evaluation.{evaluation}.seed"
+        )
+    return line
 
 
 def is_few(images: int) -> bool:

@@ -118,7 +118,11 @@ def test_what_images_can_show_is_said_before_training() -> None:
         "a tenth of them is judged differently, of 4.8 if three tenths are"
     )
     assert power_line(FIGURE, 60).endswith("Too few to show a usual gain; a collapse would show")
-    assert "0.63 of its spread" in power_line("segmentation/mIoU", 20)
+    decoder = power_line("segmentation/mIoU", 20)
+    assert "0.63 of its spread. Too few to show" in decoder
+    assert decoder.endswith("repeat with other values of evaluation.segmentation.seed")
+    assert power_line("correspondence/pck", 100).endswith("0.28 of its spread")
+    assert "decoder" not in power_line("logistic/top1", 100)
     refuses("only 5 images would judge knn/top1; at least 6", lambda: power_line(FIGURE, 5))
 
 
