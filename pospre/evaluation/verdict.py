@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from pospre.errors import UserError
 from pospre.evaluation.common_settings import Half
+from pospre.evaluation.dense.settings import Trained
 from pospre.evaluation.paired import Paired, detectable, holm
 from pospre.evaluation.registry import (
     OVER_START,
@@ -105,14 +106,15 @@ def split_figure(name: str) -> tuple[str, str]:
 
 def power_line(name: str, images: int) -> str:
     """Say before training what this many images can show; raise a ``UserError`` if nothing."""
-    units = units_of(name.partition("/")[0])
+    evaluation, _, figure = name.partition("/")
+    units = units_of(evaluation)
     if images < LEAST_IMAGES:
         raise UserError(
             f"recipe: verdict: only {images} {units} would judge {name}; at least {LEAST_IMAGES} "
             f"must differ before a difference can be significant. Give more {units} as verdict.data"
         )
     line = f"verdict: {name} will be judged on {images} {units}"
-    if name.partition("/")[2] in _RATES:
+    if figure in _RATES:
         few, many = (100 * detectable(share, images) for share in (0.1, 0.3))
         line += (
             f": they show a difference of {few:.1f} points if a tenth of them is judged "
@@ -122,8 +124,7 @@ def power_line(name: str, images: int) -> str:
         line += f": they show a mean difference of {2.8 / images**0.5:.2g} of its spread"
     if is_few(images):
         line += ". Too few to show a usual gain; a collapse would show"
-    evaluation = name.partition("/")[0]
-    if "lr" in settings_class(evaluation).model_fields:  # trained step by step
+    if issubclass(settings_class(evaluation), Trained):
         line += (
             ". A decoder is trained beside each encoder, and its own noise is not in the interval: "
             f"repeat with other values of evaluation.{evaluation}.seed"

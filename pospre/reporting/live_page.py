@@ -50,8 +50,8 @@ class LivePage(Callback):
             if not self._drawn:
                 self._draw(state)
                 self._drawn = True
-            written = (self.folder / "metrics.jsonl").exists()  # not before the first lines
-            if (start := time.monotonic()) >= self._next and written:
+            is_due = (start := time.monotonic()) >= self._next
+            if is_due and (self.folder / "metrics.jsonl").exists():  # not before the first lines
                 write_report(self.folder, refresh=max(1, round(self.every)))
                 spent = time.monotonic() - start
                 self._next = start + max(self.every, spent / SHARE)

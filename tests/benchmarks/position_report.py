@@ -48,6 +48,11 @@ class Block:
     pairs: Sequence[tuple[str, str, tuple[str, ...]]] = ()
     families: Sequence[Sequence[str]] = ()
 
+    @property
+    def cells(self) -> list[tuple[str, str]]:
+        """All pairs of row and host."""
+        return [(row, host) for host, rows in self.rows.items() for row in rows]
+
 
 _A = ("mae", "supervised")
 _ROTARY = "DINOv3's rotary"
@@ -106,10 +111,9 @@ def gate(block: Block, lines: Lines) -> dict[tuple[str, str], bool]:
     such measure, and stay.
     """
     own, blank = cells_of(OWN, lines), cells_of(BLANK, lines)
-    cells = [(row, host) for host, rows in block.rows.items() for row in rows]
     return {
         cell: all(o > max(b, 0.0) for o, b in zip(own[cell], blank[cell], strict=True))
-        for cell in cells
+        for cell in block.cells
         if cell in own
     }
 
@@ -131,13 +135,12 @@ def cells_of(figure: str, lines: Lines) -> dict[tuple[str, str], list[float]]:
 
 def _grid(block: Block, lines: Lines) -> str:
     rows = []
-    for host, of_host in block.rows.items():
-        for row in of_host:
-            own = {key: line for key, line in lines.items() if key[:2] == (row, host)}
-            if own:
-                cells = [_cell(cells_of(figure, own).get((row, host))) for figure in FIGURES]
-                untrained = cells_of("position_probe/untrained", own).get((row, host))
-                rows.append([host, row, str(len(own)), *cells, _cell(untrained)])
+    for row, host in block.cells:
+        own = {key: line for key, line in lines.items() if key[:2] == (row, host)}
+        if own:
+            cells = [_cell(cells_of(figure, own).get((row, host))) for figure in FIGURES]
+            untrained = cells_of("position_probe/untrained", own).get((row, host))
+            rows.append([host, row, str(len(own)), *cells, _cell(untrained)])
     titles = ["host", "row", "seeds", *FIGURES.values(), "position, untrained"]
     return markdown_table(titles, rows)
 
@@ -156,10 +159,9 @@ def _spread_line(title: str, spread: Spread) -> str:
 
 def _missing(block: Block, lines: Lines, seeds: Sequence[int]) -> list[str]:
     """Name the cells of a block that have no line, and say why others cannot be."""
-    pairs = [(row, host) for host, rows in block.rows.items() for row in rows]
     refused = {key[:2]: line["refused"] for key, line in lines.items() if "refused" in line}
     left = []
-    for pair in pairs:
+    for pair in block.cells:
         lacking = [str(seed) for seed in seeds if (*pair, seed) not in lines]
         if lacking and pair not in refused:
             some = f" (seed {', '.join(lacking)})" if len(lacking) < len(seeds) else ""

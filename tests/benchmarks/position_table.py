@@ -150,15 +150,14 @@ def main(argv: list[str] | None = None) -> int:
     wanted = [
         Cell(row, host, seed)
         for seed in arguments.seeds
-        for block in map(BLOCKS.get, arguments.blocks)
-        if block is not None
-        for host, rows in block.rows.items()
-        for row in rows
+        for block in arguments.blocks
+        for row, host in BLOCKS[block].cells
         if host in arguments.hosts
     ]
     if not arguments.table:
         measure(wanted, arguments)
-    found = {cell: line_of(cell.key(arguments.set), read_lines(LINES)) for cell in wanted}
+    lines = read_lines(LINES)
+    found = {cell: line_of(cell.key(arguments.set), lines) for cell in wanted}
     known = {(cell.row, cell.host, cell.seed): line for cell, line in found.items() if line}
     print(report(arguments.blocks, known, arguments.seeds))
     return 0
