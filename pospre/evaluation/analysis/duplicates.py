@@ -1,9 +1,9 @@
-"""Near duplicates: images whose features another image has almost, as in series and copies.
+"""Near duplicates: images whose features are almost those of another, as in series and copies.
 
 Features are of the whole encoder: the class token, or the mean of the patches. Every image is
 compared with every other one that is drawn, by cosine. Of a sample only the share within it is
 known: of one half of the images, half of the pairs' partners are missing. Methods that tell single
-images apart (``diet``, DINO's prototypes) learn differences between duplicates that are none.
+images apart (``diet``, DINO's prototypes) learn differences that mean nothing.
 """
 
 from collections.abc import Mapping
