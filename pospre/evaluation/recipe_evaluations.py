@@ -16,12 +16,14 @@ from pospre.evaluation.models import Start, moved, open_start
 from pospre.evaluation.registry import (
     check_settings,
     evaluation_module,
+    evaluation_names,
     figures_of,
+    settings_class,
     takes_start,
 )
 from pospre.evaluation.results_table import results_table
 from pospre.evaluation.run import Checked, check_evaluation, run_evaluation
-from pospre.evaluation.verdict import DRIFT, figures_to_judge, power_line, split_figure
+from pospre.evaluation.verdict import figures_to_judge, power_line, split_figure
 from pospre.recipe.provenance import concealed
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.sections import Verdict
@@ -33,7 +35,6 @@ from pospre.training.reference import with_encoders
 from pospre.training.resolve import resolve
 from pospre.untrusted_json import parse_object
 
-DUPLICATES = "duplicates"
 _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")
 
 
@@ -56,12 +57,12 @@ class Planned(NamedTuple):
     @property
     def at_stages(self) -> bool:
         """Whether it is also measured before the first step and at the end of each stage."""
-        return self.name == DRIFT
+        return _measured_at(self.name) == "stages"
 
     @property
     def at_start(self) -> bool:
         """Whether it is measured before the first step alone: what it says is of the data."""
-        return self.name == DUPLICATES and self.every is None
+        return _measured_at(self.name) == "start" and self.every is None
 
     def look(self) -> "Planned":
         """Return the same for a look during training."""
@@ -106,10 +107,19 @@ def _main(verdict: Verdict) -> str | None:
 
 
 def _declared(verdict: Verdict) -> dict[str, dict[str, Any]]:
-    """Return what a verdict says of its evaluations; drift and duplicates are always measured."""
+    """Return what a verdict says of its evaluations, and those that every verdict adds."""
     data = {} if verdict.data is None else {"data": verdict.data}
     names = [split_figure(each)[0] for each in figures_to_judge(verdict)]
-    return {DRIFT: {}, DUPLICATES: {}, **{name: {"half": "judge", **data} for name in names}}
+    added: dict[str, dict[str, Any]] = {
+        name: {} for name in evaluation_names() if _measured_at(name)
+    }
+    return {**added, **{name: {"half": "judge", **data} for name in names}}
+
+
+def _measured_at(name: str) -> Literal["start", "stages"] | None:
+    """Return ``MEASURED_AT`` of an evaluation, see ``registry``."""
+    at: Literal["start", "stages"] | None = getattr(settings_class(name), "MEASURED_AT", None)
+    return at
 
 
 def check_evaluations(recipe: Recipe) -> None:

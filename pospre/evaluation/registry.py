@@ -6,7 +6,9 @@ An evaluation has a settings class of the same name in ``pospre/evaluation/<kind
 - ``evaluate(context, settings) -> dict``, which returns plain numbers, strings and lists (JSON);
   ``results_table`` prints them, and ``--help`` the ``Returns`` of its docstring. The fields of the
   settings are keys of the command line and of a recipe's ``evaluation`` section; fields without a
-  default are required;
+  default are required. ``MEASURED_AT`` of the settings class, if it has one, says that a run with a
+  ``verdict`` always measures it, and when besides ``every``: ``"start"``, before the first step
+  alone (unless there is an ``every``), or ``"stages"``, then, after each stage and at the end;
 - ``NEEDS``, if it needs a trained method: the class of its objective, such as
   ``PositionObjective``, or of the algorithm itself. Any method that declares this class will do;
 - ``FIGURES``: the main results, and whether the largest or smallest is best: ``{"top1": "max"}``.

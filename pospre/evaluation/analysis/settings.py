@@ -1,6 +1,6 @@
 """Settings of the evaluations that analyse an encoder."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -34,6 +34,7 @@ class Attention(Sampling):
 class Drift(Sampling, Compared):
     """Settings of ``drift``."""
 
+    MEASURED_AT: ClassVar = "stages"
     num_samples: PositiveInt = 500
     """Number of images, drawn by the seed: one half to fit maps on, the other to measure."""
     layers: Numbers | None = None
@@ -44,6 +45,7 @@ class Drift(Sampling, Compared):
 class Duplicates(Sampling):
     """Settings of ``duplicates``."""
 
+    MEASURED_AT: ClassVar = "start"
     num_samples: PositiveInt = 10_000
     """Number of images, drawn by the seed, that are compared with each other."""
     similarity: OpenRatio = 0.99
