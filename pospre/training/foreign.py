@@ -20,6 +20,7 @@ from pospre.nn.sizes import pair
 from pospre.nn.vit import Encoder
 from pospre.nn.weights.address import as_grid
 from pospre.nn.weights.encoder_from_tensors import encoder_options
+from pospre.nn.weights.kernels import becomes_grey
 from pospre.nn.weights.timm_models import PREFIX, timm_size, wrap_encoder
 from pospre.training.start_encoder import grid_of_table, keeping_table, usual_views
 from pospre.training.start_positions import kept_table
@@ -135,7 +136,8 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
     options |= {"image_size": shown.image_size or usual}
     _check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
     options = keeping_table(options, grid, source)
-    options |= {"channels": 1} if shown.channels == 1 else {}
+    if shown.channels is not None and becomes_grey(shown.channels, options["channels"]):
+        options["channels"] = shown.channels
     model = _headless(build_encoder(**options), shown, seed)
     hold = partial(hold_table, usual=model.encoder.grid_of(*own))
     return _loaded(model, source, seed, options["name"], assumed, hold)

@@ -34,13 +34,8 @@ from pospre.recipe.recipe import Recipe
 from pospre.training.build import Components
 from pospre.training.data import build_views, storage
 from pospre.training.start_encoder import fitting, grid_of_table, keeping_table
-from pospre.training.start_weights import (
-    Loaded,
-    load,
-    take_encoder,
-    take_pixels,
-    take_weights,
-)
+from pospre.training.start_shapes import take_pixels
+from pospre.training.start_weights import Loaded, load, take_encoder, take_weights
 from pospre.training.weight_files import Source
 
 _MOST, _LEAST = 16, 8  # images of a fit

@@ -22,6 +22,7 @@ from pospre.nn.positions.foreign import adds_table, keeping_grid
 from pospre.nn.sizes import EncoderSize, pair
 from pospre.nn.swin.encoder import SWIN
 from pospre.nn.weights.encoder_from_tensors import encoder_options, shown_heads
+from pospre.nn.weights.kernels import becomes_grey
 from pospre.nn.weights.timm_models import PREFIX
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.sections import OF_WEIGHTS, Encoder
@@ -31,8 +32,7 @@ from pospre.run.folder import starts_over
 from pospre.training.weight_files import Keys, Source, read_source
 from pospre.training.weight_records import grid_and_heads
 
-FACTOR = re.compile(r"blocks\.\d+\.ls[12]\.gamma")
-"""Tensors of the layer scale."""
+_FACTOR = re.compile(r"blocks\.\d+\.ls[12]\.gamma")
 KEYS = Keys("encoder.weights = ", "encoder.weights_from")
 USUAL_SIDE = 224
 _SIZES = ("image_size", "patch_size")
@@ -200,7 +200,7 @@ def _contradictions(
         (
             "channels",
             other.channels,
-            options.channels >= other.channels or (options.channels, other.channels) == (1, 3),
+            options.channels >= other.channels or becomes_grey(options.channels, other.channels),
         ),
         ("class_token", other.class_token, options.class_token == other.class_token),
         ("num_registers", other.num_registers, options.num_registers >= other.num_registers),
@@ -219,9 +219,9 @@ def _contradictions(
 def _missing_parts(options: EncoderOptions, other: EncoderOptions, source: Source) -> list[str]:
     """Return in words the layer scale or final norm that only one of the two has."""
     wrong = []
-    factors = [tensor for key, tensor in source.tensors.items() if FACTOR.fullmatch(key)]
-    is_one = options.layer_scale is None and all(bool((each == 1).all()) for each in factors)
-    if (options.layer_scale is None) != (not factors) and not (factors and is_one):
+    factors = [key for key in source.tensors if _FACTOR.fullmatch(key)]
+    has_none = options.layer_scale is None
+    if has_none != (not factors) and not factors_of_one(options, source):
         theirs = "factors" if factors else "none"
         wrong.append(
             f"encoder.layer_scale = {spelled(options.layer_scale)}, but {source.name} has {theirs}"
@@ -229,6 +229,13 @@ def _missing_parts(options: EncoderOptions, other: EncoderOptions, source: Sourc
     if options.final_norm and not other.final_norm:
         wrong.append(f"encoder.final_norm = true, but {source.name} has no final norm")
     return wrong
+
+
+def factors_of_one(options: EncoderOptions, source: Source) -> set[str]:
+    """Return the layer scale's tensors if all are 1 and the encoder has none: it is the same."""
+    ones = {key: each for key, each in source.tensors.items() if _FACTOR.fullmatch(key)}
+    same = options.layer_scale is None and all(bool((each == 1).all()) for each in ones.values())
+    return {*ones} if same else set()
 
 
 def fitting_section(options: EncoderOptions, source: Source) -> str:

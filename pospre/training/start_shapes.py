@@ -1,8 +1,9 @@
-"""Weights for an encoder with other patches, other channels or more registers than theirs."""
+"""Weights for an encoder of other patches, other channels, other pixels or more registers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import timm
 from torch import Tensor
 
 from pospre.augment.device import IMAGENET_MEAN, IMAGENET_STD
@@ -10,15 +11,34 @@ from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.encoder_options import Kernel
-from pospre.nn.weights.kernels import KERNELS, resized_kernel, to_grey, with_channels
+from pospre.nn.weights.kernels import KERNELS, becomes_grey, resized_kernel, to_grey, with_channels
+from pospre.nn.weights.timm_models import PREFIX, pixels_of
 from pospre.training.weight_files import Source
 
 KERNEL = "patch_embed.proj.weight"
 _BIAS = "patch_embed.proj.bias"
-_RGB = 3
 
 
-def in_grey(
+def take_pixels(model: PretrainModel, source: Source) -> tuple[Source, list[str]]:
+    """Normalise as the weights expect, or see ``_in_grey``; return the weights and what to say.
+
+    A file that does not say it has its timm model's.
+    """
+    encoder, name = model.encoder, model.encoder.options.name
+    pixels, whose = source.known.pixels, "the weights'"
+    kernel = source.tensors.get(KERNEL)
+    channels = encoder.channels if kernel is None else kernel.shape[1]
+    is_silent = not (pixels or source.is_run or encoder.pixels_expected)
+    if is_silent and name.startswith(PREFIX):
+        config = timm.get_pretrained_cfg(name.removeprefix(PREFIX))
+        if config is not None:
+            pixels, whose = pixels_of(vars(config), channels), "timm's"
+    if channels == encoder.channels:
+        model.augment.expect(pixels, whose)
+    return _in_grey(model, source, pixels)
+
+
+def _in_grey(
     model: PretrainModel, source: Source, pixels: Mapping[str, Sequence[float]]
 ) -> tuple[Source, list[str]]:
     """Return weights for the channels of a model of grey images, and a line about it.
@@ -26,7 +46,8 @@ def in_grey(
     Others stay as they are. ``pixels`` is what is known of how images are normalised for them.
     """
     kernel, bias = (source.tensors.get(key) for key in (KERNEL, _BIAS))
-    if kernel is None or kernel.ndim != 4 or (model.encoder.channels, kernel.shape[1]) != (1, _RGB):
+    own_count = model.encoder.channels
+    if kernel is None or kernel.ndim != 4 or not becomes_grey(own_count, kernel.shape[1]):
         return source, []
     own = {key: getattr(model.augment, key).flatten().tolist() for key in ("mean", "std")}
     if bias is None or len(own["mean"]) > 1:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import timm
 import torch
 from torch import Tensor
 
@@ -30,8 +29,7 @@ from pospre.nn.positions.foreign import constant_frequencies, is_rounded
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
 from pospre.nn.weights.layouts import shortened
-from pospre.nn.weights.timm_models import PREFIX, pixels_of
-from pospre.training.start_encoder import FACTOR, KEYS, check_fits, fitting_section
+from pospre.training.start_encoder import KEYS, check_fits, factors_of_one, fitting_section
 from pospre.training.start_positions import (
     check_fading,
     check_fixed,
@@ -46,7 +44,7 @@ from pospre.training.start_shapes import (
     about_registers,
     added_registers,
     fitted_kernel,
-    in_grey,
+    take_pixels,
 )
 from pospre.training.weight_files import Source, read_source
 from pospre.training.weight_records import Weights
@@ -189,31 +187,12 @@ def take_encoder(encoder: PatchEncoder, source: Source, kernel: Kernel) -> Loade
             done.tensors[key] = matching.to(own.dtype)
     copied = any(key.endswith(f"rel_pos.{_TABLE}") for key in expected)
     used = {*expected, _SHARED} if copied else {*expected}
-    used |= _factors_of_one(encoder, source) | _same_frequencies(encoder, source)
+    used |= factors_of_one(encoder.options, source) | _same_frequencies(encoder, source)
     done.unused = [key for key in source.tensors if key not in used]
     _check_unused(done.unused, encoder, source)
     taken = {names[key]: tensor for key, tensor in done.tensors.items()}
     encoder.load_state_dict(taken, strict=False)
     return done
-
-
-def take_pixels(model: PretrainModel, source: Source) -> tuple[Source, list[str]]:
-    """Normalise as the weights expect, or see ``in_grey``; return the weights and lines about them.
-
-    A file that does not say it has its timm model's.
-    """
-    encoder, name = model.encoder, model.encoder.options.name
-    pixels, whose = source.known.pixels, "the weights'"
-    kernel = source.tensors.get(KERNEL)
-    channels = encoder.channels if kernel is None else kernel.shape[1]
-    is_silent = not (pixels or source.is_run or encoder.pixels_expected)
-    if is_silent and name.startswith(PREFIX):
-        config = timm.get_pretrained_cfg(name.removeprefix(PREFIX))
-        if config is not None:
-            pixels, whose = pixels_of(vars(config), channels), "timm's"
-    if channels == encoder.channels:
-        model.augment.expect(pixels, whose)
-    return in_grey(model, source, pixels)
 
 
 def _check_kind(encoder: PatchEncoder, source: Source) -> None:
@@ -233,13 +212,6 @@ def _check_heads(encoder: PatchEncoder, source: Source) -> None:
             f"{source.named} has {heads} attention heads, and the encoder "
             f"{encoder.size.num_heads}; use encoder.num_heads = {heads}"
         )
-
-
-def _factors_of_one(encoder: PatchEncoder, source: Source) -> set[str]:
-    """Return the layer scale's tensors if all are 1 and the encoder has none: it is the same."""
-    ones = {key: each for key, each in source.tensors.items() if FACTOR.fullmatch(key)}
-    same = encoder.options.layer_scale is None and all(bool((g == 1).all()) for g in ones.values())
-    return {*ones} if same else set()
 
 
 def _same_frequencies(encoder: PatchEncoder, source: Source) -> set[str]:

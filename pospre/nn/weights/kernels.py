@@ -51,6 +51,11 @@ def with_channels(kernel_DCHW: Tensor, count: int) -> Tensor:
     return torch.cat([kernel, new], dim=1) * (old / count)
 
 
+def becomes_grey(own: int, theirs: int) -> bool:
+    """Return whether an encoder of ``own`` channels takes weights of ``theirs`` by ``to_grey``."""
+    return (own, theirs) == (1, 3)
+
+
 def to_grey(
     kernel_DCHW: Tensor,
     theirs: Mapping[str, Sequence[float]],
