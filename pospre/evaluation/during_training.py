@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from signal import Signals
 from typing import Any, TypeVar
 
@@ -27,12 +26,8 @@ from pospre.collectives import from_rank_zero, while_others_wait
 from pospre.errors import UserError
 from pospre.evaluation.best_checkpoint import BestCheckpoint
 from pospre.evaluation.early_stop import look_steps, reason_to_stop
-from pospre.evaluation.recipe_evaluations import (
-    Planned,
-    best_figure,
-    measure_checkpoint,
-    planned_evaluations,
-)
+from pospre.evaluation.planned import Planned, planned_evaluations
+from pospre.evaluation.recipe_evaluations import best_figure, measure_checkpoint
 from pospre.evaluation.registry import default_settings, evaluation_module, figures_of
 from pospre.object_store import is_remote
 from pospre.recipe.recipe import Recipe
@@ -40,11 +35,10 @@ from pospre.run.checkpoints.reading import Checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.run.resume import RecipeRecord
 from pospre.schedules import duration_steps
-from pospre.training.callbacks.metrics import MetricsFile, drop_after, read_lines, write_lines
+from pospre.training.callbacks.metrics import MetricsFile, drop_after, read_lines
 from pospre.training.callbacks.stop_signals import StageEnd, StopSignals
 from pospre.training.callbacks.watchers import WARNINGS, note
 
-HISTORY = "history.jsonl"
 _FAILURES = (UserError, OSError, torch.OutOfMemoryError)
 
 Kind = TypeVar("Kind")
@@ -101,7 +95,7 @@ class OnlineEvaluations(Callback):
 
     def _go_back_to(self, step: int) -> None:
         """Remove results of steps that will be trained again."""
-        for file in (self.metrics, *{each.output.with_name(HISTORY) for each in self.entries}):
+        for file in (self.metrics, *{each.history for each in self.entries}):
             drop_after(file, step)
         if self.best is None:
             return
@@ -147,8 +141,8 @@ class OnlineEvaluations(Callback):
         entry = next((each for each in self.entries if each.may_stop), None)
         if entry is None or verdict is None or step not in look_steps(self._last(state)):
             return
-        history, last = entry.output.with_name(HISTORY), self._last(state)
-        reason = from_rank_zero(lambda: reason_to_stop(verdict, history, step, last))
+        last = self._last(state)
+        reason = from_rank_zero(lambda: reason_to_stop(verdict, entry.history, step, last))
         if reason is None:
             return
         if dist.get_global_rank() == 0:
@@ -261,7 +255,7 @@ class OnlineEvaluations(Callback):
             options = {"progress": False, "step": step, "go_on": go_on}
             changed = looked._replace(settings=settings)
             document = measure_checkpoint(changed, self.recipe, snapshot, **options)
-        _note(entry.output.with_name(HISTORY), document)
+        entry.note(document)
         results: dict[str, Any] = document["results"]
         return results
 
@@ -282,16 +276,6 @@ def unchanged_random_state() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numbers)
-
-
-def _note(path: Path, document: dict[str, Any]) -> None:
-    """Append results to a file instead of those that an earlier start wrote at this step.
-
-    The file is replaced atomically.
-    """
-    key = document["name"], document["step"]
-    kept = [line for line in read_lines(path) if (line.get("name"), line["step"]) != key]
-    write_lines(path, [*kept, document])
 
 
 def _length(state: State) -> int:

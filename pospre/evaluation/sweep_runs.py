@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from pospre.errors import UserError
 from pospre.evaluation.figures import figures_in, read_document
-from pospre.evaluation.recipe_evaluations import check_evaluations, planned_evaluations
+from pospre.evaluation.planned import planned_evaluations
+from pospre.evaluation.recipe_evaluations import check_evaluations
 from pospre.evaluation.results_table import list_table
 from pospre.recipe.provenance import COMPARED
 from pospre.recipe.recipe import Recipe, load_recipe

@@ -68,9 +68,7 @@ def test_training_does_not_notice_and_checkpoints_measure_the_same(
 
     for name, steps in STEPS.items():
         assert sorted(measured(folder, name)) == steps
-    history = [
-        json.loads(line) for line in (folder / "evaluation" / during_training.HISTORY).open()
-    ]
+    history = [json.loads(line) for line in (folder / "evaluation" / "history.jsonl").open()]
     assert [line["step"] for line in history if line["name"] == "knn"] == STEPS["knn"]
     by_step = {line["step"]: line["results"] for line in history if line["name"] == "knn"}
     assert {step: {"top1": by_step[step]["top1"]} for step in by_step} == measured(folder, "knn")
@@ -138,11 +136,8 @@ def test_killed_it_measures_nothing_twice_and_keeps_the_same_best(
     code, said = run(tiny, *options, "trainer.keep_checkpoints=1")
     assert code == 0 and "ba6" in said
     assert measured(folder, "knn") == figures
-    history = [
-        json.loads(line)["step"]
-        for line in (folder / "evaluation" / during_training.HISTORY).open()
-    ]
-    assert history == sorted(figures)
+    lines = (folder / "evaluation" / "history.jsonl").open()
+    assert [json.loads(line)["step"] for line in lines] == sorted(figures)
     (kept,) = (folder / "checkpoints" / "best").glob("ep*")
     assert kept.name.endswith(f"-ba{best}")
     assert [path.name for path in (folder / "checkpoints").glob("ep*")] == ["ep3-ba12"]
