@@ -129,9 +129,13 @@ def _text(value: object) -> str:
 
 
 def _notes(rest: Mapping[str, Any]) -> list[str]:
-    """Return lines: lists and mappings one each, all others together."""
+    """Return lines: lists, mappings and sentences one each, all others together."""
     known = {key: value for key, value in rest.items() if value not in (None, [], {})}
-    several = {key: value for key, value in known.items() if isinstance(value, list | Mapping)}
+    several = {
+        key: value
+        for key, value in known.items()
+        if isinstance(value, list | Mapping) or str(value).endswith(".")
+    }
     single = {key: value for key, value in known.items() if key not in several}
     lines = [f"{key}: {_text(value)}" for key, value in several.items()]
     return [textwrap.fill(line, _WIDTH) for line in (*lines, _text(single)) if line]

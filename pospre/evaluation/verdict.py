@@ -6,7 +6,7 @@ of the paired difference to the frozen start is above 0, and no guard is worse. 
 difference is shown. The sentence follows from the recipe and from ``evaluation/*.json`` alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
@@ -47,13 +47,13 @@ class Judgement(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A declared figure: the judged encoder's, the start's, and their comparison."""
+    """A figure to judge by: the judged encoder's, the start's, and their comparison."""
 
     name: str
     value: float
     start: float
     paired: Paired  # positive: better than the start
-    start_sha256: str
+    start_sha256: str = ""
 
     @property
     def is_share(self) -> bool:
@@ -69,16 +69,16 @@ class Measured(NamedTuple):
         """Write a difference with its sign."""
         return f"{100 * difference:+.1f}" if self.is_share else f"{difference:+.3g}"
 
-    def compared(self) -> str:
-        """Describe both figures, their difference, and its interval."""
+    def compared(self, other: str) -> str:
+        """Describe the figure and that of the ``other``, their difference, and its interval."""
         paired, low_high = self.paired, map(self.points, self.paired.interval)
-        own, other = (
+        own, beside = (
             f"{100 * each:.1f} %" if self.is_share else f"{each:.3g}"
             for each in (self.value, self.start)
         )
         counts = "" if paired.won is None else f"; {paired.won} won, {paired.lost} lost"
         return (
-            f"{self.name} {own} against {other} for the frozen start on the same {paired.images} "
+            f"{self.name} {own} against {beside} for {other} on the same {paired.images} "
             f"{self.units} ({self.points(paired.difference)}, 95 % {' to '.join(low_high)}{counts})"
         )
 
@@ -162,22 +162,30 @@ def judge(verdict: Verdict, start: str, documents: Documents) -> Judgement:
         return Judgement("unknown", sentence)
     if len({one.start_sha256 for one in measured}) > 1:
         return Judgement("unknown", f"{_NOTHING}: its figures are beside different starts.")
+    keep = f"Keep the frozen start: {start}."
+    return of_figures(measured, f"The {verdict.weights}'s", "the frozen start", keep)
+
+
+def of_figures(measured: Sequence[Measured], whose: str, other: str, keep: str) -> Judgement:
+    """Return the verdict by a figure and its guards, which follow it.
+
+    In its sentence, ``whose`` names the judged encoder, such as "The teacher's", ``other`` what it
+    is compared with, and ``keep`` says what to do unless it is better.
+    """
     main, *guards = measured
     adjusted = holm([one.paired.p or 0.0 for one in guards])
     pairs = zip(guards, adjusted, strict=True)
     harmed = [one for one, p in pairs if p < _SIGNIFICANT and one.paired.difference < 0]
-    text, keep = f"The {verdict.weights}'s", f"Keep the frozen start: {start}."
     is_sure, gain = main.paired.is_sure, main.paired.difference
     if harmed or (is_sure and gain < 0):
         worst = harmed[0] if harmed else main
-        sentence = f"Worse than the frozen start. {text} {worst.compared()}. {keep}"
-        return Judgement("worse", sentence)
+        return Judgement("worse", f"Worse than {other}. {whose} {worst.compared(other)}. {keep}")
     if is_sure:
-        return Judgement("better", f"Adapted is better. {text} {main.compared()}.")
+        return Judgement("better", f"Adapted is better. {whose} {main.compared(other)}.")
     few = f"Too few {main.units}: no" if is_few(main.paired.images) else "No"
     shown = main.points(main.paired.shown).lstrip("+")
-    sentence = f"{few} difference shown. {text} {main.compared()}; this many {main.units} show"
-    return Judgement("none", f"{sentence} {shown} or more. {keep}")
+    sentence = f"{few} difference shown. {whose} {main.compared(other)}; this many {main.units}"
+    return Judgement("none", f"{sentence} show {shown} or more. {keep}")
 
 
 def is_worse(verdict: Verdict, look: Mapping[str, Any]) -> bool:
@@ -204,9 +212,14 @@ def _measured(name: str, verdict: Verdict, documents: Documents, half: Half) -> 
     if not (is_number(value) and is_number(start)):
         return None
     if figures_of(evaluation).get(key) == "min":
-        turned = {"difference": -paired.difference, "won": paired.lost, "lost": paired.won}
-        paired = paired.model_copy(update=turned)
+        paired = turned(paired)
     return Measured(name, value, start, paired, str(document.get("start_sha256")))
+
+
+def turned(paired: Paired) -> Paired:
+    """Return the comparison of the second model with the first, without the bootstrap."""
+    other_way = {"difference": 0.0 - paired.difference, "won": paired.lost, "lost": paired.won}
+    return paired.model_copy(update={**other_way, "bootstrap": None})
 
 
 def _kept(documents: Documents) -> str:

@@ -8,7 +8,8 @@ import torch
 import yaml
 
 from pospre.errors import UserError
-from pospre.evaluation.models import open_model
+from pospre.evaluation.models import open_beside, open_model
+from pospre.evaluation.run import run_evaluation
 from pospre.exporting.export import export
 from pospre.nn.build import build_encoder
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
@@ -93,6 +94,36 @@ def test_a_fitted_run_resumes_without_the_weights_and_is_exported(
         assert torch.equal(first(images), second(images))
         moved = first(images.roll((16, 48), (2, 3)))
     torch.testing.assert_close(moved[:, :4], first(images)[:, :4], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("positions", ["torus", "relative"])
+def test_an_export_has_the_figures_of_its_run(
+    tiny: Path, tmp_path: Path, run: Run, positions: str
+) -> None:
+    path, own = written(tmp_path / "w.pth", positions="learned"), tmp_path / "own.safetensors"
+    content = yaml.safe_load(tiny.read_text())
+    content["encoder"] = {"weights": path, "positions": positions}
+    tiny.write_text(yaml.safe_dump(content))
+    code, said = run(tiny, "trainer.max_duration=3ba")
+    assert code == 0, said
+    export(str(tmp_path / "runs" / "tiny"), own, format="safetensors")
+    settings = {"by": "covariance", "iterations": 3, "evaluations": {"knn": {}}}
+    one, other = (
+        run_evaluation(
+            "position_removal",
+            data_path=tmp_path / "images",
+            settings=settings,
+            start=open_beside(path, subject.recipe),
+            progress=False,
+            **subject._asdict(),
+        )
+        for subject in map(open_model, (str(tmp_path / "runs" / "tiny"), str(own)))
+    )
+    assert one["results"] == other["results"]
+    assert one["encoder_sha256"] == other["encoder_sha256"]
+    before, *_, adapted = one["results"]["encoders"]
+    assert before["roll_error"] > 0.01 and 0.1 < adapted["cosine"] < 0.999
+    assert (adapted["roll_error"] < 1e-4) == (positions == "torus")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,10 @@ After each step, both position probes are fitted again on some images and measur
 random subspace and the first principal components of the same rank are removed for comparison.
 Evaluations such as knn then run on the original encoder, and on the encoder with each projection
 after its last norm. A removal helps only if it beats the random subspace.
+
+With ``--start``, of a model that was given other positions, position is removed from the start, and
+the model stands beside it: its new positions must beat the removal. The first of ``evaluations``
+decides, and the others must not be worse. The fit alone, without training, is a run of one step.
 """
 
 import copy
@@ -29,20 +33,27 @@ from pospre.evaluation.drawing import Cell, as_map, as_picture, draw_cells, save
 from pospre.evaluation.estimates import Estimate, difference
 from pospre.evaluation.features import check_images
 from pospre.evaluation.layers import planned_encoder
-from pospre.evaluation.paired import Paired
-from pospre.evaluation.position.layer_features import (
-    hold_out,
-    layer_features,
-    load_images,
+from pospre.evaluation.position.beside_removal import (
+    ADAPTED,
+    AFTER,
+    BEFORE,
+    compared,
+    encoder_rows,
+    figure_rows,
+    interval,
+    left,
+    original_of,
+    verdict_on,
 )
+from pospre.evaluation.position.layer_features import load_images
 from pospre.evaluation.position.removals import (
     Removal,
     Tokens,
     controls_of,
     measure,
-    of_blank,
-    of_images,
+    removal_of,
     shown_by_blank,
+    tokens_of,
 )
 from pospre.evaluation.position.settings import LEAST_IMAGES, Blank, PositionRemoval
 from pospre.evaluation.position.subspaces import (
@@ -52,11 +63,10 @@ from pospre.evaluation.position.subspaces import (
     variance_in,
 )
 from pospre.evaluation.registry import (
-    OVER,
+    START,
     Context,
     Plan,
     default_settings,
-    evaluate_by_name,
     figures_of,
     settings_class,
     takes_start,
@@ -81,41 +91,44 @@ def evaluate(context: Context, settings: PositionRemoval) -> dict[str, Any]:
         them; ``evaluations``: each figure after the removal, beside that before it and those of the
         controls, with the difference and its paired p. ``low`` to ``high`` is the middle 95 % over
         1,000 samples of the images. For a blank image also its largest singular values in units of
-        √N, and the principal angles in degrees to the other blank image's directions.
+        √N, and the principal angles in degrees to the other blank image's directions. With a start,
+        all this is of the start, ``r2_left`` as ``start_r2_left``. Without the prefix it is of the
+        model as it is, which stands in ``evaluations`` as ``adapted``, and in ``encoders`` with the
+        ``cosine`` of tokens to the start's and ``roll_error``, the largest change of tokens when
+        images are shifted around by half their size, in standard deviations. ``verdict`` says
+        whether the model is better than the removal.
     """
+    adapted, context = context.model, replace(context, model=original_of(context))
     model, blank = context.model, settings.by == "blank"
-    found = shown_by_blank(model, settings) if blank else None  # refused before any image is read
+    shown = shown_by_blank(model, settings) if blank else None  # refused before any image is read
     batch = load_images(context, model.encoder.image_size, settings)
-    learn, asked = (
-        layer_features(context, model, part, [model.encoder.depth], "image", settings)
-        for part in hold_out(batch, settings.seed)
-    )
-    tokens = Tokens(learn, asked, model.encoder.grid)
-    if found is None:
-        removal = of_images(tokens, settings)
-    else:
-        removal = of_blank(model, tokens, settings, *found)
-    controls = controls_of(removal, tokens, settings.seed)
-    steps, beside = _probe(context, removal, controls, tokens, settings)
-    without = {
-        name: without_basis(model, removal.by(basis))
-        for name, basis in {"": removal.basis_DK, **controls}.items()
-    }
-    return {
-        **{f"{key}_left": steps[-1][key] for key in ("r2", "top1")},
-        **{f"{key}_left_se": steps[-1][f"{key}_se"] for key in ("r2", "top1")},
+    tokens = tokens_of(context, model, batch, settings)
+    removal = removal_of(model, tokens, settings, shown)
+    bases = {AFTER: removal.basis_DK, **controls_of(removal, tokens, settings.seed)}
+    steps, controls = _probe(context, removal, bases, tokens, settings)
+    models = {name: without_basis(model, removal.by(basis)) for name, basis in bases.items()}
+    models = {BEFORE: model, **models, **({ADAPTED: adapted} if context.start else {})}
+    found = {name: compared(context, models, name) for name in settings.evaluations}
+    results = {
+        **left(steps[-1]),
         "steps": steps,
-        "controls": beside,
-        "evaluations": [
-            row for name in settings.evaluations for row in _beside(context, without, name)
-        ],
+        "controls": controls,
+        "evaluations": [row for name in found for row in figure_rows(name, found[name], models)],
         **removal.notes,
         "by": settings.by,
         "chance": 1 / model.encoder.num_patches,
-        "images_learned": len(learn.shown),
-        "images_measured": len(asked.shown),
-        "pictures": _draw(context, without[""], batch, settings.blank),
+        "images_learned": len(tokens.learn.shown),
+        "images_measured": len(tokens.measure.shown),
+        "pictures": _draw(context, models[AFTER], batch, settings.blank),
     }
+    if context.start:
+        last = {each["subspace"]: each for each in controls}
+        own = tokens_of(context, adapted, batch, settings)
+        as_it_is, _ = measure(removal.by(removal.basis_DK[:, :0]), own, settings)
+        probed = {BEFORE: steps[0], AFTER: steps[-1], **last, ADAPTED: as_it_is}
+        results |= {**left(as_it_is), **left(steps[-1], START), "verdict": verdict_on(found)}
+        results["encoders"] = encoder_rows(context, models, probed, batch, settings)
+    return results
 
 
 def check(plan: Plan[PositionRemoval]) -> dict[str, tuple[Settings, Any, str]]:
@@ -174,7 +187,7 @@ def without_basis(model: PretrainModel, removed: nn.Module) -> PretrainModel:
 def _probe(
     context: Context,
     removal: Removal,
-    controls: Mapping[str, Tensor],
+    bases: Mapping[str, Tensor],
     tokens: Tokens,
     settings: PositionRemoval,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -188,8 +201,8 @@ def _probe(
     for count in removal.counts:
         context.go_on()
         ours: Estimate | None = None
-        for name, basis in {"": removal.basis_DK, **controls}.items():
-            if name and (count == 0 or (size == 2 and count < removal.counts[-1])):
+        for name, basis in bases.items():
+            if ours is not None and (count == 0 or (size == 2 and count < removal.counts[-1])):
                 continue
             some_DK = basis[:, : size * count]
             figures, left = measure(removal.by(some_DK), tokens, settings)
@@ -199,44 +212,9 @@ def _probe(
                 steps.append({"planes": count, **row})
                 continue
             less = difference(left, ours)  # of 1 − R²
-            gain = {"r2_difference": less.difference, **_interval(less)}
+            gain = {"r2_difference": less.difference, **interval(less)}
             beside.append({"planes": count, "subspace": name, **row, **gain})
     return steps, beside
-
-
-def _beside(
-    context: Context, without: Mapping[str, PretrainModel], name: str
-) -> list[dict[str, Any]]:
-    """Return the figures of another evaluation beside those without removal and of controls."""
-    settings, opened, data = context.opened[name]
-    others = {"before": context.model, **{key: each for key, each in without.items() if key}}
-    alone = replace(
-        context,
-        model=without[""],
-        start=None,
-        others={f"{key}_": model for key, model in others.items()},
-        data=data,
-        folder=None,
-        opened=opened,
-    )
-    results = evaluate_by_name(name, alone, settings)
-    rows = []
-    for figure in figures_of(name):
-        for other in others:
-            paired = Paired.model_validate(results[f"{figure}{OVER}{other}"])
-            value = {
-                "after": results[figure],
-                "beside": other,
-                "value": results[f"{other}_{figure}"],
-            }
-            gain = {"difference": paired.difference, **_interval(paired), "p": paired.p}
-            rows.append({"evaluation": name, "figure": figure, **value, **gain})
-    return rows
-
-
-def _interval(paired: Paired) -> dict[str, float | None]:
-    low, high = paired.bootstrap or (None, None)
-    return {"low": low, "high": high}
 
 
 @torch.no_grad()

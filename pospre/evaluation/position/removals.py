@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pospre.batch import Batch
 from pospre.evaluation.estimates import Estimate
-from pospre.evaluation.position.layer_features import Features
+from pospre.evaluation.position.layer_features import Features, hold_out, layer_features
 from pospre.evaluation.position.probes import coordinates_of, fit_probes, scores, unexplained
 from pospre.evaluation.position.settings import Blank, PositionRemoval
 from pospre.evaluation.position.subspaces import (
@@ -21,6 +22,7 @@ from pospre.evaluation.position.subspaces import (
     random_directions,
     regression_planes,
 )
+from pospre.evaluation.registry import Context
 from pospre.model.model import PretrainModel
 
 _COUNTS = (1, 2, 5, 10, 20, 50)
@@ -33,6 +35,17 @@ class Tokens(NamedTuple):
     learn: Features
     measure: Features
     grid: tuple[int, int]
+
+
+def tokens_of(
+    context: Context, model: PretrainModel, batch: Batch, settings: PositionRemoval
+) -> Tokens:
+    """Return tokens of a model's last layer, those to measure on from a quarter of the images."""
+    learn, asked = (
+        layer_features(context, model, part, [model.encoder.depth], "image", settings)
+        for part in hold_out(batch, settings.seed)
+    )
+    return Tokens(learn, asked, model.encoder.grid)
 
 
 class Removal(NamedTuple):
@@ -67,7 +80,19 @@ def shown_by_blank(model: PretrainModel, settings: PositionRemoval) -> tuple[Ten
     return directions_DR, values_R
 
 
-def of_images(tokens: Tokens, settings: PositionRemoval) -> Removal:
+def removal_of(
+    model: PretrainModel,
+    tokens: Tokens,
+    settings: PositionRemoval,
+    shown: tuple[Tensor, Tensor] | None,
+) -> Removal:
+    """Return the planes of images; or the directions that a blank one has ``shown``."""
+    if shown is None:
+        return _of_images(tokens, settings)
+    return _of_blank(model, tokens, settings, *shown)
+
+
+def _of_images(tokens: Tokens, settings: PositionRemoval) -> Removal:
     """Return the planes of ``by=regression`` or ``by=covariance``."""
     tokens_MD, places_M = tokens.learn.tokens[0].flatten(0, 1), tokens.learn.shown.flatten()
     if settings.by == "covariance":
@@ -78,7 +103,7 @@ def of_images(tokens: Tokens, settings: PositionRemoval) -> Removal:
     return Removal(basis, tokens_MD.mean(0), [*range(basis.shape[1] // 2 + 1)], {})
 
 
-def of_blank(
+def _of_blank(
     model: PretrainModel,
     tokens: Tokens,
     settings: PositionRemoval,
