@@ -123,4 +123,6 @@ def spelled(value: Any) -> str:
         return "null"
     if isinstance(value, tuple):
         return f"[{', '.join(map(spelled, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {spelled(each)}' for key, each in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)

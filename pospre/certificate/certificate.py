@@ -141,7 +141,7 @@ def _shortened(recipe: Recipe, request: Request) -> list[dict[str, Any]]:
     """Return the recipe's stages with ends of this run."""
     pairs = zip_longest(recipe.stages, (f"{end}ba" for end in request.ends))
     return [
-        {"until": end, "train": stage.train.model_dump(), "restart": stage.restart}
+        {"until": end, **stage.model_dump(include={"train", "restart", "sizes"})}
         for stage, end in pairs
     ]
 

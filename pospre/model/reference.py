@@ -41,7 +41,9 @@ class Reference(Frozen):
 
     @classmethod
     def of(cls, given: nn.Module) -> "Reference":
-        """Return the reference of a model, an encoder, or a timm ViT."""
+        """Return the reference of a model, an encoder, or a timm ViT; of another one itself."""
+        if isinstance(given, Reference):
+            return given
         encoder, pixels = getattr(given, "encoder", given), getattr(given, "augment", None)
         encoder = encoder if isinstance(encoder, PatchEncoder) else wrap_encoder(encoder)
         return cls(encoder, pixels if isinstance(pixels, DeviceAugment) else None)

@@ -6,6 +6,7 @@ moments, and its rate rises to the others' over a ramp.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -158,10 +159,21 @@ class Stages(StageTimes):
                     "head with weights. Train blocks, {last: 2}, or all"
                 )
         for number, (before, names) in enumerate(pairwise(self.trained), 1):
-            if before == names:
+            if before == names and self.options[number - 1].sizes == self.options[number].sizes:
                 key = f"stages.{number}.train = {self.words(number)}"
                 raise UserError(
                     f"{key} trains the same tensors as the stage before; leave one of them out"
+                )
+
+    def _check_sizes(self, number: int) -> None:
+        for name, size in self.options[number].sizes.items():
+            views = self._model.views
+            if name not in views or replace(views[name], size=size).shape != views[name].shape:
+                raise UserError(
+                    f"stages.{number}.sizes.{name} = {spelled(size)}, but the model's views are "
+                    f"{spelled({each: group.shape for each, group in views.items()})}. Recipes "
+                    "change them; in your own loop, make a model with views of these sizes, and "
+                    "load the state of this one"
                 )
 
     def life(self, name: str) -> tuple[bool, ...]:
@@ -176,22 +188,30 @@ class Stages(StageTimes):
     @property
     def dearest(self) -> int:
         """The stage in which most numbers train, which decides what fits into the memory."""
-        return max(range(len(self.trained)), key=self._size)
+        return max(range(len(self.trained)), key=self.size)
 
-    def _size(self, number: int) -> int:
+    def size(self, number: int) -> int:
+        """Return how many numbers train in a stage."""
         return sum(self._sizes[name] for name in self.trained[number])
 
     def words(self, number: int) -> str:
         """Return in words what trains in a stage, as a recipe has it."""
         return _words(self.options[number].train)
 
+    def heading(self, number: int) -> str:
+        """Return in words what trains in a stage, and the sizes of views that it has of its own."""
+        sizes = self.options[number].sizes
+        views = [f"{name} views of {spelled(size)} px" for name, size in sizes.items()]
+        return " with ".join([self.words(number), *([" and ".join(views)] if views else [])])
+
     def describe(self, number: int) -> str:
         """Return a line about a stage."""
-        size, whole = self._size(number), sum(self._sizes.values())
-        ramp = f", new ones over a ramp of {self.ramps[number]} steps" if number else ""
+        size, whole = self.size(number), sum(self._sizes.values())
+        grows = number and self.entering(self.starts[number])
+        ramp = f", new ones over a ramp of {self.ramps[number]} steps" if grows else ""
         return (
             f"stage {number + 1} of {len(self.starts)}, steps {self.starts[number] + 1} to "
-            f"{self.end(number)}: {self.words(number)}, {size / 1e6:.2f} of "
+            f"{self.end(number)}: {self.heading(number)}, {size / 1e6:.2f} of "
             f"{whole / 1e6:.2f} M parameters train{ramp}"
         )
 
@@ -216,6 +236,7 @@ class Stages(StageTimes):
             model again, or ranks drift apart. A compiled model is compiled again.
         """
         number = self.at(step)
+        self._check_sizes(number)
         self.freeze(self._model, number)
         frozen = [p for name, p in self._model.named_parameters() if name in self._sizes]
         for parameter in frozen:

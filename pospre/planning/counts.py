@@ -1,6 +1,5 @@
 """What is counted of a recipe: its parameters, passes and steps."""
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from pospre.planning.step_costs import (
     StepCounts,
     count_passes,
     count_step,
+    num_pixels,
 )
 from pospre.recipe.recipe import Recipe
 from pospre.training.scale.blocks import recompute_blocks
@@ -68,7 +68,7 @@ def count(recipe: Recipe, steps_per_epoch: int = 1000, stage: int | None = None)
         steps=steps,
         optimizer_bytes=sum(value.nbytes for value in state),
         sample_bytes=sum(batches[0][image_key(name)].nbytes for name in model.views) // SMALL,
-        pixels=sum(group.count * math.prod(group.shape) for group in model.views.values()),
+        pixels=num_pixels(model.views),
         stages=training.stages,
     )
 

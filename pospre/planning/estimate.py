@@ -58,7 +58,7 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of a recipe on some GPUs; with stages, of the one in which most trains."""
+    """The cost of a recipe on some GPUs; with stages, of the most expensive: see ``FakeTraining``."""
 
     recipe: Recipe
     counts: Counts
@@ -142,7 +142,7 @@ def _stage_cost(
     assumed: Assumptions,
     device_batch: int,
 ) -> StageCost:
-    """Return the cost of a stage in the best setting of the one in which most trains."""
+    """Return the cost of a stage in the best setting of the most expensive one."""
     stages, step = counts.stages, counts.steps[best.checkpointing]
     assert stages is not None
     time = best.layout.time(
@@ -154,7 +154,7 @@ def _stage_cost(
         microbatches=device_batch // best.microbatch,
     )
     length = stages.end(number) - stages.starts[number]
-    words, trained = stages.words(number), counts.parameters.trained
+    words, trained = stages.heading(number), counts.parameters.trained
     return StageCost(words, length, trained, step.flops, time)
 
 

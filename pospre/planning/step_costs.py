@@ -6,8 +6,9 @@ GPU's step has the same operators and sizes: attention is fused on both, and aut
 products.
 """
 
+import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +25,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pospre.batch import Batch, image_key, without_images
+from pospre.data.views.options import ViewGroup
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.prepare import write_keys
 from pospre.planning.kernels import Kernel, StepTrace, count_flops, fused, tensors
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
+from pospre.training.data import build_views
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.resolve import resolve, with_classes
 from pospre.training.stages import build_stages
@@ -51,7 +54,8 @@ class FakeTraining:
     Args:
         recipe: to count.
         steps_per_epoch: of its data.
-        stage: what trains is that of this stage; None: of the one in which most trains.
+        stage: what trains, and the sizes of views, are those of this stage; None: of the one with
+            the most pixels; of several, the one in which most trains.
     """
 
     def __init__(
@@ -59,8 +63,9 @@ class FakeTraining:
     ) -> None:
         self.recipe = with_imagenet_classes(resolve(recipe))
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        among = largest_stages(self.recipe) if stage is None else [stage]
         with torch.device("meta"):
-            self.model = build_model(self.recipe)
+            self.model = build_model(self.recipe.in_stage(among[0]))
         self.stages = build_stages(self.model, self.recipe, steps_per_epoch)
         with self.mode:
             self.model.to_empty(device="cpu").train()
@@ -68,7 +73,7 @@ class FakeTraining:
                 self.model, recipe.optimizer, batch_size=recipe.data.batch_size
             )
         if self.stages is not None:
-            self.stages.freeze(self.model, self.stages.dearest if stage is None else stage)
+            self.stages.freeze(self.model, max(among, key=self.stages.size))
 
     def batch(self, size: int) -> Batch:
         """Return a fake batch of ``size`` samples with all views and the algorithms' draws."""
@@ -181,6 +186,19 @@ class Alive(TorchDispatchMode):
         if id(parameter) not in self._seen and parameter.grad is not None:
             self._seen.add(id(parameter))
             self._gradients += parameter.grad.nbytes
+
+
+def largest_stages(recipe: Recipe) -> list[int]:
+    """Return the stages whose views have the most pixels, all of the same sizes; [0] without."""
+    stages = recipe.stages
+    pixels = [num_pixels(build_views(recipe.in_stage(number))) for number in range(len(stages))]
+    first = pixels.index(max(pixels)) if stages else 0
+    return [n for n, each in enumerate(stages) if each.sizes == stages[first].sizes] or [0]
+
+
+def num_pixels(views: Mapping[str, ViewGroup]) -> int:
+    """Return the pixels of a sample's views."""
+    return sum(group.count * math.prod(group.shape) for group in views.values())
 
 
 def with_imagenet_classes(recipe: Recipe) -> Recipe:

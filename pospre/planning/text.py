@@ -180,7 +180,7 @@ def _stages(plan: "Plan") -> str:
         numbers = (f"{one.trained / 1e6:.2f}", f"{one.flops / GIGA:.1f}", f"{ms:.0f}")
         rows.append((one.words, str(one.steps), *numbers, f"{hours:.2f}"))
     header = ("trains", "steps", "M parameters", "GFLOPs an image", "ms a step", "hours")
-    title = "Stages; all above but days and hours is for the one in which most trains"
+    title = "Stages; all above but days and hours is for the most expensive"
     return format_table(title, header, rows)
 
 

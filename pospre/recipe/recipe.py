@@ -86,6 +86,30 @@ class Recipe(Section):
         """Return a copy with another encoder."""
         return self.model_copy(update={"encoder": encoder})
 
+    def in_stage(self, number: int) -> "Recipe":
+        """Return the recipe with the sizes of views that a stage has.
+
+        The group ``view`` has the encoder's own grid, for methods that predict its patches.
+        """
+        sizes = self.stages[number].sizes if self.stages else {}
+        if not sizes:
+            return self
+        for name in sizes:
+            if name not in self.data.views:
+                raise UserError(
+                    f"stages.{number}.sizes.{name}: data.views has {', '.join(self.data.views)}. "
+                    "Name one of them"
+                )
+        own = self.encoder.image_size
+        views = {
+            name: view.model_copy(update={"size": sizes.get(name, view.size or own)})
+            for name, view in self.data.views.items()
+        }
+        grown = self.with_encoder(
+            self.encoder.model_copy(update={"image_size": sizes.get("view", own)})
+        )
+        return grown.model_copy(update={"data": self.data.model_copy(update={"views": views})})
+
     @property
     def environment(self) -> dict[str, Taken]:
         """Values from environment variables, by dotted key."""

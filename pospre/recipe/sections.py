@@ -13,6 +13,7 @@ from pospre.data.reading import Reading
 from pospre.data.views import augment_options, options
 from pospre.nn.encoder_options import EncoderOptions, Kernel
 from pospre.nn.lora_options import LoraOptions
+from pospre.ranges import Size
 from pospre.recipe.values import (
     AllOrSome,
     Betas,
@@ -235,6 +236,8 @@ class Stage(Section):
     """Begin the schedule anew: its steps count from the start of this stage, and its cosine ends
     with it. Moments stay; weight decay is still that of the whole run.
     """
+    sizes: dict[str, Size] = Field(default={})
+    """Sizes of views in this stage by their group, as {global: 336}; others as in data.views."""
 
 
 class Fsdp(Section):

@@ -6,6 +6,7 @@ All user mistakes are found here, before anything is written.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pospre.arguments import typed
+from pospre.command_line import spelled
 from pospre.data.loader import ViewLoader
+from pospre.data.memory import estimate_memory
 from pospre.data.stores.description import TrainedOn
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm, algorithm_class
@@ -51,6 +54,7 @@ class Components:
     optimizer: Optimizer
     schedule: StepSchedule
     stages: Stages | None = None  # of the recipe
+    stage: int = 0  # whose sizes the views have
 
     @property
     def total_steps(self) -> int:
@@ -70,19 +74,35 @@ def build_components(
     device = device or build_device(recipe)
     if recipe.trainer.fsdp is not None:
         num_copies(recipe.trainer.fsdp)  # raises if it does not divide
-    loader = build_data(recipe)
+    loader = build_data(recipe.in_stage(0))
     recipe = decide_precision(resolve(recipe, loader.reader), device)
-    return make_components(recipe, device, loader, reference)
+    parts = make_components(recipe, device, loader, reference)
+    for number, (before, stage) in enumerate(pairwise(recipe.stages), 1):
+        if before.sizes != stage.sizes:
+            _check_sizes(parts, number)
+    return parts
 
 
 def make_components(
-    recipe: Recipe, device: Device, loader: ViewLoader, reference: PretrainModel | None = None
+    recipe: Recipe,
+    device: Device,
+    loader: ViewLoader,
+    reference: nn.Module | None = None,
+    stage: int = 0,
 ) -> Components:
-    """Return the components of a resolved recipe, built around an existing loader."""
-    model = build_model(recipe, reference)
+    """Return the components of a resolved recipe in a stage, built around a loader for it."""
+    model = build_model(recipe.in_stage(stage), reference)
     stages = build_stages(model, recipe, len(loader))
     rates = build_rates(recipe, loader, model, stages)
-    return Components(recipe, device, loader, model, *rates, stages)
+    return Components(recipe, device, loader, model, *rates, stages, stage)
+
+
+def with_sizes(parts: Components, stage: int, reference: nn.Module | None) -> Components:
+    """Return new components whose views have the sizes of a stage."""
+    loader = parts.loader
+    if parts.recipe.stages[stage].sizes != parts.recipe.stages[parts.stage].sizes:
+        loader = _resized(loader, parts.recipe.in_stage(stage))
+    return make_components(parts.recipe, parts.device, loader, reference, stage)
 
 
 def in_stages(
@@ -92,8 +112,37 @@ def in_stages(
     if parts.stages is None:
         return parts
     stages = parts.stages.resumed(starts, fresh, step)
+    now, options = stages.at(step), stages.options
+    if options[now].sizes != options[parts.stage].sizes:
+        parts = with_sizes(parts, now, parts.model.reference)
+        return in_stages(parts, starts, fresh, step)
     optimizer, schedule = build_rates(parts.recipe, parts.loader, parts.model, stages)
     return replace(parts, optimizer=optimizer, schedule=schedule, stages=stages)
+
+
+def _resized(loader: ViewLoader, recipe: Recipe) -> ViewLoader:
+    """Return a loader of the same samples with a recipe's views."""
+    views = [*build_views(recipe).values()]
+    return replace(loader, path=loader.reader, views=views, label_fraction=1.0, labels=None)
+
+
+def _check_sizes(parts: Components, stage: int) -> None:
+    """Raise ``UserError`` if the views of a later stage do not work, or change a tensor's shape."""
+    recipe = parts.recipe.in_stage(stage)
+    key = f"stages.{stage}.sizes = {spelled(parts.recipe.stages[stage].sizes)}"
+    try:
+        estimate_memory(_resized(parts.loader, recipe)).check()
+        with torch.device("meta"):
+            there = build_model(recipe).state_dict()
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
+    for name, tensor in parts.model.state_dict().items():
+        if there[name].shape != tensor.shape:
+            raise UserError(
+                f"{key}: the tensor '{name}' would have the shape {tuple(there[name].shape)} "
+                f"instead of {tuple(tensor.shape)}, as it depends on the number of patches. Leave "
+                "out the size of the views that its method reads"
+            )
 
 
 def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
@@ -112,7 +161,7 @@ def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
     return made
 
 
-def build_model(recipe: Recipe, reference: PretrainModel | None = None) -> PretrainModel:
+def build_model(recipe: Recipe, reference: nn.Module | None = None) -> PretrainModel:
     """Return a resolved recipe's model.
 
     Without its ``reference``, one with random weights and of the shape that the recipe says takes
@@ -123,7 +172,7 @@ def build_model(recipe: Recipe, reference: PretrainModel | None = None) -> Pretr
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         encoder = build_encoder(**recipe.encoder.arguments())
-        frozen: nn.Module | None = reference
+        frozen = reference
         if recipe.reference is not None and reference is None:
             frozen = build_encoder(**(recipe.reference.encoder or recipe.encoder).arguments())
     if recipe.lora is not None:

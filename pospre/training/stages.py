@@ -35,10 +35,11 @@ def build_rates(
 
 
 def build_stages(model: PretrainModel, recipe: Recipe, steps_per_epoch: int) -> Stages | None:
-    """Return the stages of a recipe as if it began; None if it freezes nothing."""
+    """Return the stages of a recipe as if it began; None if it has neither them nor LoRA."""
     if not recipe.stages and recipe.lora is None:
         return None
-    if recipe.encoder.weights is None:
+    is_frozen = recipe.lora is not None or not all(stage.train.all for stage in recipe.stages)
+    if is_frozen and recipe.encoder.weights is None:
         key = "stages" if recipe.stages else "lora"
         raise UserError(
             f"{key}: parts of the encoder are frozen, but encoder.weights is null, and all weights "

@@ -12,7 +12,6 @@ from functools import partial
 from itertools import islice
 
 import torch
-from composer.devices import Device
 from torch import Tensor
 
 from pospre.arguments import declared
@@ -30,7 +29,6 @@ from pospre.nn.positions import schemes_that
 from pospre.nn.positions.fading import add_prefix
 from pospre.nn.positions.foreign import as_text, without_grid
 from pospre.nn.vit import Encoder
-from pospre.recipe.recipe import Recipe
 from pospre.training.build import Components
 from pospre.training.data import build_views, storage
 from pospre.training.start_encoder import fitting, grid_of_table, keeping_table
@@ -136,11 +134,12 @@ def _images(parts: Components) -> Tensor:
     return parts.model.augment(batch["fit/image"], batch["fit/flip"])[:, 0]
 
 
-def fit_heads(model: PretrainModel, recipe: Recipe, device: Device) -> str | None:
+def fit_heads(parts: Components) -> str | None:
     """Fit the heads to the first views of the run's data; return a line, or None without such.
 
     All ranks read the same samples: the weights are a function of the seed.
     """
+    model, recipe, device = parts.model, parts.recipe, parts.device
     from_weights = recipe.encoder.weights is not None
     wanted = calibrated(model, from_weights=from_weights)
     if not wanted:
@@ -148,7 +147,7 @@ def fit_heads(model: PretrainModel, recipe: Recipe, device: Device) -> str | Non
     count = max(model.views[model.layout.passes[name].group].count for name in wanted.values())
     loader = build_loader(
         recipe.data.path,
-        views=list(build_views(recipe).values()),
+        views=list(build_views(recipe.in_stage(parts.stage)).values()),
         batch_size=_BATCH,
         seed=recipe.seed,
         drop_last=False,

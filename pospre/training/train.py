@@ -28,7 +28,7 @@ from pospre.training.build import (
     Components,
     build_components,
     in_stages,
-    make_components,
+    with_sizes,
 )
 from pospre.training.callbacks.bad_steps import Divergence, LossSpikes
 from pospre.training.callbacks.progress import ProgressBar
@@ -72,7 +72,7 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     if recipe.encoder.weights is not None and is_new:
         said, fresh = start_from(parts)
         print_once(said)
-    if is_new and (fitted := fit_heads(parts.model, parts.recipe, run.device)) is not None:
+    if is_new and (fitted := fit_heads(parts)) is not None:
         print_once(fitted)
     step = run.find(parts)
     if is_new:
@@ -114,7 +114,8 @@ def _next_stage(parts: Components, run: Run, step: int) -> Components:
     """
     run.find_again(step)
     reference = open_reference(parts.recipe, resumes=True)
-    parts = make_components(parts.recipe, parts.device, parts.loader, reference)
+    assert parts.stages is not None
+    parts = with_sizes(parts, parts.stages.at(step), reference)
     gc.collect()  # the last stage's trainer, with its memory on the device
     return from_checkpoint(parts, run, step, [])
 

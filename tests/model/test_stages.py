@@ -205,6 +205,7 @@ def test_the_teacher_of_what_is_frozen_does_not_move() -> None:
         ([{"train": "head"}], "'stages.0.train' is 'head'.*expected heads, all"),
         ([{"train": {"last": 0}}], "'stages.0.train.last' is 0.*greater than 0"),
         ([{"until": 1.5, **HEADS}, ALL], "'stages.0.until' is 1.5.*a share of the run"),
+        ([{**ALL, "sizes": {"view": "big"}}], "'stages.0.sizes.view.*' is 'big'"),
         ([{"untill": 0.5}], "unknown key 'stages.0.untill'. Did you mean 'until'"),
     ],
 )

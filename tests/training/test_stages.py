@@ -36,6 +36,7 @@ STAGES = (
     "stages=[{until: .25, train: heads}, {until: .6, train: {last: 1}, ramp: 2ba}, {train: all}]"
 )
 """Of 12 steps: they end after steps 3, which is an epoch, and 7."""
+SIZES = "sizes: {view: 96}"
 
 
 @pytest.fixture
@@ -127,9 +128,10 @@ def state_of(state: dict[str, Any]) -> dict[str, Any]:
 def test_two_ranks_are_one_and_a_kill_changes_nothing(
     staged: Path, run: Run, tmp_path: Path
 ) -> None:
-    stages = STAGES.replace("last: 1", "last: 1, lora: true")
+    stages = STAGES.replace("last: 1", "last: 1, lora: true").replace("all}", f"all, {SIZES}}}")
     adapting = ("algorithms.gram={}", "reference={weights: start}", "lora={rank: 2, dora: true}")
-    options, auto = (MAE, stages, *adapting), "trainer.microbatch_size=auto"
+    options = (MAE, stages, *adapting, "encoder.positions=rotary")
+    auto = "trainer.microbatch_size=auto"
     assert run(staged, *options, "run_name=one")[0] == 0
     one = losses_of(tmp_path / "runs" / "one")
     for name, more, twice, once in (
@@ -215,6 +217,40 @@ def test_a_plain_loop_can_do_the_same(staged: Path, run: Run, tmp_path: Path) ->
     assert flat(dict(model.state_dict())) == flat(model_of_run)
 
 
+def test_views_grow_in_a_run_from_random_weights(staged: Path, run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tiny"
+    options = (MAE, "encoder.weights=null", "encoder.positions=rotary", "trainer.save_interval=1ba")
+    assert run(staged, *options, "run_name=small")[0] == 0
+    stages = f"stages=[{{until: 4ba}}, {{until: 8ba, {SIZES}}}, {{}}]"
+    code, said = run(staged, *options, stages, "trainer.microbatch_size=auto")
+    assert code == 0 and "steps 5 to 8: all with view views of 96 px, 1.08 of 1.08" in said, said
+    small, losses = losses_of(tmp_path / "runs" / "small"), losses_of(folder)
+    assert losses[:4] == small[:4] and not set(losses[4:]) & set(small)
+    last = end(folder)
+    for step in (8, 6, 4):
+        go_back(folder, step)
+        assert run(staged, *options, stages)[0] == 0
+        assert end(folder) == last and losses_of(folder) == losses
+    again = replay(bad_step(folder, 6, 96))
+    assert again.losses["loss/total"] == losses[5]
+    assert again.batch["view/image"].shape[-2:] == (96, 96)
+    assert load_model(str(folder))[0].encoder.image_size == (64, 64)
+
+
+def bad_step(folder: Path, step: int, size: int) -> Path:
+    """Write the record of a bad step of a run on one rank and 3 steps an epoch; return its path."""
+    (last,) = (folder / "checkpoints").glob("ep*-ba12")
+    given = read_checkpoint(str(last)).content["state"]["callbacks"]["RecipeRecord"]["recipe"]
+    views = [pospre.ViewGroup(size=size)]
+    loader = pospre.build_loader(given["data"]["path"], batch_size=8, views=views)
+    loader.load_state_dict({"epoch": (step - 1) // 3, "samples": (step - 1) % 3 * 8})
+    ranks = [{"index": next(iter(loader))["index"].tolist()}]
+    noted = folder / "bad_steps" / f"ba{step}.json"
+    noted.parent.mkdir()
+    noted.write_text(json.dumps({"step": step, "ranks": ranks, "recipe": given}))
+    return noted
+
+
 def test_only_ends_to_come_may_change(staged: Path, run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "tiny"
     stages = (
@@ -241,14 +277,7 @@ def test_only_ends_to_come_may_change(staged: Path, run: Run, tmp_path: Path) ->
 def test_a_step_is_replayed_in_its_stage(staged: Path, run: Run, tmp_path: Path) -> None:
     folder, step = tmp_path / "runs" / "tiny", 5
     assert run(staged, MAE, STAGES)[0] == 0
-    given = saved(folder)[12]["callbacks"]["RecipeRecord"]["recipe"]
-    data = given["data"]
-    loader = pospre.build_loader(data["path"], batch_size=8, views=[pospre.ViewGroup(size=64)])
-    loader.load_state_dict({"epoch": 1, "samples": 8})
-    ranks = [{"index": next(iter(loader))["index"].tolist()}]
-    noted = folder / "bad_steps" / "ba5.json"
-    noted.parent.mkdir()
-    noted.write_text(json.dumps({"step": step, "ranks": ranks, "recipe": given}))
+    noted = bad_step(folder, step, 64)
     losses = dict(zip(range(1, 13), losses_of(folder), strict=True))
     # from step 3, where the second stage begins
     assert replay(noted).losses["loss/total"] == losses[step]
@@ -314,6 +343,13 @@ def test_pairs_train_beside_frozen_weights_and_are_merged_for_others(
         (("stages=[{until: 99ba, train: heads}, {}]",), "stages.0.until = 99ba is step 99"),
         (("stages=[{until: .5, train: head}, {}]",),
          "'stages.0.train' is 'head' (str); expected heads"),
+        (("stages=[{until: .5}, {sizes: {all: 96}}]",),
+         "stages.1.sizes.all: data.views has view. Name one of them"),
+        (("stages=[{until: .5}, {sizes: {view: 100}}]", "encoder.positions=rotary"),
+         "stages.1.sizes = {view: 100}: encoder.image_size = 100 is not divisible"),
+        (("stages=[{until: .5}, {sizes: {view: 96}}]",),
+         "the tensor 'encoder.positions.pos_embed' would have the shape (1, 37, 192) instead of"),
+        (("stages=[{until: .5}, {}]",), "stages.1.train = all trains the same tensors"),
     ],
 )  # fmt: skip
 def test_stages_that_cannot_be_write_nothing(
