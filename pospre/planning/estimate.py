@@ -58,7 +58,7 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of a recipe on some GPUs; with stages, of the most expensive: see ``FakeTraining``."""
+    """The cost of a recipe on some GPUs; with stages, of the most expensive one."""
 
     recipe: Recipe
     counts: Counts
