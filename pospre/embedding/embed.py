@@ -14,11 +14,10 @@ from pospre.errors import UserError
 from pospre.evaluation.layers import check_grid
 from pospre.evaluation.models import Subject, open_model
 from pospre.evaluation.run import encoder_hash, find_device, require_finite, whole_float32
-from pospre.nn.build import check_divides
 from pospre.nn.weights.timm_models import PREFIX
 from pospre.object_store import is_remote
 from pospre.recipe.provenance import concealed
-from pospre.training.foreign import Shown
+from pospre.training.foreign import Shown, check_size
 from pospre.training.weight_files import is_weights_file
 from pospre.training.weight_records import Weights
 
@@ -91,8 +90,7 @@ def _subject(
     subject = open_model(address, weights=weights, shown=shown, seed=seed)
     encoder = subject.model.encoder
     size = size or encoder.image_size
-    for side, patch in zip(size, encoder.patch_size, strict=True):
-        check_divides(side, patch, key="--image-size")
+    check_size(size, encoder.patch_size)
     check_grid(encoder, encoder.grid_of(*size), f"--image-size {size[0]}x{size[1]}")
     if subject.origin:
         print(subject.origin, file=sys.stderr)

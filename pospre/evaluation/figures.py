@@ -28,6 +28,11 @@ class Figure:
     start: float | None
     best: Literal["max", "min"]
 
+    @property
+    def spread(self) -> str:
+        """Its standard error, to write after the value; empty if there is none."""
+        return "" if self.error is None else f" ± {self.error:.2g}"
+
 
 def figures_in(document: Mapping[str, Any]) -> list[Figure]:
     """Return the figures in ``run_evaluation``'s result; none for an unknown evaluation."""

@@ -170,10 +170,9 @@ def _figures(measured: Measurements) -> str:
 
 def _numbers(figure: Figure) -> list[str]:
     """Return the value with its error, the start's and the untrained encoder's."""
-    error = "" if figure.error is None else f" ± {figure.error:.2g}"
     others = (figure.start, figure.untrained)
     return [
-        f"{figure.value:.4g}{error}",
+        f"{figure.value:.4g}{figure.spread}",
         *("–" if each is None else f"{each:.4g}" for each in others),
     ]
 

@@ -15,7 +15,6 @@ from pospre.atomic_file import write_atomic
 from pospre.errors import UserError
 from pospre.evaluation.models import open_model
 from pospre.evaluation.run import require_finite
-from pospre.evaluation.verdict import Judgement
 from pospre.exporting import hf_folder, onnx_file, own_file, timm_file
 from pospre.exporting.card import judged, make_card, measurements_of
 from pospre.exporting.target import CARD, card_of, check_target, parse_grid
@@ -100,22 +99,17 @@ def export(
         raise UserError(f"{out} cannot be written: {error}") from error
     finally:
         _clear(partial)
+    warning = "warning: " if judgement is not None and judgement.outcome == "worse" else ""
     mean, std = (tuple(round(value, 4) for value in each) for each in (parts.mean, parts.std))
     return [
         *([source.origin] if source.origin else []),
         f"written: {out}; its card: {card}",
         f"checked: {checked}",
-        *([] if judgement is None else [_verdict_line(judgement)]),
+        *([] if judgement is None else [f"{warning}verdict: {judgement.sentence}"]),
         "",
         *loading,
         f"# pixels in [0, 1], normalised with mean={mean}, std={std}",
     ]
-
-
-def _verdict_line(judgement: Judgement) -> str:
-    """Return the line on the verdict."""
-    warning = "warning: " if judgement.outcome == "worse" else ""
-    return f"{warning}verdict: {judgement.sentence}"
 
 
 def _compare(

@@ -146,7 +146,8 @@ def take_parts(
         return _own_parts(model, recipe, grid or encoder.grid, format)
     own = None if model.layout.placer else table_grid(encoder.options.positions)
     shown = grid or own or encoder.grid
-    tensors = _with_positions(model, shown)
+    _check_grid(encoder, shown)
+    tensors = encoder.timm_state() if shown == encoder.grid else encoder.timm_state(grid=shown)
     kwargs: dict[str, Any] = dict(encoder.timm_kwargs)
     wants = num_classes is None and format in _WITH_CLASSIFIER
     classifier = _classifier(model) if wants else None
@@ -177,13 +178,6 @@ def _own_parts(model: PretrainModel, recipe: Recipe, grid: tuple[int, int], form
     classifier = _classifier(model) if format in _WITH_CLASSIFIER else None
     size = {"img_size": _image_size(encoder, grid)}
     return Parts(model, recipe, encoder.named_state(), size, grid, classifier)
-
-
-def _with_positions(model: PretrainModel, grid: tuple[int, int]) -> dict[str, Tensor]:
-    """Return the encoder's tensors, with the positions of ``grid``."""
-    encoder = model.encoder
-    _check_grid(encoder, grid)
-    return encoder.timm_state() if grid == encoder.grid else encoder.timm_state(grid=grid)
 
 
 def _check_grid(encoder: PatchEncoder, grid: tuple[int, int]) -> None:

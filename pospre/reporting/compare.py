@@ -13,7 +13,7 @@ from pospre.evaluation.figures import Figure, figures_in
 from pospre.output import format_table
 from pospre.recipe.provenance import values
 from pospre.recipe.recipe import recorded_recipe
-from pospre.reporting.page import curve_titles, render_template
+from pospre.reporting.page import curve_titles, logged_keys, render_template
 from pospre.reporting.plots import Record, draw_charts, format_value
 from pospre.reporting.run import Run, read_run
 from pospre.untrusted_json import is_number
@@ -109,8 +109,7 @@ def mean_between(records: Sequence[Record], key: str, first: float, last: float)
 
 def curve_keys(records: Sequence[Record]) -> list[str]:
     """Return the logged losses and metrics."""
-    keys = dict.fromkeys(key for record in records for key in record)
-    return [key for key in keys if key.startswith(("loss/", "metric/"))]
+    return logged_keys(records, "loss/", "metric/")
 
 
 def last_step(run: Run) -> int:
@@ -146,7 +145,10 @@ def _figure_rows(runs: Sequence[Run]) -> tuple[list[Row], list[str]]:
         ]
         for key in dict.fromkeys(key for figures in per_run for key in figures):
             figures = [each.get(key) for each in per_run]
-            cells = [_ABSENT if figure is None else _number(figure) for figure in figures]
+            cells = [
+                _ABSENT if figure is None else format_value(figure.value) + figure.spread
+                for figure in figures
+            ]
             cells += [_difference(*figures)] if len(figures) == 2 else []
             rows.append([f"{name} {key}", *cells])
         for key in ("data", "weights", "step", "settings", "chance"):  # the last is a result
@@ -154,12 +156,6 @@ def _figure_rows(runs: Sequence[Run]) -> tuple[list[Row], list[str]]:
             if len(kinds) > 1:
                 notes.append(f"{name}: {key} differ: {' | '.join(sorted(kinds))}")
     return rows, notes
-
-
-def _number(figure: Figure) -> str:
-    """Write a figure with its standard error."""
-    error = "" if figure.error is None else f" ± {figure.error:.2g}"
-    return format_value(figure.value) + error
 
 
 def _difference(first: Figure | None, second: Figure | None) -> str:

@@ -142,16 +142,16 @@ def curve_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
 
     These are losses, metrics, evaluations during training, learning rate and throughput.
     """
-    terms = [key for key in _keys(records, "loss/") if key != "loss/total"]
+    terms = [key for key in logged_keys(records, "loss/") if key != "loss/total"]
     titles: dict[str, dict[str, Any]] = {}
     for key in (["loss/total"] if len(terms) != 1 else []) + terms:
         titles[key] = {"title": f"Loss · {key.removeprefix('loss/')}"}
-    for key in _keys(records, "metric/"):
+    for key in logged_keys(records, "metric/"):
         rate = "accuracy" in key
         title = f"During training · {key.removeprefix('metric/').replace('_', ' ')}"
         words = BLANK if "_blank_" in key else ""
         titles[key] = {"title": title, "percent": rate, "from_zero": rate, "words": words}
-    for key in _keys(records, "evaluation/"):
+    for key in logged_keys(records, "evaluation/"):
         name, _, figure = key.removeprefix("evaluation/").partition("/")
         shares = all(0 <= one[key] <= 1 for one in records if is_number(one.get(key)))
         if figure != "seconds":
@@ -173,16 +173,17 @@ def watch_titles(records: list[Record]) -> dict[str, dict[str, Any]]:
     titles = {"gradient/": "Gradient norm", "features/": "Features", "time/": "Share of time"}
     charts: dict[str, dict[str, Any]] = {}
     for kind, title in titles.items():
-        for key in _keys(records, kind):
+        for key in logged_keys(records, kind):
             if any(record.get(key) for record in records):
                 name = f"{title} · {key.removeprefix(kind).replace('_', ' ')}"
                 charts[key] = {"title": name, "percent": kind == "time/", "from_zero": True}
     return {**charts, "memory": {"title": "Memory, GiB", "from_zero": True, "smooth": False}}
 
 
-def _keys(records: list[Record], start: str) -> list[str]:
+def logged_keys(records: Sequence[Record], *starts: str) -> list[str]:
+    """Return the logged keys that begin with one of ``starts``."""
     keys = dict.fromkeys(key for record in records for key in record)
-    return [key for key in keys if key.startswith(start)]
+    return [key for key in keys if key.startswith(starts)]
 
 
 class ViewGroup(BaseModel):

@@ -90,7 +90,7 @@ def read_run(folder: str | Path) -> Run:
         name=str(recipe.get("run_name") or folder.resolve().name),
         recipe=recipe,
         recipe_text=recipe_text,
-        pretext_tasks=part(PRETEXT_TASKS, LARGEST, _parse_tasks) or {},
+        pretext_tasks=part(PRETEXT_TASKS, LARGEST, lambda content, *_: from_json(content)) or {},
         records=part("metrics.jsonl", 1 << 30, _parse_lines) or [],
         evaluations=read_documents(folder, left_out),
         looks=part("evaluation/history.jsonl", 1 << 26, _parse_lines) or [],
@@ -118,10 +118,6 @@ def _read_part(
 def _parse_recipe(content: bytes, path: Path, left_out: list[str]) -> tuple[str, dict[str, Any]]:
     text = content.decode("utf-8")
     return text, parse_mapping(text, path)
-
-
-def _parse_tasks(content: bytes, path: Path, left_out: list[str]) -> dict[str, TaskDescription]:
-    return from_json(content)
 
 
 def _parse_lines(content: bytes, path: Path, left_out: list[str]) -> list[Record]:

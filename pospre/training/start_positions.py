@@ -27,7 +27,7 @@ from pospre.nn.positions.foreign import as_text, is_interleaved, same_turn, turn
 from pospre.nn.positions.table import Table, resample_positions
 from pospre.nn.weights.address import DROP, GRID, POSITIONS, as_grid
 from pospre.nn.weights.encoder_from_tensors import no_grid
-from pospre.nn.weights.names import interleaved
+from pospre.nn.weights.names import TABLE, interleaved
 from pospre.training.weight_files import Source
 
 _UNSEEN = -1e4  # a bias of attention to what is not seen
@@ -103,7 +103,7 @@ def check_fading(positions: Fading) -> None:
 
 def check_thrown_away(unused: list[str], encoder: PatchEncoder, source: Source) -> None:
     """Raise ``UserError`` if a table of positions would be left out without being asked for."""
-    kinds = ("pos_embed", "relative_position_bias_table")
+    kinds = ("pos_embed", TABLE)
     tables = [key for key in unused if key.endswith(kinds) or key.startswith("positions.")]
     if tables:
         raise UserError(

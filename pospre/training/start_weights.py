@@ -29,6 +29,7 @@ from pospre.nn.positions.foreign import constant_frequencies, is_rounded
 from pospre.nn.swin.encoder import SwinEncoder
 from pospre.nn.vit import Encoder
 from pospre.nn.weights.layouts import shortened
+from pospre.nn.weights.names import SHARED, TABLE
 from pospre.training.start_encoder import KEYS, check_fits, factors_of_one, fitting_section
 from pospre.training.start_positions import (
     check_fading,
@@ -49,8 +50,6 @@ from pospre.training.start_shapes import (
 from pospre.training.weight_files import Source, read_source
 from pospre.training.weight_records import Weights
 
-_TABLE = "relative_position_bias_table"
-_SHARED = f"shared_rel_pos.{_TABLE}"
 _COMPARE = (
     "compare name, depth, num_heads, class_token, num_registers, layer_scale and final_norm of "
     "the encoder"
@@ -185,8 +184,8 @@ def take_encoder(encoder: PatchEncoder, source: Source, kernel: Kernel) -> Loade
             done.fresh.append(key)
         else:
             done.tensors[key] = matching.to(own.dtype)
-    copied = any(key.endswith(f"rel_pos.{_TABLE}") for key in expected)
-    used = {*expected, _SHARED} if copied else {*expected}
+    copied = any(key.endswith(f"rel_pos.{TABLE}") for key in expected)
+    used = {*expected, SHARED} if copied else {*expected}
     used |= factors_of_one(encoder.options, source) | _same_frequencies(encoder, source)
     done.unused = [key for key in source.tensors if key not in used]
     _check_unused(done.unused, encoder, source)
@@ -196,7 +195,7 @@ def take_encoder(encoder: PatchEncoder, source: Source, kernel: Kernel) -> Loade
 
 
 def _check_kind(encoder: PatchEncoder, source: Source) -> None:
-    tables = any(key.endswith(f"attn.{_TABLE}") for key in source.tensors)
+    tables = any(key.endswith(f"attn.{TABLE}") for key in source.tensors)
     if tables and isinstance(encoder, SwinEncoder):
         raise UserError(
             f"{source.named} holds Swin's attention bias as tables of one window; "
@@ -242,9 +241,9 @@ def _matching(
     """Return the source's tensor for ``key``; None if it may be fresh."""
     source = done.source
     theirs = source.tensors.get(key)
-    is_table = key.endswith(f"rel_pos.{_TABLE}")
+    is_table = key.endswith(f"rel_pos.{TABLE}")
     if theirs is None and is_table:
-        theirs = source.tensors.get(_SHARED)  # SimMIM's fine-tuning: a copy for every block
+        theirs = source.tensors.get(SHARED)  # SimMIM's fine-tuning: a copy for every block
     added = added_registers(encoder, source)
     may_lack = is_table or key == "pos_embed" or (added and key in ("reg_token", "register_gate"))
     if key == "reg_token" and added:

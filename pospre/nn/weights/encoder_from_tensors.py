@@ -12,6 +12,7 @@ from pospre.nn.positions.foreign import as_text, has_table, is_interleaved, turn
 from pospre.nn.sizes import SIZES, EncoderSize
 from pospre.nn.weights.address import GRID, as_grid
 from pospre.nn.weights.layouts import is_gated
+from pospre.nn.weights.names import SHARED, TABLE
 from pospre.nn.weights.timm_models import PREFIX, timm_size
 
 # published encoders of other sizes, by width, or by width, MLP width and SwiGLU
@@ -35,9 +36,7 @@ _EVA_02 = {
     (768, 4096, True): "eva02_base_patch14_224",
     (1024, 5460, True): "eva02_large_patch14_224",
 }
-_TABLE = "relative_position_bias_table"
-_SHARED = f"shared_rel_pos.{_TABLE}"
-_OWN = f"blocks.0.attn.rel_pos.{_TABLE}"
+_OWN = f"blocks.0.attn.rel_pos.{TABLE}"
 _USUAL_SIDE = 224
 
 
@@ -133,7 +132,7 @@ def encoder_options(
 
 def shown_heads(tensors: Mapping[str, Tensor]) -> int | None:
     """Return the number of heads that positions show; None: they do not."""
-    for key, dim, count in ((_SHARED, 2, 1), (_OWN, 2, 1), ("rope.freqs", 4, 2)):
+    for key, dim, count in ((SHARED, 2, 1), (_OWN, 2, 1), ("rope.freqs", 4, 2)):
         if key in tensors and tensors[key].ndim == dim:
             return tensors[key].shape[count]
     return None
@@ -203,7 +202,7 @@ def _positions(
         if table is None:
             raise no_grid(name, name, "pos_embed", tensors["pos_embed"], known)
         return _Positions("sincos" if table.is_fixed else "learned", table.grid, table.is_assumed)
-    for kind, key in (("relative", _OWN), ("shared_relative", _SHARED)):
+    for kind, key in (("relative", _OWN), ("shared_relative", SHARED)):
         if key in tensors:
             grid = relative_grid(len(tensors[key]), class_token, known)
             if grid is None:

@@ -30,18 +30,20 @@ TIMM_EVA: Names = {
     "blocks.*.mlp.fc1_x.*": "blocks.*.mlp.value.*",
 }
 """timm's EVA, EVA-02, DINOv3 and RoPE-ViT; each model has some of them. BEiT has the first four."""
-_TABLE = "relative_position_bias_table"
+TABLE = "relative_position_bias_table"
+SHARED = f"shared_rel_pos.{TABLE}"
+"""Distance biases: of a block, and of all blocks."""
 _OURS: Names = {
     "positions.pos_embed": "pos_embed",
-    "positions.tables.*": f"blocks.*.attn.rel_pos.{_TABLE}",
+    "positions.tables.*": f"blocks.*.attn.rel_pos.{TABLE}",
     "positions.freqs": "rope.freqs",
     "positions.rotation.freqs": "rope.freqs",
-    "positions.table": f"shared_rel_pos.{_TABLE}",
+    "positions.table": SHARED,
 }
 """Our schemes of positions; as timm names such tensors, so do we in files."""
 _OTHERS: Names = {
-    f"blocks.*.attn.{_TABLE}": f"blocks.*.attn.rel_pos.{_TABLE}",  # BEiT
-    f"rel_pos_bias.{_TABLE}": f"shared_rel_pos.{_TABLE}",  # BEiT
+    f"blocks.*.attn.{TABLE}": f"blocks.*.attn.rel_pos.{TABLE}",  # BEiT
+    f"rel_pos_bias.{TABLE}": SHARED,  # BEiT
     "freqs": "rope.freqs",  # RoPE-ViT
     "register_tokens": "reg_token",  # DINOv2
     "storage_tokens": "reg_token",  # DINOv3

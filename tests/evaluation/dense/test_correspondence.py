@@ -69,8 +69,6 @@ def test_conventions_are_worth_points(coordinates: Coordinates, mirror: bool, sh
 def test_pck_is_per_image_or_per_point() -> None:
     errors = [torch.tensor(each) for each in ([3.0], [3.0, 11.0, 12.0, 30.0], [10.0, 10.0001])]
     assert float(shares(errors, 10).mean()) == pytest.approx(0.583333, abs=1e-6)
-    assert float(shares(errors, 10, strict=True).mean()) == pytest.approx(0.416667, abs=1e-6)
-    assert per_point(errors, 10, strict=False) == pytest.approx(0.428571, abs=1e-6)
     assert per_point(errors, 10) == pytest.approx(0.285714, abs=1e-6)
     found = _summary("", errors, ["b", "a", "b"], [10])
     assert found["per_image_of_classes"]["10"] == pytest.approx((0.25 + 0.75) / 2)

@@ -73,15 +73,14 @@ def apply_homography(matrix_33: Tensor, points_K2: Tensor) -> Tensor:
     return moved[:, :2] / moved[:, 2:]
 
 
-def shares(errors: Sequence[Tensor], threshold: float, *, strict: bool = False) -> Tensor:
+def shares(errors: Sequence[Tensor], threshold: float) -> Tensor:
     """Return each pair's share of points found, (pairs,); ``errors`` are relative, per pair.
 
-    A point counts if its error is at most the threshold; ``strict``: below it.
+    A point counts if its error is at most the threshold.
     """
-    hits = [each < threshold if strict else each <= threshold for each in errors]
-    return torch.stack([each.double().mean() for each in hits])
+    return torch.stack([(each <= threshold).double().mean() for each in errors])
 
 
-def per_point(errors: Sequence[Tensor], threshold: float, *, strict: bool = True) -> float:
-    """Return the share of all points of all pairs that are found; see ``shares``."""
-    return float(shares([torch.cat([*errors])], threshold, strict=strict))
+def per_point(errors: Sequence[Tensor], threshold: float) -> float:
+    """Return the share of all points of all pairs whose error is below the threshold."""
+    return float((torch.cat([*errors]) < threshold).double().mean())
