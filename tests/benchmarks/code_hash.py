@@ -15,10 +15,12 @@ OUTSIDE = (
     *("nn.lora", "nn.lora_options", "nn.swin", "nn.weights", "model.reference", "model.stages"),
     *("model.stage_times", "training.stages", "training.foreign", "training.weight_files"),
     *("training.start_encoder", "training.start_weights", "evaluation.models"),
+    *("evaluation.classification.settings", "evaluation.dense.settings"),
+    *("evaluation.position.settings", "evaluation.common_settings", "evaluation.registry"),
 )
 """Parts of ``pospre`` that training imports and that change no figure of a run from scratch on a
-local folder: pages, buckets, messages, what a recipe means (it is hashed itself), how weights are
-read, and stages."""
+local folder: pages, buckets, messages, what recipes and settings mean (they are hashed themselves),
+how weights are read, and stages."""
 DOORS = ("pospre", "pospre.algorithms")
 """Packages that import all their parts, to name them: a run uses few."""
 

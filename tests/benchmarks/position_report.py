@@ -23,6 +23,8 @@ FIGURES = {
     "shifted_positions/x1": "kNN of 1,000, ×1",
     "shifted_positions/x2": "kNN of 1,000, ×2",
     "shifted_positions/x4": "kNN of 1,000, ×4",
+    "shifted_positions/mosaic2": "of 2 × 2 images",
+    "shifted_positions/mosaic4": "of 4 × 4 images",
     "segmentation/mIoU": "CamVid mIoU",
     "position_probe/top1": "position",
 }

@@ -4,9 +4,10 @@ Every row of the asked blocks, positions or a task, under its hosts: trained, an
 kNN and a linear classifier at the training's size, by kNN at two and four times as many patches a
 side, by the position probe, and by segmentation where its data are given. What does not combine
 says why. Each cell's figures are lines of ``results/position_table.jsonl``. A cell is known by its
-recipe, its seed and a hash of the code that its training and figures import, so nothing is done
-again that cannot have changed, and a killed cell resumes from its last checkpoint. The text that is
-printed has every figure, what is missing, and one sentence for each declared contrast.
+recipe, its seed and a hash of the code that its training imports; a figure also by its evaluation's
+settings and code. So nothing is done again that cannot have changed, and a killed cell resumes from
+its last checkpoint. The text that is printed has every figure, what is missing, and one sentence
+for each declared contrast.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import yaml
 from tqdm import tqdm
 
 from pospre.errors import UserError, run_command
-from pospre.evaluation.registry import evaluation_module
+from pospre.evaluation.registry import check_settings, evaluation_module, settings_class
 from pospre.model.algorithm import algorithm_class
 from pospre.nn.positions import named_scheme, scheme_class
 from pospre.recipe.recipe import load_recipe, recipe_from_dict
@@ -75,7 +77,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "knn": BANKED,
     "logistic": BANKED,
     "shifted_positions": (
-        *("num_samples=1000", "shifts=[]", "zooms=[]", "scales=[2, 4]", "baseline=false"),
+        *("num_samples=1000", "shifts=[]", "zooms=[]", "scales=[2, 4]", "mosaics=[2, 4]"),
+        "baseline=false",
     ),
     "position_probe": ("num_samples=600", "layers=[4]"),
     "segmentation": (
@@ -111,10 +114,8 @@ class Cell:
         given = [item for item in overrides if not item.startswith("evaluation.")]
         recipe = self.recipe([*given, "data.path=x", "trainer.run_folder=x"])
         known = {key: value for key, value in recipe.items() if key not in UNNAMED}
-        words = json.dumps([known, SETTINGS], sort_keys=True)
         code = code_hash(sorted({*TRAINING, *self._modules(recipe)}))
-        recipe_hash = hashlib.sha256(words.encode()).hexdigest()[:12]
-        return {**vars(self), "recipe": recipe_hash, "code": code}
+        return {**vars(self), "recipe": _hash(known), "code": code}
 
     def name(self, overrides: Sequence[str] = ()) -> str:
         """Return the name of this cell's run, another for other code."""
@@ -124,9 +125,21 @@ class Cell:
 
     def _modules(self, recipe: Mapping[str, Any]) -> list[str]:
         scheme, _ = named_scheme(POSITIONS[self.row])
-        measured = [evaluation_module(name).__name__ for name in SETTINGS]
         methods = [algorithm_class(name).__module__ for name in recipe["algorithms"]]
-        return [scheme_class(scheme).__module__, *methods, *measured]
+        return [scheme_class(scheme).__module__, *methods]
+
+
+@cache
+def evaluation_key(name: str) -> str:
+    """Return a hash of an evaluation's settings and code."""
+    given = dict(item.split("=", 1) for item in SETTINGS[name])
+    banks = {"bank": "x"} if "bank" in settings_class(name).names() else {}
+    settings = check_settings(name, {**banks, **given})
+    return _hash([settings.values(), code_hash([evaluation_module(name).__name__])])
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -180,6 +193,7 @@ def measure(wanted: Sequence[Cell], arguments: argparse.Namespace) -> None:
         reason = refusal(cell.recipe(arguments.set))
         if reason is None:
             chosen = {name: data[name] for name in names}
+            key["measured"] = {name: evaluation_key(name) for name in names}
             key["figures"] = run(cell, train, chosen, arguments.runs, arguments.set)
         else:
             key["refused"] = reason
@@ -189,7 +203,13 @@ def measure(wanted: Sequence[Cell], arguments: argparse.Namespace) -> None:
 def line_of(key: Mapping[str, Any], lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the line of a cell with all its figures, those measured later among them."""
     own = [line for line in lines if all(line.get(name) == value for name, value in key.items())]
-    figures = {name: value for line in own for name, value in line.get("figures", {}).items()}
+    figures = {
+        figure: value
+        for line in own
+        for figure, value in line.get("figures", {}).items()
+        if (name := figure.partition("/")[0]) not in SETTINGS
+        or line["measured"][name] == evaluation_key(name)
+    }
     return {**own[-1], "figures": figures} if own else None
 
 
@@ -256,9 +276,10 @@ def figures_of(evaluation: str, results: Mapping[str, Any]) -> dict[str, float]:
     if evaluation == "shifted_positions":
         tops = {row["what"]: row["top1"] for row in results["rows"]}
         rows, columns = results["grid"]
-        scaled = {s: f"image at {s * rows} x {s * columns} patches" for s in (2, 4)}
-        names = {1: "as usual", **scaled}
-        named = {f"{evaluation}/x{s}": tops.get(name) for s, name in names.items()}
+        names = {"x1": "as usual"}
+        names |= {f"x{s}": f"image at {s * rows} x {s * columns} patches" for s in (2, 4)}
+        names |= {f"mosaic{s}": f"tile of {s} x {s}" for s in (2, 4)}
+        named = {f"{evaluation}/{key}": tops.get(name) for key, name in names.items()}
         return {name: top1 for name, top1 in named.items() if top1 is not None}
     asked = [figure.partition("/")[2] for figure in FIGURES if figure.startswith(evaluation)]
     figures = {f"{evaluation}/{key}": results[key] for key in asked}

@@ -14,6 +14,8 @@ from tests.benchmarks.position_table import (
     HOST_RECIPES,
     Cell,
     append,
+    lacking,
+    line_of,
     own_measure,
     read_lines,
     refusal,
@@ -27,8 +29,10 @@ SMALL = [
     "trainer.max_duration=2ba",
     "trainer.save_interval=1ba",
     "evaluation.position_probe.num_samples=12",
+    "evaluation.shifted_positions.mosaics=[2,4]",
     *(f"evaluation.{name}.num_bank=12" for name in ("knn", "logistic")),
-    *(f"evaluation.{name}.num_samples=8" for name in ("knn", "logistic", "shifted_positions")),
+    *(f"evaluation.{name}.num_samples=8" for name in ("knn", "logistic")),
+    "evaluation.shifted_positions.num_samples=18",
     *(f"evaluation.{name}.k=2" for name in ("knn", "shifted_positions")),
 ]
 
@@ -52,7 +56,7 @@ def test_a_cell_is_measured_once_and_again_with_other_code(
     def here(module: str, *arguments: str) -> None:  # a second process would start torch once more
         assert module == "pospre.train" and pospre.train.main(list(arguments)) == 0
 
-    data = image_folder(num_images=16, size=(40, 40))
+    data = image_folder(num_images=20, size=(40, 40))
     monkeypatch.setattr(position_table, "convert", lambda *_: (data, data))
     monkeypatch.setattr(position_table, "call", here)
     monkeypatch.setitem(BLOCKS, "A", replace(BLOCKS["A"], rows={"mae": ["learned"]}))
@@ -94,8 +98,23 @@ def test_a_cell_is_known_by_files_that_its_run_uses(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(code_hash, "_read", note)
     Cell("learned", "supervised", 0).key()
-    assert {"supervised.py", "vit.py", "device.py", "step_trainer.py", "knn.py"} <= names
-    assert not names & {"errors.py", "object_store.py", "droppos.py", "saver.py"}
+    assert {"supervised.py", "vit.py", "device.py", "step_trainer.py"} <= names
+    assert not names & {"errors.py", "object_store.py", "droppos.py", "saver.py", "knn.py"}
+    position_table.evaluation_key.__wrapped__("knn")
+    assert "knn.py" in names and "logistic.py" not in names
+
+
+def test_a_figure_is_known_by_its_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = {"row": "learned", "host": "mae", "seed": 0, "recipe": "r", "code": "c"}
+    now = {"knn": position_table.evaluation_key("knn"), "logistic": "of other code"}
+    figures = {"knn/top1": 0.4, "logistic/top1": 0.5, "training/ms": 3.0}
+    line = line_of(key, [{**key, "measured": now, "figures": figures}])
+    assert line is not None and line["figures"] == {"knn/top1": 0.4, "training/ms": 3.0}
+    assert lacking(line, {"knn": Path(), "logistic": Path()}) == ["logistic"]
+    position_table.evaluation_key.cache_clear()
+    monkeypatch.setitem(position_table.SETTINGS, "knn", ("num_bank=5",))
+    assert position_table.evaluation_key("knn") != now["knn"]
+    position_table.evaluation_key.cache_clear()
 
 
 def test_every_row_and_host_of_a_block_has_a_recipe_that_works_or_a_reason() -> None:

@@ -134,6 +134,10 @@ class ShiftedPositions(Sampling, Compared):
     """Factors to stretch the middle of the positions by."""
     scales: Listed[PositiveFloat] = (0.75, 1.5)
     """Factors of the image's sides; the grid is rounded."""
+    mosaics: Listed[TwoOrMore] = ()
+    """Images a side of larger pictures, such as 2,4. An image's feature is then the mean of its own
+    patches there, and the images of its picture do not vote.
+    """
     features: Pooling = "mean"
     """Mean of the patch tokens, of the class token, or of ``prefix`` tokens."""
     k: PositiveInt = 20

@@ -2,13 +2,15 @@
 
 Each image is encoded as usual, and with other positions: those of patches further down and right
 (wrapping at the edges); those of its middle, stretched over the whole image like an enlarged crop;
-none, with all places forgotten; or at another size, as in fine-tuning. Disturbances that the
-encoder's scheme does not support are skipped, and listed. For each disturbance it measures the
+none, with all places forgotten; at another size, as in fine-tuning; or as a tile of a larger
+picture, a mosaic of images drawn by the seed. Disturbances that the encoder's scheme does not
+support are skipped, and listed. For each disturbance it measures the
 cosine of the disturbed and the usual feature. If the data have classes, it also measures top-1 of
 nearest neighbours among the usual features of all other images. All features have much in common,
 which moves every cosine towards 1. For comparison, the cosine of two different images is given.
 """
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -17,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pospre.batch import Batch
+from pospre import draws
+from pospre.batch import INDEX, Batch
 from pospre.data.opening import open_reader
 from pospre.errors import UserError
 from pospre.evaluation.classification.knn import nearest_class
@@ -39,7 +42,7 @@ from pospre.nn.positions.scheme import Scheme
 FIGURES = {"cosine": "max"}
 TEMPERATURE = 0.07
 OTHERS = "another image"
-SETTINGS = ("shifts", "zooms", "scales")
+SETTINGS = ("shifts", "zooms", "scales", "mosaics")
 
 
 def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
@@ -78,6 +81,12 @@ def evaluate(context: Context, settings: ShiftedPositions) -> dict[str, Any]:
         encode = partial(_encode, context, batch=load(size), settings=settings)
         what = f"image at {grid[0]} x {grid[1]} patches"
         note(what, {name: encode(model=model) for name, model in models.items()})
+    for side in settings.mosaics if "mosaics" in takes else ():
+        mosaics_MT = mosaics_of(batch[INDEX], side, settings.seed)
+        for name, model in models.items():
+            tiles_MTD = _encode_tiles(context, model, batch, mosaics_MT, settings.batch_size)
+            figures = _tile_figures(tiles_MTD, mosaics_MT, usual[name], labels_B, settings.k)
+            rows.append({"model": name, "what": f"tile of {side} x {side}", **figures})
     disturbed = [row["cosine"] for row in rows if row["model"] == "trained"][1:]
     rows += [{"model": name, "what": OTHERS, **_of_others(own)} for name, own in usual.items()]
     return {
@@ -111,12 +120,31 @@ def check(plan: Plan[ShiftedPositions]) -> None:
     images = check_images(plan, 2)
     if images <= k and reader.classes is not None:
         raise UserError(f"k={k}, but only {images - 1} images can vote; use k={images - 1}.")
+    tiles = max((side**2 for side in settings.mosaics if "mosaics" in takes), default=0)
+    if tiles and images < tiles + k:
+        raise UserError(
+            f"mosaics={math.isqrt(tiles)} shows {tiles} images at once and k={k} others vote, but "
+            f"there are {images}; use smaller mosaics, or num_samples of {tiles + k} or more."
+        )
+    if tiles and settings.features != "mean":
+        raise UserError(
+            f"features={settings.features}, but a picture of mosaics has one class token for all "
+            "its images; use features=mean."
+        )
 
 
 def settings_of(positions: Scheme) -> list[str]:
     """Return the disturbance settings that a scheme supports."""
-    taken = (positions.can_forget, positions.takes_boxes, positions.takes_any_grid)
+    any_grid = positions.takes_any_grid
+    taken = (positions.can_forget, positions.takes_boxes, any_grid, any_grid)
     return [name for name, takes in zip(SETTINGS, taken, strict=True) if takes]
+
+
+def mosaics_of(index_B: Tensor, side: int, seed: int) -> Tensor:
+    """Return the rows (M, side²) of images, drawn by ``seed``; those left over are in no mosaic."""
+    keys_B = draws.sample_keys(seed, 0, index_B, 0, "shifted_positions/mosaics")
+    order_B = draws.bits(keys_B, 1)[:, 0].argsort()
+    return order_B[: len(order_B) // side**2 * side**2].view(-1, side**2)
 
 
 def moves_of(
@@ -148,6 +176,45 @@ def _encode(
         tokens_BND = model.encoder(images, places=places)
         vectors.append(pool_tokens(model, tokens_BND, settings.features).cpu())
     return torch.cat(vectors)
+
+
+@torch.no_grad()
+def _encode_tiles(
+    context: Context, model: PretrainModel, batch: Batch, mosaics_MT: Tensor, batch_size: int
+) -> Tensor:
+    """Return the mean (M, T, D) of every image's patches in its mosaic of T images, on the CPU."""
+    side, prefix = math.isqrt(mosaics_MT.shape[1]), model.encoder.num_prefix_tokens
+    tiles = {key: value[mosaics_MT.flatten()] for key, value in batch.items()}
+    whole = max(1, batch_size // side**2) * side**2
+    vectors = []
+    for part in in_parts(context, tiles, whole, f"encoding, {side} x {side} images"):
+        cut = model.images(part)[:, 0].unflatten(0, (-1, side, side))
+        images_MCHW = cut.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+        grid = model.encoder.grid_of(*images_MCHW.shape[-2:])
+        patches_MND = model.encoder(images_MCHW)[:, prefix:].float()
+        maps = patches_MND.unflatten(1, (side, grid[0] // side, side, grid[1] // side))
+        vectors.append(maps.mean((2, 4)).flatten(1, 2).cpu())
+    return torch.cat(vectors)
+
+
+def _tile_figures(
+    tiles_MTD: Tensor, mosaics_MT: Tensor, usual_BD: Tensor, labels_B: Tensor, k: int
+) -> dict[str, float | None]:
+    """Return ``_figures`` of images in mosaics, whose other images do not vote."""
+    cosine = F.cosine_similarity(tiles_MTD, usual_BD[mosaics_MT], dim=-1).flatten()
+    if not bool((labels_B >= 0).all()):
+        return {**mean_and_error("cosine", cosine), "top1": None}
+    right = []
+    for tiles_TD, rows_T in zip(tiles_MTD, mosaics_MT, strict=True):
+        votes_B = torch.ones(len(labels_B), dtype=torch.bool).index_fill(0, rows_T, False)
+        predicted_T = nearest_class(
+            tiles_TD, usual_BD[votes_B], labels_B[votes_B], k=k, temperature=TEMPERATURE
+        )
+        right.append(predicted_T == labels_B[rows_T])
+    return {
+        **mean_and_error("cosine", cosine),
+        "top1": float(torch.cat(right).double().mean()),
+    }
 
 
 def _figures(

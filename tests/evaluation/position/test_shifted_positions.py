@@ -10,7 +10,13 @@ import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from pospre.evaluation.position.shifted_positions import _figures, _of_others, moves_of
+from pospre.evaluation.position.shifted_positions import (
+    _figures,
+    _of_others,
+    _tile_figures,
+    mosaics_of,
+    moves_of,
+)
 from pospre.nn.grid import interpolation_weights
 from pospre.nn.places import Places
 from pospre.nn.positions import build_positions
@@ -59,6 +65,43 @@ def test_the_nearest_neighbour_is_that_of_scikit_learn() -> None:
     assert _figures(disturbed, usual, labels, k=30)["top1"] is None
 
 
+def test_images_of_a_mosaic_do_not_vote_for_each_other() -> None:
+    mosaics = mosaics_of(torch.arange(30), 2, seed=3)
+    assert mosaics.shape == (7, 4) and len(mosaics.unique()) == 28
+    assert not torch.equal(mosaics, mosaics_of(torch.arange(30), 2, seed=4))
+    usual = torch.eye(30)
+    found = _tile_figures(usual[mosaics], mosaics, usual, torch.zeros(30).long(), k=2)
+    assert found["cosine"] == found["top1"] == 1
+    # each image looks like the next one of its mosaic, and a little like one of its own class
+    like = usual[mosaics.roll(1, 1)] + 0.1 * usual[mosaics.roll(1, 0)]
+    label = torch.zeros(30).long()
+    label[mosaics] = torch.arange(7)[:, None].expand(7, 4)
+    found = _tile_figures(like, mosaics, usual, label.roll(0), k=1)
+    assert found["top1"] == 0 and found["cosine"] == 0  # the voter is of another mosaic
+    label[mosaics] = torch.arange(4)  # which has this image's class
+    assert _tile_figures(like, mosaics, usual, label, k=1)["top1"] == 1
+
+
+def test_a_tile_is_its_own_patches_of_the_larger_picture(
+    image_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Without positions and attention, an encoder sees patches alone: a tile is as usual."""
+    algorithms = {"supervised": {"num_classes": 2}}
+    data = image_folder(num_images=9, size=(40, 32))
+    encoder = {"image_size": (32, 16), "patch_size": 8, "positions": "none", "depth": 1}
+    recipe = tiny_recipe(tmp_path, algorithms, **encoder)
+    for alone in (True, False):
+        model = build_model(recipe)
+        if alone:
+            dict(model.encoder.named_parameters())["blocks.0.attn.proj.weight"].data.zero_()
+        settings: dict[str, Any] = {"k": 2, "scales": "", "mosaics": "2", "baseline": False}
+        results = results_of("shifted_positions", recipe, data, model=model, **settings)
+        usual, tile = results["rows"][:2]
+        assert tile["what"] == "tile of 2 x 2"
+        assert (abs(tile["cosine"] - 1) < 1e-6) is alone
+        assert tile["top1"] is not None and usual["top1"] is not None
+
+
 def test_beside_cosines_stands_that_of_two_images() -> None:
     generator = torch.Generator().manual_seed(2)
     draws = [torch.randn(40, 6, generator=generator) + 1 for _ in range(300)]
@@ -98,7 +141,7 @@ ALL = ["shifted by 1", "the middle, x 2", "no positions", "image at 2 x 2 patche
     ("scheme", "measured", "left_out"),
     [
         ("none", ["image at 2 x 2 patches"], ["shifts", "zooms"]),
-        ("relative", ["shifted by 1", "no positions"], ["zooms", "scales"]),
+        ("relative", ["shifted by 1", "no positions"], ["zooms", "scales", "mosaics"]),
         *((scheme, ALL, []) for scheme in ("learned", "rotary", "rotary_mixed", "alibi")),
     ],
 )
