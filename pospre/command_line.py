@@ -80,6 +80,12 @@ def check_exists(option: str, address: str, remedy: str) -> None:
         raise UserError(f"{option} {path} does not exist; {remedy}.")
 
 
+def check_model(option: str, address: str) -> None:
+    """Check that a model exists, see ``check_exists``."""
+    remedy = "give a run folder, a checkpoint or a file of weights"
+    check_exists(option, address, remedy + weights_hint(address))
+
+
 def local_path(text: str) -> Path:
     """Return a path; ``UserError`` for an address, which ``Path`` would change."""
     if is_remote(text) or "://" in text:

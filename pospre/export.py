@@ -2,13 +2,7 @@
 
 import sys
 
-from pospre.command_line import (
-    LocalPath,
-    add_trust,
-    check_exists,
-    command_parser,
-    weights_hint,
-)
+from pospre.command_line import LocalPath, add_trust, check_model, command_parser
 from pospre.errors import run_command, to_install
 from pospre.exporting.target import FORMATS, check_target, parse_grid
 
@@ -88,8 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     check_target(arguments.out, arguments.format, arguments.num_classes, arguments.overwrite)
     if arguments.grid is not None:
         parse_grid(arguments.grid)
-    remedy = "give a run folder, a checkpoint or a file of weights"
-    check_exists("URI", arguments.checkpoint, remedy + weights_hint(arguments.checkpoint))
+    check_model("URI", arguments.checkpoint)
     from pospre.exporting.export import export  # late, so that a mistyped option answers at once
 
     lines = export(

@@ -4,7 +4,7 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from pospre.command_line import add_trust, check_exists, weights_hint
+from pospre.command_line import add_trust, check_exists, check_model
 from pospre.errors import UserError
 
 MODELS = """\
@@ -60,8 +60,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def check_model_and_data(arguments: argparse.Namespace) -> None:
     """Check that model and data exist, before imports that take seconds."""
-    remedy = "give a run folder, a checkpoint or a file of weights"
-    check_exists("--model", arguments.model, remedy + weights_hint(arguments.model))
+    check_model("--model", arguments.model)
     check_exists("--data", arguments.data, "give an image folder, a .beton file or MDS shards")
 
 

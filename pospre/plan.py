@@ -5,7 +5,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pospre.arguments import declared
 from pospre.command_line import LocalPath, add_trust, recipe_parser
@@ -24,9 +23,6 @@ from pospre.planning.gpus import (
 )
 from pospre.planning.text import as_json, render
 from pospre.recipe.recipe import load_recipe
-
-if TYPE_CHECKING:  # --help and a mistyped key answer without torch
-    pass
 
 _NODE = 8  # GPUs of a node, unless given
 _TABLE = "\n".join(

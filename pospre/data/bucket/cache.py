@@ -30,7 +30,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pospre.atomic_file import nearest_existing, try_lock
+from pospre.atomic_file import nearest_existing, sync, try_lock
 from pospre.data.bucket.checks import difference
 from pospre.data.stores.mds_index import FileEntry
 from pospre.errors import UserError
@@ -80,7 +80,7 @@ class ShardCache:
             for name, content in contents.items():
                 part = self.file(name + _PART)
                 part.write_bytes(content)
-                _sync(part)
+                sync(part)
                 part.replace(self.file(name))
             self._set_old_aside()
         self._remove_leftovers()
@@ -161,7 +161,7 @@ class ShardCache:
         It waits while another process makes room: the count would miss a file renamed meanwhile.
         """
         part = self.file(name + _PART)
-        _sync(part)
+        sync(part)  # after a power cut it could otherwise be full of zeros
         with self._counting():
             part.replace(self.file(name))
 
@@ -250,12 +250,6 @@ def allow_many_files() -> None:
 
 def _lock_of(version: Path) -> FileIO:
     return FileIO(version.with_name(f"{version.name}.lock"), "a+")
-
-
-def _sync(path: Path) -> None:
-    """Flush a file to disk: after a power cut it could otherwise be full of zeros."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 @contextmanager
