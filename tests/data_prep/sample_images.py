@@ -24,11 +24,16 @@ def encoded(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def rotated_jpeg(number: int, orientation: int) -> bytes:
-    """A JPEG with an EXIF orientation."""
+def turned(orientation: int) -> Image.Exif:
+    """EXIF with an orientation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return encoded(picture(number), exif=exif)
+    return exif
+
+
+def rotated_jpeg(number: int, orientation: int) -> bytes:
+    """A JPEG with an EXIF orientation."""
+    return encoded(picture(number), exif=turned(orientation))
 
 
 def dds(pixel_format_flags: int) -> bytes:

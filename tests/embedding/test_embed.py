@@ -29,6 +29,7 @@ from pospre.evaluation.features import centre_batches
 from pospre.evaluation.registry import Context, typed_settings
 from pospre.training.foreign import AS_NOTED, Shown
 from tests.conftest import write_images
+from tests.disk import snapshot
 from tests.evaluation.checkpoints import save_checkpoint, tiny_recipe
 from tests.refusals import refuses
 
@@ -61,11 +62,6 @@ def embedded(
     chosen = typed_settings(Embed, "embed", {key: str(value) for key, value in settings.items()})
     embed(made.run, str(made.data), out, chosen, shown=shown, ranks=ranks, progress=False)
     return {path.stem: np.load(path) for path in out.glob("*.npy")}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of all files."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -139,7 +135,7 @@ def test_the_tokens_of_swin_cover_four_patches(made: Made, tmp_path: Path) -> No
 def test_formats_hold_the_same_numbers(made: Made, tmp_path: Path, file_format: str) -> None:
     usual = embedded(made, tmp_path / "npy")
     embedded(made, tmp_path / "other", format=file_format, batch_size=COUNT)
-    assert len(contents(tmp_path / "other")) == 3
+    assert len(snapshot(tmp_path / "other")) == 3
     if file_format == "safetensors":
         found = load_file(tmp_path / "other" / "features.safetensors")
     else:
@@ -181,7 +177,7 @@ def test_batch_sizes_agree_and_ranks_and_workers_give_the_same_bytes(
     for rank in (2, 0, 1):
         embedded(made, tmp_path / "ranks", ranks=Ranks(rank, 3), **options)
         assert (tmp_path / "ranks").exists() == (rank == 1)  # the last one to end
-    assert contents(tmp_path / "ranks") == contents(tmp_path / "2")
+    assert snapshot(tmp_path / "ranks") == snapshot(tmp_path / "2")
     assert embedded(made, tmp_path / "ranks", ranks=Ranks(0, 3), **options)  # late: it is done
 
 
@@ -219,7 +215,7 @@ def test_a_killed_command_goes_on_and_gives_the_same_bytes(
     monkeypatch.setattr(Folder, "write", killed)
     embedded(made, out, **options)
     assert not kept & {*written} and not work.exists()
-    assert contents(out) == contents(tmp_path / "whole")
+    assert snapshot(out) == snapshot(tmp_path / "whole")
 
 
 def test_equal_names_are_kept_apart(made: Made, tmp_path: Path, monkeypatch: Any) -> None:
@@ -308,7 +304,7 @@ def test_a_full_disk_and_other_folders_are_refused(
         embedded(made, out, features="patches")
     assert not [*tmp_path.iterdir()]
     embedded(made, out)
-    before = contents(out)
+    before = snapshot(out)
     with pytest.raises(UserError, match=r"holds rows with norm true, but now it is false"):
         embedded(made, out, norm=False)
     other = made._replace(data=write_images(tmp_path / "others", 3))
@@ -317,7 +313,7 @@ def test_a_full_disk_and_other_folders_are_refused(
         embedded(made, tmp_path / "others")
     with pytest.raises(UserError, match=r"remote; write to a disk"):
         embed(made.run, str(made.data), "s3://bucket/out", Embed(), shown=AS_NOTED)
-    assert contents(out) == before and not (tmp_path / "out.partial").exists()
+    assert snapshot(out) == before and not (tmp_path / "out.partial").exists()
     with monkeypatch.context() as patched, pytest.raises(UserError, match=r"use dtype=float32"):
         pooled = features_module._pooled
         patched.setattr(features_module, "_pooled", lambda *given: 1e6 * pooled(*given))

@@ -14,7 +14,8 @@ import yaml
 
 from pospre.recipe.recipe import load_recipe
 from pospre.run.folder import LOCK, hold_run
-from tests.training.tiny_runs import Run, contents
+from tests.disk import snapshot
+from tests.training.tiny_runs import Run
 
 SHORT = ("trainer.max_duration=2ba", "schedule.warmup=1ba")
 
@@ -25,13 +26,13 @@ def test_overwrite_spares_the_checkpoints_of_another_run(
     shared = f"trainer.save_folder={tmp_path}/shared"
     assert run(tiny, *SHORT, shared)[0] == 0
     assert run(tiny, *SHORT, "run_name=other")[0] == 0
-    before = contents(tmp_path)
+    before = snapshot(tmp_path)
     code, said = run(tiny, *SHORT, shared, "run_name=other", "trainer.overwrite=true")
     assert code == 2 and "belongs to run 'tiny'" in said and "trainer.save_folder" in said
     code, said = run(tiny, *SHORT, shared, "run_name=third")
     assert code == 2 and "belongs to run 'tiny', not to 'third'" in said
     assert "choose another trainer.save_folder" in said  # another name would not help
-    assert contents(tmp_path) == before
+    assert snapshot(tmp_path) == before
     assert run(tiny, *SHORT, shared, "trainer.overwrite=true", "seed=1")[0] == 0
 
 
@@ -50,7 +51,7 @@ def test_nothing_is_cleared_where_nothing_can_be_written(
     tiny: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(tiny, *SHORT)[0] == 0
-    before = contents(tmp_path)
+    before = snapshot(tmp_path)
     locked = tmp_path / "locked"
     locked.mkdir()
     real = os.access
@@ -62,7 +63,7 @@ def test_nothing_is_cleared_where_nothing_can_be_written(
     for options in ((), ("trainer.overwrite=true",)):
         code, said = run(tiny, *SHORT, f"trainer.save_folder={locked}", *options)
         assert code == 2 and f"trainer.save_folder {locked} cannot be written" in said
-    assert contents(tmp_path) == before
+    assert snapshot(tmp_path) == before
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
@@ -104,17 +105,17 @@ def test_a_folder_of_another_recipe_is_refused(tiny: Path, run: Run, tmp_path: P
 def test_a_second_run_in_the_same_folder_is_refused(tiny: Path, run: Run, tmp_path: Path) -> None:
     folder, shared = tmp_path / "runs" / "tiny", tmp_path / "shared"
     assert run(tiny, *SHORT)[0] == 0 and not (folder / LOCK).exists()
-    before = contents(tmp_path)
+    before = snapshot(tmp_path)
     with hold_run(load_recipe(tiny, SHORT)):
         for options in ((), ("trainer.overwrite=true",)):
             code, said = run(tiny, *SHORT, *options)
             assert code == 2 and f"{folder} is in use by another run" in said
             assert f"process {os.getpid()} on {socket.gethostname()}" in said
-    assert contents(tmp_path) == before
+    assert snapshot(tmp_path) == before
     with hold_run(load_recipe(tiny, ["run_name=other", f"trainer.save_folder={shared}"])):
         code, said = run(tiny, *SHORT, f"trainer.save_folder={shared}")
         assert code == 2 and f"{shared} is in use" in said
-    assert contents(tmp_path) == before and not shared.exists()
+    assert snapshot(tmp_path) == before and not shared.exists()
     assert run(tiny, *SHORT, "trainer.overwrite=true")[0] == 0
 
 

@@ -5,18 +5,19 @@ from pathlib import Path
 from pospre.recipe.recipe import load_recipe
 from pospre.run.run import Run
 from pospre.training.train import train, train_in
+from tests.disk import snapshot
 from tests.processes import finished, launcher
 from tests.refusals import refuses
-from tests.training.tiny_runs import SHORT, contents, curve, environment
+from tests.training.tiny_runs import SHORT, curve, environment
 
 
 def test_train_alone_is_a_whole_run(tiny: Path, tmp_path: Path) -> None:
     recipe, folder = load_recipe(tiny, SHORT), tmp_path / "runs" / "tiny"
-    before = contents(tmp_path)
+    before = snapshot(tmp_path)
     with Run(recipe) as run:
         refuses("in use by another run", lambda: train(recipe))
         assert run.is_new()
-    assert contents(tmp_path) == before
+    assert snapshot(tmp_path) == before
     assert not train(recipe)
     assert [step for step, *_ in curve(folder)] == [1, 2, 3, 4, 5, 6]
     assert not list(folder.glob("*.lock"))

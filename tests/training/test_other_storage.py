@@ -8,7 +8,8 @@ from pathlib import Path
 from PIL import Image
 
 from data_prep import convert
-from tests.training.tiny_runs import Run, contents, curve
+from tests.disk import snapshot
+from tests.training.tiny_runs import Run, curve
 
 
 def test_a_run_on_shards_goes_on_from_the_folder(tiny: Path, run: Run, tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_a_run_does_not_go_on_with_as_many_other_images(
     code, said = run(tiny, *short, f"data.path={copy}")  # the same images elsewhere
     assert code == 0 and "ba5" in said, said
     drop_last(run_folder)
-    before = contents(run_folder)
+    before = snapshot(run_folder)
     told = f"trained on other data ({tmp_path / 'images'}) than data.path = {copy} holds"
     for change, what in (
         (others, "files (paths and sizes) differ"),
@@ -65,6 +66,6 @@ def test_a_run_does_not_go_on_with_as_many_other_images(
     ):
         change(copy)
         code, said = run(tiny, *short, f"data.path={copy}")
-        assert code == 2 and contents(run_folder) == before
+        assert code == 2 and snapshot(run_folder) == before
         assert told in said and what in said and "choose another run_name" in said, said
     assert run(tiny, *short)[0] == 0

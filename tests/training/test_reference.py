@@ -17,9 +17,10 @@ from pospre.run.resume import recorded
 from pospre.training.build import load_run
 from pospre.training.reference import open_reference, with_encoders
 from tests.algorithms.cases import random_views
+from tests.disk import snapshot
 from tests.refusals import refuses
 from tests.training.test_start_encoder import written
-from tests.training.tiny_runs import Run, contents, curve
+from tests.training.tiny_runs import Run, curve
 
 BEGUN = ("trainer.max_duration=2ba",)
 
@@ -73,10 +74,10 @@ def test_another_file_after_a_kill_is_refused_by_its_hash(
     tensors = torch.load(path)
     tensors["norm.weight"] += 1
     torch.save(tensors, path)
-    before = contents(tmp_path / "runs")
+    before = snapshot(tmp_path / "runs")
     code, said = run(adapting, "reference.store=false")
     assert code == 2 and "was trained with another reference: the hash" in said
-    assert contents(tmp_path / "runs") == before
+    assert snapshot(tmp_path / "runs") == before
 
 
 def test_a_file_that_has_changed_beside_the_copy_is_refused(

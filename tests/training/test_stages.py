@@ -19,18 +19,10 @@ from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.build import build_model, load_model
 from pospre.training.replay import replay
 from pospre.training.resolve import resolve
+from tests.disk import snapshot
 from tests.processes import finished
 from tests.refusals import refuses
-from tests.training.tiny_runs import (
-    MAE,
-    Run,
-    command,
-    contents,
-    curve,
-    environment,
-    flat,
-    write_tiny,
-)
+from tests.training.tiny_runs import MAE, Run, command, curve, environment, flat, write_tiny
 
 STAGES = (
     "stages=[{until: .25, train: heads}, {until: .6, train: {last: 1}, ramp: 2ba}, {train: all}]"
@@ -259,13 +251,13 @@ def test_only_ends_to_come_may_change(staged: Path, run: Run, tmp_path: Path) ->
     options = (MAE, "trainer.save_interval=1ba")
     assert run(staged, *options, stages.format(0.25, 0.6))[0] == 0
     go_back(folder, 5)
-    before = contents(folder)
+    before = snapshot(folder)
     for ends, words in (
         ((0.3, 0.6), "stages.0.until was 0.25, is 0.3, but that stage has ended at step 3"),
         ((0.25, 0.35), "stages.1.until = 0.35 is step 4, but the run is at step 5"),
     ):
         code, said = run(staged, *options, stages.format(*ends))
-        assert code == 2 and words in said and contents(folder) == before
+        assert code == 2 and words in said and snapshot(folder) == before
     code, said = run(staged, *options, STAGES.replace("last: 1", "norms: true"))
     assert code == 2 and "stages.1.train.last = 1, this one None" in said
     # a longer run: the first stage has ended at step 3, and stays so
@@ -324,9 +316,9 @@ def test_pairs_train_beside_frozen_weights_and_are_merged_for_others(
         written.append(flat(load_file(out)))
     assert written[0] == written[1] and not any(PAIRS in name for name in written[0])
 
-    before = contents(folder)
+    before = snapshot(folder)
     code, said = run(staged, *options, "lora.rank=3")
-    assert code == 2 and "lora.rank = 2, this one 3" in said and contents(folder) == before
+    assert code == 2 and "lora.rank = 2, this one 3" in said and snapshot(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -355,7 +347,7 @@ def test_pairs_train_beside_frozen_weights_and_are_merged_for_others(
 def test_stages_that_cannot_be_write_nothing(
     overrides: tuple[str, ...], words: str, staged: Path, run: Run, tmp_path: Path
 ) -> None:
-    before = contents(tmp_path)
+    before = snapshot(tmp_path)
     code, said = run(staged, MAE, *overrides)
     assert code == 2 and words in said and "Traceback" not in said
-    assert contents(tmp_path) == before
+    assert snapshot(tmp_path) == before

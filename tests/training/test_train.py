@@ -9,17 +9,9 @@ import yaml
 
 from pospre.evaluation.run import run_evaluation
 from pospre.training.build import load_model
+from tests.disk import snapshot
 from tests.processes import finished, started
-from tests.training.tiny_runs import (
-    LONG,
-    Run,
-    command,
-    contents,
-    curve,
-    environment,
-    metrics,
-    wait_for_save,
-)
+from tests.training.tiny_runs import LONG, Run, command, curve, environment, metrics, wait_for_save
 
 
 def test_end_to_end(tiny: Path, run: Run, tmp_path: Path) -> None:
@@ -133,7 +125,7 @@ def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: P
     folder = tmp_path / "runs" / "tiny"
     short = ("trainer.max_duration=1ep",)
     assert run(tiny, *short)[0] == 0
-    before = contents(folder)
+    before = snapshot(folder)
 
     code, said = run(tiny, *short, "algorithms.droppos.mask_ratio=0.25")
     assert code == 2
@@ -141,7 +133,7 @@ def test_a_folder_of_another_run_is_left_alone(tiny: Path, run: Run, tmp_path: P
         assert word in said
     code, said = run(tiny, *short, "trainer.autoresume=false")
     assert code == 2 and "trainer.autoresume" in said
-    assert before == contents(folder)
+    assert before == snapshot(folder)
 
     code, _ = run(tiny, *short, "algorithms.droppos.mask_ratio=0.25", "trainer.overwrite=true")
     assert code == 0

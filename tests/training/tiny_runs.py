@@ -82,11 +82,6 @@ def look_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepLosses, "is_late", property(lambda losses: losses._losses is None))
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    """Return every file below a folder with its content."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def curve(folder: Path) -> list[tuple[int, float, float]]:
     """Return (step, total loss, learning rate) of every line of a run's metrics."""
     # not what was measured in between

@@ -2,7 +2,6 @@
 
 import io
 import zlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,22 +12,11 @@ from data_prep.encode.images import prepare_image
 from pospre.data.decode.decoder import DecodeError, decode_image
 from pospre.evaluation.dense.images import read_mask
 from tests.conftest import draw_image
+from tests.data_prep.sample_images import encoded, turned
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (75, 50)) -> Image.Image:
     return draw_image(1, *size).convert(mode)
-
-
-def encoded(image: Image.Image, file_format: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, file_format, **options)
-    return buffer.getvalue()
-
-
-def turned(orientation: int) -> Image.Exif:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return exif
 
 
 def decode(data: bytes) -> np.ndarray:

@@ -15,6 +15,7 @@ from pospre.data.loader import build_loader
 from pospre.data.opening import open_reader
 from pospre.data.views.options import ViewGroup
 from tests.data_prep.reading import in_format
+from tests.data_prep.sample_images import turned
 from tests.libraries import needs_ffcv
 
 VIEWS = (
@@ -28,12 +29,6 @@ NUM_EPOCHS = 3
 def picture(number: int, width: int, height: int) -> Image.Image:
     coarse = np.random.default_rng(number).integers(0, 256, (12, 9, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-
-
-def turned(orientation: int) -> Image.Exif:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return exif
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,15 @@ from PIL import Image, ImageOps
 from data_prep.encode.images import PreparedImage, prepare_image
 from data_prep.files.archives import DamagedItem
 from pospre.data.decode.decoder import DecodeError, decode_image
-from tests.data_prep.sample_images import KEPT, dds, encoded, odd_files, picture, rotated_jpeg
+from tests.data_prep.sample_images import (
+    KEPT,
+    dds,
+    encoded,
+    odd_files,
+    picture,
+    rotated_jpeg,
+    turned,
+)
 
 
 def prepare(data: bytes, max_side: int | None = None) -> PreparedImage:
@@ -125,9 +133,7 @@ def test_max_side_shrinks_and_keeps_the_picture(size: tuple[int, int], kind: str
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
 def test_the_orientation_of_other_formats_is_applied(kind: str) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 8
-    image = prepare_image(encoded(picture(), kind, exif=exif), None, 90)
+    image = prepare_image(encoded(picture(), kind, exif=turned(8)), None, 90)
     assert (image.width, image.height) == (32, 48)
 
 
@@ -141,9 +147,7 @@ def test_broken_metadata_of_a_good_image_is_no_damage(kind: str) -> None:
 
 
 def test_max_side_of_a_rotated_jpeg() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    result = prepare(encoded(picture(1, 300, 200), exif=exif), max_side=150)
+    result = prepare(encoded(picture(1, 300, 200), exif=turned(6)), max_side=150)
     assert (result.width, result.height) == (100, 150)
 
 

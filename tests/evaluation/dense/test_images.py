@@ -19,16 +19,10 @@ from pospre.evaluation.dense.images import decoding_of, image_sides, read_image,
 from pospre.evaluation.dense.segmentation.mask_data import check_masks, open_masks
 from pospre.evaluation.dense.video.video_data import check_video, open_videos
 from pospre.recipe.recipe import Recipe
+from tests.data_prep.sample_images import turned
 from tests.evaluation.dense.pictures import davis_folder, mask_folder, voc_folder
 
 SIDES = (20, 30)
-_ORIENTATION = 0x0112
-
-
-def turned(orientation: int) -> Image.Exif:
-    exif = Image.Exif()
-    exif[_ORIENTATION] = orientation
-    return exif
 
 
 def save_turned(path: Path, image: ndarray) -> None:

@@ -22,10 +22,10 @@ from pospre.run.checkpoints.folders import checkpoints_in
 from pospre.run.checkpoints.reading import open_newest, read_checkpoint
 from pospre.run.checkpoints.saver import CheckpointSaver
 from pospre.training.build import load_model
-from tests.disk import flip
+from tests.disk import flip, snapshot
 from tests.refusals import refuses
 from tests.run.checkpoints.checkpoint_files import forge, shard, write_checkpoint
-from tests.training.tiny_runs import SHORT, Run, contents, curve
+from tests.training.tiny_runs import SHORT, Run, curve
 
 TERABYTES = 1 << 42
 
@@ -157,12 +157,12 @@ def test_none_usable_is_an_error_and_nothing_is_overwritten(
 ) -> None:
     for path in folder.iterdir():
         flip(shard(path), shard(path).stat().st_size // 2)
-    before = contents(folder.parent)
+    before = snapshot(folder.parent)
     for _ in range(2):
         code, said = run(tiny, *SHORT)
         assert code == 2 and f"no checkpoint in {folder} can be used" in said
         assert "ep1-ba4 is damaged" in said and "Restore one" in said
-    assert before == contents(folder.parent)
+    assert before == snapshot(folder.parent)
     refuses("can be used", lambda: load_model(str(folder.parent)))
 
 

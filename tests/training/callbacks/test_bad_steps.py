@@ -20,9 +20,10 @@ from pospre.run.checkpoints.reading import read_checkpoint
 from pospre.training.callbacks.bad_steps import Divergence, LossSpikes
 from pospre.training.replay import Replay, replay
 from tests.algorithms.cases import Case
+from tests.disk import snapshot
 from tests.processes import finished
 from tests.training.callbacks.plain import fit
-from tests.training.tiny_runs import MAE, Run, command, contents, environment, look_late, metrics
+from tests.training.tiny_runs import MAE, Run, command, environment, look_late, metrics
 
 TOO_FAST = (MAE, "optimizer.base_lr=1.0e30", "trainer.save_interval=1ba")
 CURVES: dict[str, list[float]] = json.loads(
@@ -202,11 +203,11 @@ def test_a_spike_is_noted_and_made_again(
     noted = json.loads(path.read_text())
     assert [line["step"] for line in metrics(folder) if line["time/save"] > 0] == [4, 7, 10]
     assert len(noted["ranks"]) == 1 and len(noted["ranks"][0]["index"]) == 8
-    before = contents(folder)
+    before = snapshot(folder)
     again = replay(path)
     assert again.losses == noted["losses"]
     assert again.batch["index"].tolist() == noted["ranks"][0]["index"]
-    assert contents(folder) == before
+    assert snapshot(folder) == before
 
 
 def test_the_start_is_kept_and_an_older_checkpoint_has_none(
