@@ -46,6 +46,7 @@ class Counts:
     sample_bytes: int  # of a sample's views, as they are copied to the GPU
     pixels: int  # of a sample's views
     stages: Stages | None = None
+    stage: int = 0  # that is counted
 
 
 def count(recipe: Recipe, steps_per_epoch: int = 1000, stage: int | None = None) -> Counts:
@@ -70,6 +71,7 @@ def count(recipe: Recipe, steps_per_epoch: int = 1000, stage: int | None = None)
         sample_bytes=sum(batches[0][image_key(name)].nbytes for name in model.views) // SMALL,
         pixels=num_pixels(model.views),
         stages=training.stages,
+        stage=training.stage,
     )
 
 

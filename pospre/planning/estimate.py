@@ -129,7 +129,7 @@ def plan(recipe: Recipe, machine: Machine, assumed: Assumptions) -> Plan:
     steps = duration_steps(recipe.trainer.max_duration, steps_per_epoch=per_epoch, batch_size=batch)
     costs: list[StageCost] = []
     for number in range(len(recipe.stages)):
-        there = count(recipe, per_epoch, number)
+        there = counts if number == counts.stage else count(recipe, per_epoch, number)
         costs.append(_stage_cost(there, number, best, machine, assumed, device_batch))
     return Plan(recipe, counts, machine, assumed, images, steps, device_batch, choices, best, costs)
 

@@ -31,7 +31,7 @@ from pospre.model.model import PretrainModel
 from pospre.model.prepare import write_keys
 from pospre.planning.kernels import Kernel, StepTrace, count_flops, fused, tensors
 from pospre.recipe.recipe import Recipe
-from pospre.training.build import build_model
+from pospre.training.build import build_stage
 from pospre.training.data import build_views
 from pospre.training.optimizer.optim import build_optimizer
 from pospre.training.resolve import resolve, with_classes
@@ -50,6 +50,7 @@ class FakeTraining:
         model: with the algorithms attached, in training.
         optimizer: over the trained parameters.
         stages: of the recipe; None: it has none.
+        stage: the number of the stage that is counted.
 
     Args:
         recipe: to count.
@@ -65,15 +66,17 @@ class FakeTraining:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         among = largest_stages(self.recipe) if stage is None else [stage]
         with torch.device("meta"):
-            self.model = build_model(self.recipe.in_stage(among[0]))
+            self.model = build_stage(self.recipe, among[0])
         self.stages = build_stages(self.model, self.recipe, steps_per_epoch)
         with self.mode:
             self.model.to_empty(device="cpu").train()
             self.optimizer = build_optimizer(
                 self.model, recipe.optimizer, batch_size=recipe.data.batch_size
             )
+        self.stage = 0
         if self.stages is not None:
-            self.stages.freeze(self.model, max(among, key=self.stages.size))
+            self.stage = max(among, key=self.stages.size)
+            self.stages.freeze(self.model, self.stage)
 
     def batch(self, size: int) -> Batch:
         """Return a fake batch of ``size`` samples with all views and the algorithms' draws."""

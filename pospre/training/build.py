@@ -91,7 +91,7 @@ def make_components(
     stage: int = 0,
 ) -> Components:
     """Return the components of a resolved recipe in a stage, built around a loader for it."""
-    model = build_model(recipe.in_stage(stage), reference)
+    model = build_stage(recipe, stage, reference)
     stages = build_stages(model, recipe, len(loader))
     rates = build_rates(recipe, loader, model, stages)
     return Components(recipe, device, loader, model, *rates, stages, stage)
@@ -128,12 +128,12 @@ def _resized(loader: ViewLoader, recipe: Recipe) -> ViewLoader:
 
 def _check_sizes(parts: Components, stage: int) -> None:
     """Raise ``UserError`` if the views of a later stage do not work, or change a tensor's shape."""
-    recipe = parts.recipe.in_stage(stage)
-    key = f"stages.{stage}.sizes = {spelled(parts.recipe.stages[stage].sizes)}"
+    recipe = parts.recipe
+    with torch.device("meta"):
+        there = build_stage(recipe, stage).state_dict()
+    key = f"stages.{stage}.sizes = {spelled(recipe.stages[stage].sizes)}"
     try:
-        estimate_memory(_resized(parts.loader, recipe)).check()
-        with torch.device("meta"):
-            there = build_model(recipe).state_dict()
+        estimate_memory(_resized(parts.loader, recipe.in_stage(stage))).check()
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
     for name, tensor in parts.model.state_dict().items():
@@ -190,6 +190,17 @@ def build_model(recipe: Recipe, reference: nn.Module | None = None) -> PretrainM
     )
     set_residual(model, recipe)
     return model
+
+
+def build_stage(recipe: Recipe, stage: int, reference: nn.Module | None = None) -> PretrainModel:
+    """Return the model as ``build_model`` does, with views of a stage's sizes."""
+    try:
+        return build_model(recipe.in_stage(stage), reference)
+    except UserError as error:
+        if not recipe.stages or not recipe.stages[stage].sizes:
+            raise
+        sizes = spelled(recipe.stages[stage].sizes)
+        raise UserError(f"stages.{stage}.sizes = {sizes}: {error}") from None
 
 
 def load_model(uri: str, *, weights: Weights = "student") -> tuple[PretrainModel, Recipe]:

@@ -79,20 +79,26 @@ def test_the_text_says_everything(plan: Command) -> None:
 
 
 def test_every_stage_has_its_cost(plan: Command, tmp_path: Path) -> None:
-    stages = "stages=[{until: .5, train: heads}, {train: all}]"
+    large = "{train: {norms: true}, sizes: {view: 324}}"
+    stages = f"stages=[{{until: .5, train: heads}}, {{until: .9, train: all}}, {large}]"
     given = [*SMALL, "encoder.weights=w.pth", "--gpus", "1", "--gpu", "a10g", "--images", "32000"]
     out = tmp_path / "plan.json"
     code, said = plan(*given, stages, "--output", str(out))
-    assert code == 0 and "Stages; all above" in said and "heads" in said
+    assert code == 0 and "Stages; all above" in said and "heads" in said, said
     found = json.loads(out.read_text())
-    heads, every = found["stages"]
-    assert heads["steps"] + every["steps"] == found["steps"]
-    assert heads["trained"] < every["trained"] and heads["flops"] < every["flops"]
-    assert heads["time"] < every["time"] == pytest.approx(found["best"]["seconds"]["total"])
-    seconds = sum(one["time"] * one["steps"] for one in (heads, every))
+    heads, every, grown = found["stages"]
+    assert heads["steps"] + every["steps"] + grown["steps"] == found["steps"]
+    assert heads["trained"] < grown["trained"] < every["trained"]
+    assert heads["flops"] < every["flops"] < grown["flops"] and "view views of 324 px" in said
+    # what must fit, and is planned, is the largest
+    assert heads["time"] < every["time"] < grown["time"]
+    assert grown["time"] == pytest.approx(found["best"]["seconds"]["total"])
+    seconds = sum(one["time"] * one["steps"] for one in found["stages"])
     assert found["best"]["days"] * 86400 == pytest.approx(seconds)
     code, said = plan(*given, stages.replace("heads", "{last: 9}"))
     assert code == 2 and "stages.0.train.last = 9" in said
+    code, said = plan(*given, stages.replace("324", "320"))
+    assert code == 2 and "stages.2.sizes = {view: 320}: encoder.image_size = 320 is not" in said
 
 
 def test_what_was_measured_stands_beside_what_is_predicted() -> None:
