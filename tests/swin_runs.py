@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from pospre.recipe.recipe import Recipe, recipe_from_dict
 
 DROPPOS = {
@@ -17,18 +14,6 @@ DROPPOS = {
     "decoder_heads": 2,
 }
 SUPERVISED = {"num_classes": 5, "pooling": "mean", "head_init": 0.5}
-
-
-def two_images(seed: int) -> dict[str, Tensor]:
-    """Return a batch of two images of 128 × 128 random pixels."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (2, 1, 3, 128, 128)
-    return {
-        "view/image": torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
-        "view/flip": torch.zeros(2, 1, dtype=torch.bool),
-        "index": torch.arange(2),
-        "epoch": torch.zeros(2, dtype=torch.int64),
-    }
 
 
 def small_swin(

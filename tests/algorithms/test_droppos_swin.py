@@ -11,8 +11,8 @@ from pospre.evaluation.position.predictions import Placer, tally
 from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
-from tests.algorithms.cases import train_and_resume
-from tests.swin_runs import DROPPOS, small_swin, two_images
+from tests.algorithms.cases import random_views, train_and_resume
+from tests.swin_runs import DROPPOS, small_swin
 
 
 def swin_recipe(**options: Any) -> Recipe:
@@ -22,7 +22,7 @@ def swin_recipe(**options: Any) -> Recipe:
 @pytest.mark.parametrize("training", [False, True])
 def test_swin_classifies_positions_that_cannot_leak(training: bool) -> None:
     model = build_model(swin_recipe(position_mask_ratio=1.0)).train(training)
-    inputs = model.draw(two_images(seed=4))
+    inputs = model.draw(random_views(size=2, side=128, seed=4))
     assert inputs["view/visible"].shape == (2, 16)
     logits = model(inputs)["droppos"]["logits"]
     assert logits.shape == (2, 16, 64)
@@ -39,13 +39,13 @@ def test_swin_classifies_positions_that_cannot_leak(training: bool) -> None:
 def test_swin_trains_on_shown_and_dropped_positions_and_resumes() -> None:
     recipe = swin_recipe()
     _, losses = train_and_resume(
-        lambda: build_model(recipe), two_images(seed=4), saved_after=1, steps=2
+        lambda: build_model(recipe), random_views(size=2, side=128, seed=4), saved_after=1, steps=2
     )
     assert losses[-1] < losses[0]
 
 
 def test_swin_is_one_graph_with_the_same_loss_and_near_it_in_bf16(whole_graph: Any) -> None:
-    recipe, inputs = swin_recipe(), two_images(seed=4)
+    recipe, inputs = swin_recipe(), random_views(size=2, side=128, seed=4)
     model: Any = build_model(recipe)
     for stage in (0, 2, 3):  # the other one keeps a shifted block; each takes time to compile
         del model.encoder.layers[stage].blocks[1:]
@@ -73,7 +73,9 @@ def test_swin_is_measured_where_the_visible_patches_fill_a_square() -> None:
     ratios = [ratio for ratio in MASK_RATIOS if model.encoder.takes(round(64 * (1 - ratio)))]
     assert ratios == [0.0, 0.75]
     cells = [*itertools.product(ratios, POSITION_MASK_RATIOS)]
-    results = summarise(tally({"": predict}, [two_images(seed=4)], cells), (8, 8))
+    results = summarise(
+        tally({"": predict}, [random_views(size=2, side=128, seed=4)], cells), (8, 8)
+    )
     assert len(results["cells"]) == 8
     blocks = keep[0.75] // 16 * 4 + keep[0.75] % 8 // 2
     assert all(sorted(row.tolist()) == list(range(16)) for row in blocks)

@@ -13,8 +13,8 @@ from pospre.nn.encoder_interface import patchify, unpatchify
 from pospre.nn.positions.sincos import SinCos
 from pospre.recipe.recipe import Recipe
 from pospre.training.build import build_model
-from tests.algorithms.cases import train_and_resume
-from tests.swin_runs import small_swin, two_images
+from tests.algorithms.cases import random_views, train_and_resume
+from tests.swin_runs import small_swin
 
 UNIFORM = {"sampling": "uniform", "second_mask_ratio": 0.25}
 DECODER = {"decoder_dim": 32, "decoder_depth": 1, "decoder_heads": 2}
@@ -28,7 +28,7 @@ def um_mae(**options: Any) -> Recipe:
 def written() -> tuple[PretrainModel, dict[str, Tensor]]:
     torch.manual_seed(0)
     model = build_model(um_mae()).eval()
-    return model, model.draw(two_images(seed=5))
+    return model, model.draw(random_views(size=2, side=128, seed=5))
 
 
 def test_one_patch_of_every_square_is_visible_row_by_row_and_a_quarter_of_them_hidden(
@@ -107,7 +107,7 @@ def test_it_learns_and_resumes() -> None:
     recipe = um_mae()
 
     model, losses = train_and_resume(
-        lambda: build_model(recipe), two_images(seed=5), saved_after=1, steps=2
+        lambda: build_model(recipe), random_views(size=2, side=128, seed=5), saved_after=1, steps=2
     )
     assert losses[-1] < losses[0]
     contents: dict[str, Any] = {**model.contents.named}

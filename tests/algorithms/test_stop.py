@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pospre.algorithms.ijepa.ijepa import IJEPA
+from pospre.algorithms.ijepa.ijepa import IJEPA, FeaturePrediction
 from pospre.algorithms.ijepa.predictor import Predictor
 from pospre.algorithms.stop.ablations import CoarseTargets, Variant
 from pospre.algorithms.stop.stop import StoP
 from pospre.model.model import PretrainModel
 from pospre.nn.positions.sincos import SinCos
-from tests.algorithms.ijepa.test_ijepa import PREDICTOR, make_batch, objective_of, small_model
+from tests.algorithms.ijepa.test_ijepa import PREDICTOR, make_batch, small_model
 
 
 def attached(**options: Any) -> tuple[PretrainModel, StoP, dict[str, Tensor]]:
@@ -23,7 +23,8 @@ def attached(**options: Any) -> tuple[PretrainModel, StoP, dict[str, Tensor]]:
 
 
 def predictor_of(model: PretrainModel) -> Predictor:
-    return objective_of(model).predictor
+    predictor: Predictor = model.objectives.of(FeaturePrediction).predictor
+    return predictor
 
 
 def masked_tokens(model: PretrainModel, inputs: dict[str, Tensor]) -> Tensor:
@@ -59,7 +60,7 @@ def test_without_noise_it_is_ijepa_to_the_bit_in_loss_and_gradient_but_not_as_pu
 
 def test_the_paper_form_equals_a_few_plain_lines() -> None:
     model, _, inputs = attached(noise_std=0.5)
-    predictor, head = predictor_of(model), objective_of(model).predict
+    predictor, head = predictor_of(model), model.objectives.of(FeaturePrediction).predict
     assert isinstance(predictor.positions, SinCos)
     table = predictor.positions.at(predictor.grid)
     tokens = model.run_pass("student", model.images(inputs), inputs)
@@ -156,7 +157,7 @@ def test_l1_adds_the_weighted_sum_of_the_projection() -> None:
 @pytest.mark.parametrize(("pooling", "value"), [("bilinear", 10.5), ("maxpool", 13.0)])
 def test_coarse_targets_are_the_halved_map_repeated(pooling: Any, value: float) -> None:
     model, _, _ = attached(variant=f"lowres_{pooling}")
-    scale = objective_of(model)
+    scale = model.objectives.of(FeaturePrediction)
     assert isinstance(scale, CoarseTargets)
     scale.grid = (6, 4)
     coarse = scale.coarse(torch.arange(24.0).view(1, 24, 1)).view(6, 4)

@@ -36,12 +36,6 @@ def model_and_batch(*, locals_=LOCALS, encoder=None, **options):
     return model, model.prepare(make_batch(locals_=locals_), Progress(0.0, 0.0)), algorithm
 
 
-def objective_of(model):
-    objective = model.objectives["dinov2"]
-    assert isinstance(objective, PrototypeMatching)
-    return objective
-
-
 def spread_prototypes(model):
     """Make the heads decided, so that targets differ from sample to sample."""
     with torch.no_grad():
@@ -92,7 +86,7 @@ def test_koleo_spreads_both_global_crops_or_the_first():
 def test_an_undecided_student_costs_log_k_whatever_the_crops(locals_):
     model, inputs, _ = model_and_batch(locals_=locals_)
     with torch.no_grad():
-        for parameter in objective_of(model).head.mlp.parameters():
+        for parameter in model.objectives.of(PrototypeMatching).head.mlp.parameters():
             parameter.zero_()
     terms = model.loss(model(inputs), inputs)
     assert terms["metric/dinov2_dino"].item() == pytest.approx(math.log(32), rel=1e-5)
@@ -140,18 +134,18 @@ def test_temperature_warms_up_over_its_share_of_the_training():
     found = []
     for done in (0.0, 0.15, 0.3, 0.9):
         algorithm.schedule(model, Progress(done, 0.0))
-        found.append(float(objective_of(model).temperature))
+        found.append(float(model.objectives.of(PrototypeMatching).temperature))
     assert found == pytest.approx([0.04, 0.055, 0.07, 0.07])
     ramp = [algorithm.temperature(Progress(step / 10, 0.0, 10)) for step in range(5)]
     assert ramp == pytest.approx([0.04, 0.055, 0.07, 0.07, 0.07])  # numpy's linspace over 3 steps
     constant = DINOv2(teacher_warmup=0.0)
     constant.schedule(model, Progress(0.0, 0.0))
-    assert float(objective_of(model).temperature) == pytest.approx(0.07)
+    assert float(model.objectives.of(PrototypeMatching).temperature) == pytest.approx(0.07)
 
 
 def test_each_head_has_its_own_bottleneck() -> None:
     model, inputs, _ = model_and_batch(separate_heads=True, patch_head_bottleneck=8)
-    objective = objective_of(model)
+    objective = model.objectives.of(PrototypeMatching)
     assert objective.patch_head is not None
     assert (objective.head.last.weight.shape, objective.patch_head.last.weight.shape) == (
         (32, 16),
@@ -162,7 +156,7 @@ def test_each_head_has_its_own_bottleneck() -> None:
 
 def test_the_prototypes_of_both_heads_are_declared_frozen_at_first():
     model, _, _ = model_and_batch(separate_heads=True, freeze_epochs=2, train_norm=True)
-    objective = objective_of(model)
+    objective = model.objectives.of(PrototypeMatching)
     frozen = model.layout.frozen["dinov2"]
     starts = tuple(frozen)
     assert [name for name, _ in objective.named_parameters() if name.startswith(starts)] == [

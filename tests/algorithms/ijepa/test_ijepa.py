@@ -34,12 +34,6 @@ def attached(
     return model, algorithm, model.draw(make_batch())
 
 
-def objective_of(model: PretrainModel) -> FeaturePrediction:
-    objective = model.objectives["ijepa"]
-    assert isinstance(objective, FeaturePrediction)
-    return objective
-
-
 def test_shapes_and_what_is_written() -> None:
     model, _, inputs = attached()
     assert inputs["view/visible"].shape == (4, 16) and inputs["ijepa/targets"].shape == (4, 4, 9)
@@ -88,7 +82,7 @@ def test_the_loss_is_smooth_l1_or_the_squared_distance() -> None:
     error = (predicted - target).abs()
     smooth = torch.where(error < 1, error.square() / 2, error - 0.5).mean()
     torch.testing.assert_close(model.loss(outputs, inputs)["total"], smooth)
-    objective_of(model).kind = "l2"
+    model.objectives.of(FeaturePrediction).kind = "l2"
     torch.testing.assert_close(model.loss(outputs, inputs)["total"], error.square().mean())
 
 
@@ -101,7 +95,7 @@ def test_the_context_is_predicted_too_the_nearer_to_a_target_the_more() -> None:
     plain, _, inputs = attached()
     model, algorithm, _ = attached(context_weight=0.5)
     assert "context" not in plain(inputs)["ijepa"]
-    objective = objective_of(model)
+    objective = model.objectives.of(FeaturePrediction)
     for done, ramp in ((0.0, 0.0), (0.1, 0.0), (0.15, 0.25), (0.2, 0.5), (1.0, 0.5)):
         algorithm.schedule(model, Progress(done, done))
         assert float(objective.context_weight) == pytest.approx(ramp, abs=1e-7)
@@ -139,14 +133,14 @@ def test_stops_coarse_targets_leave_the_loss_of_the_context_as_it_is() -> None:
     host = IJEPA(**PREDICTOR, context_weight=0.5, context_warmup=(0.0, 0.1))
     model = small_model(StoP(variant="lowres_bilinear"), host, init="trunc_normal")
     inputs = model.prepare(make_batch(), Progress(0.5, 0.0))
-    outputs, objective = model(inputs)["ijepa"], objective_of(model)
+    outputs, objective = model(inputs)["ijepa"], model.objectives.of(FeaturePrediction)
     expected = objective.target_loss(outputs) + outputs["context"] / 2
     torch.testing.assert_close(objective.loss(outputs, inputs), expected)
 
 
 def test_metrics_tell_collapse_and_success() -> None:
     model, _, inputs = attached()
-    objective, outputs = objective_of(model), model(inputs)["ijepa"]
+    objective, outputs = model.objectives.of(FeaturePrediction), model(inputs)["ijepa"]
     perfect = objective.metrics(outputs | {"predicted": outputs["target"]}, inputs)
     assert float(perfect["cosine"]) == pytest.approx(1.0, abs=1e-5)
     assert float(perfect["spread"]) > 0.1
@@ -161,11 +155,11 @@ def test_prefix_tokens_are_not_shown_to_the_predictor(encoder: dict[str, Any]) -
     passes = {
         name: model.run_pass(name, model.images(inputs), inputs) for name in model.layout.passes
     }
-    before = objective_of(model)(passes, inputs)["predicted"]
+    before = model.objectives.of(FeaturePrediction)(passes, inputs)["predicted"]
     changed = {name: tokens.clone() for name, tokens in passes.items()}
     for tokens in changed.values():
         tokens[:, :prefix] += 1.0
-    assert torch.equal(objective_of(model)(changed, inputs)["predicted"], before)
+    assert torch.equal(model.objectives.of(FeaturePrediction)(changed, inputs)["predicted"], before)
     assert prefix and before.shape == (4, 4, 9, 192)
 
 

@@ -48,12 +48,6 @@ def model_and_batch(host="mae", host_options=None, **options):
     return model, model.draw(random_batch())
 
 
-def objective_of(model):
-    objective = model.objectives["lut"]
-    assert isinstance(objective, BroaderContext)
-    return objective
-
-
 def gradients(model, inputs):
     model.zero_grad()
     model.loss(model(inputs), inputs)["total"].backward()
@@ -85,7 +79,7 @@ def test_cosine_loss_starts_near_two_and_lies_in_zero_to_four():
     model, inputs = model_and_batch("ijepa")
     loss = model.loss(model(inputs), inputs)["lut"]
     assert loss.item() == pytest.approx(2, abs=0.5)
-    objective = objective_of(model)
+    objective = model.objectives.of(BroaderContext)
     point = torch.eye(3).view(1, 1, 3, 3)
     for sign, expected in ((1, 0.0), (-1, 4.0)):
         ends = {"predicted_context": sign * point, "target_context": 5 * point}
@@ -121,10 +115,11 @@ def test_beside_simmim_masked_patches_are_not_pooled():
     model, inputs = model_and_batch("simmim")
     tokens = torch.randn(4, 37, 192)
     passes = {"student": tokens, "teacher/second": tokens}
-    before = objective_of(model).eval()(passes, inputs)["predicted_context"]
+    before = model.objectives.of(BroaderContext).eval()(passes, inputs)["predicted_context"]
     masked = torch.cat([torch.zeros(4, 1, dtype=torch.bool), inputs["view/masked"]], dim=1)
     changed = torch.where(masked.unsqueeze(-1), 0.0, tokens)
-    after = objective_of(model)(passes | {"student": changed}, inputs)["predicted_context"]
+    objective = model.objectives.of(BroaderContext)
+    after = objective(passes | {"student": changed}, inputs)["predicted_context"]
     assert torch.equal(before, after)
 
 
@@ -147,14 +142,15 @@ def test_patchwise_targets_come_from_the_same_crop():
 def test_infonce_of_equal_embeddings_is_the_log_of_their_number():
     model, _ = model_and_batch(distance="infonce")
     same = torch.ones(1, 1, 7, 5)
-    loss = objective_of(model).loss({"predicted_context": same, "target_context": same}, {})
+    outputs = {"predicted_context": same, "target_context": same}
+    loss = model.objectives.of(BroaderContext).loss(outputs, {})
     assert loss.item() == pytest.approx(math.log(7))
 
 
 def test_the_teacher_moves_after_a_step_and_its_statistics_too():
     model, inputs = model_and_batch()
     model(inputs)
-    objective = objective_of(model)
+    objective = model.objectives.of(BroaderContext)
     assert len(model.teachers.pairs) == 2
     assert all(
         torch.equal(theirs, ours)

@@ -50,9 +50,8 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def teacher_head(model: PretrainModel) -> nn.Module:
-    objective = model.objectives["lut"]
-    assert isinstance(objective, BroaderContext)
-    return objective.teacher_head.module
+    head: nn.Module = model.objectives.of(BroaderContext).teacher_head.module
+    return head
 
 
 def recorded_model() -> PretrainModel:

@@ -6,26 +6,15 @@ from torch import Tensor
 from pospre.algorithms.supervised.supervised import Classification
 from pospre.model.model import PretrainModel
 from pospre.training.build import build_model
+from tests.algorithms.cases import random_views
 from tests.swin_runs import SUPERVISED, small_swin
-
-
-def labelled_images() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(4)
-    return {
-        "view/image": torch.randint(
-            0, 256, (4, 1, 3, 64, 64), dtype=torch.uint8, generator=generator
-        ),
-        "view/flip": torch.zeros(4, 1, dtype=torch.bool),
-        "label": torch.tensor([0, 4, 2, 2]),
-        "index": torch.arange(4),
-        "epoch": torch.zeros(4, dtype=torch.int64),
-    }
 
 
 def make(**options: object) -> tuple[PretrainModel, dict[str, Tensor]]:
     recipe = small_swin("unused", "supervised", {**SUPERVISED, **options}, drop_path=0.1)
     model = build_model(recipe)
-    return model, model.draw(labelled_images())
+    labels = {"label": torch.tensor([0, 4, 2, 2])}
+    return model, model.draw(random_views(side=64, seed=4) | labels)
 
 
 def test_the_mean_of_the_normalised_merged_tokens_is_classified() -> None:

@@ -9,20 +9,14 @@ import torch.nn.functional as F
 from pospre.batch import Batch
 from pospre.evaluation.analysis.prediction_heatmaps import hide, predicted_similarity
 from pospre.training.build import build_model
+from tests.algorithms.cases import random_views
 from tests.evaluation.analysis.small import IJEPA, Analyse, small_recipe
 
 STOP = {"ijepa": IJEPA, "stop": {}}
 
 
 def batch_of(count: int) -> Batch:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (count, 1, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    return {
-        "view/image": pixels,
-        "view/flip": torch.zeros(count, 1, dtype=torch.bool),
-        "index": torch.arange(count) + 5,
-        "epoch": torch.zeros(count, dtype=torch.int64),
-    }
+    return {**random_views(size=count, seed=0), "index": torch.arange(count) + 5}
 
 
 def test_similarity_is_the_cosine_of_prediction_and_teacher() -> None:

@@ -21,8 +21,9 @@ from pospre.evaluation.registry import Context
 from pospre.evaluation.run import check_evaluation
 from pospre.nn.places import Places
 from pospre.training.build import build_model, load_model
+from tests.algorithms.cases import random_views
 from tests.evaluation.checkpoints import measured, save_checkpoint, tiny_recipe
-from tests.swin_runs import SUPERVISED, small_swin, two_images
+from tests.swin_runs import SUPERVISED, small_swin
 
 Images = Callable[..., Path]
 NAMES = ("n01", "n02", "n03", "n04")
@@ -235,7 +236,7 @@ def test_positions_are_moved_where_the_scheme_takes_it(
 @torch.no_grad()
 def test_a_swin_takes_shifted_positions_too(tmp_path: Path) -> None:
     model = build_model(small_swin(tmp_path, "supervised", SUPERVISED, image_size=128)).eval()
-    images = two_images(0)["view/image"][:, 0].float() / 64 - 2
+    images = random_views(size=2, side=128, seed=0)["view/image"][:, 0].float() / 64 - 2
     moved = robustness_conditions.shifted_places(
         model.encoder.places_of(images), images.device, by=1
     )
