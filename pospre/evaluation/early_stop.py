@@ -6,7 +6,7 @@ It follows from ``history.jsonl`` alone, so a resumed run decides the same.
 from pathlib import Path
 
 from pospre.evaluation.verdict import is_worse, split_figure
-from pospre.recipe.sections import Verdict
+from pospre.recipe.monitoring import Verdict
 from pospre.training.callbacks.metrics import read_lines
 
 _LOOKS = 20

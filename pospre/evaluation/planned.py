@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 from pospre.errors import UserError
 from pospre.evaluation.registry import evaluation_names, settings_class
 from pospre.evaluation.verdict import figures_to_judge, split_figure
+from pospre.recipe.monitoring import Verdict
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.sections import Verdict
 from pospre.training.callbacks.metrics import read_lines, write_lines
 
 _INTERVAL = re.compile(r"[1-9]\d*(ep|ba|sp)")

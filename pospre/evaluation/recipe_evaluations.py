@@ -21,9 +21,9 @@ from pospre.evaluation.registry import (
 from pospre.evaluation.results_table import results_table
 from pospre.evaluation.run import Checked, check_evaluation, run_evaluation
 from pospre.evaluation.verdict import figures_to_judge, power_line
+from pospre.recipe.monitoring import Verdict
 from pospre.recipe.provenance import concealed
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.sections import Verdict
 from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
 from pospre.training.build import build_model, model_of, without_pairs

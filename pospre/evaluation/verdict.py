@@ -24,7 +24,7 @@ from pospre.evaluation.registry import (
     takes_start,
     units_of,
 )
-from pospre.recipe.sections import Verdict
+from pospre.recipe.monitoring import Verdict
 from pospre.untrusted_json import is_number
 
 DRIFT = "drift"

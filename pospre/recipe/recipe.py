@@ -15,20 +15,10 @@ from pospre.data.stores.description import TrainedOn
 from pospre.errors import UserError, suggestion
 from pospre.recipe import yaml_text
 from pospre.recipe.files import find_recipe, read_recipe
+from pospre.recipe.inputs import Data, Encoder, Reference
+from pospre.recipe.monitoring import Callbacks, Loggers, Verdict
 from pospre.recipe.provenance import Taken, taken, with_references
-from pospre.recipe.sections import (
-    Callbacks,
-    Data,
-    Encoder,
-    Loggers,
-    Lora,
-    Optimizer,
-    Reference,
-    Schedule,
-    Stage,
-    Trainer,
-    Verdict,
-)
+from pospre.recipe.sections import Lora, Optimizer, Schedule, Stage, Trainer
 from pospre.recipe.values import Arguments
 
 

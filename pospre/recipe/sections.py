@@ -1,17 +1,11 @@
-"""The sections of a recipe: constructor arguments under the same names, with their bounds.
+"""The sections of how a run trains: constructor arguments under the same names, with bounds."""
 
-Options of the encoder, the loader and its views are declared with their code, and inherited here.
-"""
-
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pospre.arguments import Section
-from pospre.data.reading import Reading
-from pospre.data.views import augment_options, options
-from pospre.nn.encoder_options import EncoderOptions, Kernel
 from pospre.nn.lora_options import LoraOptions
 from pospre.ranges import Size
 from pospre.recipe.values import (
@@ -20,106 +14,10 @@ from pospre.recipe.values import (
     Duration,
     DurationOrAuto,
     LocalOrS3,
-    Numbers,
     PlainPath,
     PositiveDuration,
-    PositiveNumbers,
     ShareOrDuration,
 )
-
-
-# mypy does not see that sections are frozen, like these options
-class RandAugment(Section, augment_options.RandAugment):  # type: ignore[misc]
-    """RandAugment as timm names it: ``rand-m9-mstd0.5-inc1``."""
-
-
-class Augment(Section, augment_options.Augment):  # type: ignore[misc]
-    """Changes of a view in training."""
-
-    rand_augment: RandAugment | None = None
-
-
-class View(Section, options.ViewOptions):  # type: ignore[misc]
-    """A group of views; the default size is the encoder's."""
-
-    augment: Augment = Augment()
-
-
-class Data(Section, Reading):
-    """The images, and the groups of views cropped from each, by name."""
-
-    path: str
-    """Image folder, ``.beton`` file or MDS directory; local, or ``s3://`` for MDS."""
-    batch_size: int = Field(gt=0)
-    """Samples per step, over all ranks."""
-    views: dict[str, View] = Field(default={"view": View()}, min_length=1)
-    """Groups of views by name; methods say which they need."""
-    mean: Numbers | None = None
-    """For normalisation; None: the data set's own, that of encoder.weights, or ImageNet's."""
-    std: PositiveNumbers | None = None
-    """As ``mean``."""
-
-
-OF_WEIGHTS = ("weights", "weights_from", "kernel", "keep")
-"""Keys of the encoder's section that are not arguments of ``build_encoder``."""
-
-
-class Encoder(Section, EncoderOptions):
-    """The encoder, and the weights to start from, which may also say what it is."""
-
-    name: str = ""
-    weights: str | None = None
-    """Run folder, checkpoint, or a file of weights: ours, timm's, MAE's, DINOv2's, I-JEPA's, …;
-    local or s3://; FILE,positions=none if it was trained without positions, FILE,positions=drop to
-    leave them out. Without a name, keys that the section leaves out are as in these weights.
-    """
-    weights_from: Literal["student", "teacher"] = "student"
-    """Which encoder of a file: the trained one, or its EMA."""
-    kernel: Kernel = "bicubic"
-    """How the patch kernel of weights gets another patch_size: ``bicubic``, scaled by (old / new)²;
-    ``pinv``, FlexiViT's pseudo-inverse; ``timm``, timm's.
-    """
-
-    keep: Literal["fit", "fade"] | None = None
-    """What ``positions`` that are not those of the weights keep of them: ``fit``, biases (of
-    ``alibi``, ``torus`` or ``relative``) fitted to what the weights' own positions do to attention;
-    the default of these three. ``fade``: at first all; the weights' own fade out over the first
-    half of the training, while the new ones (but ``lookhere``) fade in.
-    """
-
-    @model_validator(mode="after")
-    def _is_named(self) -> Self:
-        if not self.name and self.weights is None:
-            words = "a section with name, such as vitb16, or with weights, which show the encoder"
-            raise PydanticCustomError("range", words)
-        if self.keep is not None and self.weights is None:
-            words = "a section with weights if it has keep: there is nothing to keep without"
-            raise PydanticCustomError("range", words)
-        return self
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``build_encoder``."""
-        return self.model_dump(exclude={*OF_WEIGHTS})
-
-
-class Reference(Section):
-    """The reference: an encoder that stays as it is, which methods such as ``gram`` compare with.
-
-    Every checkpoint has the hash of its tensors, and a run resumes with no other one.
-    """
-
-    weights: str
-    """``start``: the encoder that ``encoder.weights`` gives, as published; or a run, a checkpoint,
-    a file of weights, or timm:NAME,FILE.
-    """
-    weights_from: Literal["student", "teacher"] = "student"
-    """Which encoder of a run or a file; of ``start``, ``encoder.weights_from`` says it."""
-    store: bool = True
-    """Keep a copy of its tensors in the run's folder, for resumed runs; otherwise these read
-    ``weights`` again.
-    """
-    encoder: Encoder | None = None
-    """Its encoder's options; None: as its weights show."""
 
 
 class Optimizer(Section):
@@ -340,94 +238,3 @@ class Trainer(Section):
                 "hours_between_failures: the mean of one node, with preemptions",
             )
         return interval
-
-
-class LossSpikes(Section):
-    """Arguments of ``pospre.training.callbacks.bad_steps.LossSpikes``."""
-
-    action: Literal["warn", "stop"] = "warn"
-    """What to do when the loss spikes."""
-    window: int = Field(default=100, ge=10)
-    """Steps that a loss is compared with."""
-    factor: float = Field(default=10.0, gt=0)
-    """Deviations above their median."""
-
-
-class Collapse(Section):
-    """Arguments of ``pospre.training.callbacks.watchers.Collapse``."""
-
-    every: int = Field(default=100, gt=0)
-    """Steps between checks."""
-    share: float = Field(default=0.1, gt=0, lt=1)
-    """Minimal share of the initial value."""
-
-
-class PositionShortcut(Section):
-    """Arguments of ``pospre.training.callbacks.watchers.PositionShortcut``."""
-
-    every: int = Field(default=200, gt=0)
-    """Steps between checks."""
-
-
-class Stalls(Section):
-    """Arguments of ``pospre.training.callbacks.stalls.Stalls``."""
-
-    loader_share: float = Field(default=0.3, gt=0, lt=1)
-    """Maximal share of the time."""
-    patience: float = Field(default=60.0, gt=0)
-    """Seconds above it before the warning."""
-    silence: float = Field(default=120.0, gt=0)
-    """Seconds without a finished step."""
-
-
-class Callbacks(Section):
-    """Monitoring of a run, besides the stop at a loss that is not finite; null turns one off."""
-
-    loss_spikes: LossSpikes | None = LossSpikes()
-    """The loss rises far above the last ones."""
-    collapse: Collapse | None = Collapse()
-    """The features of student or teacher collapse."""
-    position_shortcut: PositionShortcut | None = PositionShortcut()
-    """Positions are predicted without content."""
-    stalls: Stalls | None = Stalls()
-    """The loader is slow, or no step ends."""
-    gradient_norms: bool = True
-    """Log the norm of the gradients of the encoder and of each head."""
-
-
-class Verdict(Section):
-    """Whether training improved on the weights it started from: declared before it starts.
-
-    The figure and its guards are measured at the end, on the half ``judge`` of the images, beside
-    the start; looks during training (``evaluation.<name>.every``) are on the half ``choose``. Drift
-    from the start is measured at the start, at the end of each stage and at the end.
-    """
-
-    figure: str | None = None
-    """EVALUATION/FIGURE, as knn/top1, set in evaluation; None: only drift is measured."""
-    guard: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Figures that must not become worse, as [segmentation/mIoU]."""
-    data: PlainPath | None = None
-    """Images to judge on, with labels if the figure needs them; None: those of the evaluation."""
-    weights: Literal["student", "teacher"] = "student"
-    """The encoder to judge: the one to export."""
-    stop: Literal["worse"] | None = None
-    """``worse``: end the run when three looks in a row find the figure worse than the start, of
-    looks at every twentieth of the run after its first quarter. A run may fall first and rise later
-    (a fall to 4 points below that ended 2 above was stopped in 94 % of trials), hence null.
-    """
-
-
-class Loggers(Section):
-    """Logging besides ``metrics.jsonl``: arguments of Composer's loggers; null: none."""
-
-    tensorboard: dict[str, Any] | None = None
-    """TensorboardLogger's arguments."""
-    wandb: dict[str, Any] | None = None
-    """WandBLogger's arguments."""
-    mlflow: dict[str, Any] | None = None
-    """MLFlowLogger's arguments."""
-    comet: dict[str, Any] | None = None
-    """CometMLLogger's arguments."""
-    neptune: dict[str, Any] | None = None
-    """NeptuneLogger's arguments."""

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from pospre.evaluation.registry import START
 from pospre.evaluation.verdict import DRIFT, judge
-from pospre.recipe.sections import Verdict
+from pospre.recipe.monitoring import Verdict
 from pospre.reporting.run import Run
 from pospre.untrusted_json import is_number
 

@@ -27,8 +27,8 @@ from pospre.nn.sizes import pair
 from pospre.nn.weights.address import bare_address
 from pospre.nn.weights.timm_models import PREFIX
 from pospre.object_store import Bucket, is_remote
+from pospre.recipe.inputs import Encoder
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.sections import Encoder
 from pospre.run.checkpoints.folders import checkpoints_of
 from pospre.run.checkpoints.reading import open_checkpoint, recorded_section
 from pospre.run.folder import REFERENCE, starts_over

@@ -13,8 +13,8 @@ from pospre.errors import UserError
 from pospre.model.algorithm import Progress, pretrain_model, training_progress
 from pospre.model.model import PretrainModel
 from pospre.object_store import is_remote
+from pospre.recipe.monitoring import Callbacks, Loggers
 from pospre.recipe.recipe import Recipe, recorded_recipe
-from pospre.recipe.sections import Callbacks, Loggers
 from pospre.recipe.yaml_text import VARIABLE, apply_overrides
 from pospre.run.checkpoints.files import DamagedCheckpoint
 from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_in

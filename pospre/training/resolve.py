@@ -11,9 +11,9 @@ from pospre.errors import UserError
 from pospre.external_class import UntrustedClass
 from pospre.model.algorithm import algorithm_class
 from pospre.recipe.files import find_recipe
+from pospre.recipe.inputs import Encoder
 from pospre.recipe.provenance import annotate, origins, values
 from pospre.recipe.recipe import Recipe, load_recipe
-from pospre.recipe.sections import Encoder
 from pospre.training.data import check_addresses, open_data
 from pospre.training.loggers import check_loggers
 from pospre.training.start_encoder import with_encoder

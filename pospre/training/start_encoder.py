@@ -24,8 +24,8 @@ from pospre.nn.swin.encoder import SWIN
 from pospre.nn.weights.encoder_from_tensors import encoder_options, shown_heads
 from pospre.nn.weights.kernels import becomes_grey
 from pospre.nn.weights.timm_models import PREFIX
+from pospre.recipe.inputs import OF_WEIGHTS, Encoder
 from pospre.recipe.recipe import Recipe
-from pospre.recipe.sections import OF_WEIGHTS, Encoder
 from pospre.run.checkpoints.folders import checkpoints_of
 from pospre.run.checkpoints.reading import recorded_section
 from pospre.run.folder import starts_over

@@ -14,16 +14,15 @@ from composer.utils import ParallelismConfig, dist
 from pospre.arguments import Section
 from pospre.collectives import from_rank_zero, print_once
 from pospre.data.memory import estimate_memory
-from pospre.errors import Stopped, UserError, printable
+from pospre.errors import Stopped, UserError
 from pospre.model.model import PretrainModel
 from pospre.model.stages import Stages
 from pospre.recipe.recipe import Recipe
 from pospre.recipe.sections import Trained
 from pospre.run.checkpoints.folders import checkpoints_in
-from pospre.run.checkpoints.reading import Checkpoint
 from pospre.run.resume import recorded
 from pospre.run.run import Run, check_one_place
-from pospre.schedules import duration_steps
+from pospre.training.announce import announce
 from pospre.training.build import (
     Components,
     build_components,
@@ -36,13 +35,11 @@ from pospre.training.callbacks.sleeping_heads import SleepingHeads
 from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.stop_signals import StageEnd, StopSignals
 from pospre.training.callbacks.watchers import WARNINGS, Collapse, PositionShortcut
-from pospre.training.data import LoaderPosition, describe_data, describe_data_volume
+from pospre.training.data import LoaderPosition
 from pospre.training.loggers import build_metrics_file
 from pospre.training.optimizer.gradients import GradientNorms, build_clipping
 from pospre.training.precision import (
     composer_precision,
-    describe_precision,
-    slow_precision,
     uses_cudnn,
 )
 from pospre.training.reference import open_reference, store_reference, with_encoders
@@ -85,7 +82,7 @@ def train_in(run: Run, more_callbacks: Sequence[Callback] = ()) -> bool:
     else:
         if parts.stages is not None:
             check_one_place(recipe)
-        _say(parts, run)
+        announce(parts, run.start, recipe.trainer.precision)
         step, is_over = _fit(parts, run, more_callbacks, step)
     while not is_over:  # a stage has ended; see ``_next_stage``
         parts = _next_stage(parts, run, step)
@@ -118,36 +115,6 @@ def _next_stage(parts: Components, run: Run, step: int) -> Components:
     parts = with_sizes(parts, parts.stages.at(step), reference)
     gc.collect()  # the last stage's trainer, with its memory on the device
     return from_checkpoint(parts, run, step, [])
-
-
-def _say(parts: Components, run: Run) -> None:
-    """Describe the data, the training and its precision at the start of a process."""
-    recipe = run.recipe
-    if run.start is not None:
-        _say_length(parts, run.start)
-    print_once(printable(describe_data(parts.loader)))
-    volume = describe_data_volume(parts.loader)
-    if volume is not None and dist.get_local_rank() == 0:
-        print(volume, flush=True)
-    slow = slow_precision(parts.recipe, parts.device)
-    if slow is not None:
-        print_once(slow)
-    print_once(_describe(parts, recipe.trainer.precision))
-
-
-def _describe(parts: Components, precision: str) -> str:
-    """Describe in a line the training, its output, and how to stop it."""
-    recipe, ranks = parts.recipe, dist.get_world_size()
-    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
-    device = parts.device.name if ranks == 1 else f"{ranks} × {parts.device.name}"
-    precision = describe_precision(precision, recipe.trainer.precision, parts.device)
-    return (
-        f"{recipe.run_name}: {recipe.encoder.name} with {' + '.join(recipe.algorithms)}, "
-        f"{parameters / 1e6:.1f} M parameters, on {device} in {precision}; "
-        f"{parts.loader.num_samples} images, {parts.total_steps} steps of "
-        f"{recipe.data.batch_size}, into {recipe.run_path()}. Ctrl-C saves and stops; the same "
-        "command resumes"
-    )
 
 
 def _fit(
@@ -192,23 +159,6 @@ def _fit(
         )
     step = int(trainer.state.timestamp.batch.value)
     return step, signals.is_over or step >= parts.total_steps
-
-
-def _say_length(parts: Components, start: Checkpoint) -> None:
-    """Describe the schedules if the run resumes with another length."""
-    before = recorded(start.content).recipe["trainer"]["max_duration"]
-    now, batch_size = parts.recipe.trainer.max_duration, parts.recipe.data.batch_size
-    steps = duration_steps(before, steps_per_epoch=len(parts.loader), batch_size=batch_size)
-    if steps == parts.total_steps or start.batch >= parts.total_steps:
-        return
-    scheduler = start.content["state"]["schedulers"][type(parts.schedule).__name__]
-    pairs = zip(parts.schedule.base_lrs, parts.schedule.lr_lambdas, strict=True)
-    rate = max(peak * share(start.batch) for peak, share in pairs)
-    print_once(
-        f"trainer.max_duration was {before}, is {now}: from step {start.batch + 1} on all "
-        f"schedules are those of {parts.total_steps} steps instead of {steps}; the learning rate "
-        f"is {rate:.3g} there, it would have been {max(scheduler['_last_lr']):.3g}"
-    )
 
 
 def build_trainer(

@@ -20,7 +20,7 @@ from pospre.nn.sizes import pair
 from pospre.nn.swin.encoder import SWIN
 from pospre.object_store import Bucket, is_remote
 from pospre.ranges import Size
-from pospre.recipe.sections import OF_WEIGHTS
+from pospre.recipe.inputs import OF_WEIGHTS
 from pospre.untrusted_json import is_number, parse_json, parse_object
 
 RECORD = "pospre.json"

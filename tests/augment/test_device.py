@@ -13,8 +13,8 @@ from pospre.data.views.augment_options import Augment, RandAugment
 from pospre.data.views.options import ViewGroup
 from pospre.model.model import PretrainModel
 from pospre.nn.build import build_encoder
+from pospre.recipe.inputs import Augment as Section
 from pospre.recipe.recipe import recipe_from_dict
-from pospre.recipe.sections import Augment as Section
 from pospre.training.data import build_views
 from tests.devices import DEVICES
 

@@ -11,7 +11,7 @@ from pospre.evaluation.early_stop import look_steps, reason_to_stop
 from pospre.evaluation.estimates import compared
 from pospre.evaluation.registry import START
 from pospre.evaluation.verdict import Judgement, judge, power_line, split_figure
-from pospre.recipe.sections import Verdict
+from pospre.recipe.monitoring import Verdict
 from tests.refusals import refuses
 
 FIGURE, GUARD = "knn/top1", "logistic/top1"

@@ -13,7 +13,7 @@ from pospre.data.reading import Reading
 from pospre.data.views import augment_options, options
 from pospre.nn.build import build_encoder
 from pospre.nn.encoder_options import EncoderOptions
-from pospre.recipe import sections
+from pospre.recipe import inputs, monitoring, sections
 from pospre.training.callbacks.bad_steps import LossSpikes
 from pospre.training.callbacks.stalls import Stalls
 from pospre.training.callbacks.watchers import Collapse, PositionShortcut
@@ -23,11 +23,11 @@ from pospre.training.optimizer.optim import parameter_groups
 @pytest.mark.parametrize(
     ("section", "declaration", "own"),
     [
-        (sections.Encoder, EncoderOptions, {"name", *sections.OF_WEIGHTS}),  # or weights
-        (sections.Data, Reading, {"path", "batch_size", "views", "mean", "std"}),
-        (sections.View, options.ViewOptions, {"augment"}),  # sections of their own
-        (sections.Augment, augment_options.Augment, {"rand_augment"}),
-        (sections.RandAugment, augment_options.RandAugment, set()),
+        (inputs.Encoder, EncoderOptions, {"name", *inputs.OF_WEIGHTS}),  # or weights
+        (inputs.Data, Reading, {"path", "batch_size", "views", "mean", "std"}),
+        (inputs.View, options.ViewOptions, {"augment"}),  # sections of their own
+        (inputs.Augment, augment_options.Augment, {"rand_augment"}),
+        (inputs.RandAugment, augment_options.RandAugment, set()),
     ],
 )
 def test_a_section_takes_over_every_option(section: Any, declaration: Any, own: set[str]) -> None:
@@ -53,10 +53,10 @@ def test_a_function_takes_what_is_declared(function: Any, declaration: Any) -> N
 @pytest.mark.parametrize(
     ("taker", "section", "count"),
     [
-        (Collapse, sections.Collapse, 2),
-        (LossSpikes, sections.LossSpikes, 3),
-        (PositionShortcut, sections.PositionShortcut, 1),
-        (Stalls, sections.Stalls, 3),
+        (Collapse, monitoring.Collapse, 2),
+        (LossSpikes, monitoring.LossSpikes, 3),
+        (PositionShortcut, monitoring.PositionShortcut, 1),
+        (Stalls, monitoring.Stalls, 3),
         (parameter_groups, sections.Optimizer, 5),
     ],
 )
