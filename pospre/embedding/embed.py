@@ -1,7 +1,6 @@
 """Features of all images of a data set, by any encoder."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -104,16 +103,10 @@ def _say_size(folder: Folder, ranks: Ranks) -> None:
         print(f"{text}, {folder.arrays[0].dtype}", file=sys.stderr)
 
 
-def _bad(folder: Folder) -> Iterator[str]:
-    for line in folder.lines():
-        if "error" in line:
-            yield f"row {line['row']}: {line['error']}"
-
-
 def _report(folder: Folder, settings: Embed) -> None:
     """Print what is written; raise a ``UserError`` if images could not be read."""
     print(f"written: {folder.out}: {folder.rows:,} images, {_shapes(folder)}")
-    bad = list(_bad(folder))
+    bad = [f"row {line['row']}: {line['error']}" for line in folder.lines() if "error" in line]
     if bad:
         more = f"\n  and {len(bad) - _LISTED} more" if len(bad) > _LISTED else ""
         listed = "\n  ".join(bad[:_LISTED]) + more

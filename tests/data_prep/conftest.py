@@ -23,22 +23,16 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Says:
     """Return ``refused(command, *arguments)``: what it says when it ends with exit code 2."""
-
-    def error(command, *arguments, code=2, **options):
-        capsys.readouterr()
-        assert command(*arguments, **options) == code
-        return capsys.readouterr().err
-
-    return error
+    return lambda *words, code=2, **options: _run(capsys, code, *words, **options).err
 
 
 @pytest.fixture
 def printed(capsys: pytest.CaptureFixture[str]) -> Says:
     """Return ``printed(command, *arguments)``: what it prints when it succeeds."""
+    return lambda *words, **options: _run(capsys, 0, *words, **options).out
 
-    def output(command, *arguments, **options):
-        capsys.readouterr()
-        assert command(*arguments, **options) == 0
-        return capsys.readouterr().out
 
-    return output
+def _run(capsys, code, command, *arguments, **options):
+    capsys.readouterr()
+    assert command(*arguments, **options) == code
+    return capsys.readouterr()
