@@ -256,8 +256,7 @@ class OnlineEvaluations(Callback):
             changed = looked._replace(settings=settings)
             document = measure_checkpoint(changed, self.recipe, snapshot, **options)
         entry.note(document)
-        results: dict[str, Any] = document["results"]
-        return results
+        return document["results"]
 
 
 def _trouble(warning: str) -> str:

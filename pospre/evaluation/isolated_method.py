@@ -22,8 +22,7 @@ def takes(method: type[PretrainAlgorithm], option: str) -> bool:
 
 def method_in(model: PretrainModel, kind: type) -> PretrainAlgorithm:
     """Return the first algorithm of a model whose objective is a ``kind``."""
-    method: PretrainAlgorithm = next(each for each in model.algorithms if each.offers(kind))
-    return method
+    return next(each for each in model.algorithms if each.offers(kind))
 
 
 def ratios_of(

@@ -109,5 +109,4 @@ def _declared(verdict: Verdict) -> dict[str, dict[str, Any]]:
 
 def _measured_at(name: str) -> Literal["start", "stages"] | None:
     """Return ``MEASURED_AT`` of an evaluation, see ``registry``."""
-    at: Literal["start", "stages"] | None = getattr(settings_class(name), "MEASURED_AT", None)
-    return at
+    return getattr(settings_class(name), "MEASURED_AT", None)

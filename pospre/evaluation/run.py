@@ -284,5 +284,4 @@ def measure(
         progress=progress,
         **subject._asdict(),
     )
-    results: dict[str, Any] = document["results"]
-    return results
+    return document["results"]

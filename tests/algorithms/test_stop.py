@@ -23,8 +23,7 @@ def attached(**options: Any) -> tuple[PretrainModel, StoP, dict[str, Tensor]]:
 
 
 def predictor_of(model: PretrainModel) -> Predictor:
-    predictor: Predictor = model.objectives.of(FeaturePrediction).predictor
-    return predictor
+    return model.objectives.of(FeaturePrediction).predictor
 
 
 def masked_tokens(model: PretrainModel, inputs: dict[str, Tensor]) -> Tensor:

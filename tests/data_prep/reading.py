@@ -53,8 +53,7 @@ def sidecar(target: Path) -> Path:
 
 
 def description(target: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(sidecar(target).read_text())
-    return content
+    return json.loads(sidecar(target).read_text())
 
 
 def destination(folder: Path, data_format: str, name: str = "out") -> Path:

@@ -37,8 +37,7 @@ def checkpoint(
 
 def exported(path: Path, out: Path, **options: Any) -> dict[str, Tensor]:
     export(str(path), out, format="timm", num_classes=0, **options)
-    tensors: dict[str, Tensor] = torch.load(out, weights_only=True)
-    return tensors
+    return torch.load(out, weights_only=True)
 
 
 @torch.no_grad()

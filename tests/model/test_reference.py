@@ -110,8 +110,7 @@ def test_local_views_are_compared_at_their_places_in_the_view_that_it_sees() -> 
     whole, part = torch.tensor([[0.0, 0, 1, 1]]), torch.tensor([[0.25, 0.1, 0.75, 0.6]])
 
     def read(outer: Tensor, inner: Tensor) -> list[float]:
-        found: list[float] = in_box(ramp(4), (4, 4), (2, 2), outer, inner).flatten().tolist()
-        return found
+        return in_box(ramp(4), (4, 4), (2, 2), outer, inner).flatten().tolist()
 
     assert read(whole, part) == pytest.approx([5, 6, 15, 16])
     mirror = torch.tensor([True])

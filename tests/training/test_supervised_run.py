@@ -37,8 +37,7 @@ def last_checkpoint(folder: Path) -> Path:
 
 
 def last_state(folder: Path) -> dict[str, Any]:
-    state: dict[str, Any] = read_checkpoint(str(last_checkpoint(folder))).content["state"]
-    return state
+    return read_checkpoint(str(last_checkpoint(folder))).content["state"]
 
 
 def test_resumed_is_the_same_run(tiny: Path, run: Run, tmp_path: Path) -> None:

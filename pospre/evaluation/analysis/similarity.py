@@ -43,8 +43,7 @@ def rotation(own_DD: Tensor, cross_DD: Tensor) -> Tensor:
     """
     shrinkage = _SHRINKAGE * own_DD.diagonal().mean()
     left, _, right = torch.linalg.svd(cross_DD + shrinkage * torch.eye(len(cross_DD)).to(cross_DD))
-    turned: Tensor = left @ right
-    return turned
+    return left @ right
 
 
 class Sums:

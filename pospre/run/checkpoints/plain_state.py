@@ -88,8 +88,7 @@ def restored(text: bytes, files: Mapping[str, dict[str, Tensor]]) -> dict[str, A
             parent[last] = _joined("/".join(map(str, path)), parent[last], files)
         else:
             parent[last] = _TYPES[kind](parent[last])
-    content: dict[str, Any] = noted["content"]
-    return content
+    return noted["content"]
 
 
 def _joined(name: str, described: dict[str, Any], files: Mapping[str, dict[str, Tensor]]) -> Tensor:

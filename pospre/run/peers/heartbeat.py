@@ -101,8 +101,7 @@ class Heartbeat:
             door = socket.create_server(("", 0))
         server = await asyncio.start_server(self._welcome, sock=door)
         self._tasks += [server, asyncio.create_task(self._beat())]
-        port: int = door.getsockname()[1]
-        return port
+        return door.getsockname()[1]
 
     async def _call(self, address: str, port: int, token: str) -> None:
         connecting = asyncio.open_connection(address, port, limit=_LONGEST)

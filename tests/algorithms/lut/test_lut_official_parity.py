@@ -50,8 +50,7 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def teacher_head(model: PretrainModel) -> nn.Module:
-    head: nn.Module = model.objectives.of(BroaderContext).teacher_head.module
-    return head
+    return model.objectives.of(BroaderContext).teacher_head.module
 
 
 def recorded_model() -> PretrainModel:

@@ -252,6 +252,10 @@ def test_layouts_hold_the_same_depths(tmp_path: Path, kind: str) -> None:
         ),
         (lambda root: None, {"protocol": "pixio"}, "60×80 pixels, less than crops of 256×256"),
         (lambda root: None, {"layers": "3"}, "layer 3, but the encoder has 2 blocks"),
+        (lambda root: {"class_token": False}, {"protocol": "pixio", "crop": "32,32"},
+         "reads the class token, which this encoder does not"),
+        (lambda root: {"positions": "relative"}, {"protocol": "dinov3", "crop": "32,32"},
+         "positions = relative supports only one; use look"),
         (lambda root: None, {"split": "train"}, "would be measured on training images"),
         (lambda root: None, {"max_depth": 0.5}, "has no depth between 0 and max_depth=0.5 m"),
         (lambda root: (root / "val/depth/val0.png").unlink(), {}, "1 are alone, such as val0"),
@@ -264,23 +268,9 @@ def test_layouts_hold_the_same_depths(tmp_path: Path, kind: str) -> None:
 def test_what_does_not_fit_is_said_before_any_work(
     tmp_path: Path, change: Callable[[Path], Any], settings: dict[str, Any], said: str
 ) -> None:
+    """``change`` is made to the data, or gives options of the encoder."""
     data = write_pairs(tmp_path / "data", "png")
-    change(data)
+    changed = change(data)
+    encoder = changed if isinstance(changed, dict) else {}
     with pytest.raises(UserError, match=rf"depth: .*{said}"):
-        results_of("depth", tiny_recipe(tmp_path, "mae"), data, **settings)
-
-
-@pytest.mark.parametrize(
-    ("encoder", "protocol", "said"),
-    [
-        ({"class_token": False}, "pixio", "reads the class token, which this encoder does not"),
-        ({"positions": "relative"}, "dinov3", "positions = relative supports only one; use look"),
-    ],
-)
-def test_encoders_that_a_protocol_cannot_use(
-    tmp_path: Path, encoder: dict[str, Any], protocol: str, said: str
-) -> None:
-    data = write_pairs(tmp_path / "data", "png")
-    with pytest.raises(UserError, match=rf"depth: .*{said}"):
-        recipe = tiny_recipe(tmp_path, "mae", **encoder)
-        results_of("depth", recipe, data, protocol=protocol, crop="32,32")
+        results_of("depth", tiny_recipe(tmp_path, "mae", **encoder), data, **settings)

@@ -44,8 +44,7 @@ def test_two_copies_of_two_shards_are_one_process(tiny: Path, run: Run, tmp_path
 def _weights(folder: Path) -> dict[str, Tensor]:
     """Return the model of the last checkpoint, teacher included."""
     (path,) = (folder / "checkpoints").glob("*-ba4")
-    weights: dict[str, Tensor] = read_checkpoint(str(path)).content["state"]["model"]
-    return weights
+    return read_checkpoint(str(path)).content["state"]["model"]
 
 
 @pytest.mark.parametrize(("degree", "copies"), [(None, 1), (4, 1), (2, 2), (1, 4)])

@@ -230,8 +230,7 @@ def _standardize(
 
     def shown(indices: range) -> Tensor:
         images = [samples[0, index][0].to(context.device) / 255 for index in indices]
-        padded: Tensor = detector.transform(images)[0].tensors
-        return padded
+        return detector.transform(images)[0].tensors
 
     steps = range(0, len(some), batch_size)
     detector.backbone.standardize(shown(some[step : step + batch_size]) for step in steps)

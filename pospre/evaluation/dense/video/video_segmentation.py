@@ -238,8 +238,7 @@ def contour(mask_HW: ndarray) -> ndarray:
     """Return bool: pixels that differ from their right, lower or lower right neighbour."""
     padded = np.pad(mask_HW, ((0, 1), (0, 1)), mode="edge")
     right, below, both = padded[:-1, 1:], padded[1:, :-1], padded[1:, 1:]
-    different: ndarray = (mask_HW != right) | (mask_HW != below) | (mask_HW != both)
-    return different
+    return (mask_HW != right) | (mask_HW != below) | (mask_HW != both)
 
 
 _MEASURES = {"J": region_similarity, "F": contour_accuracy}
