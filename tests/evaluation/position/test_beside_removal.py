@@ -26,11 +26,9 @@ def beside(
     model: PretrainModel, start: PretrainModel, recipe: Any, data: Path, **given: Any
 ) -> Any:
     """Return the results for a model beside its start."""
-    few = {"num_samples": 32, "iterations": 5, **given}
+    few, begun = {"num_samples": 32, "iterations": 5, **given}, Start(start.eval(), "w.pth")
     found = run_evaluation(
-        *("position_removal", model, recipe, data, few),
-        start=Start(start.eval(), "w.pth"),
-        progress=False,
+        "position_removal", model, recipe, data, few, start=begun, progress=False
     )["results"]
     assert f"\nverdict: {found['verdict'][:20]}" in results_table("position_removal", found)
     return found
