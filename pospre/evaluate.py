@@ -78,9 +78,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     shown, settings = shown_options(arguments), parse_settings(arguments.settings)
     check_model_and_data(arguments)
     # late imports, so that mistyped options and paths are fast
-    from pospre.evaluation.registry import check_settings
+    from pospre.evaluation.registry import check_settings, opens_start
 
     check_settings(arguments.name, settings)
+    if arguments.start is not None and not opens_start(arguments.name):
+        raise UserError(
+            f"--start = {arguments.start}, but {arguments.name} measures one model alone. Leave it "
+            f"out; for its figures, give --model {arguments.start}"
+        )
     from pospre.evaluation.figures import run_folder_of
     from pospre.evaluation.models import open_beside, open_model
     from pospre.evaluation.results_table import results_table

@@ -19,6 +19,7 @@ An evaluation has a settings class of the same name in ``pospre/evaluation/<kind
   evaluation's name;
 - ``missing(plan, opened) -> dict[str, str]``, if some of ``FIGURES`` need more than ``check``
   demands: those that will be None, each with the cause and the remedy;
+- ``OPENS_START = True`` if it reads ``context.start`` and its settings are not ``Compared``;
 - ``OWN_DATA = True`` if the data are not labelled images; ``check`` then opens them;
 - ``images(opened) -> int``, if the measured images are not all of the data: their number;
 - ``UNITS``, if these are not images: ``"videos"``;
@@ -186,6 +187,11 @@ def takes_start(name: str) -> bool:
     """
     compares = issubclass(settings_class(name), Compared)
     return compares and not hasattr(evaluation_module(name), "NEEDS")
+
+
+def opens_start(name: str) -> bool:
+    """Return whether ``--start`` has an effect on evaluation ``name``."""
+    return takes_start(name) or hasattr(evaluation_module(name), "OPENS_START")
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> Settings:

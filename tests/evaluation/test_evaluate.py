@@ -147,6 +147,8 @@ def test_mistakes_write_nothing(droppos_checkpoint, mae_checkpoint, image_folder
     assert "device 'tpu'" in fails("knn", *rest, "--device", "tpu")
     assert "does not exist" in fails("knn", *rest[:2], "--data", tmp_path / "nowhere", *rest[4:])
     assert "must end in .json" in fails("knn", *rest[:4], "--output", tmp_path / "out.txt")
+    alone = fails("spectrum", *rest, "--start", mae_checkpoint)
+    assert f"--start = {mae_checkpoint}, but spectrum measures one model alone" in alone
     message = fails("position_grid", "--model", mae_checkpoint, *rest[2:])
     assert "position_grid measures what algorithms.droppos or algorithms.mp3 trains" in message
     assert "this recipe has mae" in message

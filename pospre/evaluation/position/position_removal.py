@@ -74,6 +74,7 @@ from pospre.evaluation.registry import (
 from pospre.evaluation.run import check_evaluation
 from pospre.model.model import PretrainModel
 
+OPENS_START = True
 FIGURES = {"r2_left": "min", "top1_left": "min"}
 PICTURE = "position_removal.png"
 _MOST_PLANES = 15
