@@ -21,7 +21,7 @@ HEADS, LAST, ALL = {"train": "heads"}, {"train": {"last": 4}}, {"train": "all"}
 
 
 def model_of(*names: str, depth: int = 12, **options: Any) -> PretrainModel:
-    encoder = build_encoder("vit_tiny16", image_size=32, depth=depth, **options)
+    encoder = build_encoder("vit_tiny16", **{"image_size": 32, "depth": depth, **options})
     return PretrainModel(encoder, [made(name) for name in names or ("mae",)], seed=0)
 
 
@@ -176,6 +176,20 @@ def test_what_is_frozen_has_no_gradient_and_new_moments_when_it_trains_again() -
     (first, one), (second, none), (third, again) = seen
     assert (one, none, again) == (1.0, None, 1.0)
     assert torch.equal(first, second) and not torch.equal(second, third)
+
+
+def test_a_loop_gives_the_views_their_sizes_itself() -> None:
+    small, large = (
+        model_of(depth=1, image_size=size, patch_size=16, positions="rotary") for size in (32, 64)
+    )
+    given = {"until": 0.5}, {"sizes": {"view": 64}}
+    optimizer = build_optimizer(small, Optimizer(), batch_size=8)
+    stages = staged(small, *given)
+    assert stages.begin(0, optimizer) and stages.trained[0] == stages.trained[1]
+    with pytest.raises(UserError, match=r"stages\.1\.sizes\.view = 64, .* are {view: \[32, 32\]}"):
+        stages.begin(500, optimizer)
+    large.load_state_dict(small.state_dict())
+    assert staged(large, *given).begin(500, build_optimizer(large, Optimizer(), batch_size=8))
 
 
 def test_the_teacher_of_what_is_frozen_does_not_move() -> None:
