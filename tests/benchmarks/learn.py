@@ -23,7 +23,7 @@ from pospre.output import markdown_table
 YAMLS = Path(__file__).parents[2] / "yamls" / "learn"
 RESULTS = Path(__file__).parent / "results"
 WINDOW = 10  # logged lines that the first and the last figures of training are means of
-OWN_MEASURES = ("_accuracy", "_agreement", "_cosine", "_similarity")
+OWN_MEASURES = ("_accuracy", "_agreement", "_cosine", "_similarity", "_r2")
 TEST_NAMES = ("test", "val")
 SETTINGS = ("num_bank=10000", "num_samples=5000")
 

@@ -20,6 +20,9 @@ NAMES = {
     "ijepa": "I-JEPA",
     "stop": "StoP",
     "simmim": "SimMIM",
+    "lejepa": "LeJEPA",
+    "part": "PART",
+    "sp": "SP",
 }
 WIDTH, LEFT, RIGHT, TOP, ROW = 640, 110, 60, 12, 26
 CHANCE, MOST = 10, 50
