@@ -66,8 +66,7 @@ def _default(value: Any) -> str | None:
     if value is PydanticUndefined:
         return None
     if isinstance(value, BaseModel):
-        given = value.model_dump(exclude_defaults=True).items()
-        return f"{{{', '.join(f'{key}: {spelled(each)}' for key, each in given)}}}"
+        return spelled(value.model_dump(exclude_defaults=True))
     return spelled(value) or "''"
 
 

@@ -6,7 +6,6 @@ moments, and its rate rises to the others' over a ramp.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -21,6 +20,7 @@ from pospre.model.algorithm import unwrapped
 from pospre.model.model import PretrainModel
 from pospre.model.stage_times import StageTimes
 from pospre.nn.lora import PAIRS
+from pospre.nn.sizes import pair
 from pospre.recipe.sections import Stage, Trained
 
 
@@ -168,7 +168,7 @@ class Stages(StageTimes):
     def _check_sizes(self, number: int) -> None:
         for name, size in self.options[number].sizes.items():
             views = self._model.views
-            if name not in views or replace(views[name], size=size).shape != views[name].shape:
+            if name not in views or pair(size) != views[name].shape:
                 raise UserError(
                     f"stages.{number}.sizes.{name} = {spelled(size)}, but the model's views are "
                     f"{spelled({each: group.shape for each, group in views.items()})}. Recipes "
@@ -200,9 +200,9 @@ class Stages(StageTimes):
 
     def heading(self, number: int) -> str:
         """Return in words what trains in a stage, and the sizes of views that it has of its own."""
-        sizes = self.options[number].sizes
-        views = [f"{name} views of {spelled(size)} px" for name, size in sizes.items()]
-        return " with ".join([self.words(number), *([" and ".join(views)] if views else [])])
+        sizes = self.options[number].sizes.items()
+        views = " and ".join(f"{name} views of {spelled(size)} px" for name, size in sizes)
+        return f"{self.words(number)} with {views}" if views else self.words(number)
 
     def describe(self, number: int) -> str:
         """Return a line about a stage."""
@@ -249,5 +249,4 @@ def _words(train: Trained) -> str:
     if train.all:
         return "all"
     given = train.model_dump(exclude_defaults=True)
-    inside = ", ".join(f"{key}: {spelled(value)}" for key, value in given.items())
-    return f"{{{inside}}}" if given else "heads"
+    return spelled(given) if given else "heads"

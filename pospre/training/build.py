@@ -4,7 +4,8 @@ A recipe is resolved first: every argument is checked and filled in, including t
 All user mistakes are found here, before anything is written.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -131,18 +132,25 @@ def _check_sizes(parts: Components, stage: int) -> None:
     recipe = parts.recipe
     with torch.device("meta"):
         there = build_stage(recipe, stage).state_dict()
-    key = f"stages.{stage}.sizes = {spelled(recipe.stages[stage].sizes)}"
-    try:
+    with _naming_sizes(recipe, stage):
         estimate_memory(_resized(parts.loader, recipe.in_stage(stage))).check()
+        for name, tensor in parts.model.state_dict().items():
+            if there[name].shape != tensor.shape:
+                raise UserError(
+                    f"the tensor '{name}' would have the shape {tuple(there[name].shape)} instead "
+                    f"of {tuple(tensor.shape)}, as it depends on the number of patches. Leave out "
+                    "the size of the views that its method reads"
+                )
+
+
+@contextmanager
+def _naming_sizes(recipe: Recipe, stage: int) -> Iterator[None]:
+    """Begin the message of a ``UserError`` raised inside with the stage's sizes."""
+    try:
+        yield
     except UserError as error:
-        raise UserError(f"{key}: {error}") from None
-    for name, tensor in parts.model.state_dict().items():
-        if there[name].shape != tensor.shape:
-            raise UserError(
-                f"{key}: the tensor '{name}' would have the shape {tuple(there[name].shape)} "
-                f"instead of {tuple(tensor.shape)}, as it depends on the number of patches. Leave "
-                "out the size of the views that its method reads"
-            )
+        sizes = spelled(recipe.stages[stage].sizes)
+        raise error.restated(f"stages.{stage}.sizes = {sizes}: {error}") from error
 
 
 def build_algorithms(recipe: Recipe) -> list[PretrainAlgorithm]:
@@ -194,13 +202,11 @@ def build_model(recipe: Recipe, reference: nn.Module | None = None) -> PretrainM
 
 def build_stage(recipe: Recipe, stage: int, reference: nn.Module | None = None) -> PretrainModel:
     """Return the model as ``build_model`` does, with views of a stage's sizes."""
-    try:
-        return build_model(recipe.in_stage(stage), reference)
-    except UserError as error:
-        if not recipe.stages or not recipe.stages[stage].sizes:
-            raise
-        sizes = spelled(recipe.stages[stage].sizes)
-        raise UserError(f"stages.{stage}.sizes = {sizes}: {error}") from None
+    here = recipe.in_stage(stage)
+    if not recipe.stages or not recipe.stages[stage].sizes:
+        return build_model(here, reference)
+    with _naming_sizes(recipe, stage):
+        return build_model(here, reference)
 
 
 def load_model(uri: str, *, weights: Weights = "student") -> tuple[PretrainModel, Recipe]:
