@@ -201,8 +201,8 @@ class Stages(StageTimes):
     def heading(self, number: int) -> str:
         """Return in words what trains in a stage, and the sizes of views that it has of its own."""
         sizes = self.options[number].sizes.items()
-        views = " and ".join(f"{name} views of {spelled(size)} px" for name, size in sizes)
-        return f"{self.words(number)} with {views}" if views else self.words(number)
+        views = " and ".join(f"{spelled(size)} px ({name})" for name, size in sizes)
+        return f"{self.words(number)} at {views}" if views else self.words(number)
 
     def describe(self, number: int) -> str:
         """Return a line about a stage."""

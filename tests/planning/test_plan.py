@@ -89,7 +89,7 @@ def test_every_stage_has_its_cost(plan: Command, tmp_path: Path) -> None:
     heads, every, grown = found["stages"]
     assert heads["steps"] + every["steps"] + grown["steps"] == found["steps"]
     assert heads["trained"] < grown["trained"] < every["trained"]
-    assert heads["flops"] < every["flops"] < grown["flops"] and "view views of 324 px" in said
+    assert heads["flops"] < every["flops"] < grown["flops"] and "true} at 324 px (view)" in said
     # what must fit, and is planned, is the largest
     assert heads["time"] < every["time"] < grown["time"]
     assert grown["time"] == pytest.approx(found["best"]["seconds"]["total"])

@@ -215,7 +215,7 @@ def test_views_grow_in_a_run_from_random_weights(staged: Path, run: Run, tmp_pat
     assert run(staged, *options, "run_name=small")[0] == 0
     stages = f"stages=[{{until: 4ba}}, {{until: 8ba, {SIZES}}}, {{}}]"
     code, said = run(staged, *options, stages, "trainer.microbatch_size=auto")
-    assert code == 0 and "steps 5 to 8: all with view views of 96 px, 1.08 of 1.08" in said, said
+    assert code == 0 and "steps 5 to 8: all at 96 px (view), 1.08 of 1.08" in said, said
     small, losses = losses_of(tmp_path / "runs" / "small"), losses_of(folder)
     assert losses[:4] == small[:4] and not set(losses[4:]) & set(small)
     last = end(folder)
