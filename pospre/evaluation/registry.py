@@ -84,6 +84,7 @@ class Plan(Generic[Kind]):
     data: str
     settings: Kind
     folder: Path | None
+    has_start: bool = False
 
 
 @dataclass(frozen=True)

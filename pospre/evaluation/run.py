@@ -55,6 +55,8 @@ def check_evaluation(
     data_path: str | Path,
     settings: Mapping[str, Any],
     output: Path | None,
+    *,
+    has_start: bool = False,
 ) -> Checked:
     """Raise a ``UserError`` if ``run_evaluation`` would fail with these arguments; no model."""
     checked = check_settings(name, settings)
@@ -73,7 +75,7 @@ def check_evaluation(
     if output is not None:
         _check_replaced(name, output)
     folder = None if output is None else output.with_suffix("")
-    plan, opened = Plan(name, recipe, str(data_path), checked, folder), None
+    plan, opened = Plan(name, recipe, str(data_path), checked, folder, has_start), None
     with named_in_errors(name):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise UserError(f"its pictures would go to the folder {folder}, which is a file")
@@ -146,7 +148,9 @@ def run_evaluation(
     if origin:
         print(origin, file=sys.stderr)
     torch_device = find_device(device)
-    checked, opened, _ = check_evaluation(name, recipe, data_path, settings or {}, output)
+    checked, opened, _ = check_evaluation(
+        name, recipe, data_path, settings or {}, output, has_start=start is not None
+    )
     require_finite(model, address or "the model")
     make_initial = initial or (lambda: build_model(recipe))
     was_training, measured = model.training, encoder_hash(model)

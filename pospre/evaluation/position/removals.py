@@ -14,6 +14,7 @@ from pospre.evaluation.position.subspaces import (
     angles_between,
     blank_directions,
     blank_tokens,
+    check_blank,
     check_shown,
     covariance_plane,
     fewest,
@@ -75,6 +76,7 @@ class Removal(NamedTuple):
 
 def shown_by_blank(model: PretrainModel, settings: PositionRemoval) -> tuple[Tensor, Tensor]:
     """Return the directions and singular values of the blank image; refuse if it shows nothing."""
+    check_blank(model.encoder, settings.planes)
     directions_DR, values_R = blank_directions(blank_tokens(model, settings.blank))
     check_shown(model.encoder, values_R, settings.planes, largest_count(directions_DR))
     return directions_DR, values_R

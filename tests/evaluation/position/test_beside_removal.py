@@ -89,6 +89,15 @@ def test_only_encoders_without_absolute_places_move_with_the_image(
     )
 
 
+def test_the_blank_image_is_the_starts(tmp_path: Path, image_folder: Callable[..., Path]) -> None:
+    recipes = [tiny_recipe(tmp_path, "mae", positions=each, **TINY) for each in ("sincos", "none")]
+    table, none = map(build_model, recipes)
+    images, given = image_folder(num_images=32), {"by": "blank", "planes": 2}
+    assert beside(none, table, recipes[1], images, **given)["start_r2_left"] is not None
+    with pytest.raises(UserError, match=r"positions = none: a blank image is empty"):
+        beside(table, none, recipes[0], images, **given)
+
+
 def test_tokens_that_do_not_match_are_refused(tmp_path: Path, colours: Path) -> None:
     recipes = [tiny_recipe(tmp_path, "mae", image_size=32, patch_size=size) for size in (8, 16)]
     words = r"--start gives 2×2 tokens of 192 .* --model 4×4 tokens of 192 .* Give as --start"
