@@ -8,6 +8,7 @@ neighbours that are still nearest (images for the class token, patches of the im
 For patches also ``gram`` (DINOv3's), and of each encoder alone ``r2`` of a patch's place, ``norm``
 (largest length over the median) and ``blur`` (cosine between patches of an image); for both
 ``rank`` (RankMe). Means and maps are fitted on half of the images, the rest is read on the others.
+A start with another grid of patches is compared at the places of the encoder's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +20,18 @@ from torch import Tensor
 
 from pospre.errors import UserError
 from pospre.evaluation.analysis.settings import Drift
-from pospre.evaluation.analysis.similarity import Sums, cosine, rotation, unbiased_cka
+from pospre.evaluation.analysis.similarity import (
+    Sums,
+    cosine,
+    kept,
+    rotation,
+    similarities,
+    unbiased_cka,
+)
 from pospre.evaluation.features import centre_batches, check_images
 from pospre.evaluation.layers import chosen_layers, layer_tokens, planned_encoder
 from pospre.evaluation.registry import START, Context, Plan
+from pospre.model.comparison import on_grid
 from pospre.model.model import PretrainModel
 from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.positions.fading import Fading
@@ -33,7 +42,6 @@ FIGURES = {
     **dict.fromkeys(("patch_gram", "patch_r2", "patch_blur"), "min"),
 }
 KINDS = ("class", "patch")
-NEIGHBOURS = 5
 _LEAST = 16
 _READABLE = 0.2  # R² of the place, of positions that took the place of others
 
@@ -41,7 +49,9 @@ _READABLE = 0.2  # R² of the place, of positions that took the place of others
 class _Layer:
     """What is gathered of one layer: sums to fit from, and then figures of each further image."""
 
-    def __init__(self) -> None:
+    def __init__(self, grids: Mapping[str, tuple[int, int]]) -> None:
+        self.grids = grids
+        self.places_N2 = {name: _places(grid) for name, grid in grids.items()}
         self.places: dict[str, Sums] = {}
         self.turns = {"class": Sums(), "patch": Sums()}
         self.vectors: dict[tuple[str, str], list[Tensor]] = {}
@@ -54,29 +64,38 @@ class _Layer:
             for kind, each in kinds.items():
                 self.vectors.setdefault((name, kind), []).append(each.mean(1).cpu())
 
-    def fit(self, tokens: Mapping[str, Mapping[str, Tensor]], places_N2: Tensor) -> None:
+    def fit(self, tokens: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Add images to fit means, rotations and probes of places to."""
         for name, kinds in tokens.items():
             patches_BND = kinds["patch"]
-            shown = places_N2.expand(len(patches_BND), -1, -1).flatten(0, 1)
-            self.places.setdefault(name, Sums()).add(patches_BND.flatten(0, 1), shown)
+            places_BN2 = self.places_N2[name].expand(len(patches_BND), -1, -1).to(patches_BND)
+            self.places.setdefault(name, Sums()).add(
+                patches_BND.flatten(0, 1), places_BN2.flatten(0, 1)
+            )
+        beside = self._beside(tokens[START])
         for kind, own in tokens[""].items():
-            self.turns[kind].add(own.flatten(0, 1), tokens[START][kind].flatten(0, 1))
+            self.turns[kind].add(own.flatten(0, 1), beside[kind].flatten(0, 1))
 
-    def read(self, tokens: Mapping[str, Mapping[str, Tensor]], places_N2: Tensor) -> None:
+    def read(self, tokens: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Measure images with what was fitted."""
+        beside = self._beside(tokens[START])
         for kind, own in tokens[""].items():
-            start = tokens[START][kind]
+            start = beside[kind]
             mean, other, turn = self._map(kind)
             centred, wanted = own - mean, start - other
             self._note(f"{kind}_cosine", cosine(own, start).mean(1))
             self._note(f"{kind}_centred", cosine(centred, wanted).mean(1))
             self._note(f"{kind}_procrustes", cosine(centred @ turn, wanted).mean(1))
         for name, kinds in tokens.items():
-            self._read_patches(name, kinds["patch"], places_N2)
-        own, start = (_similarities(tokens[name]["patch"]) for name in ("", START))
+            self._read_patches(name, kinds["patch"])
+        own, start = (similarities(each["patch"]) for each in (tokens[""], beside))
         self._note("patch_gram", (own - start).square().mean((1, 2)))
         self._note("patch_kept", kept(own, start))
+
+    def _beside(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the start's tokens, its patches read at the places of the encoder's."""
+        patches = on_grid(start["patch"], self.grids[START], self.grids[""])
+        return {**start, "patch": patches}
 
     def _map(self, kind: str) -> tuple[Tensor, Tensor, Tensor]:
         if kind not in self._maps:
@@ -85,8 +104,9 @@ class _Layer:
             self._maps[kind] = tuple(each.float() for each in parts)  # type: ignore[assignment]
         return self._maps[kind]
 
-    def _read_patches(self, name: str, patches_BND: Tensor, places_N2: Tensor) -> None:
+    def _read_patches(self, name: str, patches_BND: Tensor) -> None:
         weights, bias = (each.float() for each in self.places[name].ridge())
+        places_N2 = self.places_N2[name].to(patches_BND)
         residual = (patches_BND @ weights + bias - places_N2).square().sum((1, 2))
         self._note(f"{name}patch_residual", residual)
         length = patches_BND.norm(dim=-1)
@@ -98,10 +118,11 @@ class _Layer:
     def _note(self, name: str, value_B: Tensor) -> None:
         self.values.setdefault(name, []).append(value_B.double().cpu())
 
-    def figures(self, names: Sequence[str], spread: float) -> dict[str, float]:
-        """Return all figures of the layer; ``spread`` is the sum of squares of centred places."""
+    def figures(self) -> dict[str, float]:
+        """Return all figures of the layer."""
         means = {key: float(torch.cat(batches).mean()) for key, batches in self.values.items()}
-        for name in names:
+        for name, places_N2 in self.places_N2.items():
+            spread = float((places_N2 - places_N2.mean(0)).square().sum())
             means[f"{name}patch_r2"] = 1 - means.pop(f"{name}patch_residual") / spread
         for (name, kind), parts in self.vectors.items():
             own_MD = torch.cat(parts)
@@ -110,7 +131,7 @@ class _Layer:
                 other_MD = torch.cat(self.vectors["", kind])
                 means[f"{kind}_cka"] = unbiased_cka(other_MD, own_MD)
             if name == START and kind == "class":
-                both = (_similarities(each[None]) for each in (other_MD, own_MD))
+                both = (similarities(each[None]) for each in (other_MD, own_MD))
                 means["class_kept"] = float(kept(*both))
         return means
 
@@ -131,14 +152,11 @@ def evaluate(context: Context, settings: Drift) -> dict[str, Any]:
             "(a recipe's encoder.weights, or --start FILE)"
         )
     models = context.models(baseline=settings.baseline)
-    grids = {model.encoder.grid_of(*context.image_size) for model in models.values()}
-    if len(grids) > 1:
-        raise UserError("the start has another grid of patches, so patches cannot be compared")
-    (grid,) = grids
+    _check_alike(models[START].encoder, context.model.encoder)
+    grids = {name: each.encoder.grid_of(*context.image_size) for name, each in models.items()}
     kinds = KINDS[not context.model.encoder.has_class_token :]
     numbers = chosen_layers(settings.layers, context.model.encoder.depth, first=1)
-    layers = {number: _Layer() for number in numbers}
-    places_N2 = _places(grid).to(context.device)
+    layers = {number: _Layer(grids) for number in numbers}
     to_fit, count = context.opened // 2, 0
     for batch in centre_batches(context, settings):
         size = len(batch["index"])
@@ -152,19 +170,32 @@ def evaluate(context: Context, settings: Drift) -> dict[str, Any]:
             tokens = {name: read[name][number] for name in models}
             layer.keep(tokens)
             if cut:
-                layer.fit(_rows(tokens, slice(cut)), places_N2)
+                layer.fit(_rows(tokens, slice(cut)))
             if cut < size:
-                layer.read(_rows(tokens, slice(cut, None)), places_N2)
-    spread = float((places_N2 - places_N2.mean(0)).square().sum())
-    figures = {number: layer.figures([*models], spread) for number, layer in layers.items()}
+                layer.read(_rows(tokens, slice(cut, None)))
+    figures = {number: layer.figures() for number, layer in layers.items()}
     return {
         **figures[numbers[-1]],
         **{f"{name}_moved": distance for name, distance in context.moved.items()},
         "repositioned": repositioned(context.model.encoder, models[START].encoder),
         "rows": [_row(number, kind, figures[number]) for number in numbers for kind in kinds],
         "images": count,
-        "grid": list(grid),
+        "grid": list(grids[""]),
     }
+
+
+def _check_alike(start: PatchEncoder, own: PatchEncoder) -> None:
+    """Raise a ``UserError`` unless the blocks and tokens of both belong together."""
+    theirs, ours = (
+        f"depth {each.depth}, width {each.embed_dim} and "
+        f"{'a' if each.has_class_token else 'no'} class token"
+        for each in (start, own)
+    )
+    if theirs != ours:
+        raise UserError(
+            f"the start has {theirs}, and the model {ours}, so they cannot be compared block by "
+            "block. Give as --start the weights that its training started from"
+        )
 
 
 def check(plan: Plan[Drift]) -> int:
@@ -272,22 +303,3 @@ def _places(grid: tuple[int, int]) -> Tensor:
     """Return row and column of every patch, (N, 2)."""
     rows, columns = (torch.arange(side, dtype=torch.float32) for side in grid)
     return torch.cartesian_prod(rows, columns)
-
-
-def _similarities(tokens_BND: Tensor) -> Tensor:
-    """Return the cosines (B, N, N) between the tokens of each image."""
-    directions = F.normalize(tokens_BND, dim=-1)
-    return directions @ directions.mT
-
-
-def kept(own_BNN: Tensor, start_BNN: Tensor) -> Tensor:
-    """Return the share (B,) of the nearest neighbours in the start that are still nearest."""
-    count = min(NEIGHBOURS, own_BNN.shape[1] - 1)
-    nearest = []
-    for similarity in (own_BNN, start_BNN):
-        others = similarity.clone()
-        others.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
-        places = others.topk(count, dim=-1).indices
-        nearest.append(torch.zeros_like(others, dtype=torch.bool).scatter_(-1, places, True))
-    both = (nearest[0] & nearest[1]).sum(-1) / count
-    return both.mean(-1)

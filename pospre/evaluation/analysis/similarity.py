@@ -1,10 +1,12 @@
-"""Similarities of two sets of features: unbiased CKA, Procrustes, and sums to fit from."""
+"""Similarities of two sets of features: unbiased CKA, Procrustes, neighbours, sums to fit from."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pospre.model.comparison import half_squared_distance
 
+NEIGHBOURS = 5
 _SHRINKAGE = 1e-3  # of the mean variance: directions without data have no rotation
 
 
@@ -91,3 +93,22 @@ class Sums:
         own = own + _SHRINKAGE * own.diagonal().mean() * torch.eye(len(own)).to(own)
         weights = torch.linalg.solve(own, cross)
         return weights, y - x @ weights
+
+
+def similarities(tokens_BND: Tensor) -> Tensor:
+    """Return the cosines (B, N, N) between the tokens of each image."""
+    directions = F.normalize(tokens_BND, dim=-1)
+    return directions @ directions.mT
+
+
+def kept(own_BNN: Tensor, start_BNN: Tensor) -> Tensor:
+    """Return the share (B,) of the nearest neighbours in the start that are still nearest."""
+    count = min(NEIGHBOURS, own_BNN.shape[1] - 1)
+    nearest = []
+    for similarity in (own_BNN, start_BNN):
+        others = similarity.clone()
+        others.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+        places = others.topk(count, dim=-1).indices
+        nearest.append(torch.zeros_like(others, dtype=torch.bool).scatter_(-1, places, True))
+    both = (nearest[0] & nearest[1]).sum(-1) / count
+    return both.mean(-1)

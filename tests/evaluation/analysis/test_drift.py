@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from pospre.errors import UserError
-from pospre.evaluation.analysis.drift import alarms, kept, repositioned
+from pospre.evaluation.analysis.drift import alarms, repositioned
+from pospre.evaluation.analysis.similarity import kept
 from pospre.evaluation.models import Start, moved
 from pospre.evaluation.run import run_evaluation
+from pospre.model.comparison import on_grid
 from pospre.nn.build import build_encoder
 from pospre.training.build import build_model
 from tests.evaluation.analysis.small import small_recipe
@@ -107,3 +109,40 @@ def test_a_scale_is_no_drift_and_a_shift_only_of_the_mean(
     assert figures["shifted"]["patch_cka"] == pytest.approx(1, abs=1e-5)
     with pytest.raises(UserError, match="drift: it compares with the weights that training"):
         run_evaluation("drift", shifted, recipe, str(data), settings, progress=False, device="cpu")
+
+
+@torch.no_grad()
+def test_a_start_with_other_patches_is_read_at_the_places_of_the_model(
+    image_folder: Callable[..., Path],
+) -> None:
+    recipes = [small_recipe(patch_size=patch) for patch in (8, 16)]
+    own, start = (build_model(each).eval() for each in recipes)
+    data, seen = image_folder(24), []
+
+    def watched(module: Any, inputs: Any, tokens: Any) -> None:
+        seen.append(tokens)
+
+    settings: dict[str, Any] = {"num_samples": 24, "baseline": False, "layers": (2,)}
+    options: dict[str, Any] = {"progress": False, "device": "cpu", "start": Start(start, "file")}
+    norms: list[Any] = [each.encoder.norm for each in (own, start)]
+    hooks = [norm.register_forward_hook(watched) for norm in norms]
+    beside, alone = (
+        run_evaluation("drift", model, recipe, str(data), settings, **options)["results"]
+        for model, recipe in zip((own, start), recipes, strict=True)
+    )
+    for hook in hooks:
+        hook.remove()
+    for key in ("r2", "norm", "blur", "rank"):  # of the start alone: on its own grid
+        assert beside[f"start_patch_{key}"] == pytest.approx(alone[f"start_patch_{key}"])
+    fine, coarse = (tokens[12:, 1:] for tokens in seen[:2])
+    read = on_grid(coarse, (2, 2), (4, 4))
+    expected = float(torch.cosine_similarity(fine, read, dim=-1).mean())
+    assert beside["patch_cosine"] == pytest.approx(expected, abs=1e-5)
+    assert alone["patch_cosine"] == 1 and beside["class_cosine"] < 0.99
+    for change, words in (
+        ({"depth": 1}, "the start has depth 1, width 32 and a class token, and the model depth 2"),
+        ({"class_token": False}, "32 and no class token, and the model .* and a class token"),
+    ):
+        options["start"] = Start(build_model(small_recipe(**change)), "file")
+        with pytest.raises(UserError, match=words):
+            run_evaluation("drift", own, recipes[0], str(data), settings, **options)
