@@ -11,7 +11,7 @@ from pospre.embedding.parquet import pyarrow
 from pospre.embedding.settings import Embed
 from pospre.errors import UserError
 from pospre.evaluation.layers import check_grid
-from pospre.evaluation.models import Subject, open_model
+from pospre.evaluation.models import MODEL_KEYS, Subject, open_model
 from pospre.evaluation.run import encoder_hash, find_device, require_finite, whole_float32
 from pospre.nn.weights.timm_models import PREFIX
 from pospre.object_store import is_remote
@@ -89,7 +89,7 @@ def _subject(
     subject = open_model(address, weights=weights, shown=shown, seed=seed)
     encoder = subject.model.encoder
     size = size or encoder.image_size
-    check_size(size, encoder.patch_size)
+    check_size(size, encoder.patch_size, MODEL_KEYS.size)
     check_grid(encoder, encoder.grid_of(*size), f"--image-size {size[0]}x{size[1]}")
     if subject.origin:
         print(subject.origin, file=sys.stderr)

@@ -18,8 +18,9 @@ from pospre.training.foreign import AS_NOTED, Shown, open_foreign, untrained
 from pospre.training.weight_files import Keys, is_weights_file
 from pospre.training.weight_records import Weights
 
+_BESIDE = "the start sees the same images: encoder.image_size"
 MODEL_KEYS = Keys("--model ", "--weights")
-START_KEYS = Keys("--start ", "--start")
+START_KEYS = Keys("--start ", "--start", _BESIDE)
 
 
 class Start(NamedTuple):
@@ -95,7 +96,7 @@ def open_start(recipe: Recipe) -> Start:
     """Return the encoder that a recipe starts from, see ``open_beside``."""
     given = recipe.encoder
     assert given.weights is not None
-    keys = Keys("encoder.weights = ", "encoder.weights_from")
+    keys = Keys("encoder.weights = ", "encoder.weights_from", _BESIDE)
     return open_beside(given.weights, recipe, keys, weights=given.weights_from)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, cast
 
 import torch
@@ -26,6 +26,7 @@ from pospre.recipe.provenance import concealed
 from pospre.recipe.recipe import Recipe
 from pospre.run.checkpoints.folders import checkpoint_folders, checkpoints_of
 from pospre.run.checkpoints.reading import Checkpoint, open_newest
+from pospre.run.folder import starts_over
 from pospre.training.build import build_model, model_of, without_pairs
 from pospre.training.data import open_data
 from pospre.training.reference import with_encoders
@@ -55,6 +56,7 @@ def check_evaluations(recipe: Recipe) -> None:
             raise error.restated(f"recipe: evaluation.{name}: {error}") from error
         missing |= {f"{name}/{figure}": why for figure, why in checked.missing.items()}
         images[name] = _images(entry, checked) if entry.is_declared else 0
+    _check_start(recipe, images)
     for key, figure in _asked(recipe):
         if figure in missing:
             raise UserError(f"recipe: {key} = {figure}: {missing[figure]}")
@@ -85,6 +87,20 @@ def _check_verdict(verdict: Verdict, recipe: Recipe) -> None:
             "verdict: the student will be judged, but there is a teacher, which is usually better; "
             "verdict.weights: teacher judges it"
         )
+
+
+def _check_start(recipe: Recipe, names: Iterable[str]) -> None:
+    """Raise a ``UserError`` if the start of a new run cannot be measured beside it."""
+    resumes = not starts_over(recipe) and checkpoints_of(recipe)
+    if recipe.encoder.weights is None or resumes or not any(map(takes_start, names)):
+        return  # a resumed run does not need the file
+    try:
+        open_start(recipe)
+    except UserError as error:
+        raise error.restated(
+            f"recipe: the frozen start cannot be measured beside the run: {error} Or measure none: "
+            "evaluation={} verdict=null"
+        ) from error
 
 
 def _images(entry: Planned, checked: Checked) -> int:

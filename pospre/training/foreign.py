@@ -95,7 +95,7 @@ def _of_timm(address: str, weights: Weights, shown: Shown, seed: int, keys: Keys
     patch = pair(timm_size(name).patch_size)
     config = timm.get_pretrained_cfg(name)
     size = shown.image_size or pair(config.input_size[1:] if config else 224)
-    check_size(size, patch)
+    check_size(size, patch, keys.size)
     vit, encoder = _timm_encoder(name, size)
     positions = encoder.positions.as_given()
     usual = usual_views({"image_size": size, "patch_size": patch, "positions": positions})
@@ -134,7 +134,7 @@ def _of_file(uri: str, weights: Weights, shown: Shown, seed: int, keys: Keys) ->
     own, grid = pair(options["image_size"]), grid_of_table(options)
     usual = own if known.encoder else usual_views(options)
     options |= {"image_size": shown.image_size or usual}
-    check_size(pair(options["image_size"]), pair(options["patch_size"] or 1))
+    check_size(pair(options["image_size"]), pair(options["patch_size"] or 1), keys.size)
     options = keeping_table(options, grid, source)
     if shown.channels is not None and becomes_grey(shown.channels, options["channels"]):
         options["channels"] = shown.channels
@@ -191,7 +191,7 @@ def untrained(model: PretrainModel, seed: int) -> PretrainModel:
     return twin.eval()
 
 
-def check_size(image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
-    """Raise a ``UserError`` if patches do not divide the size of ``--image-size``."""
+def check_size(image_size: tuple[int, int], patch_size: tuple[int, int], key: str) -> None:
+    """Raise a ``UserError`` if patches do not divide the size of images that the option gives."""
     for side, patch in zip(image_size, patch_size, strict=True):
-        check_divides(side, patch, key="--image-size")
+        check_divides(side, patch, key=key)

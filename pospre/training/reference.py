@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pospre.atomic_file import write_atomic
 from pospre.collectives import from_rank_zero, print_once
+from pospre.command_line import weights_hint
 from pospre.errors import UserError
 from pospre.model.model import PretrainModel
 from pospre.model.reference import Reference
@@ -138,6 +139,11 @@ def _opened(recipe: Recipe) -> tuple[PretrainModel, str]:
             "file."
         )
     if not address.startswith(PREFIX) and not is_weights_file(address):
+        if not os.path.lexists(address) and not is_remote(address):
+            raise UserError(
+                f"reference.weights = {address} does not exist. Give start, a file of weights, or "
+                f"a run{weights_hint(address)}."
+            )
         return model_of(open_checkpoint(address), weights=which)[0], ""
     with torch.random.fork_rng(devices=[]):
         foreign = open_foreign(address, which, _KEYS, shown=Shown(channels=recipe.encoder.channels))

@@ -39,10 +39,11 @@ _PREFIX = {"student": "encoder.", "teacher": "teacher.module."}
 
 
 class Keys(NamedTuple):
-    """Names in errors of the options that give a file and choose its encoder."""
+    """Names in errors of the options that give a file, its encoder, and the size of images."""
 
     weights: str
     which: str
+    size: str = "--image-size"
 
 
 @dataclass(frozen=True)

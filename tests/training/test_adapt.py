@@ -167,6 +167,11 @@ def test_a_recipe_and_weights_are_the_whole_command(
     ("overrides", "said"),
     [
         (("verdict={}",), "verdict compares with the weights that training starts from"),
+        (
+            ("verdict={}", "PATCHES"),
+            r"the frozen start cannot be measured beside the run: the start sees the same images: "
+            r"encoder.image_size = 72 is not divisible by the patch size 16.*evaluation=",
+        ),
         (("verdict.guard=[knn/top1]", "START"), "verdict.guard needs a verdict.figure"),
         (("verdict.stop=worse", "START"), "verdict.stop needs a verdict.figure"),
         (("verdict.figure=knn/top2", "START"), "verdict: knn/top2 cannot be compared"),
@@ -192,6 +197,7 @@ def test_verdicts_that_cannot_be_given(
     few, boxes = image_folder(8, name="few"), voc_folder(tmp_path / "boxes", {"train": 2, "val": 8})
     known = {
         "START": f"encoder={{weights: {start}}}",
+        "PATCHES": f"encoder={{weights: {start}, patch_size: 8, image_size: 72}}",
         "verdict.data=FEW": f"verdict.data={few}",
         "BOXES": f"verdict.data={boxes}",
     }

@@ -120,6 +120,7 @@ def test_sources_are_files_runs_and_timm_with_a_file(
         (["encoder={name: vit_tiny16, image_size: 64}"], "start is the encoder .* Set encoder.we"),
         (["reference.weights=timm:vit_tiny_patch16_224"], "random weights. Give timm:.*,FILE"),
         (["reference.weights=nothing.pth"], "reference.weights = nothing.pth does not exist"),
+        (["reference.weights=nothing"], "= nothing does not exist. Give .*; if it is a timm model"),
         (["reference={}"], "'reference.weights'"),
     ],
 )
