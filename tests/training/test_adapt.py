@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from safetensors.torch import load_file
 
 from pospre import evaluate, export
 from pospre.data.opening import open_reader
@@ -103,6 +104,20 @@ def test_a_run_is_judged_against_its_start(
         assert export.main(words) == 0
         card = out.with_name(f"{weights}.pth.md").read_text()
         assert (sentence in card) == is_there and "## Verdict" in card
+
+
+def test_a_run_that_trains_only_heads_exports_the_bytes_of_its_start(
+    tiny: Path, run: Run, tmp_path: Path, start: Path
+) -> None:
+    asked = f"encoder={{weights: {start}}}", MAE, "stages=[{until: 2ba, train: heads}, {}]"
+    code, said = run(tiny, *asked, "trainer.max_duration=3ba", "trainer.save_interval=1ba")
+    assert code == 0, said
+    (saved,) = (tmp_path / "runs" / "tiny" / "checkpoints").glob("ep*-ba2")
+    out = tmp_path / "heads.safetensors"
+    assert export.main([str(saved), str(out), "--format", "safetensors"]) == 0
+    published, found = load_file(start), load_file(out)
+    assert found.keys() == published.keys()
+    assert all(found[name].equal(tensor) for name, tensor in published.items())
 
 
 def test_without_a_declared_figure_only_drift_is_told(
