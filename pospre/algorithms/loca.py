@@ -7,7 +7,6 @@ of clusters, less the entropy of the mean predicted cluster.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from pospre import draws
 from pospre.algorithms.dinov2.losses import sinkhorn, soft_cross_entropy
 from pospre.algorithms.dinov2.prototype_task import PrototypeHead
-from pospre.batch import EPOCH, INDEX, Batch, box_key, flip_key, known_boxes, view_keys
+from pospre.batch import EPOCH, INDEX, Batch, flip_key, known_boxes, view_keys
 from pospre.collectives import num_ranks, sum_over_ranks
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
@@ -40,23 +39,16 @@ from pospre.ranges import PositiveShare, Ratio
 
 QUERIES = ("query", "focal")
 CONTEXT, KEPT = "loca/context", "loca/query"
+PLACE, ENCODED = "loca/place", "loca/encoded"
 
 
 class PlaceInReference(PlaceObjective):
-    """The attention to the reference, the classifier of places, and the clusters.
+    """The attention to the reference, the classifier of places, and the clusters."""
 
-    Args:
-        encoder: the encoder.
-        options: the method's.
-        grids: (rows, columns) of the patches of each group of queries.
-    """
-
-    def __init__(
-        self, encoder: PatchEncoder, options: "LOCA", grids: Mapping[str, tuple[int, int]]
-    ) -> None:
+    def __init__(self, encoder: PatchEncoder, options: "LOCA") -> None:
         super().__init__()
-        self.weight, self.options, self.grids = options.weight, options, grids
-        self.num_prefix, self.grid, dim = encoder.num_prefix_tokens, encoder.grid, encoder.embed_dim
+        self.weight, self.options = options.weight, options
+        self.num_prefix, dim = encoder.num_prefix_tokens, encoder.embed_dim
         self.attend = CrossBlock(dim, encoder.positions.dims.num_heads)
         self.norm = nn.LayerNorm(dim, 1e-6)
         self.predict = nn.Linear(dim, encoder.num_patches)
@@ -80,7 +72,8 @@ class PlaceInReference(PlaceObjective):
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return ``logits`` (B, Q, N) and what the loss has of clusters, of all query patches."""
         options, reference = self.options, passes["teacher"][:, self.num_prefix :]
-        query = torch.cat([self._patches(passes[group], len(reference)) for group in self.grids], 1)
+        groups = [passes[group] for group in QUERIES if group in passes]
+        query = torch.cat([self._patches(tokens, len(reference)) for tokens in groups], 1)
         context = gather_tokens(reference + self.cells, batch[CONTEXT])
         outputs = {"logits": self.predict(self.norm(self.attend(query, context)))}
         # Sinkhorn starts from softmaxed rows, as in the published code
@@ -101,26 +94,8 @@ class PlaceInReference(PlaceObjective):
         return tokens_RTD[:, self.num_prefix :].unflatten(0, (samples, -1)).flatten(1, 2)
 
     def places(self, batch: Batch) -> Tensor:
-        """Return the reference's cell of every query patch, −1 outside: int64 (B, Q)."""
-        whole, index = self._cells(batch)
-        return whole.gather(1, index)
-
-    def _cells(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the cell of all patches of the query views (B, P), and the encoded ones (B, Q)."""
-        reference = mirrored_boxes(batch[box_key()], batch[flip_key()])
-        found = []
-        for group, grid in self.grids.items():
-            box = mirrored_boxes(batch[box_key(group)], batch[flip_key(group)])
-            whole = reference.expand_as(box).flatten(0, 1)
-            cells = label_in(whole, self.grid, box.flatten(0, 1), grid)
-            found.append(cells.unflatten(0, box.shape[:2]).flatten(1))
-        places = torch.cat(found, dim=1)
-        index = torch.arange(places.shape[1], device=places.device).expand_as(places)
-        if KEPT in batch:
-            kept, patches = batch[KEPT], math.prod(self.grids["query"])
-            start = patches * torch.arange(kept.shape[1], device=kept.device).unsqueeze(1)
-            index = torch.cat([(kept + start).flatten(1), index[:, found[0].shape[1] :]], dim=1)
-        return places, index
+        """Return the reference's cell of every encoded query patch, −1 outside: int64 (B, Q)."""
+        return batch[PLACE].gather(1, batch[ENCODED])
 
     def loss(self, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the sum of both cross-entropies, over patches inside, less the mean's entropy."""
@@ -138,7 +113,7 @@ class PlaceInReference(PlaceObjective):
 
         Those that are encoded and lie inside the reference count.
         """
-        (places, index), logits = self._cells(batch), outputs["logits"]
+        places, index, logits = batch[PLACE], batch[ENCODED], outputs["logits"]
         nothing = logits.new_zeros(*places.shape, logits.shape[-1])
         asked = slot_mask(index, places.shape[1])
         answers = scatter_tokens(nothing, index, logits)
@@ -167,7 +142,9 @@ class LOCA(PretrainAlgorithm):
     Needs the group ``view``, the reference, and ``query``, one or more crops of the whole image;
     ``focal``, smaller crops, is optional. Writes ``loca/context`` (B, M), the patches of the
     reference that give keys, a run in row-major order, and ``loca/query`` (B, V, K), the patches
-    that are encoded of each view of ``query``. All patches of ``focal`` are.
+    that are encoded of each view of ``query``. All patches of ``focal`` are. ``loca/place`` (B, P)
+    has the reference's cell of all patches of the queries, ``loca/encoded`` (B, Q) which of them
+    are encoded.
     """
 
     pretext_task: ClassVar[TaskDescription | None] = TaskDescription(
@@ -204,7 +181,7 @@ class LOCA(PretrainAlgorithm):
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the teacher's pass over the reference, and those over the queries."""
-        keys: dict[str, str | None] = {CONTEXT: "queries see them"}
+        keys: dict[str, str | None] = {CONTEXT: "queries see them", PLACE: None, ENCODED: None}
         passes = {"teacher": Pass(teacher=True), "focal": Pass("focal", optional=True)}
         passes["query"] = Pass("query", over=KEPT if self.query_mask_ratio else ALL)
         if self.query_mask_ratio:
@@ -252,22 +229,33 @@ class LOCA(PretrainAlgorithm):
         """Return how many patches of a view of ``query`` are encoded."""
         return num_visible(math.prod(grid), self.query_mask_ratio, key="loca.query_mask_ratio")
 
-    def head(self, encoder: PatchEncoder, layout: Layout) -> PlaceInReference:
-        """Return the head over the groups of queries that there are."""
-        groups = [group for group in QUERIES if group in layout.views]
-        return PlaceInReference(encoder, self, {each: layout.grid(each) for each in groups})
-
     def write(self, batch: Batch, model: PretrainModel) -> None:
-        """Draw the patches that queries see, and those of ``query``."""
-        head = model.objectives[self.module_name()]
-        assert isinstance(head, PlaceInReference)
-        for group in ("view", *head.grids):
-            known_boxes(batch, group, self.module_name())
+        """Draw the patches that queries see, and those of ``query``; find where all of them lie."""
         patches, count = model.encoder.num_patches, self.num_context(model.encoder)
         keys = draws.sample_keys(model.seed, batch[EPOCH], batch[INDEX], 0, CONTEXT)
         start = (draws.uniform(keys, 1) * (patches - count + 1)).long()
         batch[CONTEXT] = start + torch.arange(count, device=start.device)
+        # labels are integers, which no precision of FSDP2 rounds as it would boxes
+        batch[PLACE] = torch.cat(
+            [self._cells(batch, g, model) for g in QUERIES if g in model.views], 1
+        )
+        encoded = torch.arange(batch[PLACE].shape[1], device=start.device).expand(len(start), -1)
         if self.query_mask_ratio:
-            grid = head.grids["query"]
-            keys = view_keys(batch, batch[box_key("query")].shape[1], model.seed, KEPT)
-            batch[KEPT] = draws.permutation(keys, math.prod(grid))[..., : self.num_kept(grid)]
+            grid, views = model.grid("query"), model.views["query"].count
+            own = math.prod(grid)
+            batch[KEPT] = draws.permutation(view_keys(batch, views, model.seed, KEPT), own)[
+                ..., : self.num_kept(grid)
+            ]
+            first = encoded[:, : views * own].unflatten(1, (views, own)).gather(2, batch[KEPT])
+            encoded = torch.cat([first.flatten(1), encoded[:, views * own :]], dim=1)
+        batch[ENCODED] = encoded
+
+    def _cells(self, batch: Batch, group: str, model: PretrainModel) -> Tensor:
+        """Return the reference's cell of all patches of a group's views: (B, V·N)."""
+        reference, views = (
+            mirrored_boxes(known_boxes(batch, each, self.module_name()), batch[flip_key(each)])
+            for each in ("view", group)
+        )
+        whole = reference.expand_as(views).flatten(0, 1)
+        cells = label_in(whole, model.encoder.grid, views.flatten(0, 1), model.grid(group))
+        return cells.unflatten(0, views.shape[:2]).flatten(1)
