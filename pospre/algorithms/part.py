@@ -165,7 +165,7 @@ class PART(PretrainAlgorithm):
 
     sizes: PositiveRange = (0.5, 2.0)
     """Smallest and largest side of a cut patch, in sides of the encoder's patch; width and height
-    are drawn apart. [1, 1]: all are equal, and only the offsets are predicted.
+    are drawn apart. Equal numbers, as [1, 1]: only the offsets are predicted.
     """
     share: PositiveShare = 1.0
     """Number of patches, as a share of the patches of the grid. Fewer overlap less: patches that
@@ -185,7 +185,7 @@ class PART(PretrainAlgorithm):
     @property
     def varies(self) -> bool:
         """Whether sizes are predicted."""
-        return self.sizes != (1.0, 1.0)
+        return self.sizes[0] < self.sizes[1]
 
     def uses(self, encoder: PatchEncoder) -> Uses:
         """Declare the pass over the mosaic, without places."""
@@ -210,11 +210,12 @@ class PART(PretrainAlgorithm):
         """Raise ``UserError`` if patches do not fit or pairs do not exist; warn of idle places."""
         patch, (rows, columns) = layout.encoder.patch_size, layout.grid(GROUP)
         largest = min(rows, columns)
-        if self.sizes[1] > largest:
+        if self.sizes[1] > largest or self.sizes[0] == largest:
             raise UserError(
                 f"part.sizes = {[*self.sizes]}, but a view of {rows * patch[0]} × "
-                f"{columns * patch[1]} pixels holds no patch of more than {largest} sides. Use "
-                f"{largest} or less, or larger views: data.views.part.size."
+                f"{columns * patch[1]} pixels holds no patch of more than {largest} sides, and one "
+                "of as many in a single place. Use smaller ones, or larger views: "
+                "data.views.part.size."
             )
         count = self.num_patches(rows * columns)
         exist = count * (count - 1)

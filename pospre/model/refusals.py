@@ -125,11 +125,18 @@ def check_seen(layout: Layout) -> None:
 
 
 def check_options(layout: Layout) -> None:
-    """Raise ``UserError`` for options of a method that would hide patches if no host did."""
+    """Raise ``UserError`` for options that have no effect beside another method.
+
+    These are of a method that would hide patches if no host did, or would have a teacher.
+    """
     host = f"the host {layout.hider}, which chooses the visible patches"
     for name, uses in layout.uses.items():
+        method = layout.methods[name]
         for option in uses.hides.options if uses.hides and name != layout.hider else ():
-            layout.methods[name].check_used(option, False, host)
+            method.check_used(option, False, host)
+        for option in ("momentum_start", "momentum_end") if name != layout.teacher else ():
+            if uses.teacher is not None and hasattr(method, option):
+                method.check_used(option, False, f"the teacher of {layout.teacher}")
 
 
 def check_group(layout: Layout, method: str, name: str, own: Pass) -> None:
@@ -168,10 +175,11 @@ def check_joined(passes: Mapping[str, EncoderPass], method: str, name: str) -> N
 def check_same(name: str, before: EncoderPass, method: str, laid: EncoderPass) -> None:
     """Raise ``UserError`` if two methods would encode different tokens in one pass."""
     if _tokens(before) != _tokens(laid):
+        other = ", or change the host's mask_ratio: some hosts can either hide patches or show all"
         raise UserError(
             f"algorithms: {' and '.join(before.readers)} encodes {_tokens(before)}, but {method} "
-            f"{_tokens(laid)}, and both train on the pass '{name}'. Use one of them, or change the "
-            "host's mask_ratio: some hosts can either hide patches or show all."
+            f"{_tokens(laid)}, and both read the pass '{name}'. Use one of them"
+            f"{other if before.group == laid.group and not laid.teacher else ''}."
         )
 
 

@@ -151,6 +151,8 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
      lambda: part(share=0.25)),
     (r"part.sizes = \[1.0, 5.0\], but a view of 32 × 32 pixels holds no patch of more than 4",
      lambda: part(sizes=(1.0, 5.0))),
+    (r"part.sizes = \[4.0, 4.0\], but .* and one of as many in a single place. Use smaller",
+     lambda: part(sizes=(4.0, 4.0))),
     (r"part.log_ratios = True has no effect with part.sizes = \(1.0, 1.0\)",
      lambda: part(sizes=(1.0, 1.0), log_ratios=True)),
     # features of hidden blocks
@@ -198,6 +200,8 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
     ("lejepa compares whole views, but in some of data.views.global patches are replaced",
      lambda: build(made("lejepa"), made("dinov2"), views=globals_of(2))),
     ("lejepa needs the view group 'global'", lambda: alone("lejepa")),
+    ("lejepa pulls the views .* data.views.global.count is 1 .* Set it to 2",
+     lambda: build(made("lejepa"), views=globals_of(1))),
     ("lejepa: encoder.positions = shared_relative supports only the grid",
      lambda: build(made("lejepa"), views=LOCALS, **OFFSETS)),
     ("patch_head_bottleneck = 8 has no effect with dinov2.separate_heads",
@@ -254,6 +258,10 @@ ROWS: list[tuple[str, Callable[[], object]]] = [
      lambda: loca(QUERY, {}, made("crop_field", field_size=None))),
     ("loca: encoder.positions = shared_relative supports only the grid",
      lambda: loca({**QUERY, "focal": GROUPS["focal"]}, OFFSETS)),
+    ("dinov2 encodes every patch of 'global' .* loca every patch .* Use one of them.$",
+     lambda: loca({**QUERY, **globals_of(2)}, {}, made("dinov2"))),
+    ("loca.momentum_end = 0.999 has no effect with the teacher of ema_teacher",
+     lambda: loca(QUERY, {}, made("ema_teacher"), momentum_end=0.999)),
     ("algorithms.loca uses a momentum teacher, but there is none",
      lambda: loca(QUERY, momentum_start=None)),
     # classes, teachers and references

@@ -108,7 +108,7 @@ def test_a_pass_over_the_same_patches_is_shared_and_one_over_others_refused() ->
     with pytest.raises(
         UserError,
         match=r"mae encodes the patches of 'view/visible' alone, but Reads every patch of 'view', "
-        r"and both train on the pass 'student'\. Use one of them",
+        r"and both read the pass 'student'\. Use one of them, or change the host's",
     ):
         laid(reads(passes={"student": Pass()}), made("mae"))
 

@@ -28,6 +28,8 @@ from pospre.nn.encoder_interface import PatchEncoder
 from pospre.nn.masking import pooled
 from pospre.ranges import PositiveShare
 
+GROUPS = ("global", "local")
+
 
 class ViewAgreement(Objective):
     """The projector, the invariance of its outputs, and SIGReg of each view's."""
@@ -60,7 +62,7 @@ class ViewAgreement(Objective):
             for group, tokens in passes.items()
         }
         num_global = views["global"].shape[1]
-        ordered = [views[group] for group in ("global", "local") if group in views]
+        ordered = [views[group] for group in GROUPS if group in views]
         tokens_VBD = torch.cat(ordered, dim=1).transpose(0, 1)
         for norm in self._norms if self.training else ():
             norm.begin()
@@ -133,8 +135,14 @@ class LeJEPA(PretrainAlgorithm):
         )
 
     def check(self, layout: Layout) -> None:
-        """Raise ``UserError`` if patches of its views are masked."""
-        for group in ("global", "local"):
+        """Raise ``UserError`` for a single view, or if patches of its views are masked."""
+        if sum(layout.views[group].count for group in GROUPS if group in layout.views) == 1:
+            raise UserError(
+                "algorithms.lejepa pulls the views of an image to their mean, but "
+                "data.views.global.count is 1 and there is no other view. Set it to 2, or add "
+                "data.views.local."
+            )
+        for group in GROUPS:
             if layout.masked(group):
                 raise UserError(
                     f"algorithms.lejepa compares whole views, but in some of data.views.{group} "
