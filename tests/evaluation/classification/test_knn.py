@@ -1,6 +1,7 @@
 """The kNN core against plain Python, its limits, and a whole evaluation."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,3 +122,11 @@ def test_every_layer_is_measured(mae_checkpoint, image_folder):
     assert whole["layers"] is None
     one = evaluate(mae_checkpoint, data, **common, layers="1", features="cls", baseline=False)
     assert [row["layer"] for row in one["layers"]] == [1] and one["initial_top1"] is None
+
+
+@pytest.mark.parametrize(("classes", "least"), [(2, 0.625), (10, 0.2), (1000, 0.002)])
+def test_a_start_near_guessing_is_told(classes: int, least: float) -> None:
+    found: dict[str, Any] = {"chance": 1 / classes}
+    assert knn.alarms(found) == knn.alarms({**found, "start_top1": 1.001 * least}) == []
+    (line,) = knn.alarms({**found, "start_top1": 0.999 * least})
+    assert line.startswith("the start hardly tells these classes apart: ")
