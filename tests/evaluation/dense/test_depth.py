@@ -258,6 +258,8 @@ def test_layouts_hold_the_same_depths(tmp_path: Path, kind: str) -> None:
          "positions = relative supports only one; use look"),
         (lambda root: None, {"split": "train"}, "would be measured on training images"),
         (lambda root: None, {"max_depth": 0.5}, "has no depth between 0 and max_depth=0.5 m"),
+        (lambda root: None, {"scale": 256_000}, r"largest depth is 0\.0117188 m: .*scale=256000"),
+        (lambda root: None, {"scale": 1}, "largest depth is 3000 m: .*or max_depth=3000 if it is"),
         (lambda root: (root / "val/depth/val0.png").unlink(), {}, "1 are alone, such as val0"),
         (lambda root: (root / "val/depth/val0.png").write_bytes(jpeg(0, 80, 60)), {},
          "val0.png has 3 channels"),

@@ -55,6 +55,7 @@ from pospre.nn.vit import Encoder
 
 FIGURES = {"rmse": "min", "delta1": "max"}
 OWN_DATA = True
+_PLAUSIBLE = (0.3, 1000.0)  # metres; else values are taken for another unit
 _WARM = 100  # steps without the loss's variance
 _CLIP = 35.0
 
@@ -128,7 +129,7 @@ def check(plan: Plan[Depth]) -> Setup:
     view = _view(plan, protocol, encoder, train)
     usual = SCENES_MAX if train.is_rendered else math.inf
     known = read_depths(train, settings.max_depth or usual, view if protocol.crop is None else None)
-    max_depth = settings.max_depth or (usual if train.is_rendered else known.largest)
+    max_depth = settings.max_depth or (usual if train.is_rendered else _plausible(known, settings))
     truths = [val.known(index, max_depth)[whole_or(EIGEN, val, index)] for index in range(len(val))]
     batch_size = min(settings.batch_size or protocol.batch_size, len(train))
     steps = protocol.iterations
@@ -138,6 +139,18 @@ def check(plan: Plan[Depth]) -> Setup:
     layers = settings.layers or (encoder.depth,)
     lr = settings.lr or protocol.lr
     return Setup(protocol, train, val, known, truths, view, layers, max_depth, fit, lr)
+
+
+def _plausible(known: Known, settings: Depth) -> float:
+    """Return the training's largest depth; raise a ``UserError`` if it is hardly in metres."""
+    nearest, farthest = _PLAUSIBLE
+    if not nearest <= known.largest <= farthest:
+        raise UserError(
+            f"the training's largest depth is {known.largest:g} m: .npy files hold metres, PNGs "
+            f"scale={settings.scale:g} values per metre. Give another scale=…, or "
+            f"max_depth={known.largest:g} if it is right."
+        )
+    return known.largest
 
 
 def images(opened: Setup) -> int:
