@@ -21,6 +21,7 @@ NAMES = {
     "stop": "StoP",
     "simmim": "SimMIM",
     "lejepa": "LeJEPA",
+    "loca": "LOCA",
     "part": "PART",
     "sp": "SP",
 }
