@@ -1,15 +1,21 @@
 """What a run prints before its first step."""
 
+import math
+
 from composer.utils import dist
 
 from pospre.collectives import print_once
 from pospre.errors import printable
+from pospre.model.stages import Stages
+from pospre.model.teacher import Momentum
 from pospre.run.checkpoints.reading import Checkpoint
 from pospre.run.resume import recorded
 from pospre.schedules import duration_steps
 from pospre.training.build import Components
 from pospre.training.data import describe_data, describe_data_volume
 from pospre.training.precision import describe_precision, slow_precision
+
+_USUAL = 50  # steps, a fair half-life of a teacher in 250
 
 
 def announce(parts: Components, start: Checkpoint | None, precision: str) -> None:
@@ -30,6 +36,47 @@ def announce(parts: Components, start: Checkpoint | None, precision: str) -> Non
     if slow is not None:
         print_once(slow)
     print_once(_describe(parts, precision))
+    momentum = parts.model.teachers.momentum
+    if parts.recipe.encoder.weights is not None and momentum is not None:
+        wrong = pace(momentum, _first_of_encoder(parts.stages), parts.total_steps)
+        if wrong is not None:
+            print_once(f"warning: {parts.model.layout.teacher}: {wrong}")
+
+
+def _first_of_encoder(stages: Stages | None) -> int:
+    """Return the first step, counted from 0, that trains the encoder; 0 if none does."""
+    if stages is None:
+        return 0
+    pairs = zip(stages.starts, stages.trained, strict=True)
+    return next((step for step, names in pairs if any(map(_is_encoders, names))), 0)
+
+
+def _is_encoders(name: str) -> bool:
+    return name.startswith("encoder.")
+
+
+def pace(momentum: Momentum, first: int, total_steps: int) -> str | None:
+    """Return what is wrong with a teacher that hardly follows, or is nearly the student.
+
+    It lags by its half-life, ln 2 / (1 − momentum) steps. A fifth of the steps that it can follow,
+    or 50, and what lies between is fine.
+
+    Args:
+        momentum: its schedule, over all steps.
+        first: the step, counted from 0, from which the encoder trains.
+        total_steps: of the run.
+    """
+    steps = total_steps - first
+    half_life = math.log(2) / (1 - momentum.at(first / total_steps))
+    least, most = sorted((_USUAL, steps / 5))
+    if least <= half_life <= most:
+        return None
+    wrong = "hardly follows" if half_life > most else "is nearly the student"
+    return (
+        f"the teacher {wrong} in the {steps} steps that train the encoder: its half-life is "
+        f"{half_life:.3g} steps. Choose a momentum_start between "
+        f"{max(0.0, 1 - math.log(2) / least):.4g} and {max(0.0, 1 - math.log(2) / most):.4g}"
+    )
 
 
 def _describe(parts: Components, precision: str) -> str:

@@ -59,6 +59,8 @@ def test_a_run_is_judged_against_its_start(
     count = judged["results"]["query_samples"]
     assert said.index(f"knn/top1 will be judged on {count} images") < said.index("samples of")
 
+    assert "warning: ema_teacher: the teacher hardly follows in the 3 steps that train" in said
+
     # looks are on one half, the verdict on the other
     assert [look["settings"]["half"] for look in lines(folder, "knn")] == ["choose"] * 2
     assert judged["settings"]["half"] == "judge" and judged["weights"] == "teacher"

@@ -28,6 +28,7 @@ def test_a_planted_collapse_is_told_and_judged_worse(tiny: Path, run: Run, tmp_p
         *("verdict={figure: knn/top1, weights: teacher}", "trainer.max_duration=60ba"),
     )
     assert code == 0, said
+    assert "warning: dinov2: the teacher is nearly the student in the 60 steps" in said
     assert "warning: step 30: drift: features collapse: rank " in said
     assert "Worse than the frozen start. The teacher's knn/top1" in said
     assert f"Keep the frozen start: {start}." in said
