@@ -1,11 +1,13 @@
 """What the READMEs print is what runs, what they name is there, and their figures are measured."""
 
+import argparse
 import ast
 import importlib.util
 import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,7 @@ NAMES = (
     "pospre/algorithms/README.md",
     ".github/CONTRIBUTING.md",
     ".github/CHANGELOG.md",
+    "yamls/ADAPT.md",
     "yamls/README.md",
     "tests/benchmarks/README.md",
 )
@@ -156,6 +159,28 @@ def test_commands_exist(text: str) -> None:
         assert {*words.replace("`", "").split()} <= targets, words
     for module in re.findall(r"python -m ((?:pospre|data_prep)[\w.]*)", text):
         assert importlib.util.find_spec(module), module
+
+
+class Read(Exception):
+    """The arguments of a command were read."""
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=NAMES)
+def test_printed_commands_have_what_they_need(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = argparse.ArgumentParser.parse_known_args
+
+    def parsed(self: argparse.ArgumentParser, *given: Any, **more: Any) -> Any:
+        parse(self, *given, **more)
+        raise Read
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parsed)
+    blocks = "\n".join(re.findall(r"^```(?:bash|sh)?\n(.*?)^```", text, re.M | re.S))
+    line = r"^python -m ((?:pospre|data_prep)\.\w+) (.*)"
+    for module, words in re.findall(line, blocks.replace("\\\n", " "), re.M):
+        given = shlex.split(words, comments=True)
+        if not {"…", "NAME"} & {*given}:
+            with pytest.raises(Read):
+                importlib.import_module(module).main(given)
 
 
 def test_the_callbacks_and_what_may_change_in_a_run_are_those_of_the_code() -> None:
