@@ -186,6 +186,14 @@ class Stages(StageTimes):
         return self.trained[self.at(step)] - before
 
     @property
+    def first_of_encoder(self) -> int:
+        """The first step, counted from 0, at which tensors of the encoder train; 0 if none do."""
+        for step, names in zip(self.starts, self.trained, strict=True):
+            if any(name.startswith("encoder.") for name in names):
+                return step
+        return 0
+
+    @property
     def dearest(self) -> int:
         """The stage in which most numbers train, which decides what fits into the memory."""
         return max(range(len(self.trained)), key=self.size)

@@ -6,7 +6,6 @@ from composer.utils import dist
 
 from pospre.collectives import print_once
 from pospre.errors import printable
-from pospre.model.stages import Stages
 from pospre.model.teacher import Momentum
 from pospre.run.checkpoints.reading import Checkpoint
 from pospre.run.resume import recorded
@@ -38,21 +37,10 @@ def announce(parts: Components, start: Checkpoint | None, precision: str) -> Non
     print_once(_describe(parts, precision))
     momentum = parts.model.teachers.momentum
     if parts.recipe.encoder.weights is not None and momentum is not None:
-        wrong = pace(momentum, _first_of_encoder(parts.stages), parts.total_steps)
+        first = 0 if parts.stages is None else parts.stages.first_of_encoder
+        wrong = pace(momentum, first, parts.total_steps)
         if wrong is not None:
             print_once(f"warning: {parts.model.layout.teacher}: {wrong}")
-
-
-def _first_of_encoder(stages: Stages | None) -> int:
-    """Return the first step, counted from 0, that trains the encoder; 0 if none does."""
-    if stages is None:
-        return 0
-    pairs = zip(stages.starts, stages.trained, strict=True)
-    return next((step for step, names in pairs if any(map(_is_encoders, names))), 0)
-
-
-def _is_encoders(name: str) -> bool:
-    return name.startswith("encoder.")
 
 
 def pace(momentum: Momentum, first: int, total_steps: int) -> str | None:

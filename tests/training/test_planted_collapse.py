@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from tests.evaluation.dense.pictures import rendered_splits
-from tests.training.test_start_weights import small
+from tests.training.test_start_weights import exported
 from tests.training.tiny_runs import Run
 
 COLLAPSING = (
@@ -17,9 +15,8 @@ COLLAPSING = (
 
 def test_a_planted_collapse_is_told_and_judged_worse(tiny: Path, run: Run, tmp_path: Path) -> None:
     images = rendered_splits(tmp_path / "scenes", {"train": 480}, frames=1) / "train"
-    start = tmp_path / "published.safetensors"
-    encoder = small(positions="learned").encoder  # untrained, it tells scenes apart far above 1/6
-    save_file({encoder.timm_name_of(k): v for k, v in encoder.state_dict().items()}, start)
+    # untrained, it tells scenes apart far above 1/6
+    start, _ = exported(tmp_path / "published.safetensors", shift=0.0, positions="learned")
     code, said = run(
         tiny,
         *(f"data.path={images}", "data.batch_size=16", "data.views={global: {count: 2}}"),

@@ -36,10 +36,12 @@ def small(**options: Any) -> PretrainModel:
     return PretrainModel(build_encoder("vit_tiny16", **settings), seed=0)
 
 
-def exported(path: Path, **options: Any) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Write an encoder whose weights all differ from the initial ones, but for a fixed table."""
+def exported(
+    path: Path, *, shift: float = 0.1, **options: Any
+) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Write an encoder whose weights are the initial ones with a shift, but for a fixed table."""
     encoder = small(**options).encoder
-    weights = {encoder.timm_name_of(k): v + 0.1 for k, v in encoder.state_dict().items()}
+    weights = {encoder.timm_name_of(k): v + shift for k, v in encoder.state_dict().items()}
     if encoder.positions.name == "sincos":
         weights["pos_embed"] = encoder.positions.exported(encoder.grid)["pos_embed"]
     if path.suffix == ".safetensors":
