@@ -258,7 +258,7 @@ def test_waiting_is_bounded(
     monkeypatch.setenv("POSPRE_S3_PATIENCE", "3")
     monkeypatch.setenv("RANK", "3")
     # The pauses come to 1.5 s: giving up does not race with the reader, which waits for 3 s.
-    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    monkeypatch.setattr("pospre.attempts._CHANCE.uniform", lambda low, high: high)
     reader = open_remote()
     server.spoil_always("shard.00001.mds", fault)
     start = time.monotonic()
