@@ -6,15 +6,14 @@ there is no teacher, no stopped gradient and no schedule.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 
 from pospre.algorithms.lejepa.sigreg import SIGReg
-from pospre.algorithms.lut.projector import RankBatchNorm
+from pospre.algorithms.lut.projector import Projector
 from pospre.batch import INDEX, Batch
 from pospre.errors import UserError
 from pospre.model.algorithm import PretrainAlgorithm
@@ -38,39 +37,31 @@ class ViewAgreement(Objective):
         super().__init__()
         self.weight, self.share = options.weight, options.sigreg_weight
         self.prefix, self.has_class_token = encoder.num_prefix_tokens, encoder.has_class_token
-        widths = [encoder.embed_dim, options.hidden_dim, options.hidden_dim]
-        parts: list[nn.Module] = []
-        for before, after in pairwise(widths):
-            parts += [nn.Linear(before, after, bias=False), RankBatchNorm(after), nn.ReLU()]
-        self.project = nn.Sequential(*parts, nn.Linear(widths[-1], options.projection_dim))
+        widths = encoder.embed_dim, options.hidden_dim, options.hidden_dim, options.projection_dim
+        self.project = Projector(*widths, bias=True)
         self.sigreg = SIGReg(options.projection_dim, options.num_slices)
-
-    @property
-    def _norms(self) -> list[RankBatchNorm]:
-        return [part for part in self.project if isinstance(part, RankBatchNorm)]
 
     def after_step(self) -> None:
         """Move the running statistics."""
-        for norm in self._norms:
+        for norm in self.project.norms:
             norm.after_step()
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return the losses ``inv`` and ``sigreg``, and the ``std`` of a channel: scalars."""
         rows = len(batch[INDEX])
-        views = {
-            group: pooled(tokens, self.prefix, self.has_class_token).unflatten(0, (rows, -1))
-            for group, tokens in passes.items()
-        }
-        num_global = views["global"].shape[1]
-        ordered = [views[group] for group in GROUPS if group in views]
-        tokens_VBD = torch.cat(ordered, dim=1).transpose(0, 1)
-        for norm in self._norms if self.training else ():
+        views = [
+            pooled(passes[group], self.prefix, self.has_class_token).unflatten(0, (rows, -1))
+            for group in GROUPS
+            if group in passes
+        ]
+        tokens_VBD = torch.cat(views, dim=1).transpose(0, 1)
+        for norm in self.project.norms if self.training else ():
             norm.begin()
-        projected = self.project(tokens_VBD.flatten(0, 1)).float().unflatten(0, (-1, rows))
-        for norm in self._norms if self.training else ():
+        projected = self.project(tokens_VBD).float()
+        for norm in self.project.norms if self.training else ():
             norm.end(rows)
         return {
-            "inv": invariance(projected, num_global),
+            "inv": invariance(projected, views[0].shape[1]),
             "sigreg": self.sigreg(projected),
             "std": projected.detach().flatten(0, 1).std(0).mean(),
         }

@@ -60,7 +60,7 @@ class BroaderContext(Objective):
 
     @property
     def _norms(self) -> list[RankBatchNorm]:
-        return [self.head.norm, self.predictor.norm]
+        return [*self.head.norms, *self.predictor.norms]
 
     def after_step(self) -> None:
         """Move the running statistics."""

@@ -1,4 +1,6 @@
-"""The two-layer head with batch norm of BYOL and LUT, used as projector and as predictor."""
+"""The heads with batch norm of BYOL, LUT and LeJEPA, used as projector and as predictor."""
+
+from itertools import pairwise
 
 import torch
 from composer.utils import dist as composer_dist
@@ -79,31 +81,26 @@ class RankBatchNorm(nn.BatchNorm1d):
 
 
 class Projector(nn.Sequential):
-    """Linear, batch norm, ReLU, Linear; no biases and no norm at the end.
+    """Linear maps with batch norm and ReLU between them; no norm at the end.
 
     Args:
-        in_dim: width of the input.
-        hidden_dim: width in between.
-        out_dim: width of the output.
+        widths: of the input, in between, and of the output.
+        bias: whether the last map has a bias; the others have none.
     """
 
-    def __init__(self, in_dim: int, hidden_dim: int, out_dim: int) -> None:
-        super().__init__(
-            nn.Linear(in_dim, hidden_dim, bias=False),
-            RankBatchNorm(hidden_dim),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden_dim, out_dim, bias=False),
-        )
+    def __init__(self, *widths: int, bias: bool = False) -> None:
+        parts: list[nn.Module] = []
+        for before, after in pairwise(widths[:-1]):
+            parts += [nn.Linear(before, after, bias=False), RankBatchNorm(after), nn.ReLU()]
+        super().__init__(*parts, nn.Linear(widths[-2], widths[-1], bias=bias))
 
     @property
-    def norm(self) -> RankBatchNorm:
-        """The batch norm."""
-        norm = self[1]
-        assert isinstance(norm, RankBatchNorm)
-        return norm
+    def norms(self) -> list[RankBatchNorm]:
+        """The batch norms."""
+        return [part for part in self if isinstance(part, RankBatchNorm)]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Map (…, in_dim) to (…, out_dim); the statistics are over all but the last dimension."""
+        """Map the last dimension; the statistics are over all others."""
         return super().forward(rows.flatten(0, -2)).unflatten(0, rows.shape[:-1])
 
 

@@ -1,4 +1,4 @@
-"""The head of LUT: shapes, names, statistics, ranks."""
+"""The heads of LUT and LeJEPA: shapes, names, statistics, ranks."""
 
 from typing import Any
 
@@ -72,13 +72,13 @@ def test_the_statistics_move_once_in_a_step_of_several_batches() -> None:
     parts = [[*batches], [*batches[:, :3]], [*batches[:, 3:]]]  # two calls in each
     for head, steps in zip(heads, (parts[:1], parts[1:]), strict=True):
         for step in steps:
-            head.norm.begin()
+            head.norms[0].begin()
             for rows in step:
                 head(rows)
-            head.norm.end(len(step[0]))
+            head.norms[0].end(len(step[0]))
         for _ in range(2):  # the second has no batches
-            head.norm.after_step()
-    whole, split = (head.norm for head in heads)
+            head.norms[0].after_step()
+    whole, split = (head.norms[0] for head in heads)
     torch.testing.assert_close(split.running_mean, whole.running_mean)
     assert whole.num_batches_tracked == split.num_batches_tracked == 2
     assert whole.running_mean is not None and whole.running_mean.any()
