@@ -72,16 +72,12 @@ class Center(nn.Module):
         momentum: share of the centre that stays.
     """
 
-    center_K: Tensor
-    total_K: Tensor
-    count: Tensor
-
     def __init__(self, num_prototypes: int, *, momentum: float = 0.9) -> None:
         super().__init__()
         self.momentum = momentum
-        self.register_buffer("center_K", torch.zeros(num_prototypes))
-        self.register_buffer("total_K", torch.zeros(num_prototypes), persistent=False)
-        self.register_buffer("count", torch.zeros(()), persistent=False)
+        self.center_K = nn.Buffer(torch.zeros(num_prototypes))
+        self.total_K = nn.Buffer(torch.zeros(num_prototypes), persistent=False)
+        self.count = nn.Buffer(torch.zeros(()), persistent=False)
 
     @torch.no_grad()
     def forward(
@@ -92,8 +88,8 @@ class Center(nn.Module):
         valid = torch.ones_like(logits_MK[:, :1]) if weights_M is None else weights_M[:, None] > 0
         targets = torch.softmax((logits_MK - self.center_K) / temperature, dim=-1) * valid
         if self.training:
-            self.total_K += _reduce((logits_MK * valid).sum(0))
-            self.count += _reduce(valid.float().sum())
+            self.total_K.add_(_reduce((logits_MK * valid).sum(0)))
+            self.count.add_(_reduce(valid.float().sum()))
         return targets
 
     @torch.no_grad()

@@ -138,9 +138,8 @@ class PrototypeTask(Objective):
         self.num_prefix = encoder.num_prefix_tokens
         self.head = prototype_head(encoder, options, options.head_bottleneck)
         self.teacher_head = Frozen(self.head)
-        self.temperature: Tensor
         start = torch.tensor(options.teacher_temperature_start)
-        self.register_buffer("temperature", start, persistent=False)
+        self.temperature = nn.Buffer(start, persistent=False)
 
     def calibrate(self, sampled: Sampled) -> None:
         """Fit the head to class tokens, which it shares with the patches."""

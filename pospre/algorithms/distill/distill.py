@@ -47,17 +47,13 @@ class FeatureMatching(Comparison):
         super().__init__(encoder, options, layout)
         assert layout.reference is not None
         self.options, width = options, layout.reference.embed_dim
-        self.spread: Tensor
-        self.turn: Tensor
-        self.mean: Tensor
-        self.directions: Tensor
         if options.is_fitted:  # the spread is 0 until then
-            self.register_buffer("spread", torch.zeros(()))
+            self.spread = nn.Buffer(torch.zeros(()))
         if options.standardise == "phi_s":
-            self.register_buffer("turn", torch.eye(width))
+            self.turn = nn.Buffer(torch.eye(width))
         if options.target == "debiased":
-            self.register_buffer("mean", torch.zeros(width))
-            self.register_buffer("directions", torch.zeros(width, MOST_DIRECTIONS))
+            self.mean = nn.Buffer(torch.zeros(width))
+            self.directions = nn.Buffer(torch.zeros(width, MOST_DIRECTIONS))
         self.project: nn.Module = projection(encoder, layout.reference, options.projection)
         self.project_class: nn.Module = nn.Identity()
         if options.class_weight:

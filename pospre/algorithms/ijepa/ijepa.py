@@ -41,8 +41,6 @@ class FeaturePrediction(Objective):
         context_weight: λ of the context's loss at this step.
     """
 
-    context_weight: Tensor
-
     def __init__(
         self, encoder: PatchEncoder, options: "IJEPA", kind: PredictorKind = Predictor
     ) -> None:
@@ -61,7 +59,7 @@ class FeaturePrediction(Objective):
         if options.context_weight:
             self.predict_context = nn.Linear(options.predictor_dim, encoder.embed_dim)
             init_trunc_normal(self.predict_context)
-        self.register_buffer("context_weight", torch.zeros(()), persistent=False)
+        self.context_weight = nn.Buffer(torch.zeros(()), persistent=False)
 
     def forward(self, passes: dict[str, Tensor], batch: Batch) -> Outputs:
         """Return ``predicted`` and ``target`` features, each (B, M, T, D); ``context``, a loss."""

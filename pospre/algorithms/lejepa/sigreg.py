@@ -28,18 +28,14 @@ class SIGReg(nn.Module):
         num_slices: S.
     """
 
-    slices_DS: Tensor
-    knots_K: Tensor
-    trapezoid_K: Tensor
-
     def __init__(self, dim: int, num_slices: int = 1024) -> None:
         super().__init__()
-        self.register_buffer("slices_DS", torch.zeros(dim, num_slices), persistent=False)
+        self.slices_DS = nn.Buffer(torch.zeros(dim, num_slices), persistent=False)
         step = _LAST / _STEPS
         knots = step * torch.arange(1, _STEPS + 1)  # at t = 0 all functions are 1
-        self.register_buffer("knots_K", knots, persistent=False)
+        self.knots_K = nn.Buffer(knots, persistent=False)
         weights = torch.tensor([2 * step] * (_STEPS - 1) + [step])  # both signs of t
-        self.register_buffer("trapezoid_K", weights, persistent=False)
+        self.trapezoid_K = nn.Buffer(weights, persistent=False)
 
     def draw(self, seed: int, progress: Progress) -> None:
         """Draw the slices of a step, from the seed and the step alone: equal on all ranks."""

@@ -18,17 +18,12 @@ class RankBatchNorm(nn.BatchNorm1d):
     ``after_step`` sets the mean of what they end with.
     """
 
-    before_2D: Tensor
-    ends_2D: Tensor
-    before_tracked: Tensor
-    rows: Tensor
-
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
-        for name in ("before_2D", "ends_2D"):
-            self.register_buffer(name, torch.zeros(2, num_features), persistent=False)
-        self.register_buffer("before_tracked", torch.tensor(0), persistent=False)
-        self.register_buffer("rows", torch.zeros(()), persistent=False)
+        self.before_2D = nn.Buffer(torch.zeros(2, num_features), persistent=False)
+        self.ends_2D = nn.Buffer(torch.zeros(2, num_features), persistent=False)
+        self.before_tracked = nn.Buffer(torch.tensor(0), persistent=False)
+        self.rows = nn.Buffer(torch.zeros(()), persistent=False)
 
     def begin(self) -> None:
         """Start a microbatch; ``forward`` may run several times in it."""
@@ -41,7 +36,7 @@ class RankBatchNorm(nn.BatchNorm1d):
 
     def end(self, rows: int) -> None:
         """End a microbatch of so many samples."""
-        self.rows += rows
+        self.rows.add_(rows)
         self.ends_2D.lerp_(self._running(), rows / self.rows)
 
     def after_step(self) -> None:
