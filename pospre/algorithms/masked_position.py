@@ -170,8 +170,7 @@ class MaskedPosition(PretrainAlgorithm):
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Use the host's temperature of the teacher."""
-        objective = model.objectives[self.module_name()]
-        assert isinstance(objective, PositionMatching)
+        objective = model.objectives.of(PositionMatching)
         objective.temperature.fill_(self._host(model.layout).temperature(progress))
 
 

@@ -257,8 +257,7 @@ class DINOv2(PretrainAlgorithm, PrototypeOptions):
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Set the teacher's temperature, and draw SIGReg's slices."""
-        objective = model.objectives[self.module_name()]
-        assert isinstance(objective, PrototypeMatching)
+        objective = model.objectives.of(PrototypeMatching)
         objective.temperature.fill_(self.temperature(progress))
         if objective.sigreg is not None:
             objective.sigreg.draw(model.seed, progress)

@@ -247,7 +247,6 @@ class IJEPA(PretrainAlgorithm):
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Set λ of the context's loss."""
-        objective, (first, last) = model.objectives[self.module_name()], self.context_warmup
-        assert isinstance(objective, FeaturePrediction)
+        objective, (first, last) = model.objectives.of(FeaturePrediction), self.context_warmup
         done = (progress.step - first) / (last - first) if first < last else progress.step >= last
         objective.context_weight.fill_(linear(0.0, self.context_weight, done))

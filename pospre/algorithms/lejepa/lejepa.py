@@ -143,6 +143,4 @@ class LeJEPA(PretrainAlgorithm):
 
     def schedule(self, model: PretrainModel, progress: Progress) -> None:
         """Draw SIGReg's slices."""
-        objective = model.objectives[self.module_name()]
-        assert isinstance(objective, ViewAgreement)
-        objective.sigreg.draw(model.seed, progress)
+        model.objectives.of(ViewAgreement).sigreg.draw(model.seed, progress)
